@@ -6,6 +6,7 @@ import urllib.request
 from http.client import HTTPConnection
 from pathlib import Path
 
+import numpy as np
 from ray import serve
 
 from serve_app.cli.serve.local_server import APP_NAME
@@ -60,6 +61,12 @@ def speak(port: int, voice: str) -> bytes:
     return ask(port, "POST", "/v1/audio/speech", json.dumps({**BODY, "voice": voice}).encode())
 
 
+def sounds_as(one: bytes, other: bytes) -> bool:
+    """Whether they differ by a rounding at most: chunks are decoded together with those of others."""
+    samples = [np.frombuffer(each, "<i2").astype(int) for each in (one, other)]
+    return len(samples[0]) == len(samples[1]) and int(np.abs(samples[0] - samples[1]).max()) <= 1
+
+
 def held(voice: StoredVoice) -> dict[str, list[int]]:
     """How many vectors, codes and states of a voice each replica has; afterwards it has none."""
     return {
@@ -81,14 +88,15 @@ def test_a_voice_that_stays_and_one_that_goes(tmp_path: Path) -> None:
         stays = store(one, "ada")
         first = speak(other, "ada")
         assert len(first) > 0
-        assert {speak(port, voice) for port in (one, other) for voice in ("ada", stays)} == {first}
+        for port in (one, other):
+            assert all(sounds_as(first, speak(port, voice)) for voice in ("ada", stays))
         until_s = time.monotonic() + 30
         while not list(place.rglob("*.npz")):  # what was derived is stored behind the answer
             assert time.monotonic() < until_s
             time.sleep(0.1)
     with serving(settings) as service:
         one, other = ports(service)
-        assert {speak(port, stays) for port in (one, other) for _ in range(4)} == {first}
+        assert all(sounds_as(first, speak(port, stays)) for port in (one, other) for _ in range(4))
         goes, probe = store(other, "eve"), store(other, "grace")
         for voice in (goes, probe):
             speak(one, voice)
