@@ -63,18 +63,24 @@ class SpeechService:
 
     async def choose(self, body: SpeechBody, sent: Mapping[str, object]) -> ModelInfo:
         """The model that answers a request of these fields. Raises InvalidRequest, ModelNotFound, NotReady."""
+        models = await self.described()
         wanted = ModelWish(
             model=body.model,
-            has_recording=body.ref_audio is not None or await self._is_stored(body.voice),
+            has_recording=body.ref_audio is not None or await self._is_stored(body.voice, models),
             task_type=sent.get("task_type"),
             voice=body.voice,
             instructions=body.instructions,
         )
-        return choose(wanted, await self.described(), self.settings, lenient=False)
+        return choose(wanted, models, self.settings, lenient=False)
 
-    async def _is_stored(self, voice: str | None) -> bool:
-        """Whether a stored voice decides which of several models answers."""
-        return len(self.admission) > 1 and voice is not None and await self.voices.find(voice) is not None
+    async def _is_stored(self, voice: str | None, models: Sequence[ModelInfo]) -> bool:
+        """Whether a stored voice decides which of several models answers. A name of theirs, which most requests have,
+        is looked up in what is known: to look at the store would cost each of them a round trip.
+        """
+        if len(models) == 1 or voice is None:
+            return False
+        is_theirs = any(catalogue.is_named(voice, info.voices) for info in models)
+        return (self.voices.known(voice) if is_theirs else await self.voices.find(voice)) is not None
 
     @property
     def chosen_by(self) -> ignored.Names:
@@ -98,15 +104,15 @@ class SpeechService:
         """
         given = {**ignored.renamed(sent, names), **(made or {})}
         model, bit_rate, called = given.pop("model", None), given.pop("bit_rate", None), given.pop("voice", None)
-        name = called if isinstance(called, str) else None
+        name, models = called if isinstance(called, str) else None, await self.described()
         wanted = ModelWish(
             model=model if isinstance(model, str) else None,
-            has_recording=given.get("ref_audio") is not None or await self._is_stored(name),
+            has_recording=given.get("ref_audio") is not None or await self._is_stored(name, models),
             task_type=sent.get("task_type"),
             voice=name,
             instructions=given.get("instructions"),
         )
-        info, names = choose(wanted, await self.described(), self.settings, lenient=True), {**names, **self.chosen_by}
+        info, names = choose(wanted, models, self.settings, lenient=True), {**names, **self.chosen_by}
         found = dict(reasons or {})
         voice, reason = self._nearest(name, info)
         if called is not None and name is None:

@@ -135,10 +135,6 @@ class VoiceStore:
         for kind in _OF_A_RECORD:
             self._delete(*(meta["path"] for meta in self._listed(f"{kind}/{record.id}/")))
 
-    def drop(self, record: Record, take: Take) -> None:
-        """Remove the recording of a take that the record does not have any more."""
-        self._delete(_audio(record.id, take.sha256))
-
     def derived(self, voice: StoredVoice, key: bytes) -> ClonePrompt | None:
         """The prompt that was kept for this key, if there is one that can be read. Raises StoreFailed."""
         content = self._get(_derived(voice, key))

@@ -11,6 +11,7 @@ from deployments.serving.progress import Start
 from serve_app.api.routes import Node, create_api
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.speech.models import ModelState, ModelStatus
+from serve_app.voices.library import Voices
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, utterance
 
 pytestmark = pytest.mark.anyio
@@ -50,6 +51,20 @@ async def test_a_request_reaches_its_model() -> None:
     assert (await server.speak(instructions="Calm.")).status_code == 200
     assert server.asked == {"custom": 1, "clone": 0, "design": 1}
     assert server.speakers["design"].requests[0].model == "design"
+
+
+async def test_a_voice_of_a_model_costs_no_look_at_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Voices] = []
+
+    async def refresh(voices: Voices) -> None:
+        looks.append(voices)
+
+    monkeypatch.setattr(Voices, "refresh", refresh)
+    server = Several()
+    assert (await server.speak(voice="vivian")).status_code == 200
+    assert looks == []
+    assert (await server.speak(voice="nobody")).status_code == 400
+    assert len(looks) > 0
 
 
 async def test_task_type_has_an_effect_where_there_are_several() -> None:
