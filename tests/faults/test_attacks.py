@@ -35,7 +35,6 @@ from tools.experiments.faults.supervised import held, kind_of
 pytestmark = pytest.mark.hostile
 
 MINUTE_S = float(os.environ.get("TALKRAY_MINUTE_S", "60"))
-WARM_S = 2.0  # of each attack, before anything is measured
 WAYS = ("HTTP", "WebSocket", "ElevenLabs", "Realtime")
 BETWEEN_S = 0.4  # after a turn has been played, until the next one
 NOTICED_S = 0.1  # that a listener may wait longer than in the minute without attackers
@@ -327,7 +326,8 @@ async def run(
             ordinary = [attack for attack in attacks if not attack.is_beside]
             watch.begin()
             for start in range(0, len(ordinary), 2):
-                await asyncio.gather(*(struck(each, WARM_S, each.many) for each in ordinary[start : start + 2]))
+                pair = ordinary[start : start + 2]
+                await asyncio.gather(*(struck(each, each.window_s, each.many) for each in pair))
                 watch.check()
             await watch.recovered()
             warm = replace(watch.seen("warm-up, two attacks at a time"), missed=[])
