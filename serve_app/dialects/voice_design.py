@@ -23,7 +23,7 @@ from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 from serve_app.speech.languages import language_name
-from serve_app.voices.designs import LONGEST_S, SHORTEST_S, Description, DesignedSpeech, check_store, keep
+from serve_app.voices.designs import LONGEST_S, SHORTEST_S, Description, DesignedSpeech, keep
 from serve_app.voices.record import StoredDesign
 
 Json = dict[str, object]
@@ -127,7 +127,7 @@ async def wished(
 
 async def candidates(service: SpeechService, request: Request, wish: Wish) -> Candidates:
     """Speaks them, all at once, and keeps them for an hour. Raises InvalidRequest where none can be used."""
-    await check_store(service.voices)
+    await service.voices.designs()  # raises where nothing could be kept
     caller = state_of(request).caller
     for _ in range(NUM_CANDIDATES - 1):  # the door has counted one
         caller.request()
@@ -136,12 +136,11 @@ async def candidates(service: SpeechService, request: Request, wish: Wish) -> Ca
         spoken = await unless_left(_speak_all(service, request, wish), request.receive)
         usable = [each for each, fault in spoken if fault is None]
         if not usable:
-            why = "; ".join(f"{fault}" for _, fault in spoken)
+            why = "; ".join(str(fault) for _, fault in spoken)
             raise InvalidRequest(f"text: no candidate can be used ({why}): send another text.", "text", "design_failed")
+        language = language_name(wish.body.language)
         description = Description(
-            wish.body.instructions or "",
-            wish.info.name,
-            None if language_name(wish.body.language) == "auto" else language_name(wish.body.language),
+            wish.body.instructions or "", wish.info.name, None if language == "auto" else language
         )
         kept_designs = await keep(service.voices, usable, description)
         audio = [await _rendered(each, wish) for each in usable]

@@ -53,11 +53,6 @@ class Description:
     language: str | None = None
 
 
-async def check_store(voices: Voices) -> None:
-    """Raises StoreFailed where no candidate could be kept: before it is spoken."""
-    await voices.designs()
-
-
 async def keep(voices: Voices, spoken: Sequence[DesignedSpeech], description: Description) -> list[StoredDesign]:
     """The candidates as VISITOR's. Raises StoreFailed."""
     owner = VISITOR.get().name or ""
