@@ -1,21 +1,26 @@
 """Voices from descriptions: three candidates to hear, and one that is locked and stays."""
 
+import asyncio
 import base64
 import io
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import numpy as np
 import pytest
 import soundfile
 
+from deployments.errors import Overloaded
 from deployments.protocol import FinishReason
+from serve_app.api.keys import create_key
 from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings, VoiceSettings
 from serve_app.voices import designs, record
 from serve_app.voices.store import VoiceStore
+from tests.serve_app import asgi
 from tests.serve_app.fake import (
     BASE,
     CUSTOM_VOICE,
@@ -311,3 +316,58 @@ async def test_elevenlabs_form(folder: Path) -> None:
             "/v1/text-to-voice/create-previews", json={"voice_description": "Old.", "auto_generate_text": True}
         )
         assert before.json()["text"].startswith("Hello")
+
+
+class Stage(asyncio.Event):
+    """Knows how many wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.is_full = 0, asyncio.Event()
+
+    async def wait(self) -> Literal[True]:
+        self.inside += 1
+        if self.inside == 3:
+            self.is_full.set()
+        try:
+            return await super().wait()
+        finally:
+            self.inside -= 1
+
+
+async def test_who_leaves_ends_all_three(folder: Path) -> None:
+    server, stage = designer(folder), Stage()
+    server.synthesizer.script = [chunk(tone(RATE)), stage]
+    async with asyncio.timeout(30), asgi.http(server.api, "POST", DESIGN, body=ASKED) as connection:
+        await stage.is_full.wait()
+        connection.receive({"type": "http.disconnect"})
+        await asyncio.wait((connection.task,))
+    assert stage.inside == 0
+    assert recordings_in(folder) == []
+
+
+async def test_one_that_fails_ends_the_others(folder: Path) -> None:
+    server, stage = designer(folder), Stage()
+
+    class Failing(asyncio.Event):
+        async def wait(self) -> Literal[True]:
+            if len(server.synthesizer.requests) == 3:
+                raise Overloaded("full", 2.0)
+            return await stage.wait()
+
+    server.synthesizer.script = [Failing()]
+    async with server.client() as client:
+        answer = await client.post(DESIGN, json=ASKED)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
+    assert stage.inside == 0
+
+
+async def test_it_counts_as_three_requests(folder: Path) -> None:
+    server = designer(folder, "ada")
+    assert server.file is not None
+    server.keys["eve"] = create_key(server.file, "eve", requests_per_minute=2)
+    async with server.client("eve") as client:
+        assert (await client.post(DESIGN, json=ASKED)).status_code == 429
+    assert server.synthesizer.requests == []
+    async with server.client("ada") as client:
+        await designed(client)
