@@ -14,7 +14,7 @@ import time
 import zipfile
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
@@ -24,6 +24,7 @@ from deployments.audio.recordings import VOICE_BYTES
 from deployments.config import Strict
 from deployments.errors import InvalidRequest
 from deployments.protocol import Sampling
+from serve_app.audio.reference_doctor import Flaw
 
 NEUTRAL = "neutral"  # the style of a voice's first recording
 ID = re.compile(r"(voice|cons)_[0-9a-f]{24}")
@@ -61,6 +62,18 @@ class Take(Strict):
     seconds: float
     num_bytes: int
     text: str | None = None  # what it says; None: the voice is known by its speaker vector only
+    changes: tuple[str, ...] = ()  # what its preparation did, a sentence each
+    flaws: tuple[Flaw, ...] = ()  # found in what was sent, the gravest first
+
+    @property
+    def cloned_by(self) -> Literal["transcript", "vector"]:
+        """A recording without transcript gives the sound of a voice, and less of its way of speaking."""
+        return "transcript" if self.text else "vector"
+
+    def told(self) -> dict[str, object]:
+        """What its owner is told of it."""
+        known = {"style": self.style, "seconds": self.seconds, "text": self.text, "cloned_by": self.cloned_by}
+        return {**known, "changes": self.changes, "flaws": [asdict(flaw) for flaw in self.flaws]}
 
 
 class Consent(Strict):
