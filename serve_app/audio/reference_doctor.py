@@ -124,6 +124,12 @@ def check_recording(
     return CheckedRecording(audio, sample_rate, measures, flaws, changes)
 
 
+def decode_prepared(data: bytes, field: str) -> tuple[Samples, int]:
+    """As `decode_file`, prepared."""
+    checked = check_recording(data, field=field, transcript=None, heard=None, prepare="auto")
+    return checked.audio, checked.sample_rate
+
+
 def measure(audio: Samples, sample_rate: int) -> Measures:
     """Of mono [samples] in [-1, 1], at least half a second."""
     step = round(_STEP_S * sample_rate)

@@ -14,14 +14,15 @@ import pytest
 from deployments.errors import NotReady, StartError
 from deployments.protocol import ClonePrompt
 from serve_app.audio import recordings
-from serve_app.audio.recordings import decode_reference
+from serve_app.audio.recordings import decode_file, decode_reference
+from serve_app.audio.reference_doctor import decode_prepared
 from serve_app.config import VoiceSettings
 from serve_app.voices.library import SentRecording, Voices
 from serve_app.voices.record import EVERYBODY, VISITOR, Visitor
 from tests.serve_app import asgi
 from tests.serve_app.dialects.client import Client
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
-from tests.serve_app.voices.speakers import RATE, Server, store, wav
+from tests.serve_app.voices.speakers import RATE, Server, spoken, store, wav
 
 pytestmark = pytest.mark.anyio
 SPEECH = "/v1/audio/speech"
@@ -54,6 +55,94 @@ async def test_a_voice_speaks_by_id_and_by_name(folder: Path) -> None:
         np.testing.assert_array_equal(reference.samples, expected)
     assert len({reference.key for reference in sent if reference}) == 1
     assert {request.language for request in server.synthesizer.requests} == {"german"}
+
+
+# Each form of upload: its path, its fields, what it calls the recording.
+UPLOADS = {
+    "OpenAI": ("/v1/audio/voices", {"name": "ada", "ref_text": "Hello."}, "audio_sample"),
+    "ElevenLabs": ("/v1/voices/add", {"name": "ada", "ref_text": "Hello."}, "files"),
+    "Cartesia": ("/voices/clone", {"name": "ada", "transcript": "Hello."}, "clip"),
+}
+
+
+@pytest.mark.parametrize("prepare", [None, "auto", "none"])
+@pytest.mark.parametrize("form", UPLOADS)
+async def test_a_recording_is_prepared_when_it_is_stored(folder: Path, form: str, prepare: str | None) -> None:
+    path, fields, field = UPLOADS[form]
+    server = Server(folder)
+    fields |= {} if prepare is None else {"prepare": prepare}
+    async with server.client() as client:
+        told = (await client.post(path, data=fields, files={field: ("a.wav", spoken())})).json()
+        assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})).status_code == 200
+    reference = server.synthesizer.requests[0].reference
+    assert reference is not None
+    [take] = told["takes"]
+    assert [flaw["code"] for flaw in take["flaws"]] == ["transcript_short", "short"]
+    assert "Write down exactly" in take["flaws"][0]["advice"]
+    expected, rate = decode_file(spoken(), field)
+    if prepare == "none":
+        assert take["changes"] == []
+    else:
+        assert any("Appended 0.50 s of silence" in change for change in take["changes"])
+        expected, rate = decode_prepared(spoken(), field)
+        assert take["seconds"] < 6
+    assert (take["seconds"], rate) == (round(expected.size / rate, 3), RATE)
+    np.testing.assert_allclose(reference.samples, expected, atol=2**-23)
+
+
+async def test_further_recordings_are_prepared_too(folder: Path) -> None:
+    async with Server(folder).client() as client:
+        told = await store(client, "ada")
+        sample, fields = {"audio_sample": ("a.wav", spoken())}, {"style": "calm"}
+        changed = await client.post(f"/v1/audio/voices/{told['id']}", data=fields, files=sample)
+        fields = {"style": "raw", "prepare": "none"}
+        await client.post(f"/v1/audio/voices/{told['id']}", data=fields, files=sample)
+        shown = (await client.get(f"/v1/audio/voices/{told['id']}")).json()
+        edit = f"/v1/voices/{told['id']}/edit"
+        edited = await client.post(edit, data={"name": "grace"}, files={"files": ("low.wav", spoken())})
+    assert changed.json()["takes"] == shown["takes"][:2]
+    assert [bool(take["changes"]) for take in shown["takes"]] == [False, True, False]
+    assert [flaw["code"] for flaw in shown["takes"][0]["flaws"]] == ["no_speech"]
+    assert [take["style"] for take in edited.json()["takes"]] == ["low"]
+
+
+@pytest.mark.parametrize("form", UPLOADS)
+async def test_a_preparation_that_is_none_is_refused(folder: Path, form: str) -> None:
+    path, fields, field = UPLOADS[form]
+    async with Server(folder).client() as client:
+        answer = await client.post(path, data={**fields, "prepare": "best"}, files={field: ("a.wav", spoken())})
+    assert answer.status_code == 400
+    assert "prepare: 'best' is none of auto, none." in answer.text
+
+
+@pytest.mark.parametrize("prepare", [None, "auto", "none"])
+async def test_a_recording_in_the_request_is_prepared_where_it_asks_for_it(folder: Path, prepare: str | None) -> None:
+    server = Server(folder)
+    body = {"input": "Hi.", "ref_audio": base64.b64encode(spoken()).decode(), "ref_text": "Hello."}
+    async with server.client() as client:
+        answer = await client.post(SPEECH, json={**body, "prepare": prepare})
+        assert "x-ignored" not in answer.headers
+    reference = server.synthesizer.requests[0].reference
+    assert reference is not None
+    expected, _ = (decode_prepared if prepare == "auto" else decode_file)(spoken(), "ref_audio")
+    np.testing.assert_array_equal(reference.samples, expected)
+
+
+async def test_a_request_cannot_prepare_a_stored_voice(folder: Path) -> None:
+    async with Server(folder).client() as client:
+        await store(client, "ada")
+        answer = await client.post(SPEECH, json={"input": "Hi.", "voice": "ada", "prepare": "auto"})
+    assert answer.headers["x-ignored"] == "prepare (it is for recordings that are sent)"
+
+
+async def test_a_consent_is_kept_as_it_was_sent(folder: Path) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        fields = {"name": "Ada agrees", "language": "en"}
+        await client.post("/v1/audio/voice_consents", data=fields, files={"recording": ("c.wav", spoken())})
+    VISITOR.set(EVERYBODY)
+    [consent] = await server.voices.consents()
+    assert (consent.take.seconds, consent.take.changes) == (6.0, ())
 
 
 async def test_without_a_transcript_it_is_by_vector_and_says_so(folder: Path) -> None:
