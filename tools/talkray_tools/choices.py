@@ -27,7 +27,7 @@ class Choice:
 
     logits: Tensor  # [vocab], over the temperature
     noise: Tensor  # [vocab], 1 for greedy choices; infinite for codes that were no candidates
-    least: tuple[float, ...]  # logits of the last candidates: of top-k, and of top-p behind it
+    borders: tuple[tuple[float, float], ...]  # of top-k, and of top-p behind it: the last logit kept, the first dropped
     to_nucleus: Tensor  # [vocab], how near in probability each came to being dropped, or kept, by top-p
 
     @classmethod
@@ -37,22 +37,27 @@ class Choice:
         if not options.ints("do_sample")[0]:
             return cls(logits, torch.ones_like(logits), (), nowhere)
         scaled, top_p = logits / options.floats("temperature")[0], float(options.floats("top_p")[0])
-        kept = scaled.topk(min(int(options.ints("top_k")[0]) or len(scaled), len(scaled))).values
-        if top_p >= 1:
-            return cls(scaled, noise, (float(kept[-1]),), nowhere)
-        order = scaled.argsort(descending=True)[: int((scaled >= kept[-1]).sum())]
-        tail = scaled[order].softmax(-1).flip(-1).cumsum(-1).flip(-1)
-        num_kept = max(1, int((tail > 1 - top_p).sum()))
-        least = float(kept[-1]), float(scaled[order[num_kept - 1]])
-        return cls(scaled, noise, least, nowhere.scatter(0, order, (tail - (1 - top_p)).abs()))
+        values, order = scaled.sort(descending=True)
+        num_kept = [min(int(options.ints("top_k")[0]) or len(values), len(values))]
+        if top_p < 1:
+            order = order[: int((values >= values[num_kept[0] - 1]).sum())]  # with all that equal the last one
+            tail = scaled[order].softmax(-1).flip(-1).cumsum(-1).flip(-1)
+            nowhere.scatter_(0, order, (tail - (1 - top_p)).abs())
+            num_kept.append(max(1, int((tail > 1 - top_p).sum())))
+        borders = [(float(values[num - 1]), float(values[num])) for num in num_kept if num < len(values)]
+        return cls(scaled, noise, tuple(borders), nowhere)
 
     def margin(self, ours: int, theirs: int) -> float:
         """How little would have to change for the other code: by score, or at a filter of either."""
         scores = self.logits - self.noise.log()
         by_score = float(scores[ours] - scores[theirs])
-        at_filter = [abs(float(self.logits[code]) - least) for code in (ours, theirs) for least in self.least]
-        at_filter += [float(self.to_nucleus[code]) for code in (ours, theirs)]
-        return min(at_filter if by_score < 0 else [by_score, *at_filter])
+        at_filter = min(map(self._at_filter, (ours, theirs)))
+        return at_filter if by_score < 0 else min(by_score, at_filter)
+
+    def _at_filter(self, code: int) -> float:
+        logit = float(self.logits[code])
+        across = [logit - dropped if logit >= kept else kept - logit for kept, dropped in self.borders]
+        return min([*across, float(self.to_nucleus[code])])
 
     @property
     def spread(self) -> float:
