@@ -31,6 +31,7 @@ ID = re.compile(r"(voice|cons)_[0-9a-f]{24}")
 MAX_TAKES = 16
 FILE_SUFFIX = ".voice"
 _LARGEST_PART = 64 << 20  # of a portable file: the longest recording that is taken in is smaller
+_TAG = re.compile(r"""\s*(?:\[([^\[\]<>\n]{1,80})\]|<emotion\s+value=["']([^"'<>\n]{1,80})["']\s*/>)\s*""")
 _SAME_STEM = 5  # letters that "cheerful" and "cheerfully" share at least
 
 _HOLDS = {"gt": operator.gt, "ge": operator.ge, "le": operator.le, "lt": operator.lt}
@@ -136,6 +137,14 @@ class StoredVoice(Strict):
             if any(_is_same(word, take.style.casefold()) for word in words):
                 return take, True
         return self.takes[0], False
+
+    def tagged(self, text: str) -> tuple[str | None, str]:
+        """The style that a tag at the beginning of a text names, if a take has it, and the text without that tag:
+        "[whispering] Come in.", '<emotion value="whispering"/> Come in.'
+        """
+        tag = _TAG.match(text)
+        take, is_named = self.take_for(tag[1] or tag[2]) if tag else (self.takes[0], False)
+        return (take.style, text[tag.end() :]) if tag and is_named else (None, text)
 
 
 class StoredConsent(Strict):

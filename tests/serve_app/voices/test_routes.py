@@ -10,13 +10,15 @@ import httpx2
 import numpy as np
 import openai
 import pytest
+from httpx import AsyncClient
 
 from deployments.errors import NotReady, StartError
 from deployments.protocol import ClonePrompt
+from serve_app.api.routes import create_api
 from serve_app.audio import recordings
 from serve_app.audio.recordings import decode_file, decode_reference
 from serve_app.audio.reference_doctor import decode_prepared
-from serve_app.config import VoiceSettings
+from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.voices.library import SentRecording, Voices
 from serve_app.voices.record import EVERYBODY, VISITOR, Visitor
 from tests.serve_app import asgi
@@ -175,6 +177,72 @@ async def test_instructions_choose_a_take(folder: Path) -> None:
         assert (await client.post("/tts/bytes", json=emotional)).headers["x-voice-take"] == "cheerful (instructions)"
     texts = [request.reference.text for request in server.synthesizer.requests if request.reference]
     assert texts == ["Ha!", "Neutral.", "Ha!"]
+
+
+async def with_a_take(client: AsyncClient, style: str) -> str:
+    """A voice with a neutral recording and one in a style; returns its id."""
+    told = await store(client, "ada", ref_text="Neutral.")
+    sample = {"audio_sample": ("a.wav", wav(1), "audio/wav")}
+    fields = {"style": style, "ref_text": "Ha!"}
+    changed = await client.post(f"/v1/audio/voices/{told['id']}", data=fields, files=sample)
+    assert changed.status_code == 200
+    return str(told["id"])
+
+
+@pytest.mark.parametrize(
+    ("sent", "spoken_text", "take"),
+    [
+        ("[whispering] Hello.", "Hello.", "whispering (tag)"),
+        (" [Whispers softly]Hello.", "Hello.", "whispering (tag)"),
+        ('<emotion value="whispering" /> Hello.', "Hello.", "whispering (tag)"),
+        ("[laughing] Hello.", "[laughing] Hello.", "neutral (the first)"),  # no take of its, and it is text
+        ("Hello [whispering] there.", "Hello [whispering] there.", "neutral (the first)"),
+    ],
+)
+async def test_a_tag_at_the_beginning_chooses_a_take(folder: Path, sent: str, spoken_text: str, take: str) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        await with_a_take(client, "whispering")
+        for path, body in (
+            (SPEECH, {"input": sent, "voice": "ada"}),
+            ("/v1/text-to-speech/ada", {"text": sent}),
+            ("/tts/bytes", {"transcript": sent, "voice": {"id": "ada"}}),
+        ):
+            answer = await client.post(path, json=body)
+            assert answer.headers["x-voice-take"] == take
+            assert "x-ignored" not in answer.headers
+    assert [request.text for request in server.synthesizer.requests] == [spoken_text] * 3
+    texts = {request.reference.text for request in server.synthesizer.requests if request.reference}
+    assert texts == {"Ha!" if take.startswith("whispering") else "Neutral."}
+
+
+async def test_a_tag_comes_before_instructions(folder: Path) -> None:
+    async with Server(folder).client() as client:
+        await with_a_take(client, "whispering")
+        body = {"input": "[whispering] Hello.", "voice": "ada", "instructions": "Loudly."}
+        answer = await client.post(SPEECH, json=body)
+        assert answer.headers["x-voice-take"] == "whispering (tag)"
+        assert answer.headers["x-ignored"] == "instructions (a tag of the text chose the recording)"
+        empty = await client.post(SPEECH, json={"input": "[whispering]", "voice": "ada"})
+        assert (empty.status_code, empty.json()["error"]["param"]) == (400, "input")
+
+
+async def test_a_stored_voice_may_be_the_default_one(folder: Path) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        await store(client, "ada", ref_text="Hiss.")
+    settings = ApiSettings(voices=server.settings, default_voice="Ada")
+    server.api = create_api(server.synthesizer, settings, voices=server.voices)
+    async with server.client() as client:
+        assert (await client.get("/ready")).status_code == 200
+        unknown = await client.post("/v1/text-to-speech/21m00Tcm4TlvDq8ikWAM", json={"text": "Hi."})
+        assert unknown.headers["x-ignored"] == "voice_id (no such voice here, ada speaks)"
+        unnamed = await client.post("/tts/bytes", json={"transcript": "Hi."})
+        assert "x-ignored" not in unnamed.headers
+        for answer in (unknown, unnamed):
+            assert answer.headers["x-voice-take"] == "neutral (the first)"
+        assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "nobody"})).status_code == 400
+    assert {request.reference.text for request in server.synthesizer.requests if request.reference} == {"Hiss."}
 
 
 async def test_defaults_of_a_voice_hold_where_a_request_says_nothing(folder: Path) -> None:
@@ -365,6 +433,37 @@ async def test_only_its_owner_speaks_with_it_over_sockets(folder: Path, dialect:
                     heard.append(await client_of.next())
         assert bool(server.synthesizer.requests) == (name == "ada"), heard
     assert server.synthesizer.requests[0].reference is not None
+
+
+@pytest.mark.parametrize("dialect", SOCKETS)
+async def test_sockets_tell_which_recording_speaks(folder: Path, dialect: str) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        voice = await with_a_take(client, "cheerful")
+    path, messages = SOCKETS[dialect]
+    async with asgi.websocket(server.api, path.replace("$voice", voice)) as connection:
+        client_of = await Client(connection).accepted()
+        client_of.send(*eval(repr(messages).replace("$voice", voice)))
+        told, in_handshake = "", client_of.headers.get("x-voice-take")
+        async with asyncio.timeout(10):
+            while not told:
+                message = await client_of.next()
+                told = message.get("voice_take", "") if isinstance(message, dict) else ""
+    assert told == "neutral (the first)"
+    assert in_handshake == (told if dialect in ("Deepgram", "Flux", "ElevenLabs") else None)
+
+
+async def test_our_socket_has_tags(folder: Path) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        await with_a_take(client, "cheerful")
+    async with asgi.websocket(server.api, "/v1/audio/speech/ws") as connection:
+        client_of = await Client(connection).accepted()
+        client_of.send({"type": "speak", "text": "[cheerful] Hi.", "voice": "ada", "instructions": "Low."})
+        (started, *_), _ = await client_of.until(type="started")
+    assert started["voice_take"] == "cheerful (tag)"
+    assert started["ignored"] == [{"field": "instructions", "reason": "a tag of the text chose the recording"}]
+    assert server.synthesizer.requests[0].text == "Hi."
 
 
 async def test_others_can_neither_see_nor_change_it(folder: Path) -> None:
