@@ -34,7 +34,6 @@ from serve_app.voices.record import (
     now,
 )
 from serve_app.voices.store import Record, StoreFailed, VoiceStore, default_folder, folder_of, tried
-from serve_app.voices.takes import read_take
 
 logger = logging.getLogger(__name__)
 
@@ -330,7 +329,7 @@ class Voices:
         if not sent.data:
             raise InvalidRequest(f"{field} is empty: send a recording.", field, "missing_required_parameter")
         return await self._aside(
-            read_take, sent.data, text=sent.text, style=sent.style, prepare=sent.prepare, field=field
+            Take.of_file, sent.data, text=sent.text, style=sent.style, prepare=sent.prepare, field=field
         )
 
     async def _consent(self, given: str | None) -> Consent:

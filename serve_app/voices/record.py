@@ -18,13 +18,14 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
+import numpy as np
 from pydantic import Field, ValidationError
 
 from deployments.audio.recordings import VOICE_BYTES
 from deployments.config import Strict
 from deployments.errors import InvalidRequest
 from deployments.protocol import Sampling
-from serve_app.audio.reference_doctor import Flaw
+from serve_app.audio.reference_doctor import Flaw, Preparation, check_recording
 
 NEUTRAL = "neutral"  # the style of a voice's first recording
 ID = re.compile(r"(voice|cons)_[0-9a-f]{24}")
@@ -65,6 +66,31 @@ class Take(Strict):
     text: str | None = None  # what it says; None: the voice is known by its speaker vector only
     changes: tuple[str, ...] = ()  # what its preparation did, a sentence each
     flaws: tuple[Flaw, ...] = ()  # found in what was sent, the gravest first
+
+    @classmethod
+    def of_file(
+        cls, data: bytes, *, text: str | None, style: str, prepare: Preparation, field: str
+    ) -> tuple[Self, bytes]:
+        """A recording as it is kept, and its FLAC file in one channel. Raises InvalidRequest about `field`. Blocks."""
+        import soundfile
+
+        text = " ".join((text or "").split()) or None
+        checked = check_recording(data, field=field, transcript=text, heard=None, prepare=prepare)
+        file = io.BytesIO()
+        # 24 bits hold every sample of 16, and the mean of two channels of them. What is louder would wrap around.
+        samples = np.clip(checked.audio, -1, 1 - 2**-23)
+        soundfile.write(file, samples, checked.sample_rate, format="FLAC", subtype="PCM_24")
+        flac = file.getvalue()
+        take = cls(
+            style=style,
+            sha256=hashlib.sha256(flac).hexdigest(),
+            seconds=round(len(samples) / checked.sample_rate, 3),
+            num_bytes=len(flac),
+            text=text,
+            changes=checked.changes,
+            flaws=checked.flaws,
+        )
+        return take, flac
 
     @property
     def cloned_by(self) -> Literal["transcript", "vector"]:
