@@ -299,7 +299,7 @@ class WishedConnection(Connection):
         else:
             connection = cls(socket, service)
             connection.wish = wish
-            await connection.serve(ignored.header(wish.ignored))
+            await connection.serve({**ignored.header(wish.ignored), **wish.take_header()})
 
 
 class ContextConnection(Connection):
@@ -309,6 +309,7 @@ class ContextConnection(Connection):
         super().__init__(socket, service)
         self._contexts: dict[str, tuple[Session, asyncio.Task[None]]] = {}
         self.untold: dict[str, ignored.Ignored] = {}  # of a context's messages, until it is told
+        self._takes: dict[str, str] = {}  # `Wish.voice_take` of a context, until it is told
 
     @abstractmethod
     async def say_in(self, name: str, event: Event) -> None:
@@ -334,6 +335,8 @@ class ContextConnection(Connection):
             message = f"{MAX_CONTEXTS} contexts are open; close one before you open another."
             raise InvalidRequest(message, "context_id", "too_many_contexts")
         session = self.service.session(self.socket, wish, request_id=f"{self.request_id}-{name[:40]}")
+        if wish.voice_take is not None:
+            self._takes[name] = wish.voice_take
         task = self.start(self._speak(name, session, is_first=not self._contexts))
         self._contexts[name] = session, task
         task.add_done_callback(lambda done: self._forget(name, done))
@@ -348,8 +351,9 @@ class ContextConnection(Connection):
             self._forget(name, task)
 
     def told(self, name: str) -> dict[str, object]:
-        """Fields of a context without effect, once for each message that had some."""
-        return ignored.told(self.untold.pop(name, {}))
+        """Fields of a context without effect, once for each message that had some, and once which recording speaks."""
+        take = self._takes.pop(name, None)
+        return {**({"voice_take": take} if take else {}), **ignored.told(self.untold.pop(name, {}))}
 
     async def _speak(self, name: str, session: Session, *, is_first: bool) -> None:
         async def say(event: Event) -> None:
@@ -365,6 +369,7 @@ class ContextConnection(Connection):
     def _forget(self, name: str, task: asyncio.Task[None]) -> None:
         if name in self._contexts and self._contexts[name][1] is task:
             del self._contexts[name]
+            self._takes.pop(name, None)
 
 
 def unknown_type(*valid: str) -> InvalidRequest:
