@@ -3,6 +3,7 @@ vLLM-Omni's form. ElevenLabs and Cartesia have theirs with their dialects.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -12,6 +13,7 @@ from serve_app.api import ignored
 from serve_app.api.forms import SentForm, read_form
 from serve_app.api.request import number, parse_object
 from serve_app.api.speech_service import SpeechService
+from serve_app.audio.reference_doctor import Preparation
 from serve_app.dialects.table import Dialect, Route
 from serve_app.voices.designs import lock
 from serve_app.voices.library import Details, SentRecording
@@ -41,8 +43,9 @@ async def add_voice(service: SpeechService, request: Request) -> Response:
     )
     if (design := form.text("design")) is None:
         voice = await service.voices.add(details, _recordings(form, style=NEUTRAL), field="audio_sample")
-    elif form.files or form.text(*_TEXT):
-        raise InvalidRequest("design: it has a recording and a text of its own: leave out yours.", "design")
+    elif form.files or form.text(*_TEXT, "prepare"):
+        message = "design: it has a recording and a text of its own: leave out yours, and prepare."
+        raise InvalidRequest(message, "design")
     else:
         voice = await lock(service.voices, design, details)
     return _answer({**described(voice), "success": True, "voice": _omni(voice)}, form, _CREATED)
@@ -181,7 +184,8 @@ def _answer(content: Mapping[str, object], form: SentForm, known: Sequence[str])
 
 
 _SAMPLE = {"type": "string", "format": "binary"}
-_PROPERTIES = {name: _SAMPLE if name == "audio_sample" else {"type": "string"} for name in _CREATED}
+_PREPARE = {"type": "string", "enum": get_args(Preparation)}
+_PROPERTIES = {name: {"type": "string"} for name in _CREATED} | {"audio_sample": _SAMPLE, "prepare": _PREPARE}
 _SCHEMA = {"type": "object", "required": ["name"], "properties": _PROPERTIES}
 _DOCS = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _SCHEMA}}}}
 _VOICES, _CONSENTS = "/v1/audio/voices", "/v1/audio/voice_consents"
