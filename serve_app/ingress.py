@@ -22,7 +22,7 @@ from deployments.serving.failover import Received, persist
 from deployments.serving.frames import forward
 from deployments.weights.description import describe
 from serve_app.api.bounded_websocket import BoundedWebSocket
-from serve_app.api.request import MAX_BODY_BYTES
+from serve_app.api.client_json import MAX_BODY_BYTES
 from serve_app.api.routes import Node, create_api
 from serve_app.api.taken_request import TakenHttp
 from serve_app.audio.recordings import by_prompt, learn

@@ -16,6 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge, TalkrayError
 from serve_app.api import ignored
+from serve_app.api.client_json import MAX_BODY_BYTES, parse_object
 from serve_app.api.context import state_of
 from serve_app.api.errors import (
     INTERNAL,
@@ -26,7 +27,6 @@ from serve_app.api.errors import (
     close_reason,
     translate,
 )
-from serve_app.api.request import MAX_BODY_BYTES, parse_object
 from serve_app.api.session import Done, Event, Failed, Session
 from serve_app.api.speech_service import SpeechService, refuse_handshake
 from serve_app.api.wish import Wish

@@ -12,17 +12,10 @@ from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ModelInfo, ModelKind, PcmChunk, SynthesisRequest
 from serve_app.api import catalogue, ignored
 from serve_app.api.chooser import ModelWish, choose
+from serve_app.api.client_json import MAX_BODY_BYTES, parse_object
 from serve_app.api.context import state_of
 from serve_app.api.errors import BodyTooSlow, translate
-from serve_app.api.request import (
-    MAX_BODY_BYTES,
-    SpeechBody,
-    build_request,
-    check_length,
-    parse_object,
-    parse_speech,
-    speaks_stored,
-)
+from serve_app.api.request import SpeechBody, build_request, check_length, parse_speech, speaks_stored
 from serve_app.api.request_log import RequestRecord
 from serve_app.api.response import Kept, SpeechResponse, audio_body, event_body, marked
 from serve_app.api.session import Session, silence

@@ -11,9 +11,9 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
 from serve_app.api import catalogue, ignored
+from serve_app.api.client_json import number
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.forms import read_form
-from serve_app.api.request import number
 from serve_app.api.response import named_event
 from serve_app.api.session import Audio, Done, Event, Failed, Flushed, Session, Words
 from serve_app.api.sockets import ContextConnection

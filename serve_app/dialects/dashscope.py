@@ -9,8 +9,8 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored
+from serve_app.api.client_json import number
 from serve_app.api.context import state_of
-from serve_app.api.request import number
 from serve_app.api.request_log import Usage
 from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, object_with
 from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started

@@ -11,8 +11,8 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored
+from serve_app.api.client_json import number
 from serve_app.api.errors import ErrorReply
-from serve_app.api.request import number
 from serve_app.api.session import Audio, Cleared, Event, Flushed
 from serve_app.api.sockets import WishedConnection, unknown_type
 from serve_app.api.speech_service import SpeechService, choice, read_object, text_of

@@ -9,9 +9,9 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest
 from serve_app.api import catalogue, ignored
+from serve_app.api.client_json import number, parse_object
 from serve_app.api.context import state_of
 from serve_app.api.forms import SentForm, read_form
-from serve_app.api.request import number, parse_object
 from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, object_with
 from serve_app.api.speech_service import SpeechService, choice, read_object, text_of
 from serve_app.api.wish import Delivery, Wish

@@ -7,8 +7,8 @@ from hashlib import blake2b
 
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored
+from serve_app.api.client_json import number
 from serve_app.api.errors import ErrorReply
-from serve_app.api.request import number
 from serve_app.api.session import Audio, Cleared, Event, Flushed, Started, Turn
 from serve_app.api.sockets import unknown_type
 from serve_app.api.speech_service import text_of

@@ -9,8 +9,8 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored
+from serve_app.api.client_json import number, parse_object
 from serve_app.api.forms import SentForm, read_form
-from serve_app.api.request import number, parse_object
 from serve_app.api.speech_service import SpeechService
 from serve_app.dialects.table import Dialect, Route
 from serve_app.voices.library import Details, SentRecording

@@ -9,8 +9,9 @@ import pytest
 
 from deployments.protocol import ModelInfo
 from serve_app.api import ignored as ignored_module
+from serve_app.api.client_json import parse_object
 from serve_app.api.ignored import Ignored, header, ignored
-from serve_app.api.request import parse_object, parse_speech
+from serve_app.api.request import parse_speech
 from tests.serve_app.dialects.client import talking
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED, VOICE_DESIGN, FakeSynthesizer, utterance
 
