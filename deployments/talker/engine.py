@@ -198,12 +198,16 @@ class Engine:
         sequence.limit = self.limits.frame_limit(sequence.request, sequence.sampling, sequence.prompt)
 
     def _finish_step(self) -> None:
-        """Do the talker's half of the last step, which a CPU may still have to do."""
-        if not self._has_deferred:
+        """Do the talker's half of the last step, which a CPU may still have to do, and read its attention."""
+        goes_on = self._has_deferred
+        sequences, self._attending = self._attending, []
+        if not goes_on:
             self.runner.drop_deferred()
-        attending, self._attending = self._attending, []
-        if attending and (attended := self.runner.attended) is not None:
-            for sequence, weights in zip(attending, attended, strict=False):
+            return
+        self.runner.run_deferred()
+        alignment = self.runner.read_alignment()
+        if alignment is not None:
+            for sequence, weights in zip(sequences, alignment, strict=False):
                 sequence.attend(weights)
 
     def _launch(self, output: StepOutput) -> None:

@@ -207,11 +207,12 @@ class ModelRunner:
         """The talker's half of the last step need not be done: none of its sequences goes on."""
         self._deferred = None
 
-    @property
-    def attended(self) -> NDArray[np.float32] | None:
-        """[sequences, positions]: attention of the last step's sequences with the alignment head; None on a GPU."""
-        self.run_deferred()
-        return None if self.step.attended is None else self.step.attended.float().numpy()
+    def read_alignment(self) -> NDArray[np.float32] | None:
+        """[sequences, positions]: the alignment head's attention, copied from the last pass; None on a GPU.
+
+        `run_deferred` comes first: the last step's attention exists after its talker's half.
+        """
+        return None if self.step.alignment is None else self.step.alignment.float().numpy()
 
     @torch.inference_mode()
     def extend_text(self, sequence: Sequence, start: int) -> None:
