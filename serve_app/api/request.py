@@ -124,11 +124,10 @@ async def build_request(
     client: str = "",
     live: bool = False,
 ) -> SynthesisRequest:
-    """One utterance for the loaded model; the text of a `live` one is to come. Raises InvalidRequest with the field.
+    """One utterance for the model `info`, which was chosen for `body`. Raises InvalidRequest that names the field.
 
-    The text may have nothing to speak, as "..." has: see `is_speakable`.
+    A `live` request has no text yet. The text of others may have nothing to speak, as "..." has: see `is_speakable`.
     """
-    catalogue.check_model(body.model, info, settings)
     if body.ref_audio is not None and info.kind is not ModelKind.BASE:  # before `voice` is missed: it would not help
         raise InvalidRequest(f"{info.name} does not clone voices: load a Base checkpoint.", "ref_audio")
     stored = await voices.find(body.voice) if speaks_stored(body, info) else None

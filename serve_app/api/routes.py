@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
 
 from deployments.errors import NotReady, Starting, TalkrayError
-from serve_app.api import ignored
+from serve_app.api import ignored_fields
 from serve_app.api.catalogue import catalogue_routes, check_default, check_model, not_loaded
 from serve_app.api.context import RequestContext, state_of
 from serve_app.api.door import Door
@@ -75,7 +75,7 @@ def create_api(
             allow_origins=settings.access.allowed_origins,
             allow_methods=("GET", "POST", "DELETE", "PATCH"),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "x-sample-rate", "retry-after", TAKE_HEADER, ignored.HEADER),
+            expose_headers=("x-request-id", "x-sample-rate", "retry-after", TAKE_HEADER, ignored_fields.HEADER),
         )
     api.add_middleware(RequestContext, echo_request_id=echo_request_id)  # the outermost
     api.add_exception_handler(TalkrayError, _answer_error)

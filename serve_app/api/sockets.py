@@ -15,7 +15,7 @@ from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge, TalkrayError
-from serve_app.api import ignored
+from serve_app.api import ignored_fields
 from serve_app.api.client_json import MAX_BODY_BYTES, parse_object
 from serve_app.api.context import state_of
 from serve_app.api.errors import (
@@ -299,7 +299,7 @@ class WishedConnection(Connection):
         else:
             connection = cls(socket, service)
             connection.wish = wish
-            await connection.serve(ignored.header(wish.ignored))
+            await connection.serve(ignored_fields.as_header(wish.ignored))
 
 
 class ContextConnection(Connection):
@@ -308,7 +308,7 @@ class ContextConnection(Connection):
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
         self._contexts: dict[str, tuple[Session, asyncio.Task[None]]] = {}
-        self.untold: dict[str, ignored.Ignored] = {}  # of a context's messages, until it is told
+        self.untold: dict[str, ignored_fields.Reasons] = {}  # of a context's messages, until it is told
 
     @abstractmethod
     async def say_in(self, name: str, event: Event) -> None:
@@ -349,7 +349,7 @@ class ContextConnection(Connection):
 
     def told(self, name: str) -> dict[str, object]:
         """Fields of a context without effect, once for each message that had some."""
-        return ignored.told(self.untold.pop(name, {}))
+        return ignored_fields.in_message(self.untold.pop(name, {}))
 
     async def _speak(self, name: str, session: Session, *, is_first: bool) -> None:
         async def say(event: Event) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deployments.protocol import ModelInfo
-from serve_app.api import ignored
+from serve_app.api import ignored_fields
 from serve_app.api.request import SpeechBody
 from serve_app.audio.formats import CODECS, AudioFormat, Rendering
 from serve_app.voices.record import StoredVoice
@@ -82,7 +82,7 @@ class Wish:
     info: ModelInfo
     body: SpeechBody
     delivery: Delivery
-    ignored: ignored.Ignored
+    ignored: ignored_fields.Reasons
     stored: StoredVoice | None = None  # that speaks
 
 

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api import catalogue, ignored
+from serve_app.api import catalogue, ignored_fields
 from serve_app.api.client_json import number
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.forms import read_form
@@ -32,7 +32,7 @@ RAW = {
     "pcm_alaw": AudioFormat.ALAW,
 }
 _CONTAINERS = {"wav": AudioFormat.WAV, "mp3": AudioFormat.MP3}
-_NAMES: ignored.Names = {
+_NAMES: ignored_fields.Names = {
     "transcript": "input",
     "model_id": "model",
     "voice": "voice",
@@ -47,7 +47,7 @@ _NAMES: ignored.Names = {
     "generation_config.emotion": "instructions",
     "add_timestamps": "word_timestamps",
 }
-_SOCKET_NAMES: ignored.Names = {**_NAMES, **dict.fromkeys(("context_id", "continue", "flush", "cancel"))}
+_SOCKET_NAMES: ignored_fields.Names = {**_NAMES, **dict.fromkeys(("context_id", "continue", "flush", "cancel"))}
 _CLONED = ("clip", "name", "language", "description", "consent", "ref_text", "reference_text", "transcript")
 _LANGUAGE = {"english": "en", "chinese": "zh", "german": "de", "french": "fr", "spanish": "es", "italian": "it"}
 _LANGUAGE |= {"portuguese": "pt", "russian": "ru", "japanese": "ja", "korean": "ko"}
@@ -100,8 +100,8 @@ async def clone_voice(service: SpeechService, request: Request) -> Response:
     )
     recording = SentRecording(clips[0].data, form.text("ref_text", "reference_text", "transcript"))
     voice = await service.voices.add(details, [recording], field="clip")
-    without_effect = ignored.named([*form.fields, "clip"], _CLONED, {})
-    return JSONResponse(_voice(catalogue.stored_voice(voice)), headers=ignored.header(without_effect))
+    without_effect = ignored_fields.with_unknown([*form.fields, "clip"], _CLONED, {})
+    return JSONResponse(_voice(catalogue.stored_voice(voice)), headers=ignored_fields.as_header(without_effect))
 
 
 async def remove_voice(service: SpeechService, voice_id: str) -> Response:
@@ -131,13 +131,13 @@ def _voice(voice: catalogue.Voice) -> dict[str, object]:
 async def _wished(
     service: SpeechService,
     fields: Mapping[str, object],
-    names: ignored.Names = _NAMES,
+    names: ignored_fields.Names = _NAMES,
     *,
     made: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> Wish:
     """Raises InvalidRequest."""
-    sent = ignored.flat(fields, names)
+    sent = ignored_fields.flat(fields, names)
     container, found = str(sent.get("output_format.container", "raw")), dict(reasons or {})
     audio_format = choice("output_format.encoding", str(sent.get("output_format.encoding", "pcm_s16le")), RAW)
     if container != "raw" and choice("output_format.container", container, _CONTAINERS) is AudioFormat.MP3:
@@ -148,7 +148,7 @@ async def _wished(
         found["voice.mode"] = "voices have ids here"
     bit_rate = number("output_format.bit_rate", sent.get("output_format.bit_rate"))
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate), in_wav=container == "wav")
-    return await service.wish(sent, names, delivery=delivery, made=made, reasons=found)
+    return await service.lenient_wish(sent, names, delivery=delivery, made=made, reasons=found)
 
 
 def _chunk(context_id: str, audio: bytes) -> dict[str, object]:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api import ignored
+from serve_app.api import ignored_fields
 from serve_app.api.client_json import number
 from serve_app.api.errors import ErrorReply
 from serve_app.api.session import Audio, Cleared, Event, Flushed
@@ -29,7 +29,7 @@ _MOST_CHARS = 1 << 17  # that are searched: longer texts are refused anyway
 _MODEL = re.compile(r"(?:aura(?:-\d+)?|flux)-(.+)-[a-z]{2}")
 _TELEPHONE_HZ = 8000  # the rate of mu-law and A-law unless the client asks for another one
 _CONTAINERS = ("none", "wav", "ogg")
-_NAMES: ignored.Names = {  # of the query, but for the text
+_NAMES: ignored_fields.Names = {  # of the query, but for the text
     "text": "input",
     "model": "voice",
     "sample_rate": "sample_rate",
@@ -68,7 +68,7 @@ async def wished(
         reasons["container"] = "a WebSocket has none" if body is None else f"{encoding} has {comes_in}"
     if _MODEL.fullmatch(query.get("model", "")):
         reasons.setdefault("model", "it names a voice here, and no language")
-    return await service.wish({**(body or {}), **query}, _NAMES, delivery=delivery, made=made, reasons=reasons)
+    return await service.lenient_wish({**(body or {}), **query}, _NAMES, delivery=delivery, made=made, reasons=reasons)
 
 
 async def speak_text(service: SpeechService, request: Request) -> Response:
@@ -114,7 +114,7 @@ class AuraSocket(TurnSocket):
         await super().opened()
         self._num_flushed = self._num_cleared = 0
         name = self.wish.info.name
-        told = {"model_version": "1", "model_uuid": self.request_id, **ignored.told(self.wish.ignored)}
+        told = {"model_version": "1", "model_uuid": self.request_id, **ignored_fields.in_message(self.wish.ignored)}
         await self.send("Metadata", request_id=self.request_id, model_name=name, **told)
 
     async def obey(self, fields: dict[str, object]) -> None:
