@@ -170,8 +170,8 @@ class SynthesisRequest:
     model: str = ""  # the name of one of several models
 
     @property
-    def is_heard(self) -> bool:
-        """Whether its listener has heard a part already. A refusal would then end the speech in its middle."""
+    def is_underway(self) -> bool:
+        """Whether the client has a part of this speech already. A refusal would end it in the middle."""
         return self.continues or self.resume is not None
 
 
@@ -268,6 +268,6 @@ class ModelInfo:
 Marked = TypeVar("Marked", SynthesisRequest, FrameChunk, PcmChunk)
 
 
-def reached(item: Marked, stage: str) -> Marked:
-    """`item`, with one mark more if it has any."""
+def with_mark(item: Marked, stage: str) -> Marked:
+    """`item` with a mark that it has come to `stage` now. An item without marks stays as it is."""
     return replace(item, marks=(*item.marks, Mark(stage, time.time_ns()))) if item.marks else item

@@ -14,7 +14,7 @@ from ray.util import get_node_ip_address
 
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, CodecLost, NotReady, TalkerLost, TalkrayError
-from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
+from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, with_mark
 from deployments.serving import ray_metrics, ray_private
 from deployments.serving.calls import broadcast, call, stream
 from deployments.serving.collector import leave_loaded_alone
@@ -149,7 +149,7 @@ class HandleSynthesizer:
             if not len(chunk.codes) and not chunk.pcm and chunk.finish_reason is None:
                 return None  # a heartbeat
             received.add(chunk.codes, chunk.position, delivered_s=len(chunk.pcm) / 2 / info.sample_rate)
-            return reached(chunk, "from-codec")
+            return with_mark(chunk, "from-codec")
 
         return persist(ask, take, request_id=request.request_id, lost=CodecLost)
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost, TalkrayError
-from deployments.playback import PlaybackClock, Unread
+from deployments.playback import PlaybackClock, ReaderWatch
 from deployments.protocol import Codes, FrameChunk, PcmChunk, Progress, SynthesisRequest
 from deployments.serving import metrics
 
@@ -38,11 +38,11 @@ D = TypeVar("D", FrameChunk, PcmChunk)
 class Received:
     """The part of a stream that its reader has; another replica can go on from there."""
 
-    def __init__(self, begun: Progress | None = None) -> None:
-        """`begun`: the part that was received elsewhere."""
+    def __init__(self, earlier: Progress | None = None) -> None:
+        """`earlier`: the part that was received elsewhere."""
         self._was_asked_for, self._listener = False, PlaybackClock()
-        self._codes = [] if begun is None else [begun.codes]
-        self.samples = 0 if begun is None else begun.samples
+        self._codes = [] if earlier is None else [earlier.codes]
+        self.samples = 0 if earlier is None else earlier.samples
 
     def add(self, codes: Codes, samples: int, *, delivered_s: float = 0.0) -> None:
         """New frames, the samples delivered with them in all, and the seconds of audio that the listener gets now."""
@@ -75,7 +75,7 @@ class Handover:
     is_loss: bool = True  # False: its reader had left it
 
 
-class Reached(Enum):
+class AttemptStage(Enum):
     """How far a stream has come at the replica that was asked last."""
 
     ASKED = auto()
@@ -89,7 +89,7 @@ class Attempts:
     def __init__(self, lost: type[ReplicaLost], request_id: str) -> None:
         """`lost` says in which pool the stream changes replicas."""
         self._lost, self._request_id = lost, request_id
-        self._reached = Reached.ASKED
+        self._stage = AttemptStage.ASKED
         self._handover: Handover | None = None  # set from a loss to the next new frame
         self._losses, self._futile, self._delay_s = 0, 0, 0.0
         self.has_ended = False  # the last chunk has come
@@ -100,13 +100,13 @@ class Attempts:
         if len(chunk.codes) or self.has_ended:
             if self._handover is not None:
                 self._record(self._handover)
-            self._reached, self._handover, self._delay_s = Reached.PROGRESSED, None, 0.0
-        elif self._reached is Reached.ASKED:
-            self._reached = Reached.ACCEPTED
+            self._stage, self._handover, self._delay_s = AttemptStage.PROGRESSED, None, 0.0
+        elif self._stage is AttemptStage.ASKED:
+            self._stage = AttemptStage.ACCEPTED
 
     def left(self) -> None:
         """The reader was away, so the replica was left; the reader wants the stream again now."""
-        self._reached = Reached.ASKED
+        self._stage = AttemptStage.ASKED
         self._handover = Handover("its reader came back", time.monotonic(), is_loss=False)
 
     def delay_s(self, error: TalkrayError) -> float:
@@ -117,10 +117,10 @@ class Attempts:
             if not died and not isinstance(error, Moved):
                 raise error  # refused from the start, or lost in a later stage
             self._handover = Handover(f"{type(error).__name__}: {error}", now_s)
-        is_loss = died and self._reached is not Reached.ASKED
+        is_loss = died and self._stage is not AttemptStage.ASKED
         self._losses += is_loss
-        self._futile = 0 if self._reached is Reached.PROGRESSED else self._futile + is_loss
-        self._reached = Reached.ASKED
+        self._futile = 0 if self._stage is AttemptStage.PROGRESSED else self._futile + is_loss
+        self._stage = AttemptStage.ASKED
         waited_s = now_s - self._handover.began_s
         if waited_s > _PATIENCE_S or self._losses >= _MAX_LOSSES or self._futile >= _MAX_FUTILE_LOSSES:
             reason = f"given up after {self._losses} losses, the first of now: {self._handover.reason}"
@@ -158,15 +158,15 @@ async def persist(
     while not attempts.has_ended:
         delay_s = 0.0
         try:
-            async with aclosing(ask()) as chunks, Unread(chunks.aclose) as unread:
+            async with aclosing(ask()) as chunks, ReaderWatch(chunks.aclose) as reader:
                 async for chunk in chunks:
                     attempts.received(chunk)
                     if (item := pass_on(chunk)) is not None:
                         if has_begun:
-                            unread.offer()
+                            reader.offer()
                         has_begun = True
                         yield item
-                        if await unread.taken():
+                        if await reader.taken():
                             attempts.left()
                             break
                         if item.finish_reason is not None and not attempts.has_ended:

@@ -21,7 +21,7 @@ from deployments.protocol import (
     PcmChunk,
     Reading,
     SynthesisRequest,
-    reached,
+    with_mark,
 )
 from deployments.serving.failover import Received, persist
 
@@ -35,12 +35,12 @@ def all_frames(
 ) -> AsyncGenerator[D, None]:
     """Results of `pass_on` for all frames after the prefix; a lost talker is followed by another one."""
     received = Received(request.synthesis.resume)
-    begun = received.samples
+    start = received.samples
 
     def ask() -> AsyncGenerator[FrameChunk, None]:
         gpu_frames = request.gpu_frames
         if gpu_frames < ALL_FRAMES:
-            gpu_frames = max(0, gpu_frames - (received.samples - begun) // frame_samples)
+            gpu_frames = max(0, gpu_frames - (received.samples - start) // frame_samples)
         return generate(replace(request, synthesis=received.rest(request.synthesis), gpu_frames=gpu_frames))
 
     def take(chunk: FrameChunk) -> D | None:
@@ -70,7 +70,7 @@ class Frames:
         self._frames.extend(chunk.codes)
         self._pcm += chunk.pcm
         if chunk.marks:
-            self._marks = reached(chunk, "from-talker").marks
+            self._marks = with_mark(chunk, "from-talker").marks
         self._readings += chunk.readings
         self._clone_prompt = chunk.clone_prompt or self._clone_prompt
         self._num_code_groups = chunk.codes.shape[1]

@@ -14,7 +14,7 @@ from typing import TypeVar
 from ray import serve
 
 from deployments.errors import InvalidRequest, Moved, NotReady, Overloaded, ReplicaLost
-from deployments.protocol import FrameChunk, PcmChunk, reached
+from deployments.protocol import FrameChunk, PcmChunk, with_mark
 from deployments.serving import ray_private
 from deployments.serving.calls import drop
 from deployments.serving.collector import leave_loaded_alone
@@ -92,7 +92,7 @@ class Replica:
                     except StopAsyncIteration:
                         return
                     coming = None
-                    yield reached(chunk, stage)
+                    yield with_mark(chunk, stage)
             finally:
                 await drop(coming)
                 coming = None  # for the reason that `calls.stream` gives

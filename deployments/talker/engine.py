@@ -71,7 +71,7 @@ class Engine:
         self.runner, self.scheduler, self.audio = runner, scheduler, audio
         self._ended: list[tuple[int, FrameChunk]] = []  # last chunks of requests that had all their frames already
         self._endings: dict[int, FrameChunk] = {}  # last chunks that wait for audio of theirs
-        self._written: dict[int, LiveRequest] = {}  # requests whose text is still being written
+        self._live: dict[int, LiveRequest] = {}  # requests whose text is still being written
         self._launched: LaunchedStep | None = None
         self.last_step: LaunchedStep | None = None
         self._attending: list[Sequence] = []  # the sequences of the last step, until it is over
@@ -106,34 +106,34 @@ class Engine:
 
         A request that a listener hears already is never Overloaded.
         """
-        if not request.synthesis.is_heard:
+        if not request.synthesis.is_underway:
             self.scheduler.check_room()
         request = self.prompts.with_codes(request)
         if request.synthesis.live is None:
             self._begin(sequence_id, request, self.prompts.build(request))
         else:
-            self._written[sequence_id] = LiveRequest(request, LiveTokens(self.prompts.tokenizer))
+            self._live[sequence_id] = LiveRequest(request, LiveTokens(self.prompts.tokenizer))
 
     def append(self, sequence_id: int, text: str, *, is_last: bool) -> None:
         """The next part of a live request's text; raises as `add` does. One that has ended meanwhile is no error.
 
         It begins with as much text as its prompt needs, and has its next frame when that has its token.
         """
-        live = self._written.get(sequence_id)
+        live = self._live.get(sequence_id)
         if live is None:
             return
         live.body += (more := live.tokens.feed(text, is_last=is_last))
         if is_last:
-            del self._written[sequence_id]
+            del self._live[sequence_id]
         if live.sequence is not None:
             self._extend(live.sequence, more, is_last=is_last)
         elif is_last or len(live.body) >= self.prompts.least_tokens(live.request):
-            prompt = self.prompts.begin(live.request, live.body, is_whole=is_last)
+            prompt = self.prompts.begin(live.request, live.body, has_all_text=is_last)
             live.sequence = self._begin(sequence_id, live.request, prompt, live.tokens)
 
     def abort(self, sequence_id: int) -> None:
         """Stop a sequence and free what it holds. One that has ended meanwhile is no error."""
-        self._written.pop(sequence_id, None)
+        self._live.pop(sequence_id, None)
         self.scheduler.abort(sequence_id)
         self._endings.pop(sequence_id, None)
         self.audio.close(sequence_id)
@@ -192,7 +192,7 @@ class Engine:
 
     def _extend(self, sequence: Sequence, more: list[int], *, is_last: bool) -> None:
         start = len(sequence.prompt.trailing)
-        sequence.prompt = self.prompts.extend(sequence.prompt, more, is_whole=is_last)
+        sequence.prompt = self.prompts.extend(sequence.prompt, more, has_all_text=is_last)
         if len(sequence.prompt.trailing) > start:
             self.runner.extend_text(sequence, start)
         sequence.limit = self.limits.frame_limit(sequence.request, sequence.sampling, sequence.prompt)
@@ -326,7 +326,7 @@ class Engine:
             else:
                 sequence.append(frame)
             if sequence.finish_reason is not None:
-                self._written.pop(sequence.id, None)
+                self._live.pop(sequence.id, None)
             if not self._can_wait(sequence, now_s):
                 output.chunks.append((sequence.id, self._unsent(sequence)))
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError, TalkrayError
-from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, reached
+from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, with_mark
 from deployments.serving.collector import leave_loaded_alone
 from deployments.serving.starvation import ThreadWork
 from deployments.talker import channel
@@ -93,10 +93,10 @@ class FirstAudio:
     @contextmanager
     def begin(self, number: int, request: GenerateRequest) -> Iterator[None]:
         """A request has arrived; inside, it is prepared and queued. One that fails there is forgotten."""
-        marked = reached(request.synthesis, "to-engine")
+        marked = with_mark(request.synthesis, "to-engine")
         yield
         if marked.marks:
-            self._requests[number] = replace(request, synthesis=reached(marked, "prompt"))
+            self._requests[number] = replace(request, synthesis=with_mark(marked, "prompt"))
 
     def follow(self, chunks: list[tuple[int, FrameChunk]]) -> list[tuple[int, FrameChunk]]:
         """`chunks`, the first audio of each marked request with its marks."""
@@ -110,11 +110,11 @@ class FirstAudio:
         if request is None:
             return chunk
         if len(chunk.codes) and request.synthesis.marks[-1].stage != "codes":
-            request = self._requests[number] = replace(request, synthesis=reached(request.synthesis, "codes"))
+            request = self._requests[number] = replace(request, synthesis=with_mark(request.synthesis, "codes"))
         if request.gpu_frames and not chunk.pcm and chunk.finish_reason is None:
             return chunk  # the engine decodes the first frame as well
         self.end(number)
-        marked = reached(request.synthesis, "audio") if request.gpu_frames else request.synthesis
+        marked = with_mark(request.synthesis, "audio") if request.gpu_frames else request.synthesis
         return replace(chunk, marks=marked.marks)
 
 

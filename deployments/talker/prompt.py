@@ -100,7 +100,7 @@ class Prompt:
     trailing: Ids  # [frames]: text ids; beyond them every frame gets padding
     num_text_tokens: int
     dense: Tensor | None = None  # [n, hidden]
-    is_whole: bool = True  # no text is still being written
+    has_all_text: bool = True  # no text is still being written
     text_start: int = 0  # position of the first token of the request's text; the others follow it
 
     @property
@@ -173,7 +173,7 @@ class PromptBuilder:
 
     def build(self, request: GenerateRequest) -> Prompt:
         """The prompt of a request; raises InvalidRequest where its text holds nothing to say."""
-        return self.begin(request, self.tokenizer.encode(request.synthesis.text), is_whole=True)
+        return self.begin(request, self.tokenizer.encode(request.synthesis.text), has_all_text=True)
 
     def least_tokens(self, request: GenerateRequest) -> int:
         """Tokens of a text that is still being written with which it can be prefilled: each frame it has takes one."""
@@ -181,27 +181,27 @@ class PromptBuilder:
         beside = 0 if codes is None else 1 + max(0, len(codes) - self._reference_tokens(request.synthesis))
         return beside + (0 if request.prefix is None else len(request.prefix)) + 1
 
-    def extend(self, prompt: Prompt, more: list[int], *, is_whole: bool) -> Prompt:
+    def extend(self, prompt: Prompt, more: list[int], *, has_all_text: bool) -> Prompt:
         """`prompt` with further tokens of a text that is still being written."""
-        trailing = [*more, self.config.tokens.tts_eos] if is_whole else more
+        trailing = [*more, self.config.tokens.tts_eos] if has_all_text else more
         new = np.array(trailing, dtype=np.int32)
         self.tables.project(new)
         return replace(
             prompt,
             trailing=np.concatenate((prompt.trailing, new)),
             num_text_tokens=prompt.num_text_tokens + len(more),
-            is_whole=is_whole,
+            has_all_text=has_all_text,
         )
 
     @torch.inference_mode()
-    def begin(self, request: GenerateRequest, body: list[int], *, is_whole: bool) -> Prompt:
+    def begin(self, request: GenerateRequest, body: list[int], *, has_all_text: bool) -> Prompt:
         """The prompt of a request with the tokens of its text, all of them or the first `least_tokens` and some."""
         synthesis, tokens, codes = request.synthesis, self.config.tokens, self.config.codes
         if not body:
             raise InvalidRequest("input has no text to speak", "input", "empty_input")
         text, codec, dense = self._head(synthesis)
         trailing = [tokens.tts_pad]
-        ending = [tokens.tts_eos] if is_whole else []
+        ending = [tokens.tts_eos] if has_all_text else []
         text_start = len(text)
         if request.reference_codes is not None:
             frames = _Track(self._dense(len(request.reference_codes)), (self._frames(request.reference_codes),))
@@ -214,7 +214,7 @@ class PromptBuilder:
         else:
             text_rows, codec_rows, trailing = body[:1], [codes.bos], [*body[1:], *ending]
         prompt = self._prompt((text + text_rows, codec + codec_rows, trailing), dense, num_text_tokens=len(body))
-        return replace(prompt, is_whole=is_whole, text_start=text_start)
+        return replace(prompt, has_all_text=has_all_text, text_start=text_start)
 
     def _prompt(
         self, ids: tuple[list[int], list[int], list[int]], dense: tuple[Tensor, ...], *, num_text_tokens: int

@@ -64,7 +64,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence at the end of the waiting line; one whose audio plays already goes first."""
-        if sequence.request.synthesis.is_heard:
+        if sequence.request.synthesis.is_underway:
             self.waiting.appendleft(sequence)
         else:
             self.waiting.append(sequence)

@@ -70,7 +70,7 @@ class Sequence:
     @property
     def awaits_text(self) -> bool:
         """Whether its next frame needs text that has not been written yet."""
-        return not self.prompt.is_whole and len(self.prompt.trailing) <= self.num_frames
+        return not self.prompt.has_all_text and len(self.prompt.trailing) <= self.num_frames
 
     @property
     def num_text_tokens(self) -> int:
@@ -137,7 +137,7 @@ class LengthLimits:
         self.check_following(request.synthesis.following, prompt)
         length = FrameLimit(min((sampling.max_new_tokens or 1) - 1, room), FinishReason.LENGTH)
         runaway = FrameLimit(runaway_frames(prompt.num_text_tokens, self._frame_s), FinishReason.RUNAWAY)
-        if request.synthesis.ignore_eos or not prompt.is_whole or length.frames <= runaway.frames:
+        if request.synthesis.ignore_eos or not prompt.has_all_text or length.frames <= runaway.frames:
             return length
         return runaway
 

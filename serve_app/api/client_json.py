@@ -101,11 +101,11 @@ def _repaired_json(raw: bytes | str) -> object:
         if not isinstance(value, dict):
             return None
         cut = {name: _repaired_inside(value.pop(name)) for name in _CUT_FIELDS if isinstance(value.get(name), str)}
-        whole = _repaired(value)
+        rest = _repaired(value)
     except (ValueError, RecursionError):
         return None
-    assert isinstance(whole, dict)
-    return whole | cut
+    assert isinstance(rest, dict)
+    return rest | cut
 
 
 def _repaired(value: object) -> object:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.errors import Overloaded, PayloadTooLarge
-from deployments.protocol import Mark, Marks, ModelInfo, PcmChunk, SynthesisRequest, reached
+from deployments.protocol import Mark, Marks, ModelInfo, PcmChunk, SynthesisRequest, with_mark
 from deployments.serving import metrics
 from serve_app.api.callers import FairShare
 from serve_app.api.errors import ErrorReply, translate
@@ -109,17 +109,17 @@ async def event_body(
     """Audio as server-sent events, with words where `times` are given. An error after the first one is an event too,
     and raised again.
     """
-    begun = False
+    has_sent = False
     try:
         async with aclosing(audio_body(chunks, rendering, usage, times, kept)) as body:
             async for audio in body:
-                begun = True
+                has_sent = True
                 for part in _parts(audio):
                     yield _delta(part)
                 if times is not None and (words := times.take()):
                     yield _words(words)
     except Exception as error:
-        if begun:
+        if has_sent:
             yield _failed(translate(error))
         raise
     if times is not None and (words := times.take()):
@@ -203,9 +203,9 @@ def _parts(content: bytes) -> Iterator[bytes]:
     return (content[start : start + _PART_BYTES] for start in range(0, len(content), _PART_BYTES))
 
 
-def marked(request: SynthesisRequest, received_ns: int) -> SynthesisRequest:
+def start_marks(request: SynthesisRequest, received_ns: int) -> SynthesisRequest:
     """The request, received at `received_ns` of time.time_ns(): every stage on its way will leave a mark of its own."""
-    return reached(replace(request, marks=(Mark("received", received_ns),)), "request")
+    return with_mark(replace(request, marks=(Mark("received", received_ns),)), "request")
 
 
 def server_timing(marks: Marks) -> str:

@@ -17,7 +17,7 @@ from serve_app.api.context import state_of
 from serve_app.api.errors import BodyTooSlow, translate
 from serve_app.api.request import SpeechBody, build_request, check_length, parse_speech, speaks_stored
 from serve_app.api.request_log import RequestRecord
-from serve_app.api.response import Kept, SpeechResponse, audio_body, event_body, marked
+from serve_app.api.response import Kept, SpeechResponse, audio_body, event_body, start_marks
 from serve_app.api.session import Session, silence
 from serve_app.api.wish import Delivery, Wish, speech_headers
 from serve_app.audio.formats import AudioFormat, check_bit_rate
@@ -212,7 +212,7 @@ class SpeechService:
         record.begin(
             asked.voice if wish.stored is None else wish.stored.id, wish.info.sample_rate * wish.delivery.speed
         )
-        return marked(asked, record.received_ns) if self.settings.server_timing else asked
+        return start_marks(asked, record.received_ns) if self.settings.server_timing else asked
 
     def chunks(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The utterance's audio; a moment of silence where its text has nothing to speak."""

@@ -177,16 +177,16 @@ def _timestamps(context_id: str, words: Sequence[Word]) -> dict[str, object]:
 
 
 async def _events(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
-    context_id, begun = secrets.token_hex(8), False
+    context_id, has_sent = secrets.token_hex(8), False
     try:
         async with aclosing(audio):
             async for data in audio:
-                begun = True
+                has_sent = True
                 yield named_event(_chunk(context_id, data))
                 if times is not None and (words := times.take()):
                     yield named_event(_timestamps(context_id, words))
     except Exception as error:
-        if begun:
+        if has_sent:
             yield named_event(_error(context_id, translate(error)))
         raise
     if times is not None and (words := times.take()):

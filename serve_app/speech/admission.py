@@ -20,7 +20,7 @@ import numpy as np
 from deployments.audio.listening import FirstSound
 from deployments.errors import NotReady, Overloaded, Starting
 from deployments.limits import Rate, StreamLimit
-from deployments.playback import PlaybackClock, Unread
+from deployments.playback import PlaybackClock, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.config import AdmissionSettings
@@ -82,12 +82,12 @@ class Admission:
         self._synthesizer, self._long_text, self._live_texts = synthesizer, LongText(synthesizer), live_texts
         self._settings = settings
         self._is_running, self.state, self._model = is_running, state, model
-        self._num_streams = self._num_heard = 0
+        self._num_streams = self._num_speaking = 0
         # When each waiting request came, and its client, the oldest first. Requests with a recording are left out: to
         # read it takes time that says nothing of the line. So are texts that are still being written.
         self._waiting: dict[object, tuple[float, str]] = {}
         self._limit = StreamLimit(least=settings.min_streams)
-        self._begun = Rate()
+        self._starts = Rate()
         self._waits_s: deque[float] = deque(maxlen=_LATEST)
 
     async def describe(self) -> ModelInfo:
@@ -95,36 +95,36 @@ class Admission:
 
     async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         """Audio of one utterance. Raises Overloaded where it would come late, NotReady where no talker has started."""
-        if not request.is_heard:
+        if not request.is_underway:
             self.check_room(request.client)
         came_s, listener = time.monotonic(), PlaybackClock()
         live = self._live_text(request)
-        is_heard = was_held_up = False  # by its reader, or by the writer of its text
+        is_speaking = was_held_up = False  # by its reader, or by the writer of its text
         reason: FinishReason | None = None
         self._count(+1)
         try:
             info = await self.describe()
             sound = FirstSound(info.sample_rate)
-            async with AsyncExitStack() as opened, Unread(self._make_room, self._come_back) as unread:
-                chunks, begun = await self._begin(request, info, opened)
-                is_heard = True
-                self._num_heard += 1
-                while (chunk := begun.popleft() if begun else await anext(chunks, None)) is not None:
+            async with AsyncExitStack() as opened, ReaderWatch(self._make_room, self._come_back) as reader:
+                chunks, opening = await self._begin(request, info, opened)
+                is_speaking = True
+                self._num_speaking += 1
+                while (chunk := opening.popleft() if opening else await anext(chunks, None)) is not None:
                     is_being_written = live is not None and not live.is_over
                     if was_held_up or is_being_written:
                         listener.wait(now_s=time.monotonic())
                     if chunk.pcm:
                         self._judge(listener, len(chunk.pcm) / _SAMPLE_BYTES / info.sample_rate, came_s=came_s)
                         if (onset_s := sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
-                            metrics.first_sound(time.monotonic() - came_s, onset_s=onset_s, model=self._model)
+                            metrics.ttfa(time.monotonic() - came_s, onset_s=onset_s, model=self._model)
                     given_s, reason = time.monotonic(), chunk.finish_reason
-                    unread.offer()
+                    reader.offer()
                     yield chunk
                     listener.pause(time.monotonic() - given_s)
-                    was_held_up = await unread.taken() or is_being_written
+                    was_held_up = await reader.taken() or is_being_written
             metrics.finished(time.monotonic() - came_s, audio_s=listener.audio_s, reason=reason, model=self._model)
         finally:
-            self._num_heard -= is_heard
+            self._num_speaking -= is_speaking
             self._count(-1)
 
     def check_room(self, client: str) -> None:
@@ -165,7 +165,7 @@ class Admission:
         late_s = listener.deliver(audio_s, now_s=now_s)
         metrics.audio(audio_s, late_s=late_s, model=self._model)
         if is_first:
-            metrics.first_audio(now_s - came_s, model=self._model)
+            metrics.ttfp(now_s - came_s, model=self._model)
             return
         is_late = late_s > 0 and listener.stalled_s > self._settings.max_late_s
         self._limit.delivered(late=is_late, streams=self._num_streams, now_s=now_s)
@@ -189,7 +189,7 @@ class Admission:
 
         try:
             async with asyncio.timeout(None) as limit, _once_written(live, wait), self._start_told(request, starting):
-                begun = await self._until_audio(request, info, opened)
+                spoken = await self._until_audio(request, info, opened)
         except Overloaded:
             metrics.refused("stage", model=self._model)
             raise
@@ -198,10 +198,10 @@ class Admission:
         finally:
             self._waiting.pop(ticket, None)
         if in_line and not starting:
-            self._begun.count(time.monotonic())
+            self._starts.count(time.monotonic())
         if in_line and not starting and live is None:
             self._waits_s.append(time.monotonic() - came_s)
-        return begun
+        return spoken
 
     async def _until_audio(
         self, request: SynthesisRequest, info: ModelInfo, opened: AsyncExitStack
@@ -240,8 +240,9 @@ class Admission:
         metrics.refused(reason, model=self._model)
         if reason == "starting":
             return self._starting()
-        after_s = self._begun.retry_after_s(len(self._waiting), time.monotonic())
-        load = f"being spoken: {self._num_heard}, waiting for their first audio: {self._num_streams - self._num_heard}"
+        after_s = self._starts.retry_after_s(len(self._waiting), time.monotonic())
+        num_waiting = self._num_streams - self._num_speaking
+        load = f"being spoken: {self._num_speaking}, waiting for their first audio: {num_waiting}"
         remedy = _REMEDIES[reason].format(settings=self._settings)
         return Overloaded(f"The server is at its limit ({load}); {remedy}.", after_s)
 
@@ -275,11 +276,11 @@ class Admission:
 
     async def _make_room(self) -> None:
         """The reader takes nothing, so its stream gives its place back."""
-        self._num_heard -= 1
+        self._num_speaking -= 1
         self._count(-1)
 
     def _come_back(self) -> None:
-        self._num_heard += 1
+        self._num_speaking += 1
         self._count(+1)
 
     def _count(self, change: int) -> None:

@@ -98,7 +98,7 @@ class LiveText(Segments):
         self._num_chars = self._num_spoken = self._num_spoken_chars = 0
         self._changed = asyncio.Event()
         self._writing: WrittenText | None = None  # the segment that takes the text
-        self._written: list[WrittenText] = []  # by segment
+        self._mailboxes: list[WrittenText] = []  # by segment
         self._asked = replace(request, text="", following=())
         self._idling: asyncio.TimerHandle | None = None
         self.parts: list[TextPart] = []  # as written and as spoken
@@ -110,7 +110,7 @@ class LiveText(Segments):
 
     @property
     def request(self) -> SynthesisRequest:
-        """The request to a synthesizer; once `begun`."""
+        """The request to a synthesizer, for use after `wait_for_words`."""
         return self._segments[0]
 
     def append(self, text: str) -> None:
@@ -142,7 +142,7 @@ class LiveText(Segments):
             assert segment.live is not None
             self._texts.forget(segment.live)
 
-    async def begun(self) -> bool:
+    async def wait_for_words(self) -> bool:
         """Wait until there certainly is something to say; False where the text ends without anything to say.
 
         The first word may still be on its way; the talker gets ready meanwhile.
@@ -169,7 +169,7 @@ class LiveText(Segments):
 
     def start(self, number: int) -> int:
         spoken = "".join(part.spoken for part in self.parts)
-        return segment_start(spoken, [written.text for written in self._written[:number]])
+        return segment_start(spoken, [each.text for each in self._mailboxes[:number]])
 
     def leave(self, number: int) -> None:
         """The speech of a segment has ended: further text goes into another segment."""
@@ -246,7 +246,7 @@ class LiveText(Segments):
 
     def _begin_segment(self) -> None:
         self._writing = WrittenText()
-        self._written.append(self._writing)
+        self._mailboxes.append(self._writing)
         mailbox = self._texts.share(self, self._writing)
         self._segments.append(segment_request(replace(self._asked, live=mailbox), len(self._segments) + 1))
 
@@ -331,8 +331,8 @@ class LivePlain:
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
         """The spoken text that is certain once `text` has come; with the last part all of the rest."""
         self._rest += text
-        is_whole = is_last or len(self._rest) > _LONGEST_REST
-        end = len(self._rest) if is_whole else _last_boundary(self._rest)
+        takes_all = is_last or len(self._rest) > _LONGEST_REST
+        end = len(self._rest) if takes_all else _last_boundary(self._rest)
         known, self._rest = self._rest[:end], self._rest[end:]
         return [TextPart(word, self._spoken(word)) for word in _words(known)]
 

@@ -58,7 +58,7 @@ class WordTimes:
         self._parts: list[TextPart] = self._live.parts if self._live else []
         self._num_parts = self._num_written = self._num_spoken = 0  # of the parts that were taken
         self._places: list[_Place] = []
-        self._heard: tuple[float, float] = (0.0, 0.0)  # seconds, characters of the spoken text
+        self._read_to: tuple[float, float] = (0.0, 0.0)  # seconds, characters of the spoken text
         self._starts_s: list[float] = []  # of the words that have begun
         self._num_told = 0
         self._told: list[Word] = []  # not taken yet
@@ -105,14 +105,14 @@ class WordTimes:
         return Spoken(self.text[:end], self.text[end:], known[-1].text if known else None)
 
     def _hear(self, seconds: float, chars: float) -> None:
-        before_s, before = self._heard
+        before_s, before = self._read_to
         if seconds <= before_s and before:
             return  # of a frame that was read before
         while len(self._starts_s) < len(self._places) and self._places[len(self._starts_s)].spoken <= chars:
             place = self._places[len(self._starts_s)].spoken
             share = 0.0 if chars <= before else min(1.0, max(0.0, (place - before) / (chars - before)))
             self._starts_s.append(before_s + share * (seconds - before_s))
-        self._heard = seconds, max(chars, before)
+        self._read_to = seconds, max(chars, before)
 
     def _word(self, number: int) -> Word:
         place, start_s = self._places[number], self._starts_s[number]

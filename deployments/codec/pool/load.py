@@ -154,13 +154,13 @@ class CodecLoad:
         its pool must see the demand, and codes are small.
         """
         counts, room = _Stream(), AsyncExitStack()
-        client, is_heard = request.client, request.is_heard
+        client, is_underway = request.client, request.is_underway
 
         async def arriving(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
             async with aclosing(generate(request)) as chunks:
                 async for chunk in chunks:
                     if len(chunk.codes) and not counts.arrived and request.gpu_frames < ALL_FRAMES:
-                        at_once = is_heard or request.gpu_frames > 0  # samples that a GPU has made shall not wait
+                        at_once = is_underway or request.gpu_frames > 0  # samples that a GPU has made shall not wait
                         await room.enter_async_context(self._capacity.enter(client, at_once=at_once))
                     counts.arrived += len(chunk.codes)
                     yield chunk

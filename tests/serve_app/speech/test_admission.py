@@ -360,7 +360,7 @@ async def test_a_reader_that_takes_nothing_gives_its_place_back(monkeypatch: pyt
             await line.speak()
         heard += [item async for item in paused]
     assert pcm_of(heard) == pcm_of(utterance(2))
-    assert (line.admission._num_streams, line.admission._num_heard) == (0, 0)
+    assert (line.admission._num_streams, line.admission._num_speaking) == (0, 0)
 
 
 async def test_who_leaves_while_away_is_counted_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,5 +371,5 @@ async def test_who_leaves_while_away_is_counted_out_once(monkeypatch: pytest.Mon
         await anext(paused)
         for _ in range(10):
             await asyncio.sleep(0)
-        assert (line.admission._num_streams, line.admission._num_heard) == (0, 0)
-    assert (line.admission._num_streams, line.admission._num_heard) == (0, 0)
+        assert (line.admission._num_streams, line.admission._num_speaking) == (0, 0)
+    assert (line.admission._num_streams, line.admission._num_speaking) == (0, 0)
