@@ -233,6 +233,16 @@ class PcmChunk:
     segment: int = 0  # number of a long text's segment, from the ingress on: the codec begins anew with each
     clone_prompt: ClonePrompt | None = None  # see FrameChunk
 
+    @property
+    def is_heartbeat(self) -> bool:
+        return not len(self.codes) and not self.pcm and self.finish_reason is None
+
+    def emptied(self) -> "PcmChunk":
+        """A chunk of the same stream that brings nothing: no audio, no frames, no end."""
+        return PcmChunk(
+            b"", self.codes[:0], self.num_text_tokens, position=self.position, seed=self.seed, segment=self.segment
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:

@@ -304,7 +304,7 @@ async def without_clicks(
             if chunk.finish_reason is None and may_pause():
                 pcm, held = pcm[:-size], pcm[-size:]
             clock.deliver(len(pcm) / _SAMPLE_BYTES / sample_rate, now_s=time.monotonic())
-            last = replace(chunk, pcm=b"", codes=chunk.codes[:0], marks=())
+            last = chunk.emptied()
             yield replace(chunk, pcm=pcm)
     finally:
         try:

@@ -162,7 +162,7 @@ class _Utterance:
         if chunk.finish_reason is not FinishReason.STOP:
             self._cut_short = self._cut_short or chunk.finish_reason
         self.has_ended = chunk.finish_reason is not None and is_last
-        self._nothing = replace(chunk, pcm=b"", codes=chunk.codes[:0], finish_reason=None, marks=(), readings=())
+        self._nothing = chunk.emptied()
         return replace(
             chunk,
             num_text_tokens=self._tokens_before + self._tokens,
