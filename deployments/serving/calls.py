@@ -37,11 +37,12 @@ async def stream(
     """
     response = handle.options(method_name=method, stream=True).remote(request)
     items = aiter(response)
-    within_s = _ACCEPT_S
+    is_taken = False  # by a replica
     coming: asyncio.Future[Any] | None = None
     try:
         while True:
             coming = asyncio.ensure_future(anext(items))
+            within_s = _SILENCE_S if is_taken else _ACCEPT_S
             if not await _settles(coming, within_s):
                 raise lost(f"the replica has been silent for {within_s:.0f} s")
             try:
@@ -51,13 +52,13 @@ async def stream(
                 return
             except asyncio.CancelledError:  # not ours: that would come out of the wait
                 raise Moved("Serve has cancelled the call") from None
-            within_s = _SILENCE_S
+            is_taken = True
             yield item
     except Exception as error:
         response.cancel()
-        raise translate(error, lost) from error
+        raise from_ray_error(error, lost) from error
     finally:
-        if coming is None or coming.done() or within_s == _SILENCE_S:
+        if coming is None or coming.done() or is_taken:
             response.cancel()
             await drop(coming)
         else:
@@ -87,7 +88,7 @@ async def call(handle: DeploymentHandle, method: str, *arguments: object, lost: 
     try:
         return await handle.options(method_name=method).remote(*arguments)
     except Exception as error:
-        raise translate(error, lost) from error
+        raise from_ray_error(error, lost) from error
 
 
 async def broadcast(handle: DeploymentHandle, method: str, argument: object) -> list[Any]:
@@ -109,7 +110,7 @@ async def drop(coming: asyncio.Future[Any] | None) -> None:
         coming.exception()
 
 
-def translate(error: Exception, lost: type[ReplicaLost]) -> Exception:
+def from_ray_error(error: Exception, lost: type[ReplicaLost]) -> Exception:
     """Ray's exception as one of ours; an exception that the method raised is returned as it was raised there."""
     if isinstance(error, BackPressureError):
         queued = error.args[0]  # calls of this process that wait for a replica with room

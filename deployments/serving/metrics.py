@@ -7,7 +7,7 @@ the calls do nothing: in tests, and in the talker's engine, which sends its numb
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from deployments.audio.recordings import Lookups
+from deployments.audio.recording_cache import Lookups
 from deployments.protocol import FinishReason, Marks
 
 _LATENCIES_S = [0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 15.0, 60.0]

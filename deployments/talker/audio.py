@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from deployments.audio.listening import first_sound
-from deployments.audio.recordings import Forgotten
+from deployments.audio.recording_cache import Forgotten
 from deployments.codec.plan import GPU_RAMP, ChunkPlan, call_sizes, parts
 from deployments.codec.slots import CODE_RING, DecodeCall, SlotDecoder
 from deployments.codec.state import DecoderState
@@ -33,14 +33,14 @@ _WRITTEN_AT_ONCE = _MAX_WAITING // 2  # frames that exist when a stream opens
 _RECALL_PATIENCE_S = 0.1  # a recall is many calls: younger streams may go first for that long
 # A stream whose listener has so much in hand waits for others to share its call: until one in so many wants the same
 # and no call runs, but no longer than that. Shared calls are small enough for a first frame to wait for one.
-_SLACK_S = 0.4
+_SHARING_LEAD_S = 0.4
 _PATIENCE_S = 0.1
 _SHARING = 4
 _BULK_FRAMES = 96
 
 
 @dataclass(slots=True, eq=False)
-class _Stream:
+class _AudioStream:
     id: int
     slot: int
     num_recalled: int  # frames at the beginning whose audio exists already
@@ -70,13 +70,13 @@ class _Stream:
     def has_slack(self, now_s: float) -> bool:
         """Whether its listener has time, and it has not waited for long."""
         is_playing = not self.is_recalling and self.clock.has_begun and self.waiting < 2 * _CALL_SIZES[0]
-        return is_playing and self.clock.lead_s(now_s) >= _SLACK_S and now_s - self.ready_since_s < _PATIENCE_S
+        return is_playing and self.clock.lead_s(now_s) >= _SHARING_LEAD_S and now_s - self.ready_since_s < _PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
     decode_call: DecodeCall
-    streams: list[_Stream]
+    streams: list[_AudioStream]
     audible: list[bool]
     frames: int
 
@@ -91,7 +91,7 @@ class AudioStreams:
         """
         self.precision = precision
         self._load, self._frame_s = load, frame_s
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, _AudioStream] = {}
         self._calls: list[_Call] = []  # oldest first
         self._pcm: list[tuple[int, bytes]] = []
         self._failed: dict[int, EngineError] = {}
@@ -157,7 +157,9 @@ class AudioStreams:
         recalled = min(delivered, self._decoder.reach)
         known = known[delivered - recalled :]
         plan = ChunkPlan(GPU_RAMP, frame_s=self._frame_s, min_lead_s=_MIN_LEAD_S, in_hand=0.0)
-        stream = _Stream(stream_id, slot, recalled, recalled + frames, time.monotonic(), plan, begins_with=begins_with)
+        stream = _AudioStream(
+            stream_id, slot, recalled, recalled + frames, time.monotonic(), plan, begins_with=begins_with
+        )
         state = self._recordings.get(begins_with)
         if state is not None:
             self._recordings.move_to_end(begins_with)
@@ -228,7 +230,7 @@ class AudioStreams:
         slots = sorted([*self._free, *(stream.slot for stream in self._streams.values())])
         assert slots == list(range(self._decoder.num_slots)), f"slots lost or held twice: {slots}"
 
-    def _write(self, stream: _Stream, codes: Codes) -> None:
+    def _write(self, stream: _AudioStream, codes: Codes) -> None:
         """Frames that exist when a stream opens; there may be more than a slot holds."""
         for start in range(0, len(codes), _WRITTEN_AT_ONCE):
             part = codes[start : start + _WRITTEN_AT_ONCE]
@@ -264,7 +266,7 @@ class AudioStreams:
         most = min(self._decoder.largest_batch(frames), max(urgent, _BULK_FRAMES // frames))
         return self._call(streams[:most], frames)
 
-    def _shared_call(self, wishes: list[tuple[_Stream, int]]) -> _Call | None:
+    def _shared_call(self, wishes: list[tuple[_AudioStream, int]]) -> _Call | None:
         """A call for streams that all have time, once enough of them want as many frames."""
         for frames in dict.fromkeys(size for _, size in wishes):
             streams = [stream for stream, size in wishes if size == frames]
@@ -273,7 +275,7 @@ class AudioStreams:
                 return self._call(streams[: _power_of_two(min(most, len(streams)))], frames)
         return None
 
-    def _call(self, streams: list[_Stream], frames: int) -> _Call:
+    def _call(self, streams: list[_AudioStream], frames: int) -> _Call:
         audible = [not stream.is_recalling for stream in streams]
         decode_call = self._decoder.decode([stream.slot for stream in streams], frames)
         for stream in streams:
@@ -286,7 +288,7 @@ class AudioStreams:
                 self._keep(stream)
         return _Call(decode_call, streams, audible, frames)
 
-    def _keep(self, stream: _Stream) -> None:
+    def _keep(self, stream: _AudioStream) -> None:
         """Keep the state that a stream's recording leaves in its slot; the least recently used state goes."""
         if stream.begins_with in self._forgotten:
             return
@@ -302,7 +304,7 @@ class AudioStreams:
             del self._recordings[key]
         return len(over)
 
-    def _size(self, stream: _Stream, now_s: float) -> int:
+    def _size(self, stream: _AudioStream, now_s: float) -> int:
         """Frames to decode of a stream that has some; 0 means wait for more."""
         if stream.is_recalling:
             return parts(min(stream.waiting, stream.num_recalled - stream.called), _CALL_SIZES)[0]
@@ -333,7 +335,7 @@ class AudioStreams:
                 self._pcm.append((stream.id, pcm.tobytes()))
             self._forget_if_over(stream)
 
-    def _forget_if_over(self, stream: _Stream) -> None:
+    def _forget_if_over(self, stream: _AudioStream) -> None:
         if stream.decoded >= stream.limit:
             self.close(stream.id)
 

@@ -4,7 +4,7 @@ import pickle
 import struct
 from dataclasses import dataclass, field
 
-from deployments.audio.recordings import Lookups
+from deployments.audio.recording_cache import Lookups
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
 
 _LENGTH = struct.Struct("<I")

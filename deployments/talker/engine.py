@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _LAUNCH_NS = 800_000
 # Frames that are sent together, once a listener has so much audio in hand.
 _MAX_HELD = 8
-_SLACK_S = 0.41
+_HOLDING_LEAD_S = 0.41
 # How often to look for audio while no step is under way.
 _AUDIO_POLL_S = 0.0002
 # Up to so many rows the talker's half of a step waits for the decoding of a first frame, because its listener waits.
@@ -342,7 +342,7 @@ class Engine:
         if sequence.request.gpu_frames >= ALL_FRAMES:
             return sequence.finish_reason is None  # their audio will carry them
         held = sequence.num_frames - sequence.num_sent
-        has_slack = sequence.sent_lead_s(now_s) > _SLACK_S
+        has_slack = sequence.sent_lead_s(now_s) > _HOLDING_LEAD_S
         goes_on = sequence.finish_reason is None and not sequence.awaits_text
         return goes_on and held < self._max_held and has_slack
 

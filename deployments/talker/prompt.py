@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deployments.audio.recordings import ByRecording
+from deployments.audio.recording_cache import ByRecording
 from deployments.errors import InvalidRequest
 from deployments.protocol import ClonePrompt, Codes, GenerateRequest, ModelKind, Reference, SynthesisRequest
 from deployments.talker.model.config import ModelConfig

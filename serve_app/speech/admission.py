@@ -105,7 +105,7 @@ class Admission:
         try:
             info = await self.describe()
             sound = FirstSound(info.sample_rate)
-            async with AsyncExitStack() as opened, ReaderWatch(self._make_room, self._come_back) as reader:
+            async with AsyncExitStack() as opened, ReaderWatch(self._give_place_back, self._take_place_again) as reader:
                 chunks, opening = await self._begin(request, info, opened)
                 is_speaking = True
                 self._num_speaking += 1
@@ -274,12 +274,12 @@ class Admission:
             if telling is not None:
                 telling.cancel()
 
-    async def _make_room(self) -> None:
+    async def _give_place_back(self) -> None:
         """The reader takes nothing, so its stream gives its place back."""
         self._num_speaking -= 1
         self._count(-1)
 
-    def _come_back(self) -> None:
+    def _take_place_again(self) -> None:
         self._num_speaking += 1
         self._count(+1)
 

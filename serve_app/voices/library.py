@@ -18,7 +18,7 @@ from typing import ParamSpec, Self, TypeVar
 
 import numpy as np
 
-from deployments.audio.recordings import Lookups
+from deployments.audio.recording_cache import Lookups
 from deployments.errors import Conflict, InvalidRequest, NotFound, NotReady, StartError, TalkrayError
 from deployments.protocol import ModelInfo, Reference
 from deployments.serving import metrics

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from ray.util import metrics as ray
 
-from deployments.audio.recordings import Lookups
+from deployments.audio.recording_cache import Lookups
 from deployments.protocol import FinishReason, Mark
 from deployments.serving import metrics, ray_metrics
 

@@ -343,13 +343,13 @@ async def test_a_reader_that_takes_nothing_gives_its_place_back(monkeypatch: pyt
     line = Line(AdmissionSettings(max_streams=1, max_line_s=1000, max_wait_s=1000))
     line.gate.set()
     left = asyncio.Event()
-    make_room = line.admission._make_room
+    make_room = line.admission._give_place_back
 
     async def tell_and_make_room() -> None:
         await make_room()
         left.set()
 
-    monkeypatch.setattr(line.admission, "_make_room", tell_and_make_room)
+    monkeypatch.setattr(line.admission, "_give_place_back", tell_and_make_room)
     async with aclosing(line.admission.synthesize(REQUEST)) as paused:
         heard = [await anext(paused)]
         await asyncio.wait_for(left.wait(), 5.0)
