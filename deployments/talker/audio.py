@@ -26,13 +26,14 @@ from deployments.protocol import Codes
 _MIN_LEAD_S = 0.06  # covers a decode and a frame of the talker
 _CALL_SIZES = call_sizes(GPU_RAMP)
 SLOTS_PER_RECORDING = 4  # states kept of recordings take a quarter of the memory of streams
-_MAX_CALLS = 2  # one runs, one waits for it; later frames make the next batch larger
-_FEW_STREAMS = 15  # up to here every stream takes each step of the ramp
+_MAX_CALLS = 2  # one runs and one waits, so that later frames make a larger call
+_FEW_STREAMS = 15  # with more streams, some steps of the ramp are left out
 _MAX_WAITING = CODE_RING // 2
 _WRITTEN_AT_ONCE = _MAX_WAITING // 2  # frames that exist when a stream opens
-_RECALL_PATIENCE_S = 0.1  # a recall is many calls: younger streams may go first for that long
-# A stream whose listener has so much in hand waits for others to share its call: until one in so many wants the same
-# and no call runs, but no longer than that. Shared calls are small enough for a first frame to wait for one.
+_RECALL_PATIENCE_S = 0.1  # a recall takes many calls, so younger streams may go first for so long
+# A stream whose listener has _SHARING_LEAD_S of audio in hand waits for others that share its call. The call is made
+# once one in _SHARING streams wants as many frames and no call runs, at the latest after _PATIENCE_S. It has at most
+# _BULK_FRAMES, so that a first frame does not wait for long.
 _SHARING_LEAD_S = 0.4
 _PATIENCE_S = 0.1
 _SHARING = 4
@@ -51,7 +52,7 @@ class _AudioStream:
     written: int = 0  # frames whose codes are in the slot
     called: int = 0  # frames in calls, finished or not
     decoded: int = 0
-    begins_with: bytes = b""  # key and codes of a recording that others may go on from as well, while it is recalled
+    begins_with: bytes = b""  # while a recording is recalled that others may share: its key and codes
     ready_since_s: float = math.inf  # when its next chunk could have been decoded
 
     @property
@@ -68,7 +69,7 @@ class _AudioStream:
         return self.clock.deadline_s(self.opened_s)
 
     def has_slack(self, now_s: float) -> bool:
-        """Whether its listener has time, and it has not waited for long."""
+        """Whether it may wait for others to share its call."""
         is_playing = not self.is_recalling and self.clock.has_begun and self.waiting < 2 * _CALL_SIZES[0]
         return is_playing and self.clock.lead_s(now_s) >= _SHARING_LEAD_S and now_s - self.ready_since_s < _PATIENCE_S
 
@@ -95,7 +96,7 @@ class AudioStreams:
         self._calls: list[_Call] = []  # oldest first
         self._pcm: list[tuple[int, bytes]] = []
         self._failed: dict[int, EngineError] = {}
-        # Decoder states after recordings, by the keys and codes of these. The one that was used last is the last.
+        # Decoder states after recordings, by the recordings' keys and codes. The last used one is the last.
         self._recordings: OrderedDict[bytes, DecoderState] = OrderedDict()
         self._forgotten = Forgotten()
 
@@ -185,12 +186,12 @@ class AudioStreams:
             self._dispatch()
 
     def prioritise_last_call(self) -> None:
-        """The next work on the talker's device waits for the call that was just made, if there is no other call."""
+        """Let the next work on the talker's device wait for the call that was just made, if it is the only one."""
         if len(self._calls) == 1:
             self._decoder.barrier()
 
     def finish(self, stream_id: int) -> bool:
-        """No frame will follow the added ones. Returns whether audio of them is still to be taken."""
+        """No more frames are added. Returns whether there is audio that was not taken yet."""
         stream = self._streams.get(stream_id)
         if stream is not None:
             stream.limit = stream.written if stream.written > stream.num_recalled else 0
@@ -205,7 +206,7 @@ class AudioStreams:
             self._free.append(stream.slot)  # calls run in order: its call under way ends before its next stream
 
     def is_pending(self, stream_id: int) -> bool:
-        """Whether audio of frames that were added is still to be taken."""
+        """Whether there is, or will be, audio that was not taken yet."""
         stream = self._streams.get(stream_id)
         is_decoded = any(number == stream_id for number, _ in self._pcm) or stream_id in self._failed
         return is_decoded or (stream is not None and stream.decoded < stream.written)
@@ -249,7 +250,7 @@ class AudioStreams:
             self._calls.append(call)
 
     def _next_call(self) -> _Call | None:
-        """A call for the most urgent stream and others that want as many frames; or for many streams that have time."""
+        """A call for the most urgent stream and others that want as many frames, or for many streams that may wait."""
         now_s = time.monotonic()
         wishes = [(stream, self._size(stream, now_s)) for stream in self._streams.values() if stream.waiting]
         wishes = [(stream, size) for stream, size in wishes if size]
@@ -267,7 +268,7 @@ class AudioStreams:
         return self._call(streams[:most], frames)
 
     def _shared_call(self, wishes: list[tuple[_AudioStream, int]]) -> _Call | None:
-        """A call for streams that all have time, once enough of them want as many frames."""
+        """A call for streams that may wait, once enough of them want as many frames."""
         for frames in dict.fromkeys(size for _, size in wishes):
             streams = [stream for stream, size in wishes if size == frames]
             most = max(1, _BULK_FRAMES // frames)
@@ -289,7 +290,7 @@ class AudioStreams:
         return _Call(decode_call, streams, audible, frames)
 
     def _keep(self, stream: _AudioStream) -> None:
-        """Keep the state that a stream's recording leaves in its slot; the least recently used state goes."""
+        """Keep the decoder's state after a stream's recording, in place of the least recently used one."""
         if stream.begins_with in self._forgotten:
             return
         self._recordings[stream.begins_with] = self._decoder.state(stream.slot)
@@ -329,7 +330,7 @@ class AudioStreams:
                 sample_rate = round(len(pcm) / (call.frames * self._frame_s))
                 pcm = pcm[: frames * (len(pcm) // call.frames)]
                 if not stream.clock.has_begun and first_sound(pcm, sample_rate) is None:
-                    stream.plan.restart()  # it will be dropped: the ramp begins with the first sound
+                    stream.plan.restart()  # a quiet start is dropped, so the ramp begins with the first sound
                 else:
                     stream.clock.deliver(frames * self._frame_s, now_s=time.monotonic())
                 self._pcm.append((stream.id, pcm.tobytes()))
