@@ -87,11 +87,15 @@ def _of_kind(kind: ModelKind, models: Sequence[ModelInfo], what: str) -> ModelIn
     """The model of a kind that `what` asks for. Raises InvalidRequest where there is none, or no telling which."""
     found = _only([info for info in models if info.kind is kind], what, models[0])
     if found is None:
-        here = ", ".join(f"{info.name} ({info.kind})" for info in models)
-        raise InvalidRequest(
-            f"{what} needs {_CHECKPOINTS[kind]}, and none is deployed here: {here}.", _param(what), "model_not_deployed"
-        )
+        raise not_deployed(kind, models, what, _param(what))
     return found
+
+
+def not_deployed(kind: ModelKind, models: Sequence[ModelInfo], what: str, param: str | None = None) -> InvalidRequest:
+    """The error that says what would have to be deployed for `what`."""
+    here = ", ".join(f"{info.name} ({info.kind})" for info in models)
+    message = f"{what} needs {_CHECKPOINTS[kind]}, and none is deployed here: {here}."
+    return InvalidRequest(message, param, "model_not_deployed")
 
 
 def _only(candidates: Sequence[ModelInfo], what: str, default: ModelInfo) -> ModelInfo | None:

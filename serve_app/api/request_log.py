@@ -52,6 +52,14 @@ class Usage:
         self.marks = self.marks or chunk.marks
         self.seed = self.seed if chunk.seed is None else chunk.seed
 
+    def include(self, other: "Usage") -> None:
+        """Another utterance of the same request, which has ended."""
+        self.first_audio_ns = self.first_audio_ns or other.first_audio_ns
+        self.finish_reason = other.finish_reason
+        self.input_tokens += other.input_tokens
+        self.frames += other.frames
+        self.samples += other.samples
+
 
 @dataclass(slots=True)
 class RequestRecord:

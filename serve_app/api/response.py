@@ -7,11 +7,11 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -27,6 +27,8 @@ from serve_app.api.request_log import Usage
 from serve_app.api.wish import Delivery
 from serve_app.audio.formats import AudioFormat, Rendering
 from serve_app.speech.word_times import Word, WordTimes
+
+T = TypeVar("T")
 
 # Bytes of one whole answer, which is kept until its audio is complete: 23 minutes at 24 kHz, 16 bits.
 MAX_WHOLE_BYTES = 64 << 20
@@ -237,17 +239,7 @@ class SpeechResponse(Response):
         self.init_headers(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        speaking = asyncio.create_task(self._send_whole(send, self._kept) if self._kept else self._send_stream(send))
-        leaving = asyncio.create_task(_disconnected(receive))
-        try:
-            await asyncio.wait((speaking, leaving), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            speaking.cancel()
-            leaving.cancel()
-            await asyncio.wait((speaking, leaving))
-        if speaking.cancelled():
-            raise ClientDisconnect from (None if leaving.cancelled() else leaving.exception())
-        speaking.result()
+        await unless_left(self._send_whole(send, self._kept) if self._kept else self._send_stream(send), receive)
 
     async def _send_stream(self, send: Send) -> None:
         async with aclosing(self._body) as body:
@@ -275,6 +267,21 @@ class SpeechResponse(Response):
             self.headers["server-timing"] = server_timing(marks)
             metrics.stages(marks)
         return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+
+
+async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """The result of `work`, which ends when the client leaves. Raises ClientDisconnect then."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait((working, leaving))
+    if working.cancelled():
+        raise ClientDisconnect from (None if leaving.cancelled() else leaving.exception())
+    return working.result()
 
 
 def _part(body: bytes, *, more: bool = True) -> Message:

@@ -35,7 +35,7 @@ from serve_app.cli.say import STANDARD_OUTPUT, SayRequest, announced, find_serve
 from serve_app.cli.serve.local_server import Address, check_port
 from serve_app.cli.serve.run_folder import clear_dead
 from serve_app.cli.serve.supervisor import running
-from serve_app.cli.voice_commands import voices
+from serve_app.cli.voice_design import voices
 from serve_app.config import AccessSettings, AppConfig, ConfigError, explain, read_config
 
 

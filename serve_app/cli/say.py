@@ -8,16 +8,18 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import aiohttp
 import soundfile
 
 from deployments.errors import InvalidRequest, StartError, TalkrayError
 from deployments.weights.store import cache_directory
+
+T = TypeVar("T")
 
 FORMATS = {".wav": "wav", ".mp3": "mp3", ".opus": "opus", ".ogg": "opus", ".aac": "aac", ".flac": "flac", ".pcm": "pcm"}
 STANDARD_OUTPUT = Path("-")
@@ -82,16 +84,39 @@ def write_speech(url: str, utterance: SayRequest, file: Path) -> str:
 
 def play_speech(url: str, utterance: SayRequest) -> str:
     """Play the speech as it comes; returns a line that names the player. Raises RefusedError."""
+    remarks: list[str] = []
+
+    def speak(write: Callable[[bytes], object]) -> None:
+        remarks.append(_fetch(url, utterance, write, audio_format="wav", stream=True).remark)
+
+    name = play(speak)
+    return f"played with {name}{''.join(remarks)}"
+
+
+def play(speak: Callable[[Callable[[bytes], object]], object]) -> str:
+    """Play the WAV file that `speak` writes; returns the player's name. Raises RefusedError."""
     command = next((player for player in _PLAYERS if shutil.which(player[0])), None)
     if command is None:
         players = ", ".join(player[0] for player in _PLAYERS)
         raise RefusedError(f"there is no player here, install one of {players}; or write a file with -o")
-    remark = ""
     with _Player(command) as player, contextlib.suppress(BrokenPipeError):  # its status says so below
-        remark = _fetch(url, utterance, player.write, audio_format="wav", stream=True).remark
+        speak(player.write)
     if player.status:
         raise RefusedError(f"{command[0]} failed with status {player.status}; -o writes a file")
-    return f"played with {command[0]}{remark}"
+    return command[0]
+
+
+def ask(url: str, path: str, fields: Mapping[str, object]) -> Any:
+    """The JSON answer to a POST of `fields` that are not None. Raises RefusedError."""
+
+    async def work() -> Any:
+        body = {name: value for name, value in fields.items() if value is not None}
+        async with _session() as session, session.post(url.rstrip("/") + path, json=body) as answer:
+            if answer.status != 200:
+                raise RefusedError(f"{url}: {_message(answer.status, await answer.read())}")
+            return await answer.json()
+
+    return _asked(url, work())
 
 
 class _Player:
@@ -184,8 +209,12 @@ def _fetch(
     url: str, utterance: SayRequest, write: Callable[[bytes], object], *, audio_format: str, stream: bool = False
 ) -> Fetched:
     """Pass the audio to `write`, as it comes or at once."""
+    return _asked(url, _ask(url.rstrip("/"), utterance, write, audio_format=audio_format, stream=stream))
+
+
+def _asked(url: str, work: Coroutine[Any, Any, T]) -> T:
     try:
-        return asyncio.run(_ask(url.rstrip("/"), utterance, write, audio_format=audio_format, stream=stream))
+        return asyncio.run(work)
     except (aiohttp.ClientError, TimeoutError) as error:
         raise RefusedError(
             f"{url} does not answer as a Talkray server ({error}): start one with `talkray serve`"
@@ -195,10 +224,7 @@ def _fetch(
 async def _ask(
     url: str, utterance: SayRequest, write: Callable[[bytes], object], *, audio_format: str, stream: bool
 ) -> Fetched:
-    timeout = aiohttp.ClientTimeout(total=None, sock_read=_READ_TIMEOUT_S)
-    key = os.environ.get(KEY_VARIABLE)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+    async with _session() as session:
         asked = {
             "model": "qwen3-tts",
             "input": utterance.text,
@@ -218,6 +244,12 @@ async def _ask(
                 num_bytes += len(part)
             ignored = answer.headers.get("x-ignored")
             return Fetched(num_bytes, f"; the server ignored {ignored}" if ignored else "")
+
+
+def _session() -> aiohttp.ClientSession:
+    key = os.environ.get(KEY_VARIABLE)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_read=_READ_TIMEOUT_S), headers=headers)
 
 
 async def _whole(answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:

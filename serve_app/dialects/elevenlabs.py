@@ -84,14 +84,14 @@ def _ways(path: str, what: str) -> tuple[Route, ...]:
 
 async def list_voices(service: SpeechService) -> dict[str, object]:
     """All of them on one page."""
-    known = [_voice(voice) for voice in await catalogue.all_voices(await service.described(), service.voices)]
+    known = [voice_entry(voice) for voice in await catalogue.all_voices(await service.described(), service.voices)]
     return {"voices": known, "has_more": False, "total_count": len(known), "next_page_token": None}
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
     """One voice. Raises InvalidRequest with the valid names."""
     stored = await service.voices.find(voice_id)
-    return _voice(
+    return voice_entry(
         catalogue.stored_voice(stored) if stored else catalogue.find_voice(voice_id, *await service.described())
     )
 
@@ -172,7 +172,8 @@ _SUBSCRIPTION: dict[str, object] = {
 }
 
 
-def _voice(voice: catalogue.Voice) -> dict[str, object]:
+def voice_entry(voice: catalogue.Voice) -> dict[str, object]:
+    """As clients read it."""
     labels = {"language": voice.language, "gender": voice.gender}
     described = {"description": voice.description, "labels": labels}
     category = "cloned" if voice.type == "stored" else "premade"

@@ -13,6 +13,7 @@ from serve_app.api.client_json import number, parse_object
 from serve_app.api.forms import SentForm, read_form
 from serve_app.api.speech_service import SpeechService
 from serve_app.dialects.table import Dialect, Route
+from serve_app.voices.designs import lock
 from serve_app.voices.library import Details, SentRecording
 from serve_app.voices.record import FILE_SUFFIX, NEUTRAL, StoredConsent, StoredVoice, pack
 
@@ -22,13 +23,13 @@ _TEXT = ("ref_text", "reference_text")
 _DESCRIPTION = ("speaker_description", "description")
 _DETAILS = ("name", "language", *_DESCRIPTION)
 _RECORDING = ("audio_sample", *_TEXT)
-_CREATED = (*_DETAILS, *_RECORDING, "consent", "type")
+_CREATED = (*_DETAILS, *_RECORDING, "consent", "type", "design")
 _CHANGED = (*_DETAILS, *_RECORDING, "style", "sampling")
 _MOST_LISTED = 100
 
 
 async def add_voice(service: SpeechService, request: Request) -> Response:
-    """Stores a voice: a recording, a name and, best, what the recording says."""
+    """Stores a voice: a name, and a recording with, best, what it says, or the id of a `design`."""
     form = await read_form(request)
     _check_kind(form)
     details = Details(
@@ -38,8 +39,12 @@ async def add_voice(service: SpeechService, request: Request) -> Response:
         consent=form.text("consent"),
         provenance="openai",
     )
-    recordings = _recordings(form, style=NEUTRAL)
-    voice = await service.voices.add(details, recordings, field="audio_sample")
+    if (design := form.text("design")) is None:
+        voice = await service.voices.add(details, _recordings(form, style=NEUTRAL), field="audio_sample")
+    elif form.files or form.text(*_TEXT):
+        raise InvalidRequest("design: it has a recording and a text of its own: leave out yours.", "design")
+    else:
+        voice = await lock(service.voices, design, details)
     return _answer({**described(voice), "success": True, "voice": _omni(voice)}, form, _CREATED)
 
 
@@ -186,7 +191,7 @@ def _answer(content: Mapping[str, object], form: SentForm, known: Sequence[str])
 
 _SAMPLE = {"type": "string", "format": "binary"}
 _PROPERTIES = {name: _SAMPLE if name == "audio_sample" else {"type": "string"} for name in _CREATED}
-_SCHEMA = {"type": "object", "required": ["name", "audio_sample"], "properties": _PROPERTIES}
+_SCHEMA = {"type": "object", "required": ["name"], "properties": _PROPERTIES}
 _DOCS = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _SCHEMA}}}}
 _VOICES, _CONSENTS = "/v1/audio/voices", "/v1/audio/voice_consents"
 DIALECT = Dialect(

@@ -91,11 +91,7 @@ async def _speak_item(
     usage, rendering = Usage(), replace(wish.delivery, whole=True).rendering(wish.info)
     kept.expect(wish.body, wish.delivery, wish.info)
     content = await collected(audio_body(service.chunks(utterance, wish.info), rendering, usage, kept=kept), kept)
-    total = state_of(request).record.usage
-    total.first_audio_ns, total.finish_reason = total.first_audio_ns or usage.first_audio_ns, usage.finish_reason
-    total.input_tokens += usage.input_tokens
-    total.frames += usage.frames
-    total.samples += usage.samples
+    state_of(request).record.usage.include(usage)
     told = {"audio_data": AUDIO_HERE, "media_type": CONTENT_TYPES[wish.delivery.audio_format]}
     return {**told, "usage": usage.tokens, **ignored_fields.in_message(wish.ignored)}, content
 

@@ -84,11 +84,12 @@ class PoolWatch:
         return self._lives.get(talkers, True) and (self._lives.get(codecs, True) or not (pool and pool.wanted))
 
     def is_ready(self) -> bool:
-        """Whether speech of the only model may be asked for: the pools run, or the talkers are at zero for lack of
+        """Whether speech of the first model may be asked for: the pools run, or the talkers are at zero for lack of
         requests.
         """
-        talkers = self._pools.get(POOLS["Talker"])
-        return self.is_running() or (talkers is not None and not talkers.wanted)
+        first = next(iter(self._models))
+        talkers = self._pools.get(pool_of(self._models[first][0]))
+        return self.is_running(first) or (talkers is not None and not talkers.wanted)
 
     def state(self, model: str = "") -> ModelState:
         """Whether a model speaks, and how far its start is if not."""

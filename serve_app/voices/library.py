@@ -30,6 +30,7 @@ from serve_app.voices.record import (
     VISITOR,
     Consent,
     StoredConsent,
+    StoredDesign,
     StoredVoice,
     Take,
     new_id,
@@ -48,7 +49,8 @@ _MOST_UNDERIVED = 256
 Forget = Callable[[tuple[bytes, ...]], Awaitable[None]]
 P = ParamSpec("P")
 T = TypeVar("T")
-R = TypeVar("R", StoredVoice, StoredConsent)
+R = TypeVar("R", StoredVoice, StoredConsent, StoredDesign)
+C = TypeVar("C", StoredVoice, StoredConsent)  # what may be changed
 
 
 async def nobody(_: tuple[bytes, ...]) -> None:
@@ -120,6 +122,11 @@ class Voices:
         await self._follow()
         return self._visible(StoredConsent)
 
+    async def designs(self) -> list[StoredDesign]:
+        """Candidates, the oldest first, some of which may be over. Raises StoreFailed."""
+        await self.refresh()
+        return self._visible(StoredDesign)
+
     async def find(self, id_or_name: str | None) -> StoredVoice | None:
         """The voice that a client means, in any case; its own ones come first."""
         if self._store is None or not id_or_name:
@@ -183,9 +190,13 @@ class Voices:
         """Store a voice that was exported, under its own id. Raises Conflict."""
         await self._check_name(voice)
         self._check_quota(voice)
-        await self._aside(self._writable().write, voice, files)
-        await self.refresh()
+        await self.keep(voice, files)
         return voice
+
+    async def keep(self, record: Record, files: Mapping[str, bytes]) -> None:
+        """Store a record as it is, with its recordings by sha256. Raises StoreFailed."""
+        await self._aside(self._writable().write, record, files)
+        await self.refresh()
 
     async def add_consent(self, name: str, language: str, sent: SentRecording, *, field: str) -> StoredConsent:
         """Raises InvalidRequest, Conflict."""
@@ -199,14 +210,14 @@ class Voices:
         return made
 
     async def change(
-        self, record: R, changes: Mapping[str, object], *, added: Sequence[SentRecording] = (), field: str = ""
-    ) -> R:
+        self, record: C, changes: Mapping[str, object], *, added: Sequence[SentRecording] = (), field: str = ""
+    ) -> C:
         """Store the next version of a record, with further recordings of a voice. Raises InvalidRequest, Conflict."""
         store = self._writable()
         taken: list[tuple[Take, bytes]] = [await self._take(recording, field) for recording in added]
         if isinstance(record, StoredVoice):
             takes = (*record.takes, *(take for take, _ in taken))
-            changed: R = record.changed(**{**changes, "takes": takes})
+            changed: C = record.changed(**{**changes, "takes": takes})
             await self._check_name(changed)
             self._check_quota(changed)
         else:
@@ -227,9 +238,9 @@ class Voices:
         await self._aside(self._writable().remove, record)
         await self._told()
 
-    async def recording(self, voice: StoredVoice, take: Take) -> bytes:
+    async def recording(self, record: Record, take: Take) -> bytes:
         """The FLAC file of a take. Raises Damaged."""
-        return await self._aside(self._writable().recording, voice, take)
+        return await self._aside(self._writable().recording, record, take)
 
     async def reference(
         self, voice: StoredVoice, take: Take, info: ModelInfo, *, x_vector_only: bool = False
@@ -359,7 +370,8 @@ class Voices:
             raise Conflict(f"name: a voice {voice.name!r} is there already: delete it, or take another name.", "name")
 
     def _check_quota(self, record: Record) -> None:
-        others = [each for each in self._records.values() if each.owner == record.owner and each.id != record.id]
+        kept = [each for each in self._records.values() if not isinstance(each, StoredDesign)]
+        others = [each for each in kept if each.owner == record.owner and each.id != record.id]
         settings, held = self._settings, sum(map(_num_bytes, others)) + _num_bytes(record)
         if len(others) >= settings.max_voices:
             raise Conflict(

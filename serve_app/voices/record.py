@@ -26,7 +26,8 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import Sampling
 
 NEUTRAL = "neutral"  # the style of a voice's first recording
-ID = re.compile(r"(voice|cons)_[0-9a-f]{24}")
+ID = re.compile(r"(voice|cons|design)_[0-9a-f]{24}")
+DESIGN_S = 3600.0  # a candidate may be locked for so long
 MAX_TAKES = 16
 FILE_SUFFIX = ".voice"
 _LARGEST_PART = 64 << 20  # of a portable file: the longest recording that is taken in is smaller
@@ -136,6 +137,25 @@ class StoredConsent(Strict):
     take: Take
 
 
+class StoredDesign(Strict):
+    """A voice made from a description: a candidate for an hour, from which a StoredVoice may be made."""
+
+    id: Annotated[str, Field(pattern=r"^design_[0-9a-f]{24}$")]
+    name: Name = "design"
+    owner: str = ""
+    created_at: int
+    description: str
+    language: str | None = None
+    model: str  # that spoke
+    seed: Annotated[int, Field(ge=0, lt=2**64)]
+    take: Take  # with its text
+
+    @property
+    def expires_at(self) -> int:
+        """Seconds since 1970."""
+        return self.created_at + int(DESIGN_S)
+
+
 def _is_same(word: str, style: str) -> bool:
     shared = next((n for n, (a, b) in enumerate(zip(word, style, strict=False)) if a != b), min(len(word), len(style)))
     return word == style or shared >= _SAME_STEM
@@ -153,7 +173,7 @@ def _check_sampling(sampling: Mapping[str, bool | int | float]) -> None:
             raise InvalidRequest(f"sampling: {name} must be of type {kind.__name__}, within {bounds}.", "sampling")
 
 
-def new_id(kind: Literal["voice", "cons"]) -> str:
+def new_id(kind: Literal["voice", "cons", "design"]) -> str:
     return f"{kind}_{secrets.token_hex(12)}"
 
 

@@ -1,6 +1,7 @@
 """Where voices lie: a folder, or a bucket of S3, Google or Azure. All methods block.
 
     voices/ID.json    consents/ID.json    the records, each with a checksum: a voice is there once its record is
+    designs/ID.json                       candidates for voices, which `sweep` removes after an hour
     audio/ID/SHA256.flac                  recordings, written before the record that names them
     derived/ID/KEY.npz                    speaker vector and codes of a recording, for one checkpoint
 
@@ -29,16 +30,16 @@ from pydantic import ValidationError
 
 from deployments.errors import StartError, TalkrayError
 from deployments.protocol import ClonePrompt
-from serve_app.voices.record import ID, StoredConsent, StoredVoice, Take
+from serve_app.voices.record import DESIGN_S, ID, StoredConsent, StoredDesign, StoredVoice, Take
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig
 
 T = TypeVar("T")
-Record = StoredVoice | StoredConsent
+Record = StoredVoice | StoredConsent | StoredDesign
 
 _SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
-_KINDS: dict[str, type[StoredVoice] | type[StoredConsent]] = {"voices": StoredVoice, "consents": StoredConsent}
+_KINDS: dict[str, type[Record]] = {"voices": StoredVoice, "consents": StoredConsent, "designs": StoredDesign}
 _OF_A_RECORD = ("audio", "derived")
 _RETRIES: "RetryConfig" = {"max_retries": 2, "retry_timeout": timedelta(seconds=5)}
 # What belongs to no record, or has no name yet, is left by a writer that died once it is older.
@@ -156,8 +157,10 @@ class VoiceStore:
         self._put(_derived(voice, key), file.getvalue())
 
     def sweep(self) -> int:
-        """Remove what writers that died have left; returns how many files. Raises StoreFailed."""
-        before_s = time.time() - _ABANDONED_S
+        """Remove old designs and what writers that died have left; returns how many files. Raises StoreFailed."""
+        old_s, before_s = time.time() - DESIGN_S, time.time() - _ABANDONED_S
+        old = [meta["path"] for meta in self._listed("designs/") if meta["last_modified"].timestamp() < old_s]
+        self._delete(*old)
         parts = {
             meta["path"]: meta["path"].split("/")[1]
             for kind in _OF_A_RECORD
@@ -174,7 +177,7 @@ class VoiceStore:
         )
         for file in unnamed:
             file.unlink(missing_ok=True)
-        return len(over) + len(unnamed)
+        return len(old) + len(over) + len(unnamed)
 
     def _listed(self, prefix: str) -> "Iterator[obstore.ObjectMeta]":
         with _failing(f"{self.place} cannot be listed"):

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -36,6 +36,11 @@ _BODY = {"model": "qwen3-tts", "input": "Hello.", "voice": "alloy", "response_fo
 ENDLESS = {"ignore_eos": True, "max_new_tokens": 3000}
 
 
+def spoken_by(options: Sequence[str]) -> tuple[str, ...]:
+    """The embedded voice, where `options` name no model."""
+    return () if "--model" in options else ("--model", "embedded")
+
+
 class ServerCommand:
     """`talkray serve` on a port, with everything it starts."""
 
@@ -53,7 +58,7 @@ class ServerCommand:
         """
         self.port, self.scratch = port, scratch
         self.output_file = scratch / f"output-{port}-{time.monotonic_ns()}"
-        command = [*as_user(user), *COMMAND, "serve", "--model", "embedded", "--port", str(port), *options]
+        command = [*as_user(user), *COMMAND, "serve", *spoken_by(options), "--port", str(port), *options]
         own = users_environment()
         own |= {family.TERMINAL: "1"} if terminal else {}
         self._family = subprocess.Popen(
@@ -317,7 +322,7 @@ def as_user(user: int | None) -> list[str]:
 def refusal(*options: str, user: int | None = None, environment: Mapping[str, str | None] | None = None) -> str:
     """What a server that does not start says why, in one message."""
     env = {name: value for name, value in {**users_environment(), **(environment or {})}.items() if value is not None}
-    command = [*as_user(user), *COMMAND, "serve", "--model", "embedded", "--port", str(free_port()), *options]
+    command = [*as_user(user), *COMMAND, "serve", *spoken_by(options), "--port", str(free_port()), *options]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=START_S, check=False, cwd="/")
     assert done.returncode == 1, done.stdout
     assert "Traceback" not in done.stdout + done.stderr, done.stderr

@@ -1,5 +1,6 @@
 """Three kinds of checkpoint behind one address: each request is answered by the model that it is for."""
 
+import asyncio
 import base64
 import io
 import os
@@ -16,6 +17,9 @@ import pytest
 import torch
 
 from serve_app.cli.ray_settings import free_port
+from serve_app.config import VoiceSettings
+from serve_app.voices.library import Voices
+from serve_app.voices.record import EVERYBODY, VISITOR
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from tests.e2e.processes import MARK, marked
@@ -104,6 +108,41 @@ def test_a_stored_voice_is_spoken_by_the_model_that_clones(client: httpx.Client)
     stored = client.post("/v1/audio/voices", data=fields, files={"audio_sample": ("tone.wav", file)})
     assert stored.status_code == 200, stored.text
     assert speak(client, voice="tone") == speak(client, model="Base", **CLONE)
+
+
+def heard(candidate: dict[str, str]) -> bytes:
+    return base64.b64decode(candidate["audio"])[44:]
+
+
+def same_but_for_a_rounding(pcm: bytes, other: bytes) -> None:
+    """What is decoded beside others may differ in the last bit."""
+    np.testing.assert_allclose(np.frombuffer(pcm, "<i2"), np.frombuffer(other, "<i2"), rtol=0, atol=1)
+
+
+def test_a_design_that_is_locked_is_spoken_by_the_model_that_clones(client: httpx.Client) -> None:
+    """As its recording is, which is what a process that looks at the store for the first time finds there."""
+    body = {**DESIGN, "text": "So it is.", "max_new_tokens": 13, "ignore_eos": True, "response_format": "wav"}
+    made = client.post("/v1/audio/voices/design", json={**body, "seed": 1})
+    assert made.status_code == 200, made.text
+    candidates = made.json()["candidates"]
+    assert len({each["audio"] for each in candidates}) == 3
+    again = client.post("/v1/audio/voices/design", json={**body, "seed": 2})
+    same_but_for_a_rounding(heard(again.json()["candidates"][0]), heard(candidates[1]))
+    locked = client.post("/v1/audio/voices", json={"design": candidates[1]["id"], "name": "grandpa"})
+    assert locked.status_code == 200, locked.text
+    assert locked.json()["provenance"] == "design: VoiceDesign, seed 2"
+
+    async def found() -> tuple[bytes, str | None]:
+        VISITOR.set(EVERYBODY)
+        voices = Voices.of(VoiceSettings())
+        voice = await voices.get("Grandpa")
+        return await voices.recording(voice, voice.takes[0]), voice.takes[0].text
+
+    recording, text = asyncio.run(found())
+    assert text == "So it is."
+    by_recording = speak(client, model="Base", ref_audio=base64.b64encode(recording).decode(), ref_text=text)
+    for name in ("grandpa", locked.json()["id"]):
+        same_but_for_a_rounding(speak(client, voice=name), by_recording)
 
 
 def test_what_is_missing_is_named(client: httpx.Client) -> None:

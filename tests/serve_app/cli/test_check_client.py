@@ -1,7 +1,7 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -10,13 +10,14 @@ import uvicorn
 from typer.testing import CliRunner
 
 from deployments.errors import Overloaded, TalkrayError
+from deployments.protocol import ModelInfo
 from serve_app.api.keys import create_key
 from serve_app.api.routes import create_api
 from serve_app.cli.main import cli
-from serve_app.config import AccessSettings, ApiSettings
+from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
 from serve_app.speech.live_text import LiveTexts
-from tests.serve_app.fake import FakeSynthesizer, Step, utterance
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, utterance
 
 SAMPLES = {dialect.name: dialect.sample for dialect in DIALECTS if dialect.sample is not None}
 
@@ -24,11 +25,18 @@ SAMPLES = {dialect.name: dialect.sample for dialect in DIALECTS if dialect.sampl
 class Server:
     """The API on a port of its own, whatever its synthesizer does."""
 
-    def __init__(self, script: list[Step], keys: Path | None = None) -> None:
+    def __init__(
+        self,
+        script: list[Step] | Mapping[str, tuple[FakeSynthesizer, AdmissionSettings]],
+        keys: Path | None = None,
+        info: ModelInfo = CUSTOM_VOICE,
+    ) -> None:
+        """What the one synthesizer does, or several of them."""
         settings = ApiSettings(access=AccessSettings(keys_file=keys))
         self._texts = LiveTexts()
-        self.synthesizer = FakeSynthesizer(script=script)
-        api = create_api(self.synthesizer, settings, live_texts=self._texts)
+        several = script if isinstance(script, Mapping) else None
+        self.synthesizer = FakeSynthesizer(info, script=[] if isinstance(script, Mapping) else script)
+        api = create_api(several or self.synthesizer, settings, live_texts=self._texts)
         self._server = uvicorn.Server(uvicorn.Config(api, log_level="error", ws="websockets-sansio", lifespan="off"))
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"

@@ -33,14 +33,19 @@ socket_rows = pytest.mark.parametrize("row", SOCKETS.values(), ids=SOCKETS)
 post_rows = pytest.mark.parametrize("row", POSTS.values(), ids=POSTS)
 
 
-# They take recordings, and speak nothing: tests/serve_app/voices has their tests.
+# They store voices, recorded or designed, and speak for no listener: tests/serve_app/voices has their tests.
 STORING = {
     "/v1/audio/voices",
     "/v1/audio/voices/{voice_id}",
+    "/v1/audio/voices/design",
     "/v1/audio/voice_consents",
     "/v1/audio/voice_consents/{consent_id}",
     "/v1/voices/add",
     "/v1/voices/{voice_id}/edit",
+    "/v1/text-to-voice",
+    "/v1/text-to-voice/design",
+    "/v1/text-to-voice/create-previews",
+    "/v1/text-to-voice/create-voice-from-preview",
     "/voices/clone",
 }
 

@@ -53,6 +53,17 @@ def test_speech_needs_a_live_replica_of_each_pool(
     assert (watch.is_running(), watch.is_ready()) == (running, ready)
 
 
+def test_an_only_model_may_have_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PoolWatch, "_watch", lambda watch: None)
+    monkeypatch.setattr(ray_private, "is_alive", lambda actor: False)
+    watch = PoolWatch("talkray", {"clones": ("Talker-clones", "Codec")})
+    watch._pools = {"talker clones": NONE, "codec": NONE}
+    assert watch.is_ready()
+    watch._pools = {"talker clones": ONE, "codec": NONE}
+    watch._ask_who_lives()
+    assert not watch.is_ready()
+
+
 @pytest.mark.parametrize(("running", "asked"), [(16, 1), (17, 0)])
 def test_whether_any_of_many_lives_is_not_asked(monkeypatch: pytest.MonkeyPatch, running: int, asked: int) -> None:
     questions: list[str] = []

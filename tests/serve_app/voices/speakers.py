@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from serve_app.api.keys import create_key
 from serve_app.api.routes import create_api
 from serve_app.config import AccessSettings, ApiSettings, VoiceSettings
+from serve_app.speech.live_text import LiveTexts
 from serve_app.voices.library import Forget, Voices, nobody
 from tests.serve_app.fake import BASE, FakeSynthesizer, utterance
 
@@ -44,6 +45,7 @@ class Server:
         settings = voices or VoiceSettings()
         self.settings = settings.model_copy(update={"store": str(folder)})
         self.voices = Voices.of(self.settings, forget=forget)
+        self.texts = LiveTexts()  # whoever has it listen closes it
         file = Path(folder).parent / "keys.json" if names or admins else None
         self.keys: dict[str, str] = {}
         if file is not None:
@@ -53,7 +55,8 @@ class Server:
 
     def surface(self) -> FastAPI:
         access = AccessSettings(keys_file=self.file)
-        return create_api(self.synthesizer, ApiSettings(access=access, voices=self.settings), voices=self.voices)
+        settings = ApiSettings(access=access, voices=self.settings)
+        return create_api(self.synthesizer, settings, live_texts=self.texts, voices=self.voices)
 
     def client(self, name: str | None = None) -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {self.keys[name]}"} if name else {}

@@ -275,6 +275,7 @@ async def test_only_its_owner_speaks_with_it_over_sockets(folder: Path, dialect:
                 while not (server.synthesizer.requests or any("is stored" in str(each) for each in heard)):
                     heard.append(await client_of.next())
         assert bool(server.synthesizer.requests) == (name == "ada"), heard
+    await server.texts.aclose()
     assert server.synthesizer.requests[0].reference is not None
 
 

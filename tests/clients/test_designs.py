@@ -1,0 +1,25 @@
+"""ElevenLabs' SDK, unmodified, designs a voice, keeps it and speaks with it. Models are played: no sound is judged."""
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from serve_app.config import AdmissionSettings
+from tests.clients.environments import command
+from tests.serve_app.cli.test_check_client import Server
+from tests.serve_app.fake import BASE, VOICE_DESIGN, FakeSynthesizer, utterance
+
+SCRIPT = Path(__file__).parent / "scripts" / "sdk_elevenlabs_designs.py"
+
+
+def test_elevenlabs_sdk_designs_a_voice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TALKRAY_DATA", str(tmp_path))
+    models = {
+        name: FakeSynthesizer(replace(info, name=name, checkpoint=name), script=utterance(10))
+        for name, info in (("designs", VOICE_DESIGN), ("clones", BASE))
+    }
+    with Server({name: (each, AdmissionSettings()) for name, each in models.items()}) as server:
+        subprocess.run([*command("elevenlabs", SCRIPT), server.url], check=True, timeout=300)
+    assert models["clones"].requests[0].text == "Good evening."
