@@ -71,7 +71,8 @@ def _check_default_voice(config: AppConfig, models: list[str]) -> None:
     """Against the checkpoints, where all of them are here."""
     known = [speakers(model) for model in models]
     if all(each is not None for each in known):
-        check_default(config.api, ", ".join(models), [voice for each in known for voice in each or ()])
+        named = [voice for each in known for voice in each or ()]
+        check_default(config.api, ", ".join(models), named, clones=any(map(clones, models)))
 
 
 def _talker(config: AppConfig, name: str, own: AppConfig) -> Application:
@@ -109,8 +110,8 @@ def _deployed(
     for name, tokenizer in tokenizers.items():
         if tokenizer not in pools:
             shares = {other: each[other] for other, its in tokenizers.items() if its == tokenizer}
-            deployment = _of_model("Codec", name if len(shares) < len(each) else "")
-            pools[tokenizer] = deployment, _shared_codec(config, deployment, shares, talkers)
+            pool = name if len(shares) < len(each) else ""
+            pools[tokenizer] = _of_model("Codec", pool), _shared_codec(config, pool, shares, talkers)
     for name, own in each.items():
         codec_name, codec = pools[tokenizers[name]]
         yield Deployed(
@@ -126,9 +127,11 @@ def _deployed(
 
 
 def _shared_codec(
-    config: AppConfig, name: str, each: Mapping[str, AppConfig], talkers: Mapping[str, Application]
+    config: AppConfig, pool: str, each: Mapping[str, AppConfig], talkers: Mapping[str, Application]
 ) -> Application:
-    """Loaded from a Base checkpoint if there is one: the others' recordings to clone need no encoder."""
+    """Loaded from a Base checkpoint if there is one: the others' recordings to clone need no encoder. `pool`: its name
+    among several.
+    """
     placements = {model: own.codec.placement for model, own in each.items()}
     for model, own in each.items():
         if placements[model] == "hybrid" and not _on_gpu(own):
@@ -137,7 +140,7 @@ def _shared_codec(
     decodes = next((placement for placement in placements.values() if placement != "inline"), "inline")
     settings = config.codec.model_copy(update={"placement": decodes})
     handles = {model: talkers[model] for model in each}
-    return _codec(config, name, each).bind(source, settings, handles, placements)
+    return _codec(config, _of_model("Codec", pool), each).bind(source, settings, handles, placements, pool)
 
 
 def _on_gpu(own: AppConfig) -> bool:

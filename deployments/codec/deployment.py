@@ -39,13 +39,15 @@ class CodecReplica:
         config: CodecConfig,
         talker: DeploymentHandle | Mapping[str, DeploymentHandle],
         placements: Mapping[str, CodecPlacement] | None = None,
+        name: str = "",
     ) -> None:
         """Of several models `talker` has the handle to each one's talkers, `placements` where each is decoded: none but
-        "pool" for talkers without a GPU, because a model at zero cannot be asked whether its talkers have one.
+        "pool" for talkers without a GPU, because a model at zero cannot be asked whether its talkers have one. `name`:
+        of one of several codec pools, for metrics.
         """
         from deployments.codec.pool.service import CodecService
 
-        ray_metrics.install()
+        ray_metrics.install(name)
 
         batched = serve.batch(
             max_batch_size=MAX_BATCH_SIZE, batch_wait_timeout_s=0, max_concurrent_batches=config.workers

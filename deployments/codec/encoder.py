@@ -137,9 +137,14 @@ class Codebook(nn.Module):
         self.register_buffer("cluster_usage", torch.ones(config.codebook_size))
         self.register_buffer("embed_sum", torch.zeros(config.codebook_size, config.codebook_dim))
 
+    @property
+    def entries(self) -> Tensor:
+        """[size, channels]."""
+        return self.embed_sum / self.cluster_usage.clamp(min=_MIN_USAGE)[:, None]
+
     def nearest(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Index [T] and value [T, channels] of the entry nearest to each row of x [T, channels]."""
-        table = self.embed_sum / self.cluster_usage.clamp(min=_MIN_USAGE)[:, None]
+        table = self.entries
         indices = torch.cdist(x[None], table[None])[0].argmin(dim=-1)
         return indices, table[indices]
 

@@ -103,10 +103,12 @@ def is_named(name: str, speakers: Sequence[str]) -> bool:
     return name.lower() in speakers or name.lower() in aliases(speakers)
 
 
-def check_default(settings: ApiSettings, model: str, speakers: Sequence[str]) -> None:
-    """Raises StartError where `api.default_voice` is none of the voices of `model`."""
+def check_default(settings: ApiSettings, model: str, speakers: Sequence[str], *, clones: bool) -> None:
+    """Raises StartError where `api.default_voice` is none of the voices of `model`. Where it `clones`, the setting may
+    name a stored voice, which requests look for.
+    """
     try:
-        if settings.default_voice is not None:
+        if settings.default_voice is not None and not clones:
             resolve(settings.default_voice, speakers)
     except InvalidRequest:
         valid = f"set one of {listing(speakers)}" if speakers else "it has no named voices: leave the setting out"
@@ -120,7 +122,8 @@ def nearest(name: str | None, info: ModelInfo, settings: ApiSettings) -> tuple[s
     """
     if info.kind is not ModelKind.CUSTOM_VOICE:
         return None, "the loaded model has no named voices" if name else None
-    default = resolve(settings.default_voice or info.voices[0], info.voices)
+    chosen = settings.default_voice
+    default = resolve(chosen if chosen and is_named(chosen, info.voices) else info.voices[0], info.voices)
     try:
         return (default, None) if not name else (resolve(name, info.voices), None)
     except InvalidRequest:

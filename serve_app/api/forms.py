@@ -12,6 +12,7 @@ from starlette.requests import Request
 from deployments.errors import InvalidRequest
 from serve_app.api.client_json import MAX_BODY_BYTES, parse_object
 from serve_app.api.speech_service import read_body
+from serve_app.audio.reference_doctor import Preparation
 
 _MOST_FIELDS, _MOST_FILES = 32, 16
 
@@ -47,6 +48,16 @@ class SentForm:
         if value is None:
             raise InvalidRequest(f"{name} is required.", name, "missing_required_parameter")
         return value
+
+    def preparation(self) -> Preparation:
+        """What is to be done to the recordings of the form. Raises InvalidRequest."""
+        match self.text("prepare"):
+            case None | "auto":
+                return "auto"
+            case "none":
+                return "none"
+            case other:
+                raise InvalidRequest(f"prepare: {other[:40]!r} is none of auto, none.", "prepare")
 
     def files_of(self, *fields: str) -> Sequence[FormFile]:
         return [file for file in self.files if file.field.removesuffix("[]") in fields]

@@ -29,7 +29,7 @@ SPEECH: Names = {
     for name, field in SpeechBody.model_fields.items()
     for choice in (field.validation_alias.choices if isinstance(field.validation_alias, AliasChoices) else [name])
 }
-_FOR_CLONING = ("ref_text", "x_vector_only_mode")
+_FOR_CLONING = ("ref_text", "x_vector_only_mode", "prepare")
 
 
 def flat(fields: Mapping[str, object], names: Names) -> dict[str, object]:
@@ -75,6 +75,7 @@ def find_ignored(
     if stored is not None:
         _, has_style = stored.take_for(body.instructions)
         own = {"ref_text": "the stored voice has its own"} if body.ref_text is not None else {}
+        own |= {"prepare": "it is for recordings that are sent"} if body.prepare is not None else {}
         reasons = {**own, **(reasons or {})}
         body = body.model_copy(update={"voice": None, **({"instructions": None} if has_style else {})})
     theirs = {ours: name for name, ours in reversed(names.items()) if ours is not None and name in sent}

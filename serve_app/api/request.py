@@ -21,6 +21,7 @@ from deployments.voice.english import spoken_english
 from serve_app.api import catalogue
 from serve_app.audio.formats import AudioFormat, OutputRate
 from serve_app.audio.recordings import read_aside
+from serve_app.audio.reference_doctor import Preparation, decode_prepared
 from serve_app.config import ApiSettings
 from serve_app.speech.admission import draw_seed
 from serve_app.speech.characters import clean, is_speakable, without_halves
@@ -82,6 +83,7 @@ class SpeechBody(BaseModel):
     ref_audio: Annotated[str | None, Field(validation_alias=AliasChoices("ref_audio", "reference_audio"))] = None
     ref_text: Annotated[str | None, Field(validation_alias=AliasChoices("ref_text", "reference_text"))] = None
     x_vector_only_mode: bool = False
+    prepare: Preparation | None = None  # of ref_audio; None: "none"
     non_streaming_mode: bool | None = None
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
     ignore_eos: bool = False
@@ -255,4 +257,5 @@ async def _reference(
     text = _cleaned("ref_text", body.ref_text, settings) or None
     if text is None and not body.x_vector_only_mode:
         raise _missing("ref_text", "what ref_audio says, unless x_vector_only_mode is true")
-    return await read_aside(body.ref_audio, text, info, x_vector_only=body.x_vector_only_mode)
+    prepare = decode_prepared if body.prepare == "auto" else None
+    return await read_aside(body.ref_audio, text, info, x_vector_only=body.x_vector_only_mode, prepare=prepare)

@@ -14,13 +14,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
 
 from deployments.errors import NotReady, Starting, TalkrayError
+from deployments.protocol import ModelKind
 from serve_app.api import ignored_fields
 from serve_app.api.catalogue import catalogue_routes, check_default, check_model, not_loaded
 from serve_app.api.context import RequestContext, state_of
 from serve_app.api.door import Door
 from serve_app.api.errors import INTERNAL, translate
-from serve_app.api.speech_service import TAKE_HEADER, SpeechService
+from serve_app.api.speech_service import SpeechService
 from serve_app.api.web_pages import page_routes
+from serve_app.api.wish import TAKE_HEADER
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
 from serve_app.dialects.table import http_router, socket_router
@@ -152,7 +154,8 @@ def status_routes(models: Models, settings: ApiSettings, is_ready: Callable[[], 
             raise NotReady
         info = await models.describe()
         check_model(model, info, settings)
-        check_default(settings, info.name, info.voices)  # on a cluster the checkpoint may be on no other node
+        clones = info.kind is ModelKind.BASE
+        check_default(settings, info.name, info.voices, clones=clones)  # the checkpoint may be on no other node
         return {"status": "ready", "model": info.name}
 
     return router
@@ -161,7 +164,8 @@ def status_routes(models: Models, settings: ApiSettings, is_ready: Callable[[], 
 async def _ready_of(models: Models, settings: ApiSettings, name: str | None) -> dict[str, object]:
     """The answer of `/ready` with several models. Raises NotReady, ModelNotFound."""
     states, known = models.states(), await models.described()
-    check_default(settings, "any model", [voice for info in known for voice in info.voices])
+    named = [voice for info in known for voice in info.voices]
+    check_default(settings, "any model", named, clones=any(info.kind is ModelKind.BASE for info in known))
     asked = list(states.items()) if name is None else [(each, state) for each, state in states.items() if each == name]
     if not asked:
         raise not_loaded(str(name), known, settings)

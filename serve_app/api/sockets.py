@@ -298,7 +298,7 @@ class WishedConnection(Connection):
         else:
             connection = cls(socket, service)
             connection.wish = wish
-            await connection.serve(ignored_fields.as_header(wish.ignored))
+            await connection.serve({**ignored_fields.as_header(wish.ignored), **wish.take_header()})
 
 
 class ContextConnection(Connection):
@@ -308,6 +308,7 @@ class ContextConnection(Connection):
         super().__init__(socket, service)
         self._contexts: dict[str, tuple[Session, asyncio.Task[None]]] = {}
         self.untold: dict[str, ignored_fields.Reasons] = {}  # by context: what its next message will say
+        self._takes: dict[str, str] = {}  # by context: `Wish.voice_take`, which its next message will say
 
     @abstractmethod
     async def say_in(self, name: str, event: Event) -> None:
@@ -333,6 +334,8 @@ class ContextConnection(Connection):
             message = f"{MAX_CONTEXTS} contexts are open; close one before you open another."
             raise InvalidRequest(message, "context_id", "too_many_contexts")
         session = self.service.session(self.socket, wish, request_id=f"{self.request_id}-{name[:40]}")
+        if wish.voice_take is not None:
+            self._takes[name] = wish.voice_take
         task = self.start(self._speak(name, session, is_first=not self._contexts))
         self._contexts[name] = session, task
         task.add_done_callback(lambda done: self._forget(name, done))
@@ -347,8 +350,9 @@ class ContextConnection(Connection):
             self._forget(name, task)
 
     def told(self, name: str) -> dict[str, object]:
-        """What a message says of fields without effect, once."""
-        return ignored_fields.in_message(self.untold.pop(name, {}))
+        """What a message says of fields without effect and of the recording that speaks, once."""
+        take = self._takes.pop(name, None)
+        return {**({"voice_take": take} if take else {}), **ignored_fields.in_message(self.untold.pop(name, {}))}
 
     async def _speak(self, name: str, session: Session, *, is_first: bool) -> None:
         async def say(event: Event) -> None:
@@ -364,6 +368,7 @@ class ContextConnection(Connection):
     def _forget(self, name: str, task: asyncio.Task[None]) -> None:
         if name in self._contexts and self._contexts[name][1] is task:
             del self._contexts[name]
+            self._takes.pop(name, None)
 
 
 def unknown_type(*valid: str) -> InvalidRequest:

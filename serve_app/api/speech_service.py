@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
-from urllib.parse import quote
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -31,7 +30,6 @@ from serve_app.voices.record import StoredVoice
 
 Wrap = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
 
-TAKE_HEADER = "x-voice-take"
 _NO_CLONES = "{} does not clone voices: load a Base checkpoint"
 BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
 
@@ -130,18 +128,30 @@ class SpeechService:
         stored = await self.stored(body, info)
         if stored is not None:
             found.pop("voice", None)
+        elif (stored := await self._default(body, info)) is not None:
+            body = body.model_copy(update={"voice": stored.id})
+            found |= {"voice": f"no such voice here, {stored.name} speaks"} if called is not None else {}
+        body, is_tagged = tagged(body, stored, found)
         check_length("input", body.input, self.settings)
         delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate or delivery.sample_rate)
         if delivery.bit_rate is not None:
             check_bit_rate(delivery.audio_format, delivery.bit_rate)
         without_effect = ignored_fields.find_ignored(sent, body, info, names, reasons=found, stored=stored)
-        return Wish(info, body, delivery, without_effect, stored)
+        return Wish(info, body, delivery, without_effect, stored, is_tagged)
+
+    async def _default(self, body: SpeechBody, info: ModelInfo) -> StoredVoice | None:
+        """The stored voice of `api.default_voice`, for a request of a dialect that cannot know our names."""
+        is_needed = info.kind is ModelKind.BASE and body.ref_audio is None
+        return await self.voices.find(self.settings.default_voice) if is_needed else None
 
     async def voiced(self, wish: Wish, voice: str) -> Wish:
         """The same in another voice; `ignored` is about that voice only."""
         speaker, reason = self._nearest(voice, wish.info)
         body = wish.body.model_copy(update={"voice": voice if wish.info.kind is ModelKind.BASE else speaker})
         stored = await self.stored(body, wish.info)
+        if stored is None and (default := await self._default(body, wish.info)) is not None:
+            body, reason = body.model_copy(update={"voice": default.id}), f"no such voice here, {default.name} speaks"
+            return replace(wish, body=body, ignored={"voice": reason}, stored=default)
         return replace(wish, body=body, ignored={"voice": reason} if reason and stored is None else {}, stored=stored)
 
     async def stored(self, body: SpeechBody, info: ModelInfo) -> StoredVoice | None:
@@ -188,9 +198,11 @@ class SpeechService:
         stream = make(self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info), usage, times, kept)
         if as_body is not None:
             stream = as_body(stream, times)
-        headers = {**speech_headers(wish.delivery, wish.info), **ignored_fields.as_header(wish.ignored)}
-        if wish.stored is not None:
-            headers |= _take_header(wish.stored, wish.body)
+        headers = {
+            **speech_headers(wish.delivery, wish.info),
+            **ignored_fields.as_header(wish.ignored),
+            **wish.take_header(),
+        }
         if content_type is not None:
             headers["content-type"] = content_type
         return SpeechResponse(stream, headers, usage=usage, kept=kept)
@@ -219,12 +231,16 @@ class SpeechService:
         return self.admission.synthesize(utterance) if is_speakable(utterance.text) else _silent(info)
 
 
-def _take_header(stored: StoredVoice, body: SpeechBody) -> dict[str, str]:
-    """Which recording of a stored voice speaks, and what chose it."""
-    take, is_chosen = stored.take_for(body.instructions)
-    why = "instructions" if is_chosen else "the first"
-    by_vector = "" if take.text else ", by its vector only: it has no transcript"
-    return {TAKE_HEADER: f"{quote(take.style, safe=' ')} ({why}{by_vector})"}
+def tagged(body: SpeechBody, stored: StoredVoice | None, reasons: dict[str, str]) -> tuple[SpeechBody, bool]:
+    """The body whose text has lost a tag that chooses a recording of the voice, and whether there was one; it chooses
+    as `instructions` do, in whose place it comes. `reasons` learns where these had no effect.
+    """
+    style, text = (None, body.input) if stored is None else stored.tagged(body.input)
+    if style is None:
+        return body, False
+    if body.instructions is not None:
+        reasons["instructions"] = "a tag of the text chose the recording"
+    return body.model_copy(update={"input": text, "instructions": style}), True
 
 
 async def read_body(request: Request) -> bytes:

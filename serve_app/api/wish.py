@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from deployments.protocol import ModelInfo
 from serve_app.api import ignored_fields
@@ -10,6 +11,7 @@ from serve_app.audio.formats import CODECS, AudioFormat, Rendering
 from serve_app.voices.record import StoredVoice
 
 EVENT_STREAM = "text/event-stream"
+TAKE_HEADER = "x-voice-take"
 L16 = "audio/l16"
 
 CONTENT_TYPES = {
@@ -84,6 +86,26 @@ class Wish:
     delivery: Delivery
     ignored: ignored_fields.Reasons
     stored: StoredVoice | None = None  # that speaks
+    is_tagged: bool = False  # whether a tag of the text chose its recording
+
+    @property
+    def voice_take(self) -> str | None:
+        """Which recording of a stored voice speaks, and what chose it."""
+        if self.stored is None:
+            return None
+        take, is_chosen = self.stored.take_for(self.body.instructions)
+        why = "tag" if self.is_tagged else "instructions" if is_chosen else "the first"
+        by_vector = "" if take.text else ", by its vector only: it has no transcript"
+        return f"{take.style} ({why}{by_vector})"
+
+    def take_header(self) -> dict[str, str]:
+        """For an HTTP response or a handshake: none where no stored voice speaks."""
+        return {} if self.voice_take is None else {TAKE_HEADER: quote(self.voice_take, safe=" (),:")}
+
+    def told(self) -> dict[str, object]:
+        """For a socket's message, beside its other fields: what was ignored, and which recording speaks."""
+        take = {} if self.voice_take is None else {"voice_take": self.voice_take}
+        return {**take, **ignored_fields.in_message(self.ignored)}
 
 
 def negotiate(body: SpeechBody, accept: str, *, default: AudioFormat = AudioFormat.MP3) -> Delivery:

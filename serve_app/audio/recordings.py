@@ -23,6 +23,8 @@ from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ClonePrompt, ModelInfo, Reference
 from deployments.serving import metrics
 
+Decode = Callable[[bytes, str], tuple[NDArray[np.float32], int]]  # as `decode_file`
+
 # Playlists and other formats that open further files are not among them; no protocol is allowed either.
 DEMUXERS = "aac,ac3,aiff,amr,asf,au,caf,flac,matroska,mov,mp3,ogg,w64,wav,webm"
 # None of them decodes pictures: opening a file looks into all of its streams, and a cover may claim any size.
@@ -52,26 +54,28 @@ _DECODED: ByRecording[NDArray[np.float32]] = ByRecording(max_bytes=64 << 20, siz
 _PROMPTS: ByRecording[ClonePrompt] = ByRecording(max_bytes=32 << 20, size=lambda prompt: prompt.nbytes)
 
 
-async def read_aside(ref_audio: str, text: str | None, info: ModelInfo, *, x_vector_only: bool) -> Reference:
-    """The recording for a request to replicas: its prompt where there is one, else its samples. Raises as
-    `decode_reference`.
+async def read_aside(
+    ref_audio: str, text: str | None, info: ModelInfo, *, x_vector_only: bool, prepare: Decode | None = None
+) -> Reference:
+    """The recording for a request to replicas: its prompt where there is one, else its samples. `prepare` decodes in
+    place of `decode_file`. Raises as `decode_reference`.
 
     Decoding is away from the event loop, few at a time, and once for equal recordings.
     """
     loop = asyncio.get_running_loop()
-    reference = await loop.run_in_executor(_DECODING, _read, ref_audio, text, info, x_vector_only)
+    reference = await loop.run_in_executor(_DECODING, _read, ref_audio, text, info, x_vector_only, prepare)
     known = reference.prompt is not None
     metrics.references("prompt", Lookups(hits=int(known), misses=int(not known)))
     return reference
 
 
-def _read(ref_audio: str, text: str | None, info: ModelInfo, x_vector_only: bool) -> Reference:
-    sent = hashlib.sha256(f"{info.name} {info.sample_rate} ".encode())
+def _read(ref_audio: str, text: str | None, info: ModelInfo, x_vector_only: bool, prepare: Decode | None) -> Reference:
+    sent = hashlib.sha256(f"{info.name} {info.sample_rate} {'prepared ' if prepare else ''}".encode())
     sent.update(ref_audio.encode(errors="surrogatepass"))
     reference = by_prompt(Reference(None, text, x_vector_only, key=sent.digest()))
     if reference.prompt is not None:
         return reference
-    audio = _DECODED.get(reference.key, lambda: decode_reference(ref_audio, info.sample_rate))
+    audio = _DECODED.get(reference.key, lambda: decode_reference(ref_audio, info.sample_rate, prepare or decode_file))
     return replace(reference, audio=audio)
 
 
@@ -89,11 +93,6 @@ def learn(reference: Reference, prompt: ClonePrompt) -> None:
     if known is None or known.codes is None:
         codes = None if prompt.codes is None else prompt.codes.copy()
         _PROMPTS.keep(reference.key, ClonePrompt(prompt.speaker.copy(), codes))  # no views into all that came with it
-
-
-def decode_reference(ref_audio: str, sample_rate: int) -> NDArray[np.float32]:
-    """float32 [samples] at `sample_rate`. Raises InvalidRequest, PayloadTooLarge. Takes too long for an event loop."""
-    return _resampled(*decode_file(_payload(ref_audio), "ref_audio"), sample_rate)
 
 
 def read_flac(key: bytes, load: Callable[[], bytes], sample_rate: int) -> NDArray[np.float32]:
@@ -128,6 +127,11 @@ def decode_file(data: bytes, field: str) -> tuple[NDArray[np.float32], int]:
     except _Unusable as error:
         raise _bad(field, str(error)) from error
     return audio, rate
+
+
+def decode_reference(ref_audio: str, sample_rate: int, decode: Decode = decode_file) -> NDArray[np.float32]:
+    """float32 [samples] at `sample_rate`. Raises InvalidRequest, PayloadTooLarge. Takes too long for an event loop."""
+    return _resampled(*decode(_payload(ref_audio), "ref_audio"), sample_rate)
 
 
 class _Unusable(Exception):

@@ -17,6 +17,7 @@ from serve_app.audio.recordings import MAX_SECONDS, decode_file
 
 Samples = NDArray[np.float32]
 Severity = Literal["problem", "warning", "note"]
+Preparation = Literal["auto", "none"]  # what is done to a recording before it is cloned
 
 LOUDNESS_LUFS, PEAK_DBFS = -20.0, -1.0  # of a prepared recording, whichever is reached first
 SILENCE_S = 0.5  # appended, because without it a clone begins with the recording's last words
@@ -106,7 +107,7 @@ class CheckedRecording:
 
 
 def check_recording(
-    data: bytes, *, field: str, transcript: str | None, heard: HeardWords | None, prepare: Literal["auto", "none"]
+    data: bytes, *, field: str, transcript: str | None, heard: HeardWords | None, prepare: Preparation
 ) -> CheckedRecording:
     """Judge a file and, with "auto", prepare it; with "none" its samples stay as they are. Raises InvalidRequest about
     `field` for a file that is no recording of 0.5 to 30 seconds. Takes 0.1 s, too long for an event loop.
@@ -121,6 +122,12 @@ def check_recording(
     if prepare == "auto" and measures.has_speech:
         audio, changes = _prepared(audio, measures)
     return CheckedRecording(audio, sample_rate, measures, flaws, changes)
+
+
+def decode_prepared(data: bytes, field: str) -> tuple[Samples, int]:
+    """As `decode_file`, prepared."""
+    checked = check_recording(data, field=field, transcript=None, heard=None, prepare="auto")
+    return checked.audio, checked.sample_rate
 
 
 def measure(audio: Samples, sample_rate: int) -> Measures:

@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -15,6 +15,9 @@ from rich.text import Text
 from deployments.errors import InvalidRequest, StartError
 from serve_app.audio.reference_doctor import CheckedRecording, HeardWords, check_recording
 from serve_app.speech.languages import language_code, language_name
+
+if TYPE_CHECKING:
+    from serve_app.voices.record import Take
 
 voices = typer.Typer(help="Check recordings; store, show, move and delete voices to clone.", no_args_is_help=True)
 _STYLES = {"problem": "bold red", "warning": "bold yellow", "note": "bold cyan"}
@@ -77,6 +80,18 @@ def _show(file: Path, checked: CheckedRecording) -> None:
         ("noise", f"{measures.snr_db:.0f} dB below speech"),
     ):
         table.add_row(Text(name, "dim"), value)
+    _add(table, checked)
+    Console(highlight=False).print(table)
+
+
+def show_advice(take: "Take") -> None:
+    """Print what was found in a recording that was stored, and what was done to it."""
+    table = Table.grid(padding=(0, 2))
+    _add(table, take)
+    Console(highlight=False).print(table)
+
+
+def _add(table: Table, checked: "CheckedRecording | Take") -> None:
     for flaw in checked.flaws:
         table.add_row()
         table.add_row(Text(flaw.severity, _STYLES[flaw.severity]), Text(flaw.found))
@@ -87,4 +102,3 @@ def _show(file: Path, checked: CheckedRecording) -> None:
     if checked.changes:
         table.add_row()
         table.add_row(Text("prepared", "bold"), Text("\n".join(checked.changes)))
-    Console(highlight=False).print(table)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from deployments.errors import InvalidRequest, StartError
+from serve_app.audio.reference_doctor import Preparation
+from serve_app.cli.voice_check import show_advice
 from serve_app.cli.voice_check import voices as voices
 from serve_app.config import VoiceSettings
 
@@ -31,6 +33,9 @@ Store = Annotated[
 Owner = Annotated[str, typer.Option(help="The name of the API key whose voice it is; none without keys.")]
 VoiceName = Annotated[str, typer.Argument(metavar="VOICE", help="Its id or name.")]
 Transcript = Annotated[str | None, typer.Option("--text", help="What it says. Without, only the sound is cloned.")]
+Prepare = Annotated[
+    Preparation, typer.Option(help="auto: trimmed, at a common loudness, with silence behind it. none: as it is.")
+]
 Statement = Annotated[
     str | None, typer.Option(help="What the speaker agreed to, and how; or the id of a stored consent recording.")
 ]
@@ -43,6 +48,7 @@ def add(
     text: Transcript = None,
     style: Annotated[str | None, typer.Option(help="Add the recording to this voice, in this style.")] = None,
     language: Annotated[str | None, typer.Option(help="For requests that name none.")] = None,
+    prepare: Prepare = "auto",
     consent: Statement = None,
     owner: Owner = "",
     store: Store = None,
@@ -51,7 +57,7 @@ def add(
     from serve_app.voices.library import Details, SentRecording
     from serve_app.voices.record import NEUTRAL
 
-    sent = SentRecording(_read(file), text, style or NEUTRAL)
+    sent = SentRecording(_read(file), text, style or NEUTRAL, prepare)
 
     async def work(stored: "Voices") -> "StoredVoice":
         if style is not None:
@@ -59,7 +65,9 @@ def add(
         details = Details(name, language=language, consent=consent, provenance="command")
         return await stored.add(details, [sent], field=str(file))
 
-    print(_line(_with(store, owner, work)))
+    voice = _with(store, owner, work)
+    print(_line(voice))
+    show_advice(voice.takes[-1])
 
 
 @voices.command("list")
@@ -128,6 +136,9 @@ def export(
 @voices.command("import")
 def import_voices(
     source: Annotated[Path, typer.Argument(help="A file of `export`, or a folder of recordings beside their .txt.")],
+    prepare: Annotated[
+        Preparation | None, typer.Option(help="Of a folder's recordings: auto, as without it, or none.")
+    ] = None,
     consent: Statement = None,
     owner: Owner = "",
     store: Store = None,
@@ -147,13 +158,18 @@ def import_voices(
         added = []
         for file in found:
             words = file.with_suffix(".txt")
-            sent = SentRecording(_read(file), _read(words).decode("utf-8", "replace") if words.exists() else None)
+            text = _read(words).decode("utf-8", "replace") if words.exists() else None
+            sent = SentRecording(_read(file), text, prepare=prepare or "auto")
             details = Details(file.stem, consent=consent, provenance="import")
             added.append(await stored.add(details, [sent], field=str(file)))
         return added
 
+    if prepare is not None and not source.is_dir():
+        raise InvalidRequest("--prepare is for a folder: a voice in a file was prepared when it was stored", "prepare")
     for voice in _with(store, owner, every if source.is_dir() else one):
         print(_line(voice))
+        if source.is_dir():
+            show_advice(voice.takes[0])
 
 
 @voices.command()

@@ -48,7 +48,7 @@ _NAMES: ignored_fields.Names = {
     "add_timestamps": "word_timestamps",
 }
 _SOCKET_NAMES: ignored_fields.Names = {**_NAMES, **dict.fromkeys(("context_id", "continue", "flush", "cancel"))}
-_CLONED = ("clip", "name", "language", "description", "consent", "ref_text", "reference_text", "transcript")
+_CLONED = ("clip", "name", "language", "description", "consent", "ref_text", "reference_text", "transcript", "prepare")
 _LANGUAGE = {"english": "en", "chinese": "zh", "german": "de", "french": "fr", "spanish": "es", "italian": "it"}
 _LANGUAGE |= {"portuguese": "pt", "russian": "ru", "japanese": "ja", "korean": "ko"}
 
@@ -98,10 +98,12 @@ async def clone_voice(service: SpeechService, request: Request) -> Response:
         consent=form.text("consent"),
         provenance="cartesia",
     )
-    recording = SentRecording(clips[0].data, form.text("ref_text", "reference_text", "transcript"))
+    text = form.text("ref_text", "reference_text", "transcript")
+    recording = SentRecording(clips[0].data, text, prepare=form.preparation())
     voice = await service.voices.add(details, [recording], field="clip")
     without_effect = ignored_fields.with_unknown([*form.fields, "clip"], _CLONED, {})
-    return JSONResponse(_voice(catalogue.stored_voice(voice)), headers=ignored_fields.as_header(without_effect))
+    told = {**_voice(catalogue.stored_voice(voice)), "takes": [take.told() for take in voice.takes]}
+    return JSONResponse(told, headers=ignored_fields.as_header(without_effect))
 
 
 async def remove_voice(service: SpeechService, voice_id: str) -> Response:

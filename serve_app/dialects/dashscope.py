@@ -95,7 +95,7 @@ class DashScopeSocket(ResponseSocket):
         self._session: Session | None = None
         self._buffer = ""  # text that waits for a commit
         self._begun: set[int] = set()  # turns that are responses to the client
-        self._has_told, self._untold = False, ignored_fields.Reasons()  # fields without effect
+        self._has_told, self._untold = False, Json()  # `Wish.told`
 
     @property
     def owes_speech(self) -> bool:
@@ -138,7 +138,7 @@ class DashScopeSocket(ResponseSocket):
         wish = await self._wished(updated)
         self._settings = {name: value for name, value in updated.items() if name in _SESSION_NAMES}
         self._has_told = True
-        await self.tell("session.updated", session=self._shown(), **ignored_fields.in_message(wish.ignored))
+        await self.tell("session.updated", session=self._shown(), **wish.told())
 
     async def _wished(self, settings: Json) -> Wish:
         return await _wished(self.service, settings, _SESSION_NAMES, made={"model": self._model})
@@ -146,7 +146,7 @@ class DashScopeSocket(ResponseSocket):
     async def _opened_session(self) -> Session:
         if self._session is None:
             wish = await self._wished(self._settings)
-            self._untold = {} if self._has_told else wish.ignored
+            self._untold = {} if self._has_told else wish.told()
             session = self.service.session(self.socket, wish, request_id=self.request_id)
             self._session = self.converse(session, self.say)
         return self._session
@@ -172,7 +172,7 @@ class DashScopeSocket(ResponseSocket):
         match event:
             case Started(turn):
                 self._begun.add(turn.number)
-                untold, self._untold = ignored_fields.in_message(self._untold), {}
+                untold, self._untold = self._untold, {}
                 await self.tell("response.created", response=response(turn, "in_progress"), **untold)
                 await self.tell_begun(turn)
             case Audio(turn, data):

@@ -41,7 +41,7 @@ NAMES: ignored_fields.Names = {
     "seed": "seed",
     "output_format": None,
 }
-_FORM_FIELDS = ("name", "description", "labels", "files", "consent", "ref_text", "reference_text")
+_FORM_FIELDS = ("name", "description", "labels", "files", "consent", "ref_text", "reference_text", "prepare")
 _LONGEST_NAME = 40  # of a format
 _JSON, _LINES = "application/json", "application/x-ndjson"
 
@@ -107,7 +107,8 @@ async def add_voice(service: SpeechService, request: Request) -> Response:
         provenance="elevenlabs",
     )
     voice = await service.voices.add(details, _takes(form, is_new=True), field="files")
-    return _stored({"voice_id": voice.id, "requires_verification": False}, form)
+    told = {"takes": [take.told() for take in voice.takes]}
+    return _stored({"voice_id": voice.id, "requires_verification": False, **told}, form)
 
 
 async def edit_voice(service: SpeechService, request: Request, voice_id: str) -> Response:
@@ -117,8 +118,10 @@ async def edit_voice(service: SpeechService, request: Request, voice_id: str) ->
     if (language := _label(form, "language")) is not None:
         changes["language"] = language
     voice = await service.voices.get(voice_id)
-    await service.voices.change(voice, changes, added=_takes(form, is_new=False), field="files")
-    return _stored({"status": "ok"}, form)
+    added = _takes(form, is_new=False)
+    changed = await service.voices.change(voice, changes, added=added, field="files")
+    told = {"takes": [take.told() for take in changed.takes[-len(added) :]]} if added else {}
+    return _stored({"status": "ok", **told}, form)
 
 
 async def remove_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
@@ -131,11 +134,9 @@ def _takes(form: SentForm, *, is_new: bool) -> list[SentRecording]:
     files = form.files_of("files")
     if is_new and not files:
         raise InvalidRequest("files is required: recordings of the voice.", "files", "missing_required_parameter")
-    text = form.text("ref_text", "reference_text")
-    return [
-        SentRecording(file.data, text if is_new and not index else None, NEUTRAL if is_new and not index else file.stem)
-        for index, file in enumerate(files)
-    ]
+    text, prepare = form.text("ref_text", "reference_text"), form.preparation()
+    main = [SentRecording(file.data, text, NEUTRAL, prepare) for file in files[: int(is_new)]]
+    return main + [SentRecording(file.data, None, file.stem, prepare) for file in files[len(main) :]]
 
 
 def _label(form: SentForm, name: str) -> str | None:
@@ -147,7 +148,7 @@ def _label(form: SentForm, name: str) -> str | None:
 
 def _stored(answer: dict[str, object], form: SentForm) -> Response:
     sent = [*form.fields, *(file.field.removesuffix("[]") for file in form.files)]
-    reasons = {"remove_background_noise": "recordings stay as they are"}
+    reasons = {"remove_background_noise": "noise stays as it is"}
     unheard = {name: reason for name, reason in reasons.items() if form.fields.get(name) == "true"}
     without_effect = ignored_fields.with_unknown(sent, (*_FORM_FIELDS, *reasons), unheard)
     return JSONResponse(answer, headers=ignored_fields.as_header(without_effect))

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from hashlib import blake2b
 
 from deployments.errors import InvalidRequest
-from serve_app.api import ignored_fields
 from serve_app.api.client_json import number
 from serve_app.api.errors import ErrorReply
 from serve_app.api.session import Audio, Cleared, Event, Flushed, Started, Turn
@@ -34,9 +33,7 @@ class FluxSocket(TurnSocket):
         self._offset_ms: int | None = None
         self._is_interrupting = False
         named = {"model_name": self.wish.info.name, "model_version": "1", "model_uuids": []}
-        await self.send(
-            "Connected", request_id=self.request_id, **named, **ignored_fields.in_message(self.wish.ignored)
-        )
+        await self.send("Connected", request_id=self.request_id, **named, **self.wish.told())
 
     async def obey(self, fields: dict[str, object]) -> None:
         match fields.get("type"):

@@ -17,7 +17,7 @@ from serve_app.api.request_log import SAMPLE_BYTES, Usage
 from serve_app.api.response import word_entries
 from serve_app.api.session import Audio, Event, Failed, Flushed, Session, Started, Turn, Words
 from serve_app.api.sockets import Connection, unknown_type
-from serve_app.api.speech_service import SpeechService
+from serve_app.api.speech_service import SpeechService, tagged
 from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect
@@ -85,13 +85,15 @@ class SpeakMessage:
         info, names = await service.choose(body, fields), {**_NAMES, **service.chosen_by}
         reasons = ignored_fields.always_streamed(fields)
         stored = await service.stored(body, info)
+        body, is_tagged = tagged(body, stored, reasons)
         without_effect = ignored_fields.find_ignored(fields, body, info, names, reasons=reasons, stored=stored)
-        self._without_effect = ignored_fields.in_message(without_effect)
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
+        wish = Wish(info, body, delivery, without_effect, stored, is_tagged)
+        self._told = wish.told()
         session = service.session(
-            self._connection.socket, Wish(info, body, delivery, {}), request_id=self.request_id, live=False
+            self._connection.socket, replace(wish, ignored={}), request_id=self.request_id, live=False
         )
         session.append(body.input)
         self.turn = session.flush()
@@ -104,7 +106,7 @@ class SpeakMessage:
             case Started(turn):
                 drawn = turn.request.seed if turn.request is not None else 0  # 0 of silence
                 seed = drawn if turn.usage.seed is None else turn.usage.seed
-                await self._send("started", **self._format, seed=seed, **self._without_effect)
+                await self._send("started", **self._format, seed=seed, **self._told)
             case Audio(_, pcm):
                 await self._send_pcm(pcm)
             case Words(_, words):

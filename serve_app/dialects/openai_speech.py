@@ -9,7 +9,7 @@ from starlette.responses import Response
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored_fields
 from serve_app.api.request import SpeechBody, check_length, parse_speech
-from serve_app.api.speech_service import SpeechService, read_object
+from serve_app.api.speech_service import SpeechService, read_object, tagged
 from serve_app.api.wish import CONTENT_TYPES, EVENT_STREAM, Wish, negotiate
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings
@@ -103,12 +103,13 @@ async def strict_wish(
     if body.voice is not None:
         service.check_voice(body.voice, info)
     stored = await service.stored(body, info)
+    body, is_tagged = tagged(body, stored, found)
     delivery = negotiate(body, accept, default=default)
     if body.word_timestamps and not delivery.events and "word_timestamps" not in made:
         found["word_timestamps"] = "only events carry words: stream_format"
     names = {**_NAMES, **service.chosen_by}
     without_effect = ignored_fields.find_ignored(fields, body, info, names, reasons=found, stored=stored)
-    return Wish(info, body, delivery, without_effect, stored)
+    return Wish(info, body, delivery, without_effect, stored, is_tagged)
 
 
 def _body(given: Mapping[str, object], settings: ApiSettings) -> SpeechBody:

@@ -130,7 +130,7 @@ class RealtimeSocket(ResponseSocket):
         settings = {**self._settings, **_settings(given)}
         wish = await self._wished(given, _NAMES, settings)
         self._settings = settings
-        await self.tell("session.updated", session=self._session(), **ignored_fields.in_message(wish.ignored))
+        await self.tell("session.updated", session=self._session(), **wish.told())
 
     async def _wished(self, given: Mapping[str, object], names: ignored_fields.Names, settings: Json) -> Wish:
         """The wish of `given`; `settings` are all so far, its own included. Raises InvalidRequest."""
@@ -175,7 +175,7 @@ class RealtimeSocket(ResponseSocket):
         self._turn = session.flush()
         session.close()
         self._waiting = self._waiting if given is not None else []
-        told = ignored_fields.in_message(wish.ignored)
+        told = wish.told()
         await self.tell("response.created", response=response(self._turn, "in_progress"), **told)
         self.start(self.pass_on(session, self._say))
 

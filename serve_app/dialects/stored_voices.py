@@ -22,7 +22,7 @@ Json = dict[str, object]
 _TEXT = ("ref_text", "reference_text")
 _DESCRIPTION = ("speaker_description", "description")
 _DETAILS = ("name", "language", *_DESCRIPTION)
-_RECORDING = ("audio_sample", *_TEXT)
+_RECORDING = ("audio_sample", *_TEXT, "prepare")
 _CREATED = (*_DETAILS, *_RECORDING, "consent", "type", "design")
 _CHANGED = (*_DETAILS, *_RECORDING, "style", "sampling")
 _MOST_LISTED = 100
@@ -125,10 +125,6 @@ async def remove_consent(service: SpeechService, consent_id: str) -> Json:
 
 def described(voice: StoredVoice) -> Json:
     """OpenAI's object, with all that a client may know of its own voice."""
-    takes = [
-        {"style": take.style, "seconds": take.seconds, "text": take.text, "cloned_by": _way(take.text)}
-        for take in voice.takes
-    ]
     return {
         "id": voice.id,
         "object": "audio.voice",
@@ -140,14 +136,9 @@ def described(voice: StoredVoice) -> Json:
         "sampling": voice.sampling,
         "consent": voice.consent.recording or voice.consent.statement,
         "provenance": voice.provenance,
-        "cloned_by": _way(voice.takes[0].text),
-        "takes": takes,
+        "cloned_by": voice.takes[0].cloned_by,
+        "takes": [take.told() for take in voice.takes],
     }
-
-
-def _way(text: str | None) -> str:
-    """A recording without transcript gives the sound of a voice, and less of its way of speaking."""
-    return "transcript" if text else "vector"
 
 
 def _omni(voice: StoredVoice) -> Json:
@@ -171,7 +162,7 @@ def _check_kind(form: SentForm) -> None:
 
 
 def _recordings(form: SentForm, *, style: str) -> Sequence[SentRecording]:
-    return [SentRecording(_first(form, "audio_sample").data, form.text(*_TEXT), style)]
+    return [SentRecording(_first(form, "audio_sample").data, form.text(*_TEXT), style, form.preparation())]
 
 
 def _first(form: SentForm, field: str) -> SentRecording:

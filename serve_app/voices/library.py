@@ -6,8 +6,6 @@ voice has gone or has another version, it drops what it keeps of the old one, an
 
 import asyncio
 import contextlib
-import hashlib
-import io
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -16,13 +14,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ParamSpec, Self, TypeVar
 
-import numpy as np
-
 from deployments.audio.recording_cache import Lookups
 from deployments.errors import Conflict, InvalidRequest, NotFound, NotReady, StartError, TalkrayError
 from deployments.protocol import ModelInfo, Reference
 from deployments.serving import metrics
 from serve_app.audio import recordings
+from serve_app.audio.reference_doctor import Preparation
 from serve_app.config import VoiceSettings
 from serve_app.voices.record import (
     ID,
@@ -64,6 +61,7 @@ class SentRecording:
     data: bytes
     text: str | None = None  # what it says
     style: str = NEUTRAL
+    prepare: Preparation = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +197,9 @@ class Voices:
         await self.refresh()
 
     async def add_consent(self, name: str, language: str, sent: SentRecording, *, field: str) -> StoredConsent:
-        """Raises InvalidRequest, Conflict."""
+        """Kept as it was sent: it is evidence. Raises InvalidRequest, Conflict."""
         store = self._writable()
-        take, flac = await self._take(sent, field)
+        take, flac = await self._take(replace(sent, prepare="none"), field)
         owner = VISITOR.get().name or ""
         made = StoredConsent(id=new_id("cons"), name=name, owner=owner, created_at=now(), language=language, take=take)
         self._check_quota(made)
@@ -341,10 +339,9 @@ class Voices:
     async def _take(self, sent: SentRecording, field: str) -> tuple[Take, bytes]:
         if not sent.data:
             raise InvalidRequest(f"{field} is empty: send a recording.", field, "missing_required_parameter")
-        try:
-            return await self._aside(_prepared, sent)
-        except InvalidRequest as error:
-            raise type(error)(str(error).replace("ref_audio", field), field, error.code) from None
+        return await self._aside(
+            Take.of_file, sent.data, text=sent.text, style=sent.style, prepare=sent.prepare, field=field
+        )
 
     async def _consent(self, given: str | None) -> Consent:
         if not given:
@@ -423,20 +420,3 @@ def _is_called(record: Record, name: str) -> bool:
 
 def _num_bytes(record: Record) -> int:
     return record.num_bytes if isinstance(record, StoredVoice) else record.take.num_bytes
-
-
-def _prepared(sent: SentRecording) -> tuple[Take, bytes]:
-    """A recording as it is kept: the whole of it, in one channel. A preparation of recordings belongs here, between
-    reading and writing. Raises InvalidRequest.
-    """
-    import soundfile
-
-    audio, rate = recordings.decode_file(sent.data, "ref_audio")
-    file = io.BytesIO()
-    # 24 bits hold every sample of 16, and the mean of two channels of them. Louder than full scale would wrap around.
-    soundfile.write(file, np.clip(audio, -1, 1 - 2**-23), rate, format="FLAC", subtype="PCM_24")
-    flac = file.getvalue()
-    text = " ".join((sent.text or "").split()) or None
-    seconds = round(len(audio) / rate, 3)
-    digest = hashlib.sha256(flac).hexdigest()
-    return Take(style=sent.style, sha256=digest, seconds=seconds, num_bytes=len(flac), text=text), flac

@@ -14,16 +14,18 @@ import time
 import zipfile
 from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
+import numpy as np
 from pydantic import Field, ValidationError
 
 from deployments.audio.recording_cache import VOICE_BYTES
 from deployments.config import Strict
 from deployments.errors import InvalidRequest
 from deployments.protocol import Sampling
+from serve_app.audio.reference_doctor import Flaw, Preparation, check_recording
 
 NEUTRAL = "neutral"  # the style of a voice's first recording
 ID = re.compile(r"(voice|cons|design)_[0-9a-f]{24}")
@@ -31,6 +33,7 @@ DESIGN_S = 3600.0  # a candidate may be locked for so long
 MAX_TAKES = 16
 FILE_SUFFIX = ".voice"
 _LARGEST_PART = 64 << 20  # of a portable file: the longest recording that is taken in is smaller
+_TAG = re.compile(r"""\s*(?:\[([^\[\]<>\n]{1,80})\]|<emotion\s+value=["']([^"'<>\n]{1,80})["']\s*/>)\s*""")
 _SAME_STEM = 5  # letters that "cheerful" and "cheerfully" share at least
 
 _HOLDS = {"gt": operator.gt, "ge": operator.ge, "le": operator.le, "lt": operator.lt}
@@ -62,6 +65,43 @@ class Take(Strict):
     seconds: float
     num_bytes: int
     text: str | None = None  # what it says; None: the voice is known by its speaker vector only
+    changes: tuple[str, ...] = ()  # what its preparation did, a sentence each
+    flaws: tuple[Flaw, ...] = ()  # found in what was sent, the gravest first
+
+    @classmethod
+    def of_file(
+        cls, data: bytes, *, text: str | None, style: str, prepare: Preparation, field: str
+    ) -> tuple[Self, bytes]:
+        """A recording as it is kept, and its FLAC file in one channel. Raises InvalidRequest about `field`. Blocks."""
+        import soundfile
+
+        text = " ".join((text or "").split()) or None
+        checked = check_recording(data, field=field, transcript=text, heard=None, prepare=prepare)
+        file = io.BytesIO()
+        # 24 bits hold every sample of 16, and the mean of two channels of them. What is louder would wrap around.
+        samples = np.clip(checked.audio, -1, 1 - 2**-23)
+        soundfile.write(file, samples, checked.sample_rate, format="FLAC", subtype="PCM_24")
+        flac = file.getvalue()
+        take = cls(
+            style=style,
+            sha256=hashlib.sha256(flac).hexdigest(),
+            seconds=round(len(samples) / checked.sample_rate, 3),
+            num_bytes=len(flac),
+            text=text,
+            changes=checked.changes,
+            flaws=checked.flaws,
+        )
+        return take, flac
+
+    @property
+    def cloned_by(self) -> Literal["transcript", "vector"]:
+        """A recording without transcript gives the sound of a voice, and less of its way of speaking."""
+        return "transcript" if self.text else "vector"
+
+    def told(self) -> dict[str, object]:
+        """What its owner is told of it."""
+        known = {"style": self.style, "seconds": self.seconds, "text": self.text, "cloned_by": self.cloned_by}
+        return {**known, "changes": self.changes, "flaws": [asdict(flaw) for flaw in self.flaws]}
 
 
 class Consent(Strict):
@@ -124,6 +164,14 @@ class StoredVoice(Strict):
             if any(_is_same(word, take.style.casefold()) for word in words):
                 return take, True
         return self.takes[0], False
+
+    def tagged(self, text: str) -> tuple[str | None, str]:
+        """The style that a tag at the beginning of a text names, if a take has it, and the text without that tag:
+        "[whispering] Come in.", '<emotion value="whispering"/> Come in.'
+        """
+        tag = _TAG.match(text)
+        take, is_named = self.take_for(tag[1] or tag[2]) if tag else (self.takes[0], False)
+        return (take.style, text[tag.end() :]) if tag and is_named else (None, text)
 
 
 class StoredConsent(Strict):

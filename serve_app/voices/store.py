@@ -171,9 +171,7 @@ class VoiceStore:
         over = [path for path, record_id in parts.items() if record_id not in known]
         self._delete(*over)
         unnamed = (
-            []
-            if self.folder is None
-            else [file for file in self.folder.rglob(".*.new") if file.stat().st_mtime < before_s]
+            [] if self.folder is None else [file for file in self.folder.rglob(".*.new") if _is_older(file, before_s)]
         )
         for file in unnamed:
             file.unlink(missing_ok=True)
@@ -225,6 +223,14 @@ def write_file(file: Path, content: bytes) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _is_older(file: Path, time_s: float) -> bool:
+    """False of a file that has its name by now."""
+    try:
+        return file.stat().st_mtime < time_s
+    except FileNotFoundError:
+        return False
 
 
 def tried(work: Callable[[], T]) -> T | TalkrayError:

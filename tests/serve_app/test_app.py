@@ -1,9 +1,11 @@
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray import serve
 from ray.serve import Application
 from ray.serve._private.build_app import BuiltApplication
 from ray.serve._private.build_app import build_app as build
@@ -11,6 +13,7 @@ from ray.serve.config import AutoscalingConfig
 
 from deployments.config import TalkerConfig
 from deployments.errors import StartError
+from deployments.serving import ray_metrics, ray_private
 from serve_app.app import LONGEST_STREAM_S, build_app, codec_scaling, health_check_s, options, report_s, talker_scaling
 from serve_app.cli.ray_settings import CLUSTER, TUNED
 from serve_app.config import ApiSettings, AppConfig, CodecScalingConfig, PoolConfig, TalkerScalingConfig
@@ -188,7 +191,8 @@ def test_models_with_the_same_speech_tokenizer_share_a_codec_pool() -> None:
         *("Talker-CustomVoice", "Talker-Base", "Talker-nora"),
         *("Codec-CustomVoice", "Codec-nora"),
     }
-    source, _, handles, placements = by_name["Codec-CustomVoice"].init_args
+    source, _, handles, placements, pool = by_name["Codec-CustomVoice"].init_args
+    assert pool == "CustomVoice"
     assert source == "Qwen/Qwen3-TTS-12Hz-1.7B-Base"  # which alone has the encoder of recordings
     assert {name: handle.deployment_name for name, handle in handles.items()} == {
         "CustomVoice": "Talker-CustomVoice",
@@ -205,12 +209,24 @@ def test_models_with_the_same_speech_tokenizer_share_a_codec_pool() -> None:
     ]
 
 
+def test_one_of_several_codec_pools_has_its_name_in_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = SimpleNamespace(_deployment_config=SimpleNamespace(max_ongoing_requests=256))
+    monkeypatch.setattr(serve, "get_replica_context", lambda: settings)
+    monkeypatch.setattr(ray_private, "this_replica", lambda: None)
+    named: list[str] = []
+    monkeypatch.setattr(ray_metrics, "install", named.append)
+    [pool] = [item for item in built(several()).deployments if item.name == "Codec-nora"]
+    pool.func_or_class(*pool.init_args)
+    assert named == ["nora"]
+
+
 def test_a_single_codec_pool_keeps_its_name_and_follows_all_talkers() -> None:
     config = several(codec_scaling={}, talker={"max_num_seqs": 4})
     first, second, _ = config.models
     second = second.model_copy(update={"placement": "inline", "talker_scaling": TalkerScalingConfig(max_replicas=3)})
     by_name = {item.name: item for item in built(config.model_copy(update={"models": (first, second)})).deployments}
     assert set(by_name) == {"Ingress", "Talker-CustomVoice", "Talker-Base", "Codec"}
+    assert by_name["Codec"].init_args[4] == ""
     scaling = by_name["Codec"]._deployment_config.autoscaling_config
     assert policy_of(scaling)._settings.max_talker_streams == 4 * (1 + 3)  # type: ignore[attr-defined]
     *_, models = by_name["Ingress"].init_args

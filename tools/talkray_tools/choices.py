@@ -12,8 +12,10 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from deployments.codec.encoder import Codebook, CodecEncoder
 from deployments.protocol import Codes, GenerateRequest, Progress
 from deployments.talker.engine import Engine
 from deployments.talker.sampling import BatchFilter, Draw, NoiseSource
@@ -25,14 +27,37 @@ class Choice:
 
     logits: Tensor  # [vocab], over the temperature
     noise: Tensor  # [vocab], 1 for greedy choices; infinite for codes that were no candidates
-    least: float  # logit that a candidate must have
+    borders: tuple[tuple[float, float], ...]  # of top-k, and of top-p behind it: the last logit kept, the first dropped
+    to_nucleus: Tensor  # [vocab], how near in probability each came to being dropped, or kept, by top-p
+
+    @classmethod
+    def by(cls, options: BatchFilter, logits: Tensor, noise: Tensor) -> "Choice":
+        """How `options` of one row choose among logits [vocab]; noise [vocab]."""
+        nowhere = torch.full_like(logits, torch.inf)
+        if not options.ints("do_sample")[0]:
+            return cls(logits, torch.ones_like(logits), (), nowhere)
+        scaled, top_p = logits / options.floats("temperature")[0], float(options.floats("top_p")[0])
+        values, order = scaled.sort(descending=True)
+        num_kept = [min(int(options.ints("top_k")[0]) or len(values), len(values))]
+        if top_p < 1:
+            order = order[: int((values >= values[num_kept[0] - 1]).sum())]  # with all that equal the last one
+            tail = scaled[order].softmax(-1).flip(-1).cumsum(-1).flip(-1)
+            nowhere.scatter_(0, order, (tail - (1 - top_p)).abs())
+            num_kept.append(max(1, int((tail > 1 - top_p).sum())))
+        borders = [(float(values[num - 1]), float(values[num])) for num in num_kept if num < len(values)]
+        return cls(scaled, noise, tuple(borders), nowhere)
 
     def margin(self, ours: int, theirs: int) -> float:
-        """How little would have to change for the other code: by score, or at the filter of either."""
+        """How little would have to change for the other code: by score, or at a filter of either."""
         scores = self.logits - self.noise.log()
         by_score = float(scores[ours] - scores[theirs])
-        at_filter = [abs(float(self.logits[code]) - self.least) for code in (ours, theirs)]
-        return min(at_filter if by_score < 0 else [by_score, *at_filter])
+        at_filter = min(map(self._at_filter, (ours, theirs)))
+        return at_filter if by_score < 0 else min(by_score, at_filter)
+
+    def _at_filter(self, code: int) -> float:
+        logit = float(self.logits[code])
+        across = [logit - dropped if logit >= kept else kept - logit for kept, dropped in self.borders]
+        return min([*across, float(self.to_nucleus[code])])
 
     @property
     def spread(self) -> float:
@@ -42,7 +67,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How codes may differ: by margins of so many deviations of the logits, and in that share of the frames."""
+    """How codes may differ: by margins of so many deviations of the logits, and in that share of the frames; in one
+    frame of the shortest speech.
+    """
 
     margin: float
     share: float
@@ -70,7 +97,7 @@ def near_ties(found: list[Divergence], expected: Codes, tolerance: Tolerance) ->
     detail += f", first in {found[0]}; the largest margin is {widest:.1e} of the logits' deviation"
     detail += f" ({tolerance.margin:.0e} may be, in {tolerance.share:.0%} of the frames)"
     near = all(0 <= each.margin <= tolerance.margin * each.spread for each in found)
-    return near and len(found) <= tolerance.share * max(len(expected), 1), detail
+    return near and len(found) <= max(1.0, tolerance.share * len(expected)), detail
 
 
 @contextmanager
@@ -87,11 +114,7 @@ def kept() -> Iterator[list[Choice]]:
             return values
 
         chosen = original(options, logits, draw, keep)
-        scaled, kept = logits[0] / options.floats("temperature")[0], int(options.ints("top_k")[0]) or logits.shape[-1]
-        if not options.ints("do_sample")[0]:
-            made.append(Choice(logits[0], torch.ones_like(logits[0]), -torch.inf))
-        else:
-            made.append(Choice(scaled, everywhere[0], float(scaled.topk(min(kept, len(scaled))).values[-1])))
+        made.append(Choice.by(options, logits[0], everywhere[0]))
         return chosen
 
     with patch.object(BatchFilter, "sample", sample):
@@ -155,3 +178,27 @@ def _first(codes: Codes, expected: Codes, choices: list[Choice], *, eos: int, fu
         theirs = int(expected[common, 0]) if common < len(expected) else eos
     choice = choices[frame * groups + codebook]
     return Divergence(frame, codebook, choice.margin(ours, theirs), choice.spread)
+
+
+def nearest_divergences(encoder: CodecEncoder, audio: NDArray[np.float32], expected: Codes) -> list[Divergence]:
+    """Where the codes of a recording [samples] differ from the expected ones [frames, groups].
+
+    Behind each difference the residual is that of the expected code. A margin is one of distances.
+    """
+    found: list[Divergence] = []
+    columns = enumerate(torch.from_numpy(expected.T.astype(np.int64)))
+
+    def nearest(codebook: Codebook, x: Tensor) -> tuple[Tensor, Tensor]:
+        number, theirs = next(columns)
+        table = codebook.entries
+        distances = torch.cdist(x[None], table[None])[0]
+        ours = distances.argmin(dim=-1)
+        indices = torch.cat([theirs, ours[len(theirs) :]])
+        for frame in (ours != indices).nonzero()[:, 0].tolist():
+            margin = float(distances[frame, indices[frame]] - distances[frame, ours[frame]])
+            found.append(Divergence(frame, number, margin, float(distances[frame].std())))
+        return indices, table[indices]
+
+    with patch.object(Codebook, "nearest", nearest):
+        encoder.encode(audio)
+    return found

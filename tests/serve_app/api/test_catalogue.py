@@ -3,8 +3,8 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from deployments.errors import InvalidRequest
-from serve_app.api.catalogue import ALIASES, RELEASED, aliases, resolve, voice_list
+from deployments.errors import InvalidRequest, StartError
+from serve_app.api.catalogue import ALIASES, RELEASED, aliases, check_default, nearest, resolve, voice_list
 from serve_app.config import ApiSettings
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 
@@ -83,3 +83,12 @@ async def test_every_voice_of_the_embedded_model_is_described(
         assert voice["language"] == "english"
         assert voice["gender"] in ("female", "male")
         assert voice["description"]
+
+
+def test_a_default_voice_may_be_stored_where_a_model_clones() -> None:
+    settings = ApiSettings(default_voice="ada")
+    check_default(settings, "any model", ["ryan"], clones=True)
+    with pytest.raises(StartError, match="'ada' is no voice of m; set one of ryan"):
+        check_default(settings, "m", ["ryan"], clones=False)
+    first = CUSTOM_VOICE.voices[0]
+    assert nearest("nobody", CUSTOM_VOICE, settings) == (first, f"no such voice here, {first} speaks")

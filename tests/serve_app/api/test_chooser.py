@@ -3,12 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 
 from deployments.errors import InvalidRequest, ModelNotFound
 from deployments.protocol import ModelInfo
 from serve_app.api.chooser import ModelWish, choose
-from serve_app.config import ApiSettings
+from serve_app.api.routes import create_api
+from serve_app.config import AdmissionSettings, ApiSettings
 from tests.serve_app import fake
 
 SETTINGS = ApiSettings()
@@ -100,3 +102,28 @@ def test_clients_of_other_services_cannot_know_our_names() -> None:
 def test_the_only_model_answers_everything() -> None:
     """And says itself what it does not do."""
     assert chosen((BASE,), voice="vivian", task_type="Sing", model="gpt-9") == "clone"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/text-to-speech/x", {"text": "Hello."}),
+        ("/tts/bytes", {"transcript": "Hello.", "voice": {"id": "x"}}),
+        ("/generate", {"text": "Hello.", "speaker": "x"}),
+        ("/v1/speak?model=x", {"text": "Hello."}),
+    ],
+)
+async def test_other_dialects_have_task_type_too(path: str, body: dict[str, object]) -> None:
+    """Their clients add it to the body; VoiceDesign then misses instructions."""
+    speaking = {
+        info.name: (fake.FakeSynthesizer(info, script=fake.utterance()), AdmissionSettings())
+        for info in (CUSTOM, DESIGN)
+    }
+    transport = httpx.ASGITransport(create_api(speaking, SETTINGS))
+    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+        known = await client.post(path, json={**body, "task_type": "CustomVoice"})
+        assert known.status_code == 200
+        assert "task_type" not in known.headers.get("x-ignored", "")
+        assert "instructions is required" in (await client.post(path, json={**body, "task_type": "VoiceDesign"})).text
+        assert "task_type: 'Sing' is none of" in (await client.post(path, json={**body, "task_type": "Sing"})).text

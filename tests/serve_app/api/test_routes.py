@@ -213,6 +213,7 @@ BAD: dict[str, tuple[object, ...]] = {
     "leading_silence": (0,),
     "ref_audio": (data_url(b""), 5),
     "x_vector_only_mode": ("true",),
+    "prepare": ("best", True),
 }
 
 

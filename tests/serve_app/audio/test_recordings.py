@@ -17,7 +17,7 @@ from deployments.audio.recording_cache import ByRecording
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ClonePrompt, Reference
 from serve_app.audio import recordings
-from serve_app.audio.recordings import by_prompt, decode_reference, learn, read_aside
+from serve_app.audio.recordings import Decode, by_prompt, decode_reference, learn, read_aside
 from tests.serve_app.audio.test_formats import pitch
 from tests.serve_app.fake import BASE, tone
 
@@ -176,9 +176,9 @@ def test_what_browsers_and_phones_record(container: str, codec: str) -> None:
 async def test_what_was_sent_before_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[str] = []
 
-    def note(ref_audio: str, sample_rate: int) -> np.ndarray:
+    def note(ref_audio: str, sample_rate: int, decode: Decode) -> np.ndarray:
         decoded.append(ref_audio)
-        return decode_reference(ref_audio, sample_rate)
+        return decode_reference(ref_audio, sample_rate, decode)
 
     monkeypatch.setattr(recordings, "decode_reference", note)
     one, other = (data_url(recording(seconds)) for seconds in (1.125, 1.375))

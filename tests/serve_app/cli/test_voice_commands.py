@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from serve_app.cli.main import cli
-from tests.serve_app.voices.speakers import wav
+from tests.serve_app.voices.speakers import spoken, wav
 
 
 def run(store: Path, *arguments: str) -> str:
@@ -37,6 +37,24 @@ def test_a_voice_from_its_first_to_its_last_day(tmp_path: Path, recording: str) 
     other = tmp_path / "other"
     assert run(other, "import", str(file), "--owner", "ada").startswith(voice_id)
     assert "of ada" in run(other, "list")
+
+
+def test_a_recording_is_prepared_and_told_what_to_record_better(tmp_path: Path) -> None:
+    source = tmp_path / "recordings"
+    source.mkdir()
+    (source / "ada.wav").write_bytes(spoken())
+    told = run(tmp_path / "store", "add", "ada", str(source / "ada.wav"))
+    assert "Appended 0.50 s of silence" in told
+    assert "It has no transcript." in told
+    told = run(tmp_path / "store", "add", "grace", str(source / "ada.wav"), "--prepare", "none")
+    assert "neutral 6.0 s" in told
+    assert "Appended" not in told
+    assert "Appended" in run(tmp_path / "other", "import", str(source))
+    assert "neutral 6.0 s" in run(tmp_path / "third", "import", str(source), "--prepare", "none")
+    file = tmp_path / "ada.voice"
+    run(tmp_path / "store", "export", "ada", "-o", str(file))
+    with pytest.raises(Exception, match="--prepare is for a folder"):
+        run(tmp_path / "third", "import", str(file), "--prepare", "none")
 
 
 def test_a_folder_of_recordings(tmp_path: Path) -> None:

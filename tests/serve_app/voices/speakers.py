@@ -1,6 +1,7 @@
 """Recordings, and ways to ask for stored voices as every client does."""
 
 import io
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from serve_app.api.keys import create_key
 from serve_app.api.routes import create_api
+from serve_app.audio.recordings import decode_file
 from serve_app.config import AccessSettings, ApiSettings, VoiceSettings
 from serve_app.speech.live_text import LiveTexts
 from serve_app.voices.library import Forget, Voices, nobody
@@ -21,6 +23,17 @@ RATE = 24_000
 
 def hiss(seed: int = 0, seconds: float = 1.0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).normal(0, 0.1, round(seconds * RATE)).astype(np.float32)
+
+
+@cache
+def spoken(seconds: float = 4.0) -> bytes:
+    """A WAV file of speech, with a second of silence before and behind it."""
+    audio, rate = decode_file((Path(__file__).parents[3] / "docs/demo-voice.mp3").read_bytes(), "demo")
+    file = io.BytesIO()
+    quiet = np.zeros(rate, np.float32)
+    speech = audio[: round(seconds * rate)] * np.linspace(1, 0, round(seconds * rate), dtype=np.float32) ** 0.1
+    soundfile.write(file, np.concatenate([quiet, speech, quiet]), rate, format="WAV", subtype="PCM_16")
+    return file.getvalue()
 
 
 def wav(seed: int = 0, seconds: float = 1.0) -> bytes:

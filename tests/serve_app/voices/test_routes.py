@@ -10,18 +10,21 @@ import httpx2
 import numpy as np
 import openai
 import pytest
+from httpx import AsyncClient
 
 from deployments.errors import NotReady, StartError
 from deployments.protocol import ClonePrompt
+from serve_app.api.routes import create_api
 from serve_app.audio import recordings
-from serve_app.audio.recordings import decode_reference
-from serve_app.config import VoiceSettings
+from serve_app.audio.recordings import decode_file, decode_reference
+from serve_app.audio.reference_doctor import decode_prepared
+from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.voices.library import SentRecording, Voices
 from serve_app.voices.record import EVERYBODY, VISITOR, Visitor
 from tests.serve_app import asgi
 from tests.serve_app.dialects.client import Client
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
-from tests.serve_app.voices.speakers import RATE, Server, store, wav
+from tests.serve_app.voices.speakers import RATE, Server, spoken, store, wav
 
 pytestmark = pytest.mark.anyio
 SPEECH = "/v1/audio/speech"
@@ -56,6 +59,94 @@ async def test_a_voice_speaks_by_id_and_by_name(folder: Path) -> None:
     assert {request.language for request in server.synthesizer.requests} == {"german"}
 
 
+# Each form of upload: its path, its fields, what it calls the recording.
+UPLOADS = {
+    "OpenAI": ("/v1/audio/voices", {"name": "ada", "ref_text": "Hello."}, "audio_sample"),
+    "ElevenLabs": ("/v1/voices/add", {"name": "ada", "ref_text": "Hello."}, "files"),
+    "Cartesia": ("/voices/clone", {"name": "ada", "transcript": "Hello."}, "clip"),
+}
+
+
+@pytest.mark.parametrize("prepare", [None, "auto", "none"])
+@pytest.mark.parametrize("form", UPLOADS)
+async def test_a_recording_is_prepared_when_it_is_stored(folder: Path, form: str, prepare: str | None) -> None:
+    path, fields, field = UPLOADS[form]
+    server = Server(folder)
+    fields |= {} if prepare is None else {"prepare": prepare}
+    async with server.client() as client:
+        told = (await client.post(path, data=fields, files={field: ("a.wav", spoken())})).json()
+        assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})).status_code == 200
+    reference = server.synthesizer.requests[0].reference
+    assert reference is not None
+    [take] = told["takes"]
+    assert [flaw["code"] for flaw in take["flaws"]] == ["transcript_short", "short"]
+    assert "Write down exactly" in take["flaws"][0]["advice"]
+    expected, rate = decode_file(spoken(), field)
+    if prepare == "none":
+        assert take["changes"] == []
+    else:
+        assert any("Appended 0.50 s of silence" in change for change in take["changes"])
+        expected, rate = decode_prepared(spoken(), field)
+        assert take["seconds"] < 6
+    assert (take["seconds"], rate) == (round(expected.size / rate, 3), RATE)
+    np.testing.assert_allclose(reference.samples, expected, atol=2**-23)
+
+
+async def test_further_recordings_are_prepared_too(folder: Path) -> None:
+    async with Server(folder).client() as client:
+        told = await store(client, "ada")
+        sample, fields = {"audio_sample": ("a.wav", spoken())}, {"style": "calm"}
+        changed = await client.post(f"/v1/audio/voices/{told['id']}", data=fields, files=sample)
+        fields = {"style": "raw", "prepare": "none"}
+        await client.post(f"/v1/audio/voices/{told['id']}", data=fields, files=sample)
+        shown = (await client.get(f"/v1/audio/voices/{told['id']}")).json()
+        edit = f"/v1/voices/{told['id']}/edit"
+        edited = await client.post(edit, data={"name": "grace"}, files={"files": ("low.wav", spoken())})
+    assert changed.json()["takes"] == shown["takes"][:2]
+    assert [bool(take["changes"]) for take in shown["takes"]] == [False, True, False]
+    assert [flaw["code"] for flaw in shown["takes"][0]["flaws"]] == ["no_speech"]
+    assert [take["style"] for take in edited.json()["takes"]] == ["low"]
+
+
+@pytest.mark.parametrize("form", UPLOADS)
+async def test_a_preparation_that_is_none_is_refused(folder: Path, form: str) -> None:
+    path, fields, field = UPLOADS[form]
+    async with Server(folder).client() as client:
+        answer = await client.post(path, data={**fields, "prepare": "best"}, files={field: ("a.wav", spoken())})
+    assert answer.status_code == 400
+    assert "prepare: 'best' is none of auto, none." in answer.text
+
+
+@pytest.mark.parametrize("prepare", [None, "auto", "none"])
+async def test_a_recording_in_the_request_is_prepared_where_it_asks_for_it(folder: Path, prepare: str | None) -> None:
+    server = Server(folder)
+    body = {"input": "Hi.", "ref_audio": base64.b64encode(spoken()).decode(), "ref_text": "Hello."}
+    async with server.client() as client:
+        answer = await client.post(SPEECH, json={**body, "prepare": prepare})
+        assert "x-ignored" not in answer.headers
+    reference = server.synthesizer.requests[0].reference
+    assert reference is not None
+    expected, _ = (decode_prepared if prepare == "auto" else decode_file)(spoken(), "ref_audio")
+    np.testing.assert_array_equal(reference.samples, expected)
+
+
+async def test_a_request_cannot_prepare_a_stored_voice(folder: Path) -> None:
+    async with Server(folder).client() as client:
+        await store(client, "ada")
+        answer = await client.post(SPEECH, json={"input": "Hi.", "voice": "ada", "prepare": "auto"})
+    assert answer.headers["x-ignored"] == "prepare (it is for recordings that are sent)"
+
+
+async def test_a_consent_is_kept_as_it_was_sent(folder: Path) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        fields = {"name": "Ada agrees", "language": "en"}
+        await client.post("/v1/audio/voice_consents", data=fields, files={"recording": ("c.wav", spoken())})
+    VISITOR.set(EVERYBODY)
+    [consent] = await server.voices.consents()
+    assert (consent.take.seconds, consent.take.changes) == (6.0, ())
+
+
 async def test_without_a_transcript_it_is_by_vector_and_says_so(folder: Path) -> None:
     server = Server(folder)
     async with server.client() as client:
@@ -86,6 +177,72 @@ async def test_instructions_choose_a_take(folder: Path) -> None:
         assert (await client.post("/tts/bytes", json=emotional)).headers["x-voice-take"] == "cheerful (instructions)"
     texts = [request.reference.text for request in server.synthesizer.requests if request.reference]
     assert texts == ["Ha!", "Neutral.", "Ha!"]
+
+
+async def with_a_take(client: AsyncClient, style: str) -> str:
+    """A voice with a neutral recording and one in a style; returns its id."""
+    told = await store(client, "ada", ref_text="Neutral.")
+    sample = {"audio_sample": ("a.wav", wav(1), "audio/wav")}
+    fields = {"style": style, "ref_text": "Ha!"}
+    changed = await client.post(f"/v1/audio/voices/{told['id']}", data=fields, files=sample)
+    assert changed.status_code == 200
+    return str(told["id"])
+
+
+@pytest.mark.parametrize(
+    ("sent", "spoken_text", "take"),
+    [
+        ("[whispering] Hello.", "Hello.", "whispering (tag)"),
+        (" [Whispers softly]Hello.", "Hello.", "whispering (tag)"),
+        ('<emotion value="whispering" /> Hello.', "Hello.", "whispering (tag)"),
+        ("[laughing] Hello.", "[laughing] Hello.", "neutral (the first)"),  # no take of its, and it is text
+        ("Hello [whispering] there.", "Hello [whispering] there.", "neutral (the first)"),
+    ],
+)
+async def test_a_tag_at_the_beginning_chooses_a_take(folder: Path, sent: str, spoken_text: str, take: str) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        await with_a_take(client, "whispering")
+        for path, body in (
+            (SPEECH, {"input": sent, "voice": "ada"}),
+            ("/v1/text-to-speech/ada", {"text": sent}),
+            ("/tts/bytes", {"transcript": sent, "voice": {"id": "ada"}}),
+        ):
+            answer = await client.post(path, json=body)
+            assert answer.headers["x-voice-take"] == take
+            assert "x-ignored" not in answer.headers
+    assert [request.text for request in server.synthesizer.requests] == [spoken_text] * 3
+    texts = {request.reference.text for request in server.synthesizer.requests if request.reference}
+    assert texts == {"Ha!" if take.startswith("whispering") else "Neutral."}
+
+
+async def test_a_tag_comes_before_instructions(folder: Path) -> None:
+    async with Server(folder).client() as client:
+        await with_a_take(client, "whispering")
+        body = {"input": "[whispering] Hello.", "voice": "ada", "instructions": "Loudly."}
+        answer = await client.post(SPEECH, json=body)
+        assert answer.headers["x-voice-take"] == "whispering (tag)"
+        assert answer.headers["x-ignored"] == "instructions (a tag of the text chose the recording)"
+        empty = await client.post(SPEECH, json={"input": "[whispering]", "voice": "ada"})
+        assert (empty.status_code, empty.json()["error"]["param"]) == (400, "input")
+
+
+async def test_a_stored_voice_may_be_the_default_one(folder: Path) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        await store(client, "ada", ref_text="Hiss.")
+    settings = ApiSettings(voices=server.settings, default_voice="Ada")
+    server.api = create_api(server.synthesizer, settings, voices=server.voices)
+    async with server.client() as client:
+        assert (await client.get("/ready")).status_code == 200
+        unknown = await client.post("/v1/text-to-speech/21m00Tcm4TlvDq8ikWAM", json={"text": "Hi."})
+        assert unknown.headers["x-ignored"] == "voice_id (no such voice here, ada speaks)"
+        unnamed = await client.post("/tts/bytes", json={"transcript": "Hi."})
+        assert "x-ignored" not in unnamed.headers
+        for answer in (unknown, unnamed):
+            assert answer.headers["x-voice-take"] == "neutral (the first)"
+        assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "nobody"})).status_code == 400
+    assert {request.reference.text for request in server.synthesizer.requests if request.reference} == {"Hiss."}
 
 
 async def test_defaults_of_a_voice_hold_where_a_request_says_nothing(folder: Path) -> None:
@@ -277,6 +434,37 @@ async def test_only_its_owner_speaks_with_it_over_sockets(folder: Path, dialect:
         assert bool(server.synthesizer.requests) == (name == "ada"), heard
     await server.texts.aclose()
     assert server.synthesizer.requests[0].reference is not None
+
+
+@pytest.mark.parametrize("dialect", SOCKETS)
+async def test_sockets_tell_which_recording_speaks(folder: Path, dialect: str) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        voice = await with_a_take(client, "cheerful")
+    path, messages = SOCKETS[dialect]
+    async with asgi.websocket(server.api, path.replace("$voice", voice)) as connection:
+        client_of = await Client(connection).accepted()
+        client_of.send(*eval(repr(messages).replace("$voice", voice)))
+        told, in_handshake = "", client_of.headers.get("x-voice-take")
+        async with asyncio.timeout(10):
+            while not told:
+                message = await client_of.next()
+                told = message.get("voice_take", "") if isinstance(message, dict) else ""
+    assert told == "neutral (the first)"
+    assert in_handshake == (told if dialect in ("Deepgram", "Flux", "ElevenLabs") else None)
+
+
+async def test_our_socket_has_tags(folder: Path) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        await with_a_take(client, "cheerful")
+    async with asgi.websocket(server.api, "/v1/audio/speech/ws") as connection:
+        client_of = await Client(connection).accepted()
+        client_of.send({"type": "speak", "text": "[cheerful] Hi.", "voice": "ada", "instructions": "Low."})
+        (started, *_), _ = await client_of.until(type="started")
+    assert started["voice_take"] == "cheerful (tag)"
+    assert started["ignored"] == [{"field": "instructions", "reason": "a tag of the text chose the recording"}]
+    assert server.synthesizer.requests[0].text == "Hi."
 
 
 async def test_others_can_neither_see_nor_change_it(folder: Path) -> None:

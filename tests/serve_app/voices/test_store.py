@@ -164,6 +164,15 @@ def test_what_dead_writers_left_is_swept(store: VoiceStore) -> None:
     assert left == {f"{record.id}.json", f"{record.takes[0].sha256}.flac"}
 
 
+def test_a_sweep_bears_writers_beside_it(store: VoiceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, recordings = voice()
+    store.write(stored, recordings)
+    assert store.folder is not None
+    gone = store.folder / "voices" / ".a.json.1234.new"  # listed, and renamed before it is looked at
+    monkeypatch.setattr(type(store.folder), "rglob", lambda *_: iter([gone]))
+    assert store.sweep() == 0
+
+
 @pytest.mark.parametrize("place", ["voices", "ftp://host/x", "memory:///", "file://host/x", "./a"])
 def test_places_that_are_none(place: str) -> None:
     with pytest.raises(StartError, match=r"api\.voices\.store.*s3://"):

@@ -24,7 +24,9 @@ class Extent:
 GOLDEN = Extent(max_new_tokens=24, wav_frames=6)
 LIVE = Extent(max_new_tokens=60, wav_frames=59)
 STRESS = Extent(max_new_tokens=48, wav_frames=47, decodings=("greedy", "sampled"), cases=("speaker", "instruct"))
-EXTENTS = {"golden": GOLDEN, "live": LIVE, "stress": STRESS}
+STORED = Extent(max_new_tokens=24, wav_frames=23, decodings=("greedy", "sampled"), cases=("clone", "speaker vector"))
+EXTENTS = {"golden": GOLDEN, "live": LIVE, "stress": STRESS, "stored": STORED}
+VOICE_TEXTS = {"by transcript": "Some reference text.", "by vector": None}  # what a stored recording says
 
 
 @dataclass(frozen=True)

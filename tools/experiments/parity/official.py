@@ -5,6 +5,7 @@ Runs in the environment of the official package:
 """
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tools.experiments.parity.cases import (
     EXTENTS,
     SAMPLE_RATE,
     SEED,
+    VOICE_TEXTS,
     WAV_DECODING,
     Extent,
     ParityCase,
@@ -49,10 +51,26 @@ def record_reference(official: OfficialModel) -> Arrays:
     return {"reference/codes": codes, "reference/speaker": item.ref_spk_embedding.numpy()}
 
 
-def record(checkpoint: str, extent: Extent) -> Arrays:
+def record_prompts(official: OfficialModel, recordings: Path) -> Arrays:
+    """What a base checkpoint makes of each file of a folder, with and without its transcript."""
+    arrays: Arrays = {}
+    for file in sorted(recordings.iterdir()):
+        for way, text in VOICE_TEXTS.items():
+            item = official.package.create_voice_clone_prompt(
+                ref_audio=str(file), ref_text=text, x_vector_only_mode=text is None
+            )[0]
+            arrays[f"prompt/{file.stem} {way}/speaker"] = item.ref_spk_embedding.numpy()
+            if item.ref_code is not None:
+                arrays[f"prompt/{file.stem} {way}/codes"] = item.ref_code.numpy().astype(np.int16)
+    return arrays
+
+
+def record(checkpoint: str, extent: Extent, recordings: Path | None) -> Arrays:
     """Everything to compare with, by name."""
     official = OfficialModel(checkpoint)
     arrays = record_reference(official) if official.kind == "base" else {}
+    if recordings is not None:
+        arrays |= record_prompts(official, recordings)
     for case in cases_of(official.kind, extent):
         prompt = arguments(official, case)
         for decoding in extent.decodings:
@@ -70,9 +88,10 @@ def main() -> None:
     parser.add_argument("checkpoint")
     parser.add_argument("out")
     parser.add_argument("--extent", choices=EXTENTS, required=True)
+    parser.add_argument("--recordings", type=Path, help="a folder of recordings to make prompts of")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    np.savez_compressed(options.out, **record(options.checkpoint, EXTENTS[options.extent]))
+    np.savez_compressed(options.out, **record(options.checkpoint, EXTENTS[options.extent], options.recordings))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,15 @@ def write_tiny(directory: Path, kind: str, *, seed: int = 0, tokenizer: Path | N
     return directory
 
 
+def write_base(directory: Path, hidden_size: int, *, seed: int) -> Path:
+    """A Base checkpoint as wide as a released one, and tiny else."""
+    size = {1024: "0b6", 2048: "1b7"}[hidden_size]
+    widths = {"talker_config": {"hidden_size": hidden_size}, "speaker_encoder_config": {"enc_dim": hidden_size}}
+    shape = SHAPES[NAMES["base"]].changed({"tts_model_size": size, **widths})
+    write_checkpoint(directory, shape, Options(seed=seed, dtype=torch.float32))
+    return directory
+
+
 def write_stressed(directory: Path, kind: str, stress: Stress, *, seed: int) -> Path:
     """A tiny checkpoint as hard on numbers as trained ones, in bfloat16 as they are."""
     options = Options(seed=seed, dtype=torch.bfloat16, codec_dtype=torch.bfloat16, stress=stress)
@@ -108,7 +117,13 @@ class Ours:
         return run(self.engine, request)
 
     def divergences(
-        self, case: ParityCase, options: Mapping[str, Any], expected: Codes, *, extent: Extent
+        self,
+        case: ParityCase,
+        options: Mapping[str, Any],
+        expected: Codes,
+        reference_codes: Codes | None = None,
+        *,
+        extent: Extent,
     ) -> list[Divergence]:
         """Where codes differ from the expected ones [frames, groups]. Behind each, generation goes on from those."""
         sampling = Sampling(max_new_tokens=extent.max_new_tokens, **options)
@@ -117,7 +132,7 @@ class Ours:
         def begin(known: int) -> None:
             self.engine.runner.step.noise = OfficialNoise(SEED, self.engine.model, full, drawn=known)
 
-        request = GenerateRequest(_synthesis(case, sampling))
+        request = GenerateRequest(_synthesis(case, sampling), reference_codes if case.ref_text else None)
         return divergences(self.engine, request, expected, most=extent.max_new_tokens - 1, begin=begin)
 
     def wav(self, case: ParityCase, codes: Codes, reference_codes: Codes | None) -> NDArray[np.float32]:
