@@ -53,9 +53,11 @@ class PlaybackClock:
         return self.deadline_s(now_s) - now_s
 
 
-class Unread:
-    """Around a generator that yields a stream: `leave` is called once the reader takes nothing for UNREAD_S, and
-    `take_again` when it reads on. One timer serves the whole stream, because a timer for each item costs more than it.
+class ReaderWatch:
+    """Notices that the reader of a generator takes nothing, and that it reads again.
+
+    `leave` is called when an item has waited for UNREAD_S, `take_again` when the reader takes the item after that. One
+    timer serves the stream, because a timer for each item costs more than the item.
     """
 
     def __init__(self, leave: Callable[[], Awaitable[None]], take_again: Callable[[], None] = lambda: None) -> None:
@@ -80,7 +82,7 @@ class Unread:
             self._timer = self._loop.call_at(self._offered_s + UNREAD_S, self._expire)
 
     async def taken(self) -> bool:
-        """Call it after each `yield`. Returns whether the reader was away for so long."""
+        """Call it after each `yield`. Returns whether `leave` was called meanwhile."""
         self._offered_s = None
         if self._leaving is None:
             return False

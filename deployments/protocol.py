@@ -1,6 +1,6 @@
 """Messages that cross a deployment handle: requests downwards, frames and audio upwards.
 
-Everything here is a frozen value of small plain objects, cheap to pickle. Codes are int16: 16 codes are 32 bytes.
+All are frozen values of small plain objects, which pickle fast. Codes are int16, so a frame of 16 codes has 32 bytes.
 """
 
 import hashlib
@@ -29,19 +29,19 @@ class FinishReason(StrEnum):
     """Why a stream ended."""
 
     STOP = "stop"  # the talker sampled its end-of-speech code
-    EARLY = "early"  # the talker did so although the text needs far more frames, or before any sound
+    EARLY = "early"  # the talker sampled it before any sound, or far too early for the text
     LENGTH = "length"  # max_new_tokens
-    SILENCE = "silence"  # the end was missed: silence, or the noise of a room, for seconds
-    LOOP = "loop"  # the end was missed: the same again and again
-    RUNAWAY = "runaway"  # far more frames than the text can need
+    SILENCE = "silence"  # the talker missed the end: seconds of silence or room noise
+    LOOP = "loop"  # the talker missed the end: it repeats itself
+    RUNAWAY = "runaway"  # the stream has far more frames than its text can need
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A stage that a request, or the audio it asked for, has come to."""
+    """The time at which a request, or its first audio, came to a stage."""
 
     stage: str
-    at_ns: int  # time.time_ns(): hosts have it in common as well as their clocks agree
+    at_ns: int  # of time.time_ns(), because marks of several hosts are compared
 
 
 Marks = tuple[Mark, ...]
@@ -60,7 +60,7 @@ def _option(official: float, **bounds: float) -> Any:
 
 
 def _filter(official: float, **bounds: float) -> Any:
-    """An option that decides which code is drawn. The code predictor has one of the same name."""
+    """An option that selects candidate codes. The code predictor has an option of the same name, after SUBTALKER."""
     return field(default=None, metadata={"official": official, "bounds": bounds, "is_filter": True})
 
 
@@ -68,9 +68,8 @@ def _filter(official: float, **bounds: float) -> Any:
 class Sampling:
     """Sampling options under the official package's names. None takes the checkpoint's `generation_config.json`.
 
-    The one list of options: fields of request bodies follow from it. `FilterOptions` of talker/sampling.py names the
-    filters again, with their types in the batch, and columns of kernels follow from that.
-    An option that the talker and the code predictor have each stands twice, here with `SUBTALKER` in front.
+    Fields of request bodies are made from this list. `FilterOptions` of talker/sampling.py lists the filters again with
+    their types in a batch. Options of the code predictor have SUBTALKER in front of the name.
     """
 
     do_sample: bool | None = _option(True)
@@ -87,13 +86,13 @@ class Sampling:
 
 SUBTALKER = "subtalker_"
 SAMPLING_DEFAULTS = {option.name: option.metadata["official"] for option in fields(Sampling)}
-# Filters of the talker; the code predictor's have SUBTALKER in front. Without `do_sample` no filter has an effect.
+# Filters of the talker. They have no effect where `do_sample` is False.
 FILTERS = tuple(option.name for option in fields(Sampling) if option.metadata["is_filter"])
 
 
 @dataclass(frozen=True, slots=True)
 class ClonePrompt:
-    """All that a checkpoint takes from a recording: a hundredth of its samples, and any replica speaks from it."""
+    """What a checkpoint needs of a recording, in a hundredth of the recording's bytes. Any replica can use it."""
 
     speaker: NDArray[np.float32]  # [hidden]
     codes: Codes | None = None  # [frames, num_code_groups]; None where only the speaker vector was asked for
@@ -105,7 +104,7 @@ class ClonePrompt:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A recording to clone, and its text: the samples, or the prompt that a replica has made of them before."""
+    """A recording to clone: its samples, or the prompt that a replica has made of them."""
 
     audio: NDArray[np.float32] | None  # [samples] of mono audio at the model's sample rate; None beside a `prompt`
     text: str | None = None
@@ -114,38 +113,38 @@ class Reference:
     key: bytes = b""  # recordings of one key have the same samples; by default made from these
 
     def __post_init__(self) -> None:
-        """Samples are hashed where a recording comes in, and nowhere later."""
+        """Hash the samples once, where the recording comes in."""
         if not self.key and self.audio is not None:
             object.__setattr__(self, "key", hashlib.sha256(np.ascontiguousarray(self.audio).data).digest())
 
     @property
     def samples(self) -> NDArray[np.float32]:
-        """The samples of a recording that comes without a prompt."""
+        """The samples; there are none beside a prompt."""
         assert self.audio is not None, "either samples or a prompt"
         return self.audio
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far an utterance has come at its reader. Its reader may ask another replica to go on with it."""
+    """The part of an utterance that its reader has. Another replica goes on from it."""
 
-    codes: Codes  # every frame since its beginning
-    samples: int  # delivered, on the codec's timeline before trimming
-    in_hand_s: float = 0.0  # seconds of delivered audio that the listener has not played yet, as far as is known
+    codes: Codes  # all frames from the beginning
+    samples: int  # delivered, counted before the codec's quiet start is trimmed
+    in_hand_s: float = 0.0  # seconds of delivered audio that are not played yet, by `PlaybackClock`
 
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """The address at which a talker reads a text while it is written, as `deployments.serving.mailbox` says."""
+    """The address at which a talker reads a text while the client writes it: see `deployments.serving.mailbox`."""
 
     host: str
     port: int
-    token: str  # opens this utterance alone
+    token: str  # secret of this text
 
 
 @dataclass(frozen=True, slots=True)
 class SynthesisRequest:
-    """One utterance, as the ingress asks a codec replica, or with `inline` a talker, for it."""
+    """One utterance. The ingress sends it to a codec replica, or with `inline` placement to a talker."""
 
     request_id: str
     text: str
@@ -155,70 +154,70 @@ class SynthesisRequest:
     reference: Reference | None = None  # base checkpoints
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0  # 0 <= seed < 2**64
-    redraws: bool = False  # any seed will do: where speech ends before any sound, the ingress asks again
+    redraws: bool = False  # the ingress may try another seed where speech ends before any sound
     non_streaming_mode: bool | None = None  # None: as the official package does for this kind of checkpoint
     ignore_eos: bool = False  # nothing but max_new_tokens ends speech
     leading_silence: bool = False  # True keeps quiet leading frames
-    continues: bool = False  # a later segment of a text that is being heard: it is not refused and goes first
-    following: tuple[str, ...] = ()  # texts of the later segments: the request is refused where they do not fit
-    resume: Progress | None = None  # set where a stream goes on that another replica began
-    marks: Marks = ()  # stages that it has passed; empty without `server_timing`
-    client: str = ""  # the client's name: the line in front of the pools tells clients apart
-    word_times: bool = False  # chunks say where in the text they are
-    live: Mailbox | None = None  # the text comes from there, and `text` is empty; it streams, whatever the mode
-    again: bool = False  # another replica was asked before, whether or not it began
+    continues: bool = False  # a later segment of a long text: it is not refused and goes first
+    following: tuple[str, ...] = ()  # texts of the later segments: the request is refused where one is too long
+    resume: Progress | None = None  # the part that another replica has made
+    marks: Marks = ()  # empty without `server_timing`
+    client: str = ""  # the client's name, for queues that are fair to clients
+    word_times: bool = False  # chunks bring readings
+    live: Mailbox | None = None  # where the text is while the client writes it; `text` is empty then
+    again: bool = False  # another replica was asked before
     model: str = ""  # the name of one of several models
 
     @property
-    def is_heard(self) -> bool:
-        """Whether its listener has heard a part already. A refusal would then end the speech in its middle."""
+    def is_underway(self) -> bool:
+        """Whether the client has a part of this speech already. A refusal would end it in the middle."""
         return self.continues or self.resume is not None
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One utterance, as a codec replica, or the ingress, asks a talker replica for it."""
+    """One utterance. A codec replica, or the ingress, sends it to a talker."""
 
     synthesis: SynthesisRequest
     reference_codes: Codes | None = None  # [frames, num_code_groups] of the reference, None without in-context cloning
-    gpu_frames: int = 0  # after the delivered frames the talker brings the audio of so many; ALL_FRAMES: of all
+    gpu_frames: int = 0  # how many frames after the delivered ones the talker decodes; ALL_FRAMES: all
 
     @property
     def prefix(self) -> Codes | None:
-        """Frames of this utterance that exist already: generation goes on after them."""
+        """Frames that exist already. Generation goes on after them."""
         return None if self.synthesis.resume is None else self.synthesis.resume.codes
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How far in their text consecutive frames are, as the talker's attention says."""
+    """The place in the text of each of some consecutive frames, by the talker's attention."""
 
-    first: int  # number of the first of these frames
-    chars: tuple[float, ...]  # for each frame, characters of the text that are before it
+    first: int  # number of the first frame
+    chars: tuple[float, ...]  # for each frame, how many characters of the text are before it
 
 
 @dataclass(frozen=True, slots=True)
 class FrameChunk:
     """Consecutive frames of one stream. The last chunk of a stream has a `finish_reason` and may hold no frames.
 
-    `pcm` is the next audio of the first `gpu_frames` frames. It comes in order but in its own time, in the chunk of its
-    codes or in later ones, at the latest in the last. Any other chunk without frames and audio is a heartbeat.
+    `pcm` is audio of the first `gpu_frames` frames, in order. It may come later than the codes it is made of, at the
+    latest in the last chunk. Another chunk without frames and audio is a heartbeat.
     """
 
     codes: Codes
     num_text_tokens: int
     finish_reason: FinishReason | None = None
     pcm: bytes = b""  # s16le, whole frames
-    marks: Marks = ()  # first audio of a marked request: all stages down to the engine and back up
-    readings: tuple[Reading, ...] = ()  # empty unless `word_times` were asked for and the talker knows them
-    clone_prompt: ClonePrompt | None = None  # first, of a recording that came as samples: to be sent in their place
+    marks: Marks = ()  # on the first audio of a request with marks: all stages to the engine and back
+    readings: tuple[Reading, ...] = ()  # empty unless the request has `word_times` and the model an alignment head
+    clone_prompt: ClonePrompt | None = None  # on the first chunk, where the request had samples: send it from then on
 
 
 @dataclass(frozen=True, slots=True)
 class PcmChunk:
-    """Audio of one stream with the codes it was decoded from. Trimming may leave less audio than the codes give.
+    """Audio of one stream, and the codes it was decoded from. Quiet audio at the start is left out, its codes are not.
 
-    A chunk without codes, audio and reason is a heartbeat.
+    A heartbeat says only that its sender is alive.
     """
 
     pcm: bytes  # s16le, mono, at ModelInfo.sample_rate
@@ -228,15 +227,25 @@ class PcmChunk:
     position: int = 0  # samples delivered with this chunk, as in `Progress`
     marks: Marks = ()  # see FrameChunk
     readings: tuple[Reading, ...] = ()  # see FrameChunk; they may come before the audio of their frames
-    text_positions: tuple[tuple[float, float], ...] = ()  # from the ingress on: (seconds of audio, characters spoken)
-    seed: int | None = None  # the seed of this speech, where it is not the request's
-    segment: int = 0  # number of a long text's segment, from the ingress on: the codec begins anew with each
+    text_positions: tuple[tuple[float, float], ...] = ()  # set by the ingress: (seconds of audio, characters spoken)
+    seed: int | None = None  # set where it is not the request's
+    segment: int = 0  # set by the ingress: number of the segment of a long text. The codec begins anew with each.
     clone_prompt: ClonePrompt | None = None  # see FrameChunk
+
+    @property
+    def is_heartbeat(self) -> bool:
+        return not len(self.codes) and not self.pcm and self.finish_reason is None
+
+    def emptied(self) -> "PcmChunk":
+        """A chunk of the same stream that brings nothing: no audio, no frames, no end."""
+        return PcmChunk(
+            b"", self.codes[:0], self.num_text_tokens, position=self.position, seed=self.seed, segment=self.segment
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The facts of the loaded checkpoint that the ingress needs to check a request."""
+    """What the ingress knows of a loaded checkpoint."""
 
     name: str
     kind: ModelKind
@@ -247,17 +256,16 @@ class ModelInfo:
     frame_samples: int
     num_code_groups: int
     talker_on_gpu: bool = False
-    codec_precision: str = "float32"  # precision with which the talker's device decodes
-    spoken_form: str | None = None  # language whose normalisation the voice needs: it has learnt only spoken words
+    codec_precision: str = "float32"  # in which the talker's device decodes
+    spoken_form: str | None = None  # a language, where the voice has learnt only words and needs figures as words
     max_segment_chars: int = 1000  # longer texts are synthesised in segments
-    word_times: bool = False  # whether its talkers say where in the text they are
-    checkpoint: str = ""  # of one of several models, whose `name` clients and metrics know; empty of a single one
-    # Of all that makes a clone prompt of a recording: prompts of one checkpoint fit no other. Empty unless base.
-    fingerprint: str = ""
+    word_times: bool = False  # whether its talkers bring readings
+    checkpoint: str = ""  # of one of several models; `name` is then its name in settings. Empty of a single model.
+    fingerprint: str = ""  # hash of the weights that make clone prompts, which fit no others. Empty unless base.
 
     @property
     def route(self) -> str:
-        """The name of one of several models, as requests carry it; empty of a single one."""
+        """`SynthesisRequest.model` of requests for this model."""
         return self.name if self.checkpoint else ""
 
     @property
@@ -268,6 +276,6 @@ class ModelInfo:
 Marked = TypeVar("Marked", SynthesisRequest, FrameChunk, PcmChunk)
 
 
-def reached(item: Marked, stage: str) -> Marked:
-    """`item`, with one mark more if it has any."""
+def with_mark(item: Marked, stage: str) -> Marked:
+    """`item` with a mark that it has come to `stage` now. An item without marks stays as it is."""
     return replace(item, marks=(*item.marks, Mark(stage, time.time_ns()))) if item.marks else item

@@ -301,10 +301,10 @@ async def sweep_rates(settings: Settings, plan: Plan, folder: TraceFolder, *, ti
     """Rate after rate, on the screen and on disk. Whether every request was spoken."""
     screen = Screen(Console(stderr=True))
     async with screen.shown():
-        done, whole = await sweep(settings, plan, folder=folder, show=screen.show, done=screen.done)
+        done, is_complete = await sweep(settings, plan, folder=folder, show=screen.show, done=screen.done)
     show_sweep(done, titles, output_console())
     say_where(folder)
-    return whole and all(step.summary.succeeded == step.summary.sent for step in done.steps)
+    return is_complete and all(step.summary.succeeded == step.summary.sent for step in done.steps)
 
 
 def say_where(folder: TraceFolder) -> None:

@@ -134,7 +134,7 @@ async def measure(settings: Settings, folder: TraceFolder, *, show: Show) -> tup
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, runner.interrupt)
     try:
-        whole = await runner.run(settings.warmup_schedule())
+        is_complete = await runner.run(settings.warmup_schedule())
     finally:
         loop.remove_signal_handler(signal.SIGINT)
     result = read_result(folder)
@@ -145,7 +145,7 @@ async def measure(settings: Settings, folder: TraceFolder, *, show: Show) -> tup
     whole_run = flat(result.summary) | {"audio_made_per_s": result.audio_made_per_s, "limits": asdict(result.limits)}
     kinds = {each.title: flat(each.summary) for each in result.by_kind}
     folder.write_json("summary.json", whole_run | {"phases": phases, "kinds": kinds})
-    return result, whole
+    return result, is_complete
 
 
 async def check_server(settings: Settings) -> None:

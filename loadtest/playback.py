@@ -82,11 +82,11 @@ class AudibleOnset:
         if self.sample is not None:
             return
         data = self._rest + pcm
-        whole = len(data) // (2 * self.window_values)
-        pcm16 = np.frombuffer(data, "<i2", whole * self.window_values).astype(np.float64)
-        rms = np.sqrt(np.mean(pcm16.reshape(whole, self.window_values) ** 2, axis=1))
+        num_windows = len(data) // (2 * self.window_values)
+        pcm16 = np.frombuffer(data, "<i2", num_windows * self.window_values).astype(np.float64)
+        rms = np.sqrt(np.mean(pcm16.reshape(num_windows, self.window_values) ** 2, axis=1))
         loud = rms > FULL_SCALE * 10 ** (AUDIBLE_DBFS / 20)
         if loud.any():
             self.sample = (self._quiet_windows + int(loud.argmax())) * self.window_samples
-        self._quiet_windows += whole
-        self._rest = data[2 * whole * self.window_values :]
+        self._quiet_windows += num_windows
+        self._rest = data[2 * num_windows * self.window_values :]

@@ -95,19 +95,19 @@ async def sweep(
     """Measure rate after rate, each in a folder of its own, and give each to `done`; False if Ctrl-C ended it early."""
     folder.check_unused()
     steps: list[Result] = []
-    whole = True
-    while whole and (rate := next_rate(steps, plan)) is not None:
+    is_complete = True
+    while is_complete and (rate := next_rate(steps, plan)) is not None:
         warmup = 0 if steps else settings.warmup
         own = replace(settings, phases=plan.phases(rate), seed=settings.seed + len(steps), warmup=warmup)
         name = f"{len(steps):02d}-rate-{round(rate, 2):g}"
-        result, whole = await measure(own, TraceFolder(folder.path / name), show=show)
+        result, is_complete = await measure(own, TraceFolder(folder.path / name), show=show)
         steps.append(result)
         done(steps[-1])
     swept = Sweep(folder.path.name, plan, tuple(sorted(steps, key=lambda step: step.rate)))
     steps_record = [{"rate": step.rate, "folder": step.title, **flat(step.summary)} for step in swept.steps]
     record = {"plan": asdict(plan), "capacity_per_s": swept.capacity_per_s}
     folder.write_json("sweep.json", record | {"steps": steps_record})
-    return swept, whole
+    return swept, is_complete
 
 
 def read_sweep(folder: TraceFolder, *, limits: Limits | None = None) -> Sweep:

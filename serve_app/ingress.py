@@ -14,7 +14,7 @@ from ray.util import get_node_ip_address
 
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, CodecLost, NotReady, TalkerLost, TalkrayError
-from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
+from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, with_mark
 from deployments.serving import ray_metrics, ray_private
 from deployments.serving.calls import broadcast, call, stream
 from deployments.serving.collector import leave_loaded_alone
@@ -22,7 +22,7 @@ from deployments.serving.failover import Received, persist
 from deployments.serving.frames import forward
 from deployments.weights.description import describe
 from serve_app.api.bounded_websocket import BoundedWebSocket
-from serve_app.api.request import MAX_BODY_BYTES
+from serve_app.api.client_json import MAX_BODY_BYTES
 from serve_app.api.routes import Node, create_api
 from serve_app.api.taken_request import TakenHttp
 from serve_app.audio.recordings import by_prompt, learn
@@ -122,7 +122,7 @@ class HandleSynthesizer:
 
         Where a replica is lost, another replica continues with the next sample.
         """
-        request = _by_prompt(request)
+        request = _with_known_prompt(request)  # each later call asks again: a prompt may have come meanwhile
         talker, info, reference = self._talker, self._info, request.reference
         if talker is None:
             return self._from_codec(request)
@@ -132,7 +132,7 @@ class HandleSynthesizer:
             return self._from_codec(request)
 
         def ask(asked: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
-            asked = replace(asked, synthesis=_by_prompt(asked.synthesis))
+            asked = replace(asked, synthesis=_with_known_prompt(asked.synthesis))
             return stream(talker, "generate", asked, lost=TalkerLost)
 
         return forward(request, ask, info, learn=lambda chunk: _learn(request, chunk))
@@ -142,19 +142,19 @@ class HandleSynthesizer:
         assert info is not None, "`describe` comes before `synthesize`"
 
         def ask() -> AsyncGenerator[PcmChunk, None]:
-            return stream(self._codec, "synthesize", _by_prompt(received.rest(request)), lost=CodecLost)
+            return stream(self._codec, "synthesize", _with_known_prompt(received.rest(request)), lost=CodecLost)
 
         def take(chunk: PcmChunk) -> PcmChunk | None:
             _learn(request, chunk)
-            if not len(chunk.codes) and not chunk.pcm and chunk.finish_reason is None:
-                return None  # a heartbeat
+            if chunk.is_heartbeat:
+                return None
             received.add(chunk.codes, chunk.position, delivered_s=len(chunk.pcm) / 2 / info.sample_rate)
-            return reached(chunk, "from-codec")
+            return with_mark(chunk, "from-codec")
 
         return persist(ask, take, request_id=request.request_id, lost=CodecLost)
 
 
-def _by_prompt(request: SynthesisRequest) -> SynthesisRequest:
+def _with_known_prompt(request: SynthesisRequest) -> SynthesisRequest:
     """`request` with the clone prompt in place of its recording's samples, once a replica has sent the prompt."""
     reference = request.reference
     return request if reference is None else replace(request, reference=by_prompt(reference))

@@ -52,8 +52,8 @@ class FirstSound:
         pcm = np.concatenate((self._rest, pcm))
         onset = first_sound(pcm, self._sample_rate)
         if onset is None:
-            whole = len(pcm) // self._window * self._window
-            self._rest, self._num_quiet = pcm[whole:], self._num_quiet + whole
+            complete = len(pcm) // self._window * self._window
+            self._rest, self._num_quiet = pcm[complete:], self._num_quiet + complete
             return None
         self._is_found = True
         return (self._num_quiet + onset) / self._sample_rate

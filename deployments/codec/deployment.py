@@ -14,7 +14,7 @@ from deployments.codec.plan import MAX_BATCH_SIZE
 from deployments.codec.pool.load import CodecLoad
 from deployments.config import CodecConfig, CodecPlacement
 from deployments.errors import CodecLost, NotReady, Overloaded, TalkerLost
-from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, reached
+from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, with_mark
 from deployments.serving import ray_metrics, ray_private
 from deployments.serving.calls import call, stream
 from deployments.serving.replica import Replica
@@ -87,7 +87,7 @@ class CodecReplica:
         """
         if not self._knows_talker:
             await self.describe()
-        request = reached(request, "to-codec")
+        request = with_mark(request, "to-codec")
         audio = self._load.stream(self._service.synthesize, request, self._generate)
         return self._replica.stream(audio, _HEARTBEAT, "codec")
 

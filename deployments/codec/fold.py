@@ -150,9 +150,10 @@ class FoldedDecoder:
             yield from (unit.dilated for unit in block.units)
             yield block.conv
 
-    def reached(self) -> dict[Conv, int]:
-        """How many of the last rows reach into the last sample or a later one, by the next convolution: of a stage, of
-        a block, or the first one.
+    def rows_needed(self) -> dict[Conv, int]:
+        """How many of the last rows in front of each convolution the last sample and later ones depend on.
+
+        Convolutions are the upsampling ones of stages and blocks, and the first one.
         """
         rows, found = 1, dict[Conv, int]()
         for block in reversed(self.blocks):

@@ -97,8 +97,8 @@ def last_samples(call: Call, folded: FoldedDecoder, x: Signal) -> Tensor:
 
     Rows that do not reach as far are left out before each layer: so few are left that no block is passed in pieces.
     """
-    reached = folded.reached()
-    return _convolved(call, folded, x, lambda x, layer: Signal(x.rows[:, -reached[layer] :].contiguous(), x.snake))
+    needed = folded.rows_needed()
+    return _convolved(call, folded, x, lambda x, layer: Signal(x.rows[:, -needed[layer] :].contiguous(), x.snake))
 
 
 def _convolved(call: Call, folded: FoldedDecoder, x: Signal, cut: Cut) -> Tensor:

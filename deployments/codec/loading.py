@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from deployments.audio.recordings import ByRecording
+from deployments.audio.recording_cache import ByRecording
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, WarmUpResult, choice, snr_db, warm_up
 from deployments.codec.encoder import CodecEncoder

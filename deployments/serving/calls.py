@@ -13,35 +13,33 @@ from ray.serve.handle import DeploymentHandle
 from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost
 from deployments.limits import Rate
 
-# Streams that this process has seen end: each deployment calls one other.
-_finished = Rate()
-# A call that no replica has taken by then is made again: it may wait for one that hangs. All are full at times.
+_finished = Rate()  # of the streams that ended in this process, which calls one other deployment
+# A call that no replica takes for so long is made again, because it may wait for a replica that hangs.
 _ACCEPT_S = 4.0
-# A stream that has been silent for so long is lost, as replicas send heartbeats: one that hangs, or a host that is cut
-# off, closes no connection.
+# A stream without a chunk or a heartbeat for so long is lost, because a replica that hangs, or whose host is cut off,
+# closes no connection.
 _SILENCE_S = 3.0
-# Messages that have arrived are read within this time, even by a process that could not run for a while.
-_CATCH_UP_S = 0.25
-# Calls that were left before a replica had taken them.
-_left: set[asyncio.Task[None]] = set()
+_CATCH_UP_S = 0.25  # for messages that came while this process could not run
+_left: set[asyncio.Task[None]] = set()  # calls that were left before a replica had taken them
 
 
 async def stream(
     handle: DeploymentHandle, method: str, request: object, *, lost: type[ReplicaLost]
 ) -> AsyncGenerator[Any, None]:
-    """The items of a streaming method. Leaving the generator, for whatever reason, cancels the call.
+    """The items of a streaming method. Leaving the generator cancels the call.
 
-    Raises the method's error, Overloaded and NotReady where no replica takes the call, `lost` where the replica died or
-    fell silent: `Replica.stream` brings the first item at once, and further ones all the time. Moved where Serve
-    cancelled the call: once one call is left, it cancels all calls that the same HTTP request led to.
+    Raises the method's error; Overloaded or NotReady where no replica takes the call; `lost` where the replica died or
+    sends not even the heartbeats of `Replica.stream`; Moved where Serve cancelled the call. Serve does so where another
+    call of the same HTTP request is left.
     """
     response = handle.options(method_name=method, stream=True).remote(request)
     items = aiter(response)
-    within_s = _ACCEPT_S
+    is_taken = False  # by a replica
     coming: asyncio.Future[Any] | None = None
     try:
         while True:
             coming = asyncio.ensure_future(anext(items))
+            within_s = _SILENCE_S if is_taken else _ACCEPT_S
             if not await _settles(coming, within_s):
                 raise lost(f"the replica has been silent for {within_s:.0f} s")
             try:
@@ -49,15 +47,15 @@ async def stream(
             except StopAsyncIteration:
                 _finished.count(time.monotonic())
                 return
-            except asyncio.CancelledError:  # not ours: that would come out of the wait
+            except asyncio.CancelledError:  # Serve's: a cancellation of this task is raised by the wait above
                 raise Moved("Serve has cancelled the call") from None
-            within_s = _SILENCE_S
+            is_taken = True
             yield item
     except Exception as error:
         response.cancel()
-        raise translate(error, lost) from error
+        raise from_ray_error(error, lost) from error
     finally:
-        if coming is None or coming.done() or within_s == _SILENCE_S:
+        if coming is None or coming.done() or is_taken:
             response.cancel()
             await drop(coming)
         else:
@@ -68,7 +66,7 @@ async def stream(
 
 
 async def _leave(response: Any, coming: asyncio.Future[Any]) -> None:
-    """Cancel a call once a replica has taken it: Serve misses one that is being taken at that very moment."""
+    """Cancel a call once a replica has taken it, because Serve may lose a cancellation that comes before."""
     await asyncio.wait((coming,), timeout=_ACCEPT_S)
     response.cancel()
     await drop(coming)
@@ -83,15 +81,15 @@ async def _settles(coming: asyncio.Future[Any], within_s: float) -> bool:
 
 
 async def call(handle: DeploymentHandle, method: str, *arguments: object, lost: type[ReplicaLost]) -> Any:
-    """The result of a plain method; raises as `stream` does."""
+    """The result of a method. Raises as `stream` does."""
     try:
         return await handle.options(method_name=method).remote(*arguments)
     except Exception as error:
-        raise translate(error, lost) from error
+        raise from_ray_error(error, lost) from error
 
 
 async def broadcast(handle: DeploymentHandle, method: str, argument: object) -> list[Any]:
-    """The results of a plain method on every running replica. Raises NotReady where one does not answer in time."""
+    """The results of a method on every running replica. Raises NotReady where a replica does not answer in time."""
     try:
         results: list[Any] = await handle.broadcast(method, argument).results_async(timeout_s=_SILENCE_S)
     except (TimeoutError, RayActorError, RayTaskError, RpcError, DeploymentUnavailableError) as error:
@@ -100,7 +98,7 @@ async def broadcast(handle: DeploymentHandle, method: str, argument: object) -> 
 
 
 async def drop(coming: asyncio.Future[Any] | None) -> None:
-    """End a task that is not awaited any more; its outcome is dropped."""
+    """End a task and drop its outcome."""
     if coming is None:
         return
     coming.cancel()
@@ -109,8 +107,8 @@ async def drop(coming: asyncio.Future[Any] | None) -> None:
         coming.exception()
 
 
-def translate(error: Exception, lost: type[ReplicaLost]) -> Exception:
-    """Ray's exception as one of ours; an exception that the method raised is returned as it was raised there."""
+def from_ray_error(error: Exception, lost: type[ReplicaLost]) -> Exception:
+    """Our error for an exception of Ray's. An error that the method raised is returned as it was raised there."""
     if isinstance(error, BackPressureError):
         queued = error.args[0]  # calls of this process that wait for a replica with room
         after_s = _finished.retry_after_s(queued, time.monotonic())

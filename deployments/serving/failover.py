@@ -16,17 +16,17 @@ from typing import TypeVar
 import numpy as np
 
 from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost, TalkrayError
-from deployments.playback import PlaybackClock, Unread
+from deployments.playback import PlaybackClock, ReaderWatch
 from deployments.protocol import Codes, FrameChunk, PcmChunk, Progress, SynthesisRequest
 from deployments.serving import metrics
 
 logger = logging.getLogger(__name__)
 
-_FIRST_DELAY_S = 0.02  # the wait once asking at once brought nothing
+_FIRST_DELAY_S = 0.02  # before the second further attempt; the first one comes at once
 _MAX_DELAY_S = 0.5
-# A stream is given up after _PATIENCE_S without anything new, counted from the loss, and after _MAX_LOSSES replicas
-# that died under it. Moves, and calls that Serve cancelled, do not count. It is also given up after _MAX_FUTILE_LOSSES
-# in a row without a new frame, because the request itself may kill its replicas.
+# A stream is given up _PATIENCE_S after a loss without a new frame, and after _MAX_LOSSES replicas that died. Moves and
+# calls that Serve cancelled do not count. It is also given up after _MAX_FUTILE_LOSSES replicas in a row died without a
+# new frame, because the request itself may kill them.
 _PATIENCE_S = 30.0
 _MAX_LOSSES = 12
 _MAX_FUTILE_LOSSES = 3
@@ -36,16 +36,16 @@ D = TypeVar("D", FrameChunk, PcmChunk)
 
 
 class Received:
-    """The part of a stream that its reader has; another replica can go on from there."""
+    """Collects the part of a stream that its reader has, from which another replica goes on."""
 
-    def __init__(self, begun: Progress | None = None) -> None:
-        """`begun`: the part that was received elsewhere."""
+    def __init__(self, earlier: Progress | None = None) -> None:
+        """`earlier`: the part that came before."""
         self._was_asked_for, self._listener = False, PlaybackClock()
-        self._codes = [] if begun is None else [begun.codes]
-        self.samples = 0 if begun is None else begun.samples
+        self._codes = [] if earlier is None else [earlier.codes]
+        self.samples = 0 if earlier is None else earlier.samples
 
     def add(self, codes: Codes, samples: int, *, delivered_s: float = 0.0) -> None:
-        """New frames, the samples delivered with them in all, and the seconds of audio that the listener gets now."""
+        """Add frames. `samples`: delivered so far, with these. `delivered_s`: seconds of audio sent now."""
         if len(codes):
             self._codes.append(codes)
         self.samples = samples
@@ -53,13 +53,13 @@ class Received:
             self._listener.deliver(delivered_s, now_s=time.monotonic())
 
     def rest(self, request: SynthesisRequest) -> SynthesisRequest:
-        """The request to the next replica: `request` from here on."""
+        """The request for the rest of the stream."""
         again, self._was_asked_for = self._was_asked_for, True
         return replace(request, resume=self.progress, again=again)
 
     @property
     def progress(self) -> Progress | None:
-        """How far the stream has come; None before its first frame."""
+        """The part so far; None before the first frame."""
         if not self._codes:
             return None
         in_hand_s = max(0.0, self._listener.lead_s(time.monotonic()))
@@ -72,10 +72,10 @@ class Handover:
 
     reason: str
     began_s: float  # time.monotonic() of the loss
-    is_loss: bool = True  # False: its reader had left it
+    is_loss: bool = True  # False: the reader paused, so the replica was left
 
 
-class Reached(Enum):
+class AttemptStage(Enum):
     """How far a stream has come at the replica that was asked last."""
 
     ASKED = auto()
@@ -84,43 +84,43 @@ class Reached(Enum):
 
 
 class Attempts:
-    """Decides after each loss whether a stream asks again, and when; tells of a stream that goes on elsewhere."""
+    """Decides after each loss whether and when a stream asks again. Logs and measures each change of replica."""
 
     def __init__(self, lost: type[ReplicaLost], request_id: str) -> None:
-        """`lost` says in which pool the stream changes replicas."""
+        """`lost`: the error of a lost replica of the pool that is asked."""
         self._lost, self._request_id = lost, request_id
-        self._reached = Reached.ASKED
+        self._stage = AttemptStage.ASKED
         self._handover: Handover | None = None  # set from a loss to the next new frame
         self._losses, self._futile, self._delay_s = 0, 0, 0.0
         self.has_ended = False  # the last chunk has come
 
     def received(self, chunk: FrameChunk | PcmChunk) -> None:
-        """A chunk has come; one without codes only says that the replica has taken the stream up."""
+        """Note a chunk. A chunk without codes says that the replica has accepted the stream."""
         self.has_ended = chunk.finish_reason is not None
         if len(chunk.codes) or self.has_ended:
             if self._handover is not None:
                 self._record(self._handover)
-            self._reached, self._handover, self._delay_s = Reached.PROGRESSED, None, 0.0
-        elif self._reached is Reached.ASKED:
-            self._reached = Reached.ACCEPTED
+            self._stage, self._handover, self._delay_s = AttemptStage.PROGRESSED, None, 0.0
+        elif self._stage is AttemptStage.ASKED:
+            self._stage = AttemptStage.ACCEPTED
 
     def left(self) -> None:
-        """The reader was away, so the replica was left; the reader wants the stream again now."""
-        self._reached = Reached.ASKED
+        """The reader reads again, after the replica was left because the reader paused."""
+        self._stage = AttemptStage.ASKED
         self._handover = Handover("its reader came back", time.monotonic(), is_loss=False)
 
     def delay_s(self, error: TalkrayError) -> float:
-        """How long to wait before asking again; raises `error` where there is no point in it."""
+        """How long to wait before the next attempt. Raises `error`, or `lost`, where there is none."""
         now_s = time.monotonic()
         died = isinstance(error, self._lost)
         if self._handover is None:
             if not died and not isinstance(error, Moved):
                 raise error  # refused from the start, or lost in a later stage
             self._handover = Handover(f"{type(error).__name__}: {error}", now_s)
-        is_loss = died and self._reached is not Reached.ASKED
+        is_loss = died and self._stage is not AttemptStage.ASKED
         self._losses += is_loss
-        self._futile = 0 if self._reached is Reached.PROGRESSED else self._futile + is_loss
-        self._reached = Reached.ASKED
+        self._futile = 0 if self._stage is AttemptStage.PROGRESSED else self._futile + is_loss
+        self._stage = AttemptStage.ASKED
         waited_s = now_s - self._handover.began_s
         if waited_s > _PATIENCE_S or self._losses >= _MAX_LOSSES or self._futile >= _MAX_FUTILE_LOSSES:
             reason = f"given up after {self._losses} losses, the first of now: {self._handover.reason}"
@@ -145,28 +145,28 @@ async def persist(
     request_id: str,
     lost: type[ReplicaLost],
 ) -> AsyncGenerator[D, None]:
-    """Results of `pass_on` for the chunks of a stream up to its last one, from as many replicas as it takes.
+    """Results of `pass_on` for the chunks of a stream to its last one, from as many replicas as it takes.
 
-    `ask` is called for each attempt and must go on after the chunks that have been taken; it raises `lost` or Moved
-    where that needs another replica. Raises all other errors of `ask`, and `lost` where the stream is given up: a
-    stream never just ends. Where `pass_on` gives a finish reason that the chunk has not, the stream is left there.
+    `ask` asks a replica for the chunks after those that came, once for each attempt. Where it raises `lost` or Moved
+    there is another attempt. Raises its other errors, and `lost` where the stream is given up. The stream ends early
+    where `pass_on` returns a finish reason for a chunk without one.
 
-    Where the reader takes nothing for UNREAD_S the replica is left, and asked again when it reads on. The first item is
-    exempt: a reader that takes only the first item has asked ahead of time.
+    Where the reader takes nothing for UNREAD_S, the replica is left, and one is asked again when the reader goes on.
+    This does not hold for the first item, because a reader that asks ahead takes only that.
     """
     attempts, has_begun = Attempts(lost, request_id), False
     while not attempts.has_ended:
         delay_s = 0.0
         try:
-            async with aclosing(ask()) as chunks, Unread(chunks.aclose) as unread:
+            async with aclosing(ask()) as chunks, ReaderWatch(chunks.aclose) as reader:
                 async for chunk in chunks:
                     attempts.received(chunk)
                     if (item := pass_on(chunk)) is not None:
                         if has_begun:
-                            unread.offer()
+                            reader.offer()
                         has_begun = True
                         yield item
-                        if await unread.taken():
+                        if await reader.taken():
                             attempts.left()
                             break
                         if item.finish_reason is not None and not attempts.has_ended:

@@ -1,4 +1,4 @@
-"""Frames of one utterance from its first to its last, also where its talkers die."""
+"""All frames of one utterance, also where talkers die, and their audio on its way to the client."""
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
@@ -21,7 +21,7 @@ from deployments.protocol import (
     PcmChunk,
     Reading,
     SynthesisRequest,
-    reached,
+    with_mark,
 )
 from deployments.serving.failover import Received, persist
 
@@ -33,14 +33,14 @@ D = TypeVar("D", FrameChunk, PcmChunk)
 def all_frames(
     generate: Generate, request: GenerateRequest, pass_on: Callable[[FrameChunk], D | None], *, frame_samples: int
 ) -> AsyncGenerator[D, None]:
-    """Results of `pass_on` for all frames after the prefix; a lost talker is followed by another one."""
+    """Results of `pass_on` for all frames after the prefix. Another talker continues for a lost one."""
     received = Received(request.synthesis.resume)
-    begun = received.samples
+    start = received.samples
 
     def ask() -> AsyncGenerator[FrameChunk, None]:
         gpu_frames = request.gpu_frames
         if gpu_frames < ALL_FRAMES:
-            gpu_frames = max(0, gpu_frames - (received.samples - begun) // frame_samples)
+            gpu_frames = max(0, gpu_frames - (received.samples - start) // frame_samples)
         return generate(replace(request, synthesis=received.rest(request.synthesis), gpu_frames=gpu_frames))
 
     def take(chunk: FrameChunk) -> D | None:
@@ -51,10 +51,10 @@ def all_frames(
 
 
 class Frames:
-    """Frames of one stream that have come, and the audio that a talker has made of the first of them."""
+    """Frames of one stream that have come and are not taken yet, and the audio that a talker made of the first ones."""
 
     def __init__(self, frame_samples: int, first: Codes | None = None) -> None:
-        """`first` are frames that exist already, before the frames of chunks."""
+        """`first`: frames before those of the chunks."""
         self._frame_bytes = 2 * frame_samples
         self._frames: list[Codes] = [] if first is None else list(first)  # each [num_code_groups]
         self._num_code_groups = 0
@@ -66,11 +66,11 @@ class Frames:
         self.finish_reason: FinishReason | None = None
 
     def add(self, chunk: FrameChunk) -> None:
-        """The next chunk of a talker; its audio may come later than its codes."""
+        """Add a chunk. Its audio may be of earlier codes."""
         self._frames.extend(chunk.codes)
         self._pcm += chunk.pcm
         if chunk.marks:
-            self._marks = reached(chunk, "from-talker").marks
+            self._marks = with_mark(chunk, "from-talker").marks
         self._readings += chunk.readings
         self._clone_prompt = chunk.clone_prompt or self._clone_prompt
         self._num_code_groups = chunk.codes.shape[1]
@@ -83,46 +83,46 @@ class Frames:
 
     @property
     def over(self) -> FinishReason | None:
-        """Why no frame will come, once all were taken."""
+        """Why the stream ended, once all its frames were taken."""
         return None if self._frames else self.finish_reason
 
     def take(self, count: int) -> Codes:
-        """The next `count` frames, [count, num_code_groups]; there may be none."""
+        """At most `count` frames, [frames, num_code_groups]."""
         taken, self._frames = self._frames[:count], self._frames[count:]
         return np.stack(taken) if taken else np.zeros((0, self._num_code_groups), dtype=np.int16)
 
     def take_audio(self) -> tuple[Codes, Pcm]:
-        """The audio that a talker has made since the last time, and the frames that it made it of."""
+        """The talker's audio since the last call, and its frames."""
         pcm, self._pcm = bytes(self._pcm), bytearray()
         return self.take(len(pcm) // self._frame_bytes), np.frombuffer(pcm, np.int16)
 
     def take_news(self) -> tuple[Marks, tuple[Reading, ...], ClonePrompt | None]:
-        """All that has come beside codes and audio since the last time."""
+        """What came beside codes and audio since the last call."""
         news = self._marks, self._readings, self._clone_prompt
         self._marks, self._readings, self._clone_prompt = (), (), None
         return news
 
     def peek(self, count: int) -> list[Codes]:
-        """The next `count` frames at most, each [num_code_groups]; they stay."""
+        """At most `count` frames, each [num_code_groups], without taking them."""
         return self._frames[:count]
 
 
 class OutgoingAudio:
-    """Audio of one stream on its way out: its quiet start is dropped, a missed end is made up for, and its reader
-    learns how far it has come.
+    """Makes the PcmChunks of one stream: drops the quiet start, ends the stream where the talker missed the end, and
+    counts the samples.
     """
 
     def __init__(
         self, frames: Frames, silence: LeadingSilence | None, guard: EndingGuard | None = None, *, position: int = 0
     ) -> None:
-        """`position`: samples that were delivered elsewhere."""
+        """`position`: samples that were delivered before."""
         self._frames, self._silence, self._guard = frames, silence, guard
         self._position = self._delivered = position
 
     def chunk(self, codes: Codes, pcm: Pcm, finish_reason: FinishReason | None) -> PcmChunk:
-        """The next frames of the stream and their audio. Quiet samples that are held back count once there is sound.
+        """The chunk for the next frames and their audio. Its position counts the quiet start once sound follows.
 
-        Where it has a finish reason though `finish_reason` is None, the stream ends there: the rest is no speech.
+        A chunk with a finish reason where `finish_reason` is None ends the stream, because the rest is no speech.
         """
         if self._guard is not None:
             codes, pcm, finish_reason = self._guard.pass_on(codes, pcm, finish_reason, self._frames.num_text_tokens)
@@ -143,9 +143,9 @@ def forward(
     *,
     learn: Callable[[PcmChunk], None] = lambda chunk: None,
 ) -> AsyncGenerator[PcmChunk, None]:
-    """Audio of one utterance from a talker's GPU; a lost talker is followed by another one.
+    """Audio of one utterance, all made by talkers. Another talker continues for a lost one.
 
-    `generate` asks a talker; `learn` sees each chunk first. Raises the errors of `generate`, and EngineError where
+    `generate` asks a talker. `learn` is called with each chunk. Raises the errors of `generate`, and EngineError where
     audio is missing at the end.
     """
     frames = Frames(info.frame_samples)

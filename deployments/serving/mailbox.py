@@ -1,8 +1,8 @@
-"""Text on its way from the ingress, where it is written, to the talker that speaks it: one TCP connection a reader.
+"""A text on its way from the ingress, to which the client writes, to the talker that speaks it.
 
-Handles of Ray Serve cannot stream a request. The reader sends the utterance's token and how many characters it has
-already; the text from there on comes back in parts, each with its length in front, and an empty one at its end. The
-mailbox keeps its text, so that another talker that goes on with a stream can read it again.
+Handles of Ray Serve cannot stream a request, so each talker reads by a TCP connection of its own. It sends the text's
+token and how many characters it has. It gets the rest in parts, each after its length, and an empty part at the end.
+The mailbox keeps the text, so that another talker can read it again.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from deployments.protocol import Mailbox
 logger = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct(">I")
-_MAX_REQUEST_BYTES = 256  # the reader's request has no more
-_REQUEST_S = 5.0  # the reader's request must come within it
+_MAX_REQUEST_BYTES = 256
+_REQUEST_S = 5.0  # for a reader to send its request
 _CONNECT_S = 2.0
-_DELAYS_S = (0.05, 0.2, 1.0)  # waits before each further attempt; they begin anew once a part comes
+_DELAYS_S = (0.05, 0.2, 1.0)  # before each further attempt; a part that comes starts them anew
 
 
 class WrittenText:
-    """The text of one utterance so far, and whether it is over."""
+    """The text of one segment so far, and whether it is complete."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -32,7 +32,7 @@ class WrittenText:
         self._changed = asyncio.Event()
 
     def append(self, text: str) -> None:
-        """More text, which can be encoded in UTF-8."""
+        """Add text without halves of surrogate pairs."""
         self.text += text
         self._wake()
 
@@ -41,7 +41,7 @@ class WrittenText:
         self._wake()
 
     async def wait(self, offset: int) -> str:
-        """The text after `offset` characters, as soon as there is any; nothing once it is over."""
+        """The text after `offset` characters, as soon as there is any; empty at the end of the text."""
         while len(self.text) <= offset and not self.is_over:
             await self._changed.wait()
         return self.text[offset:]
@@ -52,17 +52,17 @@ class WrittenText:
 
 
 class MailboxServer:
-    """Hands out the texts that are written in this process, each to readers with its token."""
+    """Serves the texts of this process, each to readers with its token."""
 
     def __init__(self, host: str, port: int = 0) -> None:
-        """`port` 0: any that is free."""
+        """`port` 0: a free one."""
         self._host, self._port = host, port
         self._texts: dict[str, WrittenText] = {}
         self._starting: asyncio.Task[asyncio.Server] | None = None
         self._readers: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen, unless it does already. Raises OSError where it cannot at this address."""
+        """Listen, unless it does already. Raises OSError where the address cannot be listened at."""
         self._starting = self._starting or asyncio.create_task(self._start())
         try:
             await asyncio.shield(self._starting)
@@ -71,14 +71,14 @@ class MailboxServer:
             raise
 
     def share(self, token: str, text: WrittenText) -> Mailbox:
-        """Hand out `text`, and say where."""
+        """Serve `text`. Returns where readers find it."""
         assert self._starting is not None, "start comes first"
         _, port, *_ = self._starting.result().sockets[0].getsockname()
         self._texts[token] = text
         return Mailbox(self._host, port, token)
 
     def remove(self, token: str) -> None:
-        """Hand it out no longer; a reader is cut off unless the text has ended."""
+        """Stop to serve a text. Its readers are cut off unless it is complete."""
         text = self._texts.pop(token, None)
         if text is not None:
             text.finish()
@@ -114,15 +114,15 @@ class MailboxServer:
             writer.write(_LENGTH.pack(len(part)) + part)
             await writer.drain()
             offset += len(more)
-        if token in self._texts:  # else it was removed, which is no end
+        if token in self._texts:  # a text that was removed has no end
             writer.write(_LENGTH.pack(0))
             await writer.drain()
 
 
 async def read(mailbox: Mailbox) -> AsyncGenerator[str, None]:
-    """The parts of a text as they are written, to its end, on one connection after the other where it has to be.
+    """The parts of a text as they are written, to its end. A connection that breaks is made again.
 
-    Raises TalkerLost where its writer cannot be reached: another talker may.
+    Raises TalkerLost where the ingress cannot be reached, because another talker may reach it.
     """
     offset, delays = 0, iter(_DELAYS_S)
     while True:
@@ -154,7 +154,7 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, int]:
 
 
 async def _parts(mailbox: Mailbox, offset: int) -> AsyncGenerator[str, None]:
-    """The parts that come on one connection; an empty part is the end of the text."""
+    """The parts that come by one connection. An empty part is the end of the text."""
     async with asyncio.timeout(_CONNECT_S):  # wait_for would lose a cancellation that comes with the connection
         reader, writer = await asyncio.open_connection(mailbox.host, mailbox.port)
     try:

@@ -1,13 +1,13 @@
 """Talkray's metrics: instruments under Prometheus names, and the small calls that feed them.
 
-The shell of a replica gives each instrument Ray's (`ray_metrics.py`). Until then, and outside Ray, the calls do
-nothing. Instruments exist once in a process.
+A replica gives each instrument Ray's recorder (`ray_metrics.py`), once in its process. In a process without recorders
+the calls do nothing: in tests, and in the talker's engine, which sends its numbers to the replica (`Produced`).
 """
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from deployments.audio.recordings import Lookups
+from deployments.audio.recording_cache import Lookups
 from deployments.protocol import FinishReason, Marks
 
 _LATENCIES_S = [0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 15.0, 60.0]
@@ -115,16 +115,18 @@ def failed_over(reason: str, gap_s: float) -> None:
     FAILOVER_GAP.record(max(gap_s, 1e-6), {"reason": reason})
 
 
-def first_byte(elapsed_s: float) -> None:
+def ttfb(elapsed_s: float) -> None:
+    """Record the time to the first byte of a body."""
     TTFB.record(elapsed_s)
 
 
-def first_audio(elapsed_s: float, *, model: str = "") -> None:
+def ttfp(elapsed_s: float, *, model: str = "") -> None:
+    """Record the time to the first PCM sample, which is often silent."""
     TTFP.record(elapsed_s, _of(model))
 
 
-def first_sound(elapsed_s: float, *, onset_s: float, model: str = "") -> None:
-    """Record when a stream's first audible sample came, with `onset_s` of audio in front of it."""
+def ttfa(elapsed_s: float, *, onset_s: float, model: str = "") -> None:
+    """Record the time to the first audible sample, and the `onset_s` seconds of silence in front of it."""
     TTFA.record(elapsed_s, _of(model))
     ONSET.record(onset_s, _of(model))
 

@@ -1,7 +1,7 @@
-"""Messages of replicas to the command that started the application, a line of JSON each.
+"""Messages from replicas to the command that started the application, one line of JSON each.
 
-The command names a pipe in TALKRAY_TOLD, which replicas inherit. They never wait for its reader: a line that finds no
-room, or no reader, is lost.
+The environment variable TALKRAY_TOLD names a pipe, and replicas inherit it. They never wait for its reader: a line is
+lost where the pipe has no room or no reader.
 """
 
 import contextlib
@@ -23,26 +23,26 @@ def tell(kind: str, *said: object) -> None:
     with contextlib.suppress(OSError):
         pipe = os.open(named, os.O_WRONLY | os.O_NONBLOCK)
         try:
-            os.write(pipe, f"{json.dumps([kind, *said])}\n".encode())  # this short it is written whole
+            os.write(pipe, f"{json.dumps([kind, *said])}\n".encode())  # short, so lines of replicas do not mix
         finally:
             os.close(pipe)
 
 
 def report_stage(stage: str) -> None:
-    """Log what a start is busy with from now on, and show it to the command that waits."""
+    """Log the stage that a start has come to, and send it to the command."""
     logger.info("%s", stage)
     tell("stage", stage)
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How the latest start of a pool goes, as its replica leaves it in the cluster's control store for the others."""
+    """The latest start of a pool. Its replica leaves this note in the cluster's control store for other processes."""
 
     began_s: float  # time.time()
     stage: str = "starting"
-    took_s: float | None = None  # the whole start, once it has come to its end
-    failed: str | None = None  # why it came to none
-    usual_s: float | None = None  # as long as the one before took
+    took_s: float | None = None  # set at the end
+    failed: str | None = None  # why the start failed
+    usual_s: float | None = None  # how long the start before took
 
     def note(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -60,5 +60,5 @@ class Start:
 
 
 def start_key(app_name: str, deployment: str) -> str:
-    """Under which the note of a deployment's start stands in the control store."""
+    """The key of a deployment's note in the control store."""
     return f"start of {deployment} in {app_name}"

@@ -1,7 +1,7 @@
-"""Ray's instruments, to which the instruments of `metrics.py` pass on.
+"""Recorders for the instruments of `metrics.py`: Ray's metrics.
 
-Ray's metrics agent on every node exports them for all processes there, with `ray_` before each name; `WorkerId`, which
-the agent adds, tells replicas apart. One call costs one to three microseconds.
+Ray's metrics agent on each node exports the metrics of all processes there, with `ray_` in front of each name. It adds
+the tag `WorkerId`, which tells replicas apart. One record takes one to three microseconds.
 """
 
 import functools
@@ -13,12 +13,12 @@ from ray.util import metrics as ray
 
 from deployments.serving import metrics
 
-# Ray's agent drops a gauge that was not set within two of its reports, which are ten seconds apart.
+# Ray's agent drops a gauge that is not set for two of its reports, which are ten seconds apart.
 _REPEAT_S = 5.0
 
 
 class LastingGauge(ray.Gauge):  # type: ignore[misc]  # Ray has no types here
-    """A gauge whose last values stay, as long as this process lives: they are set again every few seconds."""
+    """A gauge that keeps its last values while this process lives, because they are set again every _REPEAT_S."""
 
     def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
         super().__init__(name, description, tag_keys)
@@ -39,9 +39,9 @@ class LastingGauge(ray.Gauge):  # type: ignore[misc]  # Ray has no types here
 
 @functools.cache
 def install(model: str = "") -> None:
-    """Let Ray export the metrics of this process, under the name of its model where it has one of several.
+    """Let Ray export the metrics of this process. `model`: the name of one of several models.
 
-    A replica's constructor calls it first.
+    The constructor of a replica calls this first.
     """
     gauges = []
     for instrument in metrics.INSTRUMENTS:

@@ -1,7 +1,7 @@
-"""The common part of the replicas of both pools: heartbeats, handing streams over, ending when broken.
+"""What replicas of both pools share: they send heartbeats, hand their streams over, and end when they are broken.
 
-Serve 2.60 tells user code nothing of a replica that it stops: it waits for its streams, up to two minutes. Scale-down,
-a redeploy and a node that is drained (a spot notice, `ray drain-node`) all come this way.
+Serve 2.60 does not tell a replica that it is stopped, but waits for the streams, at most two minutes. This is so for a
+scale-down, a redeploy, and a node that is drained (a spot notice, `ray drain-node`).
 """
 
 import asyncio
@@ -14,38 +14,36 @@ from typing import TypeVar
 from ray import serve
 
 from deployments.errors import InvalidRequest, Moved, NotReady, Overloaded, ReplicaLost
-from deployments.protocol import FrameChunk, PcmChunk, reached
+from deployments.protocol import FrameChunk, PcmChunk, with_mark
 from deployments.serving import ray_private
 from deployments.serving.calls import drop
 from deployments.serving.collector import leave_loaded_alone
 
 logger = logging.getLogger(__name__)
 
-# A stream brings at least a heartbeat this often.
-_HEARTBEAT_S = 0.5
+_HEARTBEAT_S = 0.5  # without a chunk
 _POLL_S = 0.25
-# A broken replica's last words reach its callers within this time.
-_LAST_WORDS_S = 0.25
+_LAST_WORDS_S = 0.25  # for the errors of a broken replica to reach its callers
 
-# Refusals of a replica, which its caller answers or takes elsewhere: nothing here has failed.
+# Errors by which a replica refuses a request. Nothing has failed.
 _REFUSALS = (InvalidRequest, Moved, NotReady, Overloaded)
 
 C = TypeVar("C", FrameChunk, PcmChunk)
 
 
 def is_failure(record: logging.LogRecord) -> bool:
-    """Whether a line of Serve's log is anything but a refusal: Serve writes the traceback of each call that raises.
+    """Whether a log record of Serve's is more than the traceback of a refusal.
 
-    In an overload these were hundreds, in the process that speaks. Serve's line for the call stays.
+    Serve logs a traceback for each call that raises, and an overload makes hundreds. Serve's line for the call stays.
     """
     return record.exc_info is None or not isinstance(record.exc_info[1], _REFUSALS)
 
 
 class Replica:
-    """The shell around a pool's work. Outside Serve it is never stopped, and no process ends."""
+    """Health and streams of a replica. Outside Serve it is never stopped and ends no process."""
 
     def __init__(self, lost: type[ReplicaLost], failure: Callable[[], str | None]) -> None:
-        """`failure` names a part that is broken beyond repair, else None. Streams then end with `lost`."""
+        """`failure` says what is broken beyond repair, None for nothing. Streams then end with `lost`."""
         if ray_private.this_replica() is not None:
             leave_loaded_alone()
         self._lost, self._failure = lost, failure
@@ -55,23 +53,23 @@ class Replica:
         logging.getLogger("ray.serve").addFilter(is_failure)
 
     def check_health(self) -> None:
-        """Raise `lost` where this replica is broken, which then ends."""
+        """Raise `lost` where this replica is broken. Its process then ends."""
         reason = self._failure()
         if reason is not None:
             self._ending = self._ending or asyncio.create_task(_end_process(reason))
             raise self._lost(reason)
 
     def check(self) -> None:
-        """Raise where a stream has to leave: `lost`, or Moved once Serve stops this replica and another one runs."""
+        """Raise `lost` where this replica is broken, Moved where Serve stops it while another one runs."""
         self.check_health()
         self._noticing = self._noticing or asyncio.create_task(self._notice())
         if self._is_leaving:
             raise Moved("the replica is being stopped")
 
     async def stream(self, chunks: AsyncGenerator[C, None], heartbeat: C, stage: str) -> AsyncGenerator[C, None]:
-        """`chunks` with heartbeats: one at once, and another whenever no chunk comes for a while.
+        """`chunks` with heartbeats: one at once, and one after each _HEARTBEAT_S without a chunk.
 
-        Marked chunks have reached `stage`. Raises what `check` raises.
+        Chunks with marks get one for `stage`. Raises as `check` does.
         """
         coming: asyncio.Task[C] | None = None
         async with aclosing(chunks):
@@ -92,10 +90,10 @@ class Replica:
                     except StopAsyncIteration:
                         return
                     coming = None
-                    yield reached(chunk, stage)
+                    yield with_mark(chunk, stage)
             finally:
                 await drop(coming)
-                coming = None  # for the reason that `calls.stream` gives
+                coming = None  # see the end of `calls.stream`
 
     async def _notice(self) -> None:
         replica = ray_private.this_replica()
@@ -104,15 +102,15 @@ class Replica:
         while not ray_private.is_stopping(replica):  # noqa: ASYNC110, Serve has no event for it
             await asyncio.sleep(_POLL_S)
         while not await asyncio.to_thread(_others_run):  # noqa: ASYNC110, nor for this
-            await asyncio.sleep(_POLL_S)  # the only one speaks on, as long as Serve lets it
+            await asyncio.sleep(_POLL_S)  # the only replica speaks on, as long as Serve lets it
         logger.warning("this replica is stopped: its streams go on elsewhere")
         self._is_leaving = True
 
 
 async def _end_process(reason: str) -> None:
-    """End a broken replica, so that Serve replaces it; outside Serve nothing happens.
+    """End the process of a broken replica, so that Serve replaces it. Outside Serve nothing happens.
 
-    A router sends requests to the replica that has the fewest, and none has fewer than one that fails at once.
+    Else a router would send it most requests, because a replica that fails at once has the fewest.
     """
     if ray_private.this_replica() is None:
         return
@@ -122,7 +120,7 @@ async def _end_process(reason: str) -> None:
 
 
 def _others_run() -> bool:
-    """Whether Serve counts running replicas of this deployment: one that it stops is not among them."""
+    """Whether this deployment has running replicas. Serve does not count a replica that it stops."""
     context = serve.get_replica_context()
     application = serve.status().applications.get(context.app_name)
     deployment = application.deployments.get(context.deployment) if application else None

@@ -1,27 +1,26 @@
-"""A call goes to the replica that has the least to do, and among equals to one on the caller's own node."""
+"""A call goes to the replica with the fewest calls, and among equals to a replica on the caller's node."""
 
 import random
 
 from ray.serve.request_router import FIFOMixin, LocalityMixin, PendingRequest, RequestRouter, RunningReplica
 
-# In a larger pool only so many are asked, replicas of the own node first, because an answer that is ten seconds old
-# costs a new call.
+# How many replicas are asked for their number of calls, and how many of them may be on the caller's node. Answers are
+# ten seconds valid, so in a large pool each call would ask many replicas anew.
 _MOST = 16
 _MOST_OWN = 12
 
 
 class LeastBusy(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[misc]  # Ray has no types
-    """The replica with the fewest calls of all, where Serve's own router takes the better of two at random.
+    """Takes the replica with the fewest calls. Serve's own router takes the better of two random ones.
 
-    Of two random replicas of a pool both are often busy while others are not, and a stream that waits for its first
-    frame comes late. A node that has more to do than others gives work away. A request that is made again may go
-    anywhere: the replica here may be the one that hangs. Serve sends this class by value.
+    Two random replicas are often both busy while others are idle, and a first frame that waits is late. A request that
+    is made again may go to any node, because the replica on this one may hang. Serve sends this class by value.
     """
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """One list: Serve asks the first replica of the ones with the shortest queues."""
+        """One list, of which Serve takes the replica with the shortest queue."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # Serve asks again and again while all are full
         if _is_made_again(pending_request):

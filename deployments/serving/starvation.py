@@ -1,4 +1,4 @@
-"""Telling a thread that hangs from one that has no processor to run on: on a busy machine that may take seconds."""
+"""Tells a thread that hangs from a thread that waits for a processor, for seconds on a busy machine."""
 
 import contextlib
 import threading
@@ -9,7 +9,7 @@ _RUNNABLE = "R"
 
 
 def is_runnable(process: int | str, thread: int) -> bool:
-    """Whether a thread runs or would if a processor were free; `process` may be "self". False once it has ended."""
+    """Whether a thread runs or waits for a processor. `process` may be "self". False once the thread has ended."""
     with contextlib.suppress(OSError):
         return _state(Path(f"/proc/{process}/task/{thread}/stat")) == _RUNNABLE
     return False
@@ -22,7 +22,7 @@ def any_runnable(process: int) -> bool:
 
 
 class ThreadWork:
-    """Whether a thread works, for another one to see: the one that constructs this, or the only one of a process."""
+    """Lets other threads see whether a thread works: the one that constructs this, or the only one of `process`."""
 
     def __init__(self, process: int | None = None) -> None:
         self._process, self._thread = process or "self", process or threading.get_native_id()
@@ -31,9 +31,9 @@ class ThreadWork:
         self._worked_s, self._seen_working_s = -1.0, time.monotonic()
 
     def idle_s(self, now_s: float) -> float:
-        """Seconds for which it has used no processor and waited for none, as far as calls of this method have seen.
+        """Seconds since a call of this method last saw it use a processor or wait for one.
 
-        Raises OSError once it has ended.
+        Raises OSError once the thread has ended.
         """
         worked_s = time.clock_gettime(self._clock)
         if worked_s != self._worked_s or is_runnable(self._process, self._thread):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from deployments.audio.listening import first_sound
-from deployments.audio.recordings import Forgotten
+from deployments.audio.recording_cache import Forgotten
 from deployments.codec.plan import GPU_RAMP, ChunkPlan, call_sizes, parts
 from deployments.codec.slots import CODE_RING, DecodeCall, SlotDecoder
 from deployments.codec.state import DecoderState
@@ -26,21 +26,22 @@ from deployments.protocol import Codes
 _MIN_LEAD_S = 0.06  # covers a decode and a frame of the talker
 _CALL_SIZES = call_sizes(GPU_RAMP)
 SLOTS_PER_RECORDING = 4  # states kept of recordings take a quarter of the memory of streams
-_MAX_CALLS = 2  # one runs, one waits for it; later frames make the next batch larger
-_FEW_STREAMS = 15  # up to here every stream takes each step of the ramp
+_MAX_CALLS = 2  # one runs and one waits, so that later frames make a larger call
+_FEW_STREAMS = 15  # with more streams, some steps of the ramp are left out
 _MAX_WAITING = CODE_RING // 2
 _WRITTEN_AT_ONCE = _MAX_WAITING // 2  # frames that exist when a stream opens
-_RECALL_PATIENCE_S = 0.1  # a recall is many calls: younger streams may go first for that long
-# A stream whose listener has so much in hand waits for others to share its call: until one in so many wants the same
-# and no call runs, but no longer than that. Shared calls are small enough for a first frame to wait for one.
-_SLACK_S = 0.4
+_RECALL_PATIENCE_S = 0.1  # a recall takes many calls, so younger streams may go first for so long
+# A stream whose listener has _SHARING_LEAD_S of audio in hand waits for others that share its call. The call is made
+# once one in _SHARING streams wants as many frames and no call runs, at the latest after _PATIENCE_S. It has at most
+# _BULK_FRAMES, so that a first frame does not wait for long.
+_SHARING_LEAD_S = 0.4
 _PATIENCE_S = 0.1
 _SHARING = 4
 _BULK_FRAMES = 96
 
 
 @dataclass(slots=True, eq=False)
-class _Stream:
+class _AudioStream:
     id: int
     slot: int
     num_recalled: int  # frames at the beginning whose audio exists already
@@ -51,7 +52,7 @@ class _Stream:
     written: int = 0  # frames whose codes are in the slot
     called: int = 0  # frames in calls, finished or not
     decoded: int = 0
-    begins_with: bytes = b""  # key and codes of a recording that others may go on from as well, while it is recalled
+    begins_with: bytes = b""  # while a recording is recalled that others may share: its key and codes
     ready_since_s: float = math.inf  # when its next chunk could have been decoded
 
     @property
@@ -68,15 +69,15 @@ class _Stream:
         return self.clock.deadline_s(self.opened_s)
 
     def has_slack(self, now_s: float) -> bool:
-        """Whether its listener has time, and it has not waited for long."""
+        """Whether it may wait for others to share its call."""
         is_playing = not self.is_recalling and self.clock.has_begun and self.waiting < 2 * _CALL_SIZES[0]
-        return is_playing and self.clock.lead_s(now_s) >= _SLACK_S and now_s - self.ready_since_s < _PATIENCE_S
+        return is_playing and self.clock.lead_s(now_s) >= _SHARING_LEAD_S and now_s - self.ready_since_s < _PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
     decode_call: DecodeCall
-    streams: list[_Stream]
+    streams: list[_AudioStream]
     audible: list[bool]
     frames: int
 
@@ -91,11 +92,11 @@ class AudioStreams:
         """
         self.precision = precision
         self._load, self._frame_s = load, frame_s
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, _AudioStream] = {}
         self._calls: list[_Call] = []  # oldest first
         self._pcm: list[tuple[int, bytes]] = []
         self._failed: dict[int, EngineError] = {}
-        # Decoder states after recordings, by the keys and codes of these. The one that was used last is the last.
+        # Decoder states after recordings, by the recordings' keys and codes. The last used one is the last.
         self._recordings: OrderedDict[bytes, DecoderState] = OrderedDict()
         self._forgotten = Forgotten()
 
@@ -157,7 +158,9 @@ class AudioStreams:
         recalled = min(delivered, self._decoder.reach)
         known = known[delivered - recalled :]
         plan = ChunkPlan(GPU_RAMP, frame_s=self._frame_s, min_lead_s=_MIN_LEAD_S, in_hand=0.0)
-        stream = _Stream(stream_id, slot, recalled, recalled + frames, time.monotonic(), plan, begins_with=begins_with)
+        stream = _AudioStream(
+            stream_id, slot, recalled, recalled + frames, time.monotonic(), plan, begins_with=begins_with
+        )
         state = self._recordings.get(begins_with)
         if state is not None:
             self._recordings.move_to_end(begins_with)
@@ -183,12 +186,12 @@ class AudioStreams:
             self._dispatch()
 
     def prioritise_last_call(self) -> None:
-        """The next work on the talker's device waits for the call that was just made, if there is no other call."""
+        """Let the next work on the talker's device wait for the call that was just made, if it is the only one."""
         if len(self._calls) == 1:
             self._decoder.barrier()
 
     def finish(self, stream_id: int) -> bool:
-        """No frame will follow the added ones. Returns whether audio of them is still to be taken."""
+        """No more frames are added. Returns whether there is audio that was not taken yet."""
         stream = self._streams.get(stream_id)
         if stream is not None:
             stream.limit = stream.written if stream.written > stream.num_recalled else 0
@@ -203,7 +206,7 @@ class AudioStreams:
             self._free.append(stream.slot)  # calls run in order: its call under way ends before its next stream
 
     def is_pending(self, stream_id: int) -> bool:
-        """Whether audio of frames that were added is still to be taken."""
+        """Whether there is, or will be, audio that was not taken yet."""
         stream = self._streams.get(stream_id)
         is_decoded = any(number == stream_id for number, _ in self._pcm) or stream_id in self._failed
         return is_decoded or (stream is not None and stream.decoded < stream.written)
@@ -228,7 +231,7 @@ class AudioStreams:
         slots = sorted([*self._free, *(stream.slot for stream in self._streams.values())])
         assert slots == list(range(self._decoder.num_slots)), f"slots lost or held twice: {slots}"
 
-    def _write(self, stream: _Stream, codes: Codes) -> None:
+    def _write(self, stream: _AudioStream, codes: Codes) -> None:
         """Frames that exist when a stream opens; there may be more than a slot holds."""
         for start in range(0, len(codes), _WRITTEN_AT_ONCE):
             part = codes[start : start + _WRITTEN_AT_ONCE]
@@ -247,7 +250,7 @@ class AudioStreams:
             self._calls.append(call)
 
     def _next_call(self) -> _Call | None:
-        """A call for the most urgent stream and others that want as many frames; or for many streams that have time."""
+        """A call for the most urgent stream and others that want as many frames, or for many streams that may wait."""
         now_s = time.monotonic()
         wishes = [(stream, self._size(stream, now_s)) for stream in self._streams.values() if stream.waiting]
         wishes = [(stream, size) for stream, size in wishes if size]
@@ -264,8 +267,8 @@ class AudioStreams:
         most = min(self._decoder.largest_batch(frames), max(urgent, _BULK_FRAMES // frames))
         return self._call(streams[:most], frames)
 
-    def _shared_call(self, wishes: list[tuple[_Stream, int]]) -> _Call | None:
-        """A call for streams that all have time, once enough of them want as many frames."""
+    def _shared_call(self, wishes: list[tuple[_AudioStream, int]]) -> _Call | None:
+        """A call for streams that may wait, once enough of them want as many frames."""
         for frames in dict.fromkeys(size for _, size in wishes):
             streams = [stream for stream, size in wishes if size == frames]
             most = max(1, _BULK_FRAMES // frames)
@@ -273,7 +276,7 @@ class AudioStreams:
                 return self._call(streams[: _power_of_two(min(most, len(streams)))], frames)
         return None
 
-    def _call(self, streams: list[_Stream], frames: int) -> _Call:
+    def _call(self, streams: list[_AudioStream], frames: int) -> _Call:
         audible = [not stream.is_recalling for stream in streams]
         decode_call = self._decoder.decode([stream.slot for stream in streams], frames)
         for stream in streams:
@@ -286,8 +289,8 @@ class AudioStreams:
                 self._keep(stream)
         return _Call(decode_call, streams, audible, frames)
 
-    def _keep(self, stream: _Stream) -> None:
-        """Keep the state that a stream's recording leaves in its slot; the least recently used state goes."""
+    def _keep(self, stream: _AudioStream) -> None:
+        """Keep the decoder's state after a stream's recording, in place of the least recently used one."""
         if stream.begins_with in self._forgotten:
             return
         self._recordings[stream.begins_with] = self._decoder.state(stream.slot)
@@ -302,7 +305,7 @@ class AudioStreams:
             del self._recordings[key]
         return len(over)
 
-    def _size(self, stream: _Stream, now_s: float) -> int:
+    def _size(self, stream: _AudioStream, now_s: float) -> int:
         """Frames to decode of a stream that has some; 0 means wait for more."""
         if stream.is_recalling:
             return parts(min(stream.waiting, stream.num_recalled - stream.called), _CALL_SIZES)[0]
@@ -327,13 +330,13 @@ class AudioStreams:
                 sample_rate = round(len(pcm) / (call.frames * self._frame_s))
                 pcm = pcm[: frames * (len(pcm) // call.frames)]
                 if not stream.clock.has_begun and first_sound(pcm, sample_rate) is None:
-                    stream.plan.restart()  # it will be dropped: the ramp begins with the first sound
+                    stream.plan.restart()  # a quiet start is dropped, so the ramp begins with the first sound
                 else:
                     stream.clock.deliver(frames * self._frame_s, now_s=time.monotonic())
                 self._pcm.append((stream.id, pcm.tobytes()))
             self._forget_if_over(stream)
 
-    def _forget_if_over(self, stream: _Stream) -> None:
+    def _forget_if_over(self, stream: _AudioStream) -> None:
         if stream.decoded >= stream.limit:
             self.close(stream.id)
 

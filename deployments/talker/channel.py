@@ -4,7 +4,7 @@ import pickle
 import struct
 from dataclasses import dataclass, field
 
-from deployments.audio.recordings import Lookups
+from deployments.audio.recording_cache import Lookups
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
 
 _LENGTH = struct.Struct("<I")
@@ -12,7 +12,7 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A new request under a number the replica chose."""
+    """A new request, under a number that the replica chose."""
 
     id: int
     request: GenerateRequest
@@ -29,54 +29,54 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The stream's reader has gone."""
+    """The reader of a stream has left."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Stored voices that are no more, as `ByRecording.forget` takes them."""
+    """Stored voices that were deleted: see `ByRecording.forget`."""
 
     voices: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """A stage of the engine process before it is ready."""
+    """A stage of the engine's start."""
 
     stage: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The engine takes requests now."""
+    """The engine takes requests from now on."""
 
     info: ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """New frames by request number, and the engine's load after the step that made them."""
+    """New frames by the number of their request, and the load and counts of the engine after a step."""
 
     chunks: list[tuple[int, FrameChunk]]
     num_running: int
     num_waiting: int
     step_s: float = 0.0  # duration of the step; 0 where no frame was made
     kv_used_ratio: float = 0.0
-    speakers: Lookups = field(default_factory=Lookups)  # vectors of voices to clone, looked up since the last report
-    references: Lookups = field(default_factory=Lookups)  # codes of their recordings, looked up since then
-    repaired: int = 0  # streams so far whose audio came to NaN or infinity
+    speakers: Lookups = field(default_factory=Lookups)  # of speaker vectors since the last report
+    references: Lookups = field(default_factory=Lookups)  # of codes of recordings since the last report
+    repaired: int = 0  # streams so far whose audio came to NaN or infinity and was made again
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The engine process has not stopped, whatever its step takes."""
+    """The engine process runs, though a step may take long."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A request that will bring no more frames; without a number, the engine itself."""
+    """The error of a request, which brings no more frames. Without a number it is the engine's."""
 
     id: int | None
     error: Exception
@@ -94,13 +94,13 @@ Report = Loading | Ready | Produced | Alive | RequestFailed | HasForgotten
 
 
 def encode(message: Command | Report) -> bytes:
-    """A message with its length in front. Both ends are one version of our code on one machine: pickle is safe here."""
+    """A message with its length in front. Pickle is safe, because both ends run the same code on one machine."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(body)) + body
 
 
 class Unpacker:
-    """Bytes as they arrive to whole messages."""
+    """Makes messages of bytes as they arrive."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -114,7 +114,7 @@ class Unpacker:
 
     @property
     def is_inside(self) -> bool:
-        """Whether a message has begun to arrive, and not ended."""
+        """Whether a part of a message has arrived."""
         return bool(self._buffer)
 
     def _take(self) -> Command | Report | None:

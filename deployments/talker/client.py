@@ -1,4 +1,4 @@
-"""The replica's side of the engine process: starts it, submits requests, hands frames to their streams."""
+"""The replica's side of the engine process: starts it, sends it requests, gives its frames to their streams."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ class EngineClient:
     """Owns one engine process. Constructing it blocks until the model is loaded."""
 
     def __init__(self, model: str, config: TalkerConfig, report: Callable[[str], None] = report_stage) -> None:
-        """`report` hears what the start is busy with."""
+        """`report` is called with each stage of the start."""
         self._report = report
         self._socket, theirs = socket.socketpair()
         with theirs:
@@ -67,7 +67,7 @@ class EngineClient:
         return self._process.poll() is None and (self._reading is None or not self._reading.done())
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
-        """Frames as the engine makes them; frames that wait together are one chunk. Leaving it aborts the request.
+        """Frames as the engine makes them. Frames that wait together become one chunk. Leaving it aborts the request.
 
         Raises InvalidRequest and Overloaded before the first frame, TalkerLost when the engine process dies.
         """
@@ -92,7 +92,7 @@ class EngineClient:
                 self._send(channel.Abort(number))
 
     async def _write(self, number: int, live: Mailbox) -> None:
-        """Hand the text of a live request on as it comes; the stream ends where that cannot be read."""
+        """Send the engine the text of a live request as it comes. Where it cannot be read the stream fails."""
         try:
             async with aclosing(read(live)) as parts:
                 async for part in parts:
@@ -103,7 +103,7 @@ class EngineClient:
                 self._streams[number].put_nowait(error)
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
-        """The engine drops what it keeps of these voices. Returns how many results there were. Raises TalkerLost."""
+        """Have the engine drop what it keeps of these voices. Returns how many results it had. Raises TalkerLost."""
         await self._attach()
         forgotten: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._forgetting.append(forgotten)
@@ -111,7 +111,7 @@ class EngineClient:
         return await forgotten
 
     def stop(self) -> None:
-        """Close the pipe, which ends the process; kill it where it does not obey."""
+        """Close the socket, which ends the process. Kill a process that goes on."""
         with contextlib.suppress(OSError):  # already disconnected
             self._socket.shutdown(socket.SHUT_RDWR)  # after a mere close uvloop would keep the descriptor open
         self._socket.close()
@@ -137,7 +137,7 @@ class EngineClient:
         )
 
     async def _attach(self) -> None:
-        """Hand the socket to the running event loop; done at the first request, since constructors know no loop."""
+        """Give the socket to the event loop. The first request does so, because a constructor has no loop."""
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
         await asyncio.shield(self._connecting)
@@ -152,13 +152,13 @@ class EngineClient:
         self._watching = asyncio.create_task(self._watch(self._reading))
 
     async def _watch(self, reading: asyncio.Task[None]) -> None:
-        """End the reading, and all streams with it, when the engine process has fallen silent."""
+        """End the reading, and all streams with it, when the engine process sends nothing for too long."""
         while not reading.done():
             slept_s = time.monotonic()
             await asyncio.sleep(_WATCH_S)
             now_s = time.monotonic()
             if now_s - slept_s > 2 * _WATCH_S:
-                self._reported_s = now_s  # it was this process that stood still
+                self._reported_s = now_s  # this process did not run, so nothing is known of the other
             silence_s = now_s - self._reported_s
             if silence_s > _SILENCE_S and (silence_s > _LONGEST_SILENCE_S or not any_runnable(self._process.pid)):
                 logger.error("the engine process has been silent for %.1f s", silence_s)

@@ -10,7 +10,7 @@ from ray import serve
 
 from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
-from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, reached
+from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, with_mark
 from deployments.records import TalkerRecord
 from deployments.serving import metrics, ray_metrics, ray_private
 from deployments.serving.progress import Start, report_stage, start_key
@@ -63,7 +63,7 @@ class TalkerReplica:
 
         Raises InvalidRequest and Overloaded; TalkerLost and Moved where another talker should go on.
         """
-        request = replace(request, synthesis=reached(request.synthesis, "to-talker"))
+        request = replace(request, synthesis=with_mark(request.synthesis, "to-talker"))
         return self._replica.stream(self._engine.generate(request), self._heartbeat, "from-engine")
 
     async def describe(self) -> ModelInfo:

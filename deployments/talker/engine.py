@@ -23,22 +23,20 @@ from deployments.talker.tokenizer import LiveTokens
 
 logger = logging.getLogger(__name__)
 
-# The host's time from the choice of a step's sequences to the device's start of it.
-_LAUNCH_NS = 800_000
-# Frames that are sent together, once a listener has so much audio in hand.
+_LAUNCH_NS = 800_000  # from the host's choice of a step's sequences to the start of the step on the device
+# So many frames are sent together, where the listener has more than _HOLDING_LEAD_S of audio in hand.
 _MAX_HELD = 8
-_SLACK_S = 0.41
+_HOLDING_LEAD_S = 0.41
 # How often to look for audio while no step is under way.
 _AUDIO_POLL_S = 0.0002
-# Up to so many rows the talker's half of a step waits for the decoding of a first frame, because its listener waits.
+# With at most so many rows the talker's half of a step waits until a first frame is decoded, because a listener waits.
 _FEW_ROWS = 8
-# Prefills in a row that raised: then it is not the requests.
-_MAX_FAILED_PREFILLS = 3
+_MAX_FAILED_PREFILLS = 3  # so many in a row are the fault of the engine, not of the requests
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Everything that a step brought, by sequence id. A sequence that failed has left; the others go on."""
+    """What a step brought, by sequence id. A sequence that failed is no longer in the engine."""
 
     chunks: list[tuple[int, FrameChunk]] = field(default_factory=list)
     failures: list[tuple[int, TalkrayError]] = field(default_factory=list)
@@ -46,12 +44,12 @@ class StepOutput:
 
 @dataclass(slots=True)
 class LiveRequest:
-    """A request whose text is still being written."""
+    """A request whose text the client is still writing."""
 
     request: GenerateRequest
     tokens: LiveTokens
     body: list[int] = field(default_factory=list)  # token ids so far
-    sequence: Sequence | None = None  # once it has begun
+    sequence: Sequence | None = None  # once there is text enough
 
 
 class Engine:
@@ -70,18 +68,18 @@ class Engine:
         self.prompts, self.limits = prompts, limits
         self.runner, self.scheduler, self.audio = runner, scheduler, audio
         self._ended: list[tuple[int, FrameChunk]] = []  # last chunks of requests that had all their frames already
-        self._endings: dict[int, FrameChunk] = {}  # last chunks that wait for audio of theirs
-        self._written: dict[int, LiveRequest] = {}  # requests whose text is still being written
+        self._endings: dict[int, FrameChunk] = {}  # last chunks that wait for their stream's audio
+        self._live: dict[int, LiveRequest] = {}
         self._launched: LaunchedStep | None = None
         self.last_step: LaunchedStep | None = None
-        self._attending: list[Sequence] = []  # the sequences of the last step, until it is over
-        self._num_decoded_first = 0  # sequences at the batch's end whose frames are being decoded already
-        self._num_failed_prefills = 0  # consecutive ones
-        self._num_not_finite = 0  # sequences, ever
+        self._attending: list[Sequence] = []  # the sequences of the last step, until its attention is read
+        self._num_decoded_first = 0  # sequences at the batch's end whose frames went to the decoder early
+        self._num_failed_prefills = 0  # in a row
+        self._num_not_finite = 0  # sequences since the start
         self._no_codes = np.zeros((0, self.model.num_code_groups), dtype=np.int16)
         self._max_held = 1 if runner.device.type == "cpu" else _MAX_HELD
-        self._due_ns = 0  # when the next step has to be launched so that the device does not wait
-        self.waited_ns = 0  # how long the host has waited for codes
+        self._due_ns = 0  # a step that is launched later leaves the device idle
+        self.waited_ns = 0  # the host's waiting time for codes since the start
 
     @property
     def is_idle(self) -> bool:
@@ -91,55 +89,55 @@ class Engine:
 
     @property
     def _has_deferred(self) -> bool:
-        """Whether a sequence of the last step goes on, whose talker's half may not have been done."""
+        """Whether a sequence of the last step goes on, so that the talker's half of the step is needed."""
         return any(self.scheduler.running.get(sequence.id) is sequence for sequence in self._attending)
 
     @property
     def patience_s(self) -> float:
-        """How long new requests can still be taken in before the device runs out of work."""
+        """For how long the host may wait for new requests before the device is idle."""
         if self._launched is not None:
             return 0.0
         return min(max(0.0, (self._due_ns - time.perf_counter_ns()) / 1e9), _AUDIO_POLL_S)
 
     def add(self, sequence_id: int, request: GenerateRequest) -> None:
-        """Queue a request; raises InvalidRequest when it can never run, Overloaded when the line is full.
+        """Queue a request. Raises InvalidRequest where it can never run, Overloaded where the waiting line is full.
 
-        A request that a listener hears already is never Overloaded.
+        A request of which the client has a part is never refused as Overloaded.
         """
-        if not request.synthesis.is_heard:
+        if not request.synthesis.is_underway:
             self.scheduler.check_room()
         request = self.prompts.with_codes(request)
         if request.synthesis.live is None:
             self._begin(sequence_id, request, self.prompts.build(request))
         else:
-            self._written[sequence_id] = LiveRequest(request, LiveTokens(self.prompts.tokenizer))
+            self._live[sequence_id] = LiveRequest(request, LiveTokens(self.prompts.tokenizer))
 
     def append(self, sequence_id: int, text: str, *, is_last: bool) -> None:
-        """The next part of a live request's text; raises as `add` does. One that has ended meanwhile is no error.
+        """Add to a live request's text. Raises as `add` does. A request that has ended meanwhile is no error.
 
-        It begins with as much text as its prompt needs, and has its next frame when that has its token.
+        A sequence begins once there is text enough for its prompt. Each later frame needs one more token.
         """
-        live = self._written.get(sequence_id)
+        live = self._live.get(sequence_id)
         if live is None:
             return
         live.body += (more := live.tokens.feed(text, is_last=is_last))
         if is_last:
-            del self._written[sequence_id]
+            del self._live[sequence_id]
         if live.sequence is not None:
             self._extend(live.sequence, more, is_last=is_last)
         elif is_last or len(live.body) >= self.prompts.least_tokens(live.request):
-            prompt = self.prompts.begin(live.request, live.body, is_whole=is_last)
+            prompt = self.prompts.begin(live.request, live.body, has_all_text=is_last)
             live.sequence = self._begin(sequence_id, live.request, prompt, live.tokens)
 
     def abort(self, sequence_id: int) -> None:
-        """Stop a sequence and free what it holds. One that has ended meanwhile is no error."""
-        self._written.pop(sequence_id, None)
+        """Stop a sequence and free what it holds. A sequence that has ended meanwhile is no error."""
+        self._live.pop(sequence_id, None)
         self.scheduler.abort(sequence_id)
         self._endings.pop(sequence_id, None)
         self.audio.close(sequence_id)
 
     def forget(self, voices: tuple[bytes, ...]) -> int:
-        """Drop what is kept of these stored voices. Returns how many results there were."""
+        """Drop what is kept of these stored voices. Returns how many results were kept."""
         prompts = self.prompts
         return prompts.speakers.forget(voices) + prompts.references.forget(voices) + self.audio.forget(voices)
 
@@ -147,9 +145,9 @@ class Engine:
         """Admit the sequences that fit, make one frame for each running sequence, and return the frames, audio and
         failures.
 
-        On a GPU a call may return without frames: where audio is ready earlier, or where the previous step leaves time
-        for new requests to join the next one. While the device works `meanwhile` is called, again and again; it may add
-        and abort. Raises where the engine itself is at fault.
+        On a GPU a call may return without frames: where audio is ready before them, or where new requests still have
+        time to join the next step. `meanwhile` is called repeatedly while the device works, and may add and abort.
+        Raises where the engine itself is at fault.
         """
         output = StepOutput(self._ended)
         self._ended = []
@@ -170,7 +168,7 @@ class Engine:
     def _begin(
         self, sequence_id: int, request: GenerateRequest, prompt: Prompt, tokens: LiveTokens | None = None
     ) -> Sequence:
-        """Queue a sequence. `tokens`: the tokens of a text that is still being written."""
+        """Queue a sequence. `tokens`: of a live request."""
         starts: list[int] = []
         if request.synthesis.word_times and self.model.text.alignment_head is not None:
             text = request.synthesis.text.lstrip()
@@ -184,7 +182,7 @@ class Engine:
         )
         sequence.clone_prompt = self.prompts.clone_prompt(request)
         if sequence.num_frames >= limit.frames:
-            self._open_audio(sequence)  # its last audio may be missing still
+            self._open_audio(sequence)  # the client may not have all audio of its frames
             self._ended.append((sequence_id, FrameChunk(self._no_codes, sequence.num_text_tokens, limit.reason)))
         else:
             self.scheduler.add(sequence)
@@ -192,22 +190,26 @@ class Engine:
 
     def _extend(self, sequence: Sequence, more: list[int], *, is_last: bool) -> None:
         start = len(sequence.prompt.trailing)
-        sequence.prompt = self.prompts.extend(sequence.prompt, more, is_whole=is_last)
+        sequence.prompt = self.prompts.extend(sequence.prompt, more, has_all_text=is_last)
         if len(sequence.prompt.trailing) > start:
             self.runner.extend_text(sequence, start)
         sequence.limit = self.limits.frame_limit(sequence.request, sequence.sampling, sequence.prompt)
 
     def _finish_step(self) -> None:
-        """Do the talker's half of the last step, which a CPU may still have to do."""
-        if not self._has_deferred:
+        """Do the talker's half of the last step, which a CPU may still have to do, and read its attention."""
+        goes_on = self._has_deferred
+        sequences, self._attending = self._attending, []
+        if not goes_on:
             self.runner.drop_deferred()
-        attending, self._attending = self._attending, []
-        if attending and (attended := self.runner.attended) is not None:
-            for sequence, weights in zip(attending, attended, strict=False):
+            return
+        self.runner.run_deferred()
+        alignment = self.runner.read_alignment()
+        if alignment is not None:
+            for sequence, weights in zip(sequences, alignment, strict=False):
                 sequence.attend(weights)
 
     def _launch(self, output: StepOutput) -> None:
-        """Start the next step, unless one is under way or the device has work for a while."""
+        """Start the next step, unless one runs or the device has work enough for now."""
         if self._launched is not None or time.perf_counter_ns() < self._due_ns:
             return
         batch = self.scheduler.schedule()
@@ -222,14 +224,14 @@ class Engine:
         self._launched = self.runner.launch(decode, partial(self._decode_first_frames, decode)) if decode else None
 
     def _prefill(self, sequences: list[Sequence], output: StepOutput) -> list[Sequence]:
-        """Take sequences in. Sequences that raise by themselves too have failed, and are returned.
+        """Prefill sequences together, or one by one where that raises. Returns the sequences that failed alone too.
 
-        Raises the device's errors, and the error of the last of several failed prefills in a row.
+        Raises the device's errors, and the last error after _MAX_FAILED_PREFILLS in a row.
         """
         try:
             self.runner.prefill(sequences)
         except torch.AcceleratorError:
-            raise  # nothing runs on this device any more
+            raise  # the device is lost
         except Exception:
             logger.exception("a prefill of %d sequences failed: each is tried by itself", len(sequences))
             return [sequence for sequence in sequences if not self._prefill_alone(sequence, output)]
@@ -249,7 +251,7 @@ class Engine:
         return True
 
     def _opens(self, sequence: Sequence, output: StepOutput) -> bool:
-        """Whether audio can be made of the sequence's frames; if not, the sequence has failed."""
+        """Whether the decoder takes the sequence. If not, the sequence has failed."""
         try:
             self._open_audio(sequence)
         except Overloaded as error:
@@ -258,7 +260,7 @@ class Engine:
         return True
 
     def _open_audio(self, sequence: Sequence) -> None:
-        """Get ready to decode; a sequence that was preempted is open already. Raises Overloaded."""
+        """Open the sequence at the decoder, unless it was open before a preemption. Raises Overloaded."""
         request, resume = sequence.request, sequence.request.synthesis.resume
         if not sequence.is_open:
             delivered = None if resume is None else resume.samples // self.info.frame_samples
@@ -273,7 +275,7 @@ class Engine:
             sequence.is_open = True
 
     def _decode_first_frames(self, sequences: list[Sequence], frames: Tensor) -> None:
-        """Decode first frames, which never are the end of speech, as soon as they exist. `frames` are on the device."""
+        """Decode first frames as soon as they exist: they are never the end of speech. `frames` are on the device."""
         if not frames.is_cuda:
             return
         starting = list(takewhile(lambda sequence: sequence.num_frames < MIN_NEW_TOKENS, reversed(sequences)))
@@ -284,7 +286,7 @@ class Engine:
                 self.audio.prioritise_last_call()
 
     def _collect(self, output: StepOutput, meanwhile: Callable[[], None]) -> None:
-        """Take the frames of the step under way, once they are there; none where audio is ready before."""
+        """Wait for the frames of the running step and take them. Return earlier where audio is ready."""
         launched, start = self._launched, time.perf_counter_ns()
         if launched is None:
             return
@@ -303,7 +305,7 @@ class Engine:
         self.scheduler.retire(launched.sequences)
 
     def _decode_other_frames(self, sequences: list[Sequence], frames: Codes) -> None:
-        """Decode the frames that were not added as soon as they existed."""
+        """Decode the frames that `_decode_first_frames` left."""
         others = range(len(frames) - self._num_decoded_first)
         rows = [row for row in others if frames[row, 0] not in (NOT_FINITE, self.model.codes.eos)]
         self.audio.add_frames([sequences[row].id for row in rows], torch.from_numpy(frames[rows]))
@@ -322,28 +324,31 @@ class Engine:
             else:
                 sequence.append(frame)
             if sequence.finish_reason is not None:
-                self._written.pop(sequence.id, None)
+                self._live.pop(sequence.id, None)
             if not self._can_wait(sequence, now_s):
                 output.chunks.append((sequence.id, self._unsent(sequence)))
 
     def _not_finite(self) -> TalkerLost:
-        """One sequence may be the cause itself, and other talkers may go on with it. With two, the device is."""
+        """The error of a sequence whose state is no number. Another talker may go on with it.
+
+        Raises at the second such sequence, because the weights or the device are then at fault.
+        """
         self._num_not_finite += 1
         if self._num_not_finite > 1:
             raise EngineError("two sequences came to NaN or infinity: the weights or the device are broken")
         return TalkerLost("the stream came to NaN or infinity on this talker")
 
     def _can_wait(self, sequence: Sequence, now_s: float) -> bool:
-        """Whether more frames may be sent with these: every message costs time in each stage after the engine."""
+        """Whether the frames may wait for more, because each message costs time in every later stage."""
         if sequence.request.gpu_frames >= ALL_FRAMES:
             return sequence.finish_reason is None  # their audio will carry them
         held = sequence.num_frames - sequence.num_sent
-        has_slack = sequence.sent_lead_s(now_s) > _SLACK_S
+        has_slack = sequence.sent_lead_s(now_s) > _HOLDING_LEAD_S
         goes_on = sequence.finish_reason is None and not sequence.awaits_text
         return goes_on and held < self._max_held and has_slack
 
     def _unsent(self, sequence: Sequence, pcm: bytes = b"") -> FrameChunk:
-        """All that a sequence's reader does not have yet."""
+        """All of a sequence that was not sent yet."""
         first, frames = sequence.num_sent, sequence.frames[sequence.num_sent :]
         readings = (Reading(first, tuple(sequence.readings)),) if sequence.readings else ()
         clone, sequence.clone_prompt = sequence.clone_prompt, None
@@ -354,7 +359,7 @@ class Engine:
         )
 
     def _with_audio(self, chunks: list[tuple[int, FrameChunk]]) -> list[tuple[int, FrameChunk]]:
-        """`chunks` and the audio that is ready; a last chunk waits until its stream's audio is complete."""
+        """`chunks` with the audio that is ready. A last chunk waits until its stream's audio is complete."""
         sent = []
         for sequence_id, chunk in chunks:
             if chunk.finish_reason is None or not self.audio.finish(sequence_id):
@@ -368,13 +373,11 @@ class Engine:
         return sent + [(sequence_id, self._endings.pop(sequence_id)) for sequence_id in over]
 
     def _audio_chunk(self, sequence_id: int, pcm: bytes) -> FrameChunk:
-        """Audio with the codes that were still to be sent: it never comes before them, also where a sequence waits
-        because it was preempted.
-        """
+        """Audio with the codes that were not sent yet, because audio never comes before its codes."""
         sequence = self.scheduler.find(sequence_id)
         return FrameChunk(self._no_codes, 0, None, pcm) if sequence is None else self._unsent(sequence, pcm)
 
 
 def complete(asked: Sampling, defaults: Sampling) -> Sampling:
-    """`asked` with the checkpoint's defaults where it says nothing."""
+    """`asked`, with `defaults` in place of None."""
     return replace(defaults, **{key: value for key, value in asdict(asked).items() if value is not None})

@@ -38,6 +38,7 @@ class FusedStep(FrameStep):
             attention, self.stack.heads, block_size=cache.block_size, dtype=tables.dtype, pdl=pdl
         )
         self.kernels = StateKernels(state, tables.text, padding=tables.pad)
+        # `predictor.frame` in `predict` writes these sums, and `advance` reads them: one buffer, no copy between.
         self._embeds = self.predictor.totals
         self._code0 = torch.zeros(max_num_seqs, dtype=torch.long, device=tables.device)
         self._logits = like_rows(max_num_seqs, config.vocab_size, self.talker.codec_head.weight)
@@ -50,7 +51,7 @@ class FusedStep(FrameStep):
         gathered = self.kernels.gather(rows)
         draw = Draw(gathered.seeds, gathered.frames, 0)
         code0 = self._first_codes(rows, gathered, draw)
-        codes, _ = self.predictor.frame(gathered.hidden, code0, gathered.predictor, draw)
+        codes, _sums = self.predictor.frame(gathered.hidden, code0, gathered.predictor, draw)
         self.kernels.deliver(codes, gathered.sound, self.codes, not_finite=NOT_FINITE)
 
     def advance(self, rows: Tensor, *, length: int) -> None:

@@ -1,4 +1,4 @@
-"""How an engine comes to be: weights, kernels, memory, recorded GPU work, a first utterance."""
+"""Builds an engine: loads weights, compiles kernels, divides memory, records CUDA graphs, speaks a first utterance."""
 
 import fcntl
 import hashlib
@@ -50,7 +50,7 @@ Report = Callable[[str], None]
 
 
 class StartClock:
-    """Phases of a start in their order; the report hears of each as it begins."""
+    """Measures the phases of a start. `report` is called as each one begins."""
 
     def __init__(self, report: Report = lambda stage: None) -> None:
         self.report = report
@@ -59,7 +59,7 @@ class StartClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the block's time under `name`, without that of phases within; the same name may come again."""
+        """Add the block's time to `name`, without the phases inside it."""
         self.report(name)
         start_s, outer_s, self._nested_s = time.perf_counter(), self._nested_s, 0.0
         try:
@@ -70,7 +70,7 @@ class StartClock:
             self._nested_s = outer_s + whole_s
 
     def summary(self) -> str:
-        """All phases that took a while, in one line."""
+        """All phases of at least _WORTH_SAYING_S, in one line."""
         parts = [f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items() if seconds >= _WORTH_SAYING_S]
         return f"{sum(self.seconds.values()):.1f} s in all: " + ", ".join(parts)
 
@@ -95,9 +95,9 @@ def prepare_nothing(work: Callable[[], None]) -> None:
 
 @contextmanager
 def turn_on_gpu(report: Report) -> Iterator[None]:
-    """Alone among the engines that start on this GPU: none counts memory that another one is taking.
+    """Waits while another engine starts on this GPU, so that none measures memory that another one is taking.
 
-    A process that dies has had its turn.
+    The turn of a process that dies is over.
     """
     gpu = re.sub(r"[^A-Za-z0-9-]", "", os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0])
     file = cache_directory() / f"gpu-{gpu}.lock"

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError, TalkrayError
-from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, reached
+from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, with_mark
 from deployments.serving.collector import leave_loaded_alone
 from deployments.serving.starvation import ThreadWork
 from deployments.talker import channel
@@ -31,7 +31,7 @@ from deployments.weights.store import cache_directory, locate
 logger = logging.getLogger(__name__)
 
 _PERIOD_S = 0.25
-# A step on a GPU takes milliseconds. On a CPU one may take long, but it uses the processor all the time.
+# A step on a GPU takes milliseconds. A step on a CPU may take long, but then it uses a processor.
 _LONGEST_STEP_S = {"cuda": 1.5, "cpu": 60.0}
 _LONGEST_IDLENESS_S = 1.25
 EXIT_CODE = 70
@@ -43,7 +43,7 @@ class Watchdog:
     """Watches the thread that constructs it."""
 
     def __init__(self, device_type: str, alive: Callable[[], None], *, give_up: Callable[[int], object]) -> None:
-        """Both are called from the watchdog's thread: `alive` four times a second, `give_up` with an exit status."""
+        """The watchdog's thread calls `alive` four times a second, and `give_up` with an exit status."""
         self._longest_step_s = _LONGEST_STEP_S.get(device_type, _LONGEST_STEP_S["cpu"])
         self._alive, self._give_up = alive, give_up
         self._work = ThreadWork()
@@ -52,7 +52,7 @@ class Watchdog:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around work that must not take forever."""
+        """Around work that has to end in time."""
         self._step_began_s = time.monotonic()
         try:
             yield
@@ -61,7 +61,7 @@ class Watchdog:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The watchdog's thread, for as long as there are steps."""
+        """Around all steps: the watchdog's thread runs."""
         thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         thread.start()
         try:
@@ -92,14 +92,14 @@ class FirstAudio:
 
     @contextmanager
     def begin(self, number: int, request: GenerateRequest) -> Iterator[None]:
-        """A request has arrived; inside, it is prepared and queued. One that fails there is forgotten."""
-        marked = reached(request.synthesis, "to-engine")
+        """Around the preparation of a request that has arrived. A request that raises there is forgotten."""
+        marked = with_mark(request.synthesis, "to-engine")
         yield
         if marked.marks:
-            self._requests[number] = replace(request, synthesis=reached(marked, "prompt"))
+            self._requests[number] = replace(request, synthesis=with_mark(marked, "prompt"))
 
     def follow(self, chunks: list[tuple[int, FrameChunk]]) -> list[tuple[int, FrameChunk]]:
-        """`chunks`, the first audio of each marked request with its marks."""
+        """`chunks`, where the first audio of each request with marks brings them."""
         return [(number, self._follow(number, chunk)) for number, chunk in chunks] if self._requests else chunks
 
     def end(self, number: int) -> None:
@@ -110,11 +110,11 @@ class FirstAudio:
         if request is None:
             return chunk
         if len(chunk.codes) and request.synthesis.marks[-1].stage != "codes":
-            request = self._requests[number] = replace(request, synthesis=reached(request.synthesis, "codes"))
+            request = self._requests[number] = replace(request, synthesis=with_mark(request.synthesis, "codes"))
         if request.gpu_frames and not chunk.pcm and chunk.finish_reason is None:
-            return chunk  # the engine decodes the first frame as well
+            return chunk  # its audio comes with a later chunk
         self.end(number)
-        marked = reached(request.synthesis, "audio") if request.gpu_frames else request.synthesis
+        marked = with_mark(request.synthesis, "audio") if request.gpu_frames else request.synthesis
         return replace(chunk, marks=marked.marks)
 
 
@@ -149,7 +149,7 @@ class EngineProcess:
             output = engine.step(meanwhile=lambda: self._obey_all(engine, self._receive(timeout_s=0)))
             chunks = self.first_audio.follow(output.chunks)
             step_s = time.perf_counter() - began_s if chunks else 0.0
-        if chunks or was_idle or engine.is_idle:  # the last word before a pause says that nothing runs
+        if chunks or was_idle or engine.is_idle:  # the last report before a pause says that nothing runs
             scheduler = engine.scheduler
             used_ratio = scheduler.blocks.used_ratio
             speakers, references = engine.prompts.speakers.take_lookups(), engine.prompts.references.take_lookups()
@@ -159,7 +159,7 @@ class EngineProcess:
         for number, error in output.failures:
             self._send(channel.RequestFailed(number, error))
         if engine.is_idle and not was_idle:
-            engine.check_integrity()  # an engine that has lost a row or a block is replaced before it runs dry
+            engine.check_integrity()  # an engine that has lost a row or a block has to be replaced
 
     def _obey_all(self, engine: Engine, commands: list[channel.Command]) -> None:
         for command in commands:
@@ -179,7 +179,7 @@ class EngineProcess:
         except TalkrayError as error:
             engine.abort(command.id)
             self._send(channel.RequestFailed(command.id, error))
-        except Exception as error:  # a request that trips the engine must not take the other streams with it
+        except Exception as error:  # the other streams go on
             logger.exception("request %d could not be added", command.id)
             engine.abort(command.id)
             self._send(channel.RequestFailed(command.id, EngineError(f"the engine failed on this request: {error!r}")))
@@ -204,8 +204,8 @@ class EngineProcess:
         return engine, replace(engine.info, name=model)
 
     def _receive(self, *, timeout_s: float | None) -> list[channel.Command]:
-        """The commands that have arrived, waiting at most `timeout_s` for more bytes; for the rest of one that has
-        begun to come, at most _REST_S: a recording takes several reads, and a step between two of them.
+        """The commands that have arrived. Waits at most `timeout_s` for a first byte, and _REST_S for the rest of a
+        command, because a recording takes several reads and the engine would make a step between two of them.
         """
         messages: list[channel.Command | channel.Report] = []
         until_s = math.inf

@@ -1,4 +1,4 @@
-"""Makes of a request the rows with which the talker is prefilled.
+"""Turns a request into the rows with which the talker is prefilled.
 
 A row is the sum of a text track and a codec track. In streaming-text mode the rows end with the first text token and
 the rest of the text *trails*, one token a frame; in full-text mode all text stands in the prompt. Source: `generate` of
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deployments.audio.recordings import ByRecording
+from deployments.audio.recording_cache import ByRecording
 from deployments.errors import InvalidRequest
 from deployments.protocol import ClonePrompt, Codes, GenerateRequest, ModelKind, Reference, SynthesisRequest
 from deployments.talker.model.config import ModelConfig
@@ -25,17 +25,16 @@ from deployments.talker.tokenizer import TextTokenizer
 
 Ids = NDArray[np.int32]
 
-# The number of dense rows after the codec table, and so the most rows of a prefill pass.
+# How many dense rows follow the codec table. A prefill pass has no more rows.
 MAX_DENSE_ROWS = 512
-# Rows of one projection on a CPU: always as many, so that a row's result does not depend on the rows beside it.
+# Rows of each projection on a CPU. The number is fixed, so that a row's result does not depend on other rows.
 _CPU_ROWS = 16
 _GPU_ROWS = 8192
 
 
 class InputTables:
-    """Both tables of one talker. On a GPU all text is projected at load, on a CPU each token when it first occurs.
-
-    On a GPU the tables take the place of the talker's text embedding, which it has no longer.
+    """Both tables of one talker. A GPU projects all text at load and then drops the talker's text embedding. A CPU
+    projects each token when it first occurs.
     """
 
     def __init__(self, talker: Talker) -> None:
@@ -85,10 +84,8 @@ class InputTables:
         del self.talker.model.text_embedding  # a sixth of a checkpoint's memory, never read again
 
 
-# Speaker vectors kept for recordings that come again: a thousand.
-_SPEAKER_BYTES = 8 << 20
-# Codes kept of such recordings: a thousand of 24 seconds.
-_CODES_BYTES = 8 << 20
+_SPEAKER_BYTES = 8 << 20  # of speaker vectors that are kept: a thousand
+_CODES_BYTES = 8 << 20  # of codes that are kept: of a thousand recordings of 24 seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +97,7 @@ class Prompt:
     trailing: Ids  # [frames]: text ids; beyond them every frame gets padding
     num_text_tokens: int
     dense: Tensor | None = None  # [n, hidden]
-    is_whole: bool = True  # no text is still being written
+    has_all_text: bool = True  # no text is still being written
     text_start: int = 0  # position of the first token of the request's text; the others follow it
 
     @property
@@ -144,7 +141,7 @@ class PromptBuilder:
         self.references: ByRecording[Codes] = ByRecording(max_bytes=_CODES_BYTES, size=lambda codes: codes.nbytes)
 
     def with_codes(self, request: GenerateRequest) -> GenerateRequest:
-        """`request` with the codes of the recording that it is to go on from, if any. Raises InvalidRequest."""
+        """`request` with the codes of its recording, where it clones in context. Raises InvalidRequest."""
         reference, encode = request.synthesis.reference, self.encode
         if reference is None or reference.x_vector_only or request.reference_codes is not None:
             return request
@@ -163,7 +160,7 @@ class PromptBuilder:
         return replace(request, reference_codes=codes)
 
     def clone_prompt(self, request: GenerateRequest) -> ClonePrompt | None:
-        """The clone prompt made of the samples of `request`, once the prompt is prefilled."""
+        """The clone prompt of a recording that came as samples; None before the prompt is built."""
         reference = request.synthesis.reference
         if reference is None or reference.prompt is not None:
             return None
@@ -172,36 +169,36 @@ class PromptBuilder:
         return None if speaker is None else ClonePrompt(speaker.on_host.numpy(), codes)
 
     def build(self, request: GenerateRequest) -> Prompt:
-        """The prompt of a request; raises InvalidRequest where its text holds nothing to say."""
-        return self.begin(request, self.tokenizer.encode(request.synthesis.text), is_whole=True)
+        """The prompt of a request with all its text. Raises InvalidRequest where the text is empty."""
+        return self.begin(request, self.tokenizer.encode(request.synthesis.text), has_all_text=True)
 
     def least_tokens(self, request: GenerateRequest) -> int:
-        """Tokens of a text that is still being written with which it can be prefilled: each frame it has takes one."""
+        """How many tokens of a text that is still being written a prefill needs: one more than there are frames."""
         codes = request.reference_codes
         beside = 0 if codes is None else 1 + max(0, len(codes) - self._reference_tokens(request.synthesis))
         return beside + (0 if request.prefix is None else len(request.prefix)) + 1
 
-    def extend(self, prompt: Prompt, more: list[int], *, is_whole: bool) -> Prompt:
+    def extend(self, prompt: Prompt, more: list[int], *, has_all_text: bool) -> Prompt:
         """`prompt` with further tokens of a text that is still being written."""
-        trailing = [*more, self.config.tokens.tts_eos] if is_whole else more
+        trailing = [*more, self.config.tokens.tts_eos] if has_all_text else more
         new = np.array(trailing, dtype=np.int32)
         self.tables.project(new)
         return replace(
             prompt,
             trailing=np.concatenate((prompt.trailing, new)),
             num_text_tokens=prompt.num_text_tokens + len(more),
-            is_whole=is_whole,
+            has_all_text=has_all_text,
         )
 
     @torch.inference_mode()
-    def begin(self, request: GenerateRequest, body: list[int], *, is_whole: bool) -> Prompt:
-        """The prompt of a request with the tokens of its text, all of them or the first `least_tokens` and some."""
+    def begin(self, request: GenerateRequest, body: list[int], *, has_all_text: bool) -> Prompt:
+        """The prompt of a request. `body`: the tokens of its text, all or at least `least_tokens`."""
         synthesis, tokens, codes = request.synthesis, self.config.tokens, self.config.codes
         if not body:
             raise InvalidRequest("input has no text to speak", "input", "empty_input")
         text, codec, dense = self._head(synthesis)
         trailing = [tokens.tts_pad]
-        ending = [tokens.tts_eos] if is_whole else []
+        ending = [tokens.tts_eos] if has_all_text else []
         text_start = len(text)
         if request.reference_codes is not None:
             frames = _Track(self._dense(len(request.reference_codes)), (self._frames(request.reference_codes),))
@@ -214,7 +211,7 @@ class PromptBuilder:
         else:
             text_rows, codec_rows, trailing = body[:1], [codes.bos], [*body[1:], *ending]
         prompt = self._prompt((text + text_rows, codec + codec_rows, trailing), dense, num_text_tokens=len(body))
-        return replace(prompt, is_whole=is_whole, text_start=text_start)
+        return replace(prompt, has_all_text=has_all_text, text_start=text_start)
 
     def _prompt(
         self, ids: tuple[list[int], list[int], list[int]], dense: tuple[Tensor, ...], *, num_text_tokens: int
@@ -253,7 +250,7 @@ class PromptBuilder:
         return None if request.language == "auto" else self.config.languages[request.language]
 
     def _speaker(self, request: SynthesisRequest) -> _Track:
-        """A built-in speaker's row, the x-vector of the reference, or none for described voices."""
+        """The row of a built-in speaker or of the reference's x-vector; none for described voices."""
         if request.reference is not None:
             assert self.speaker_encoder is not None, "only base checkpoints are asked to clone"
             vector = self._speaker_vector(self.speaker_encoder, request.reference)
@@ -304,9 +301,8 @@ class PromptBuilder:
 
 
 def full_text(kind: ModelKind, request: SynthesisRequest) -> bool:
-    """Whether all text stands in the prompt. Unasked, clones stream their text and the other kinds do not.
-
-    Text that is still being written always streams.
+    """Whether the prompt has all text. By default clones stream their text and the other kinds do not. Text that is
+    still being written always streams.
     """
     if request.live is not None:
         return False

@@ -56,7 +56,7 @@ class RunnerShape:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A batch as the device sees it; kept while its members stay."""
+    """A batch on the device, which is uploaded again only when its members change."""
 
     members: tuple[tuple[int, int], ...]  # each sequence's id and row
     rows: Tensor  # [bucket] int64: rows of the state, padded with the scratch row
@@ -65,11 +65,11 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step that may still run. Its result is read before the next one is launched."""
+    """A step that may still run. Its result has to be read before the next step is launched."""
 
     sequences: list[Sequence]
     _codes: Tensor  # [sequences, groups] int16, pinned
-    _made: torch.cuda.Event | None  # None on a CPU, which has made the codes when it is launched
+    _made: torch.cuda.Event | None  # of the codes; None on a CPU, where `launch` waits for them
     _over: torch.cuda.Event | None
 
     @property
@@ -78,9 +78,9 @@ class LaunchedStep:
         return self._made is None or bool(self._made.query())  # type: ignore[no-untyped-call]
 
     def result(self) -> Codes:
-        """Frames [sequences, groups]. One that starts with the end of speech, or with NOT_FINITE, is no frame.
+        """Frames [sequences, groups]. A row that starts with the end of speech or NOT_FINITE is no frame.
 
-        The talker's half of the step may run on.
+        The talker's half of the step may still run.
         """
         if self._made is not None:
             self._made.synchronize()
@@ -88,14 +88,14 @@ class LaunchedStep:
         return frames
 
     def talker_ns(self) -> int:
-        """How long the talker's half took, 0 while that is not known."""
+        """How long the talker's half took; 0 while it runs."""
         if self._made is None or self._over is None or not self._over.query():  # type: ignore[no-untyped-call]
             return 0
         return int(self._made.elapsed_time(self._over) * 1e6)
 
 
 class ModelRunner:
-    """Owns the batch state of one talker, and its recorded work."""
+    """Owns the batch state of one talker and its CUDA graphs."""
 
     def __init__(self, tables: InputTables, cache: KVCache, blocks: BlockManager, shape: RunnerShape) -> None:
         self.blocks, self.shape, self.device = blocks, shape, tables.device
@@ -114,13 +114,13 @@ class ModelRunner:
         self._retraces = shape.deterministic and not shape.by_rows
         self._given = Staging(self.step.given.numel(), device=self.device) if self._retraces else None
         self._batch: _Batch | None = None
-        self._deferred: Callable[[], None] | None = None  # the talker's half of the last step, where it is still to do
+        self._deferred: Callable[[], None] | None = None  # the talker's half of the last step, until it is done
         self._codes = torch.zeros_like(self.step.codes, device="cpu", pin_memory=not self._on_cpu)
 
     def capture(self, progress: Callable[[int, int], None]) -> None:
-        """Record each shape that a step or a prefill can take on a GPU. The largest is first: all share its memory.
+        """Record each shape of a step or a prefill on a GPU, the largest first because all share its memory.
 
-        `progress` hears how many are done of how many.
+        `progress` is called with the number of shapes that are done, and of all.
         """
         if self._on_cpu:
             return
@@ -132,12 +132,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        """Do once, unrecorded, everything that `capture` records."""
+        """Run everything that `capture` records once, without recording it."""
         for _, work in self._shapes():
             work()
 
     def _shapes(self) -> Iterator[tuple[Hashable, Callable[[], None]]]:
-        """Every shape that a step or a prefill can take on a GPU."""
+        """Every shape of a step or a prefill on a GPU, and its work."""
         assert not self._by_rows
         most = self._length(0)
         for bucket in reversed(self.buckets):
@@ -155,7 +155,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prefill(self, sequences: list[Sequence]) -> None:
-        """Take sequences in: write their rows of the state, and run their prompts and the frames they resume from."""
+        """Take sequences in: write their rows of the state, and run their prompts and the frames they have."""
         self.run_deferred()
         if sequences:
             self._batch = None
@@ -174,8 +174,8 @@ class ModelRunner:
     def launch(self, sequences: list[Sequence], on_codes: OnCodes | None = None) -> LaunchedStep:
         """Start the step that makes each sequence's next frame.
 
-        `on_codes` is called with the frames [sequences, groups] int16 on the device once their computation is queued,
-        and before any later work.
+        `on_codes` is called with the frames [sequences, groups] int16 on the device, after their computation is queued
+        and before later work is.
         """
         self.run_deferred()
         batch = self._as_batch(sequences)
@@ -198,39 +198,40 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run_deferred(self) -> None:
-        """Do the talker's half of the last step. Before the next step, or a prefill, it is done anyway."""
+        """Do the talker's half of the last step, unless it is done. A step and a prefill do so first."""
         deferred, self._deferred = self._deferred, None
         if deferred is not None:
             deferred()
 
     def drop_deferred(self) -> None:
-        """The talker's half of the last step need not be done: none of its sequences goes on."""
+        """Leave the talker's half of the last step out, because none of its sequences goes on."""
         self._deferred = None
 
-    @property
-    def attended(self) -> NDArray[np.float32] | None:
-        """[sequences, positions]: attention of the last step's sequences with the alignment head; None on a GPU."""
-        self.run_deferred()
-        return None if self.step.attended is None else self.step.attended.float().numpy()
+    def read_alignment(self) -> NDArray[np.float32] | None:
+        """[sequences, positions]: the alignment head's attention, copied from the last pass; None on a GPU.
+
+        `run_deferred` comes first: the last step's attention exists after its talker's half.
+        """
+        return None if self.step.alignment is None else self.step.alignment.float().numpy()
 
     @torch.inference_mode()
     def extend_text(self, sequence: Sequence, start: int) -> None:
-        """The sequence's prompt has more text, from trailing id `start` on; one that does not run takes it in later."""
+        """Upload the sequence's text from trailing id `start` on. A sequence without a row gets it with its prefill."""
         if sequence.row is not None:
             self.state.extend_text(sequence, start)
 
     @torch.inference_mode()
     def repeat_step(self, sequences: list[Sequence]) -> None:
-        """A step of which the host sees nothing: a benchmark's. The device gets ahead of the host's sequences."""
+        """A step for benchmarks, whose frames the host does not take."""
         self.run_deferred()
         batch = self._as_batch(sequences)
         self._predict(batch)
         self._advance(batch, length=self._length(0))
 
     def _retrace(self, sequences: list[Sequence]) -> None:
-        """Run the frames that sequences have already, one step after the other.
+        """Run the frames that sequences have, one step after the other.
 
-        A prefill of them adds in another order, and so rounds to other bits, than the steps that made them.
+        A prefill would add in another order than the steps that made the frames, and so round to other bits.
         """
         for number in range(max((sequence.num_frames for sequence in sequences), default=0)):
             going = [sequence for sequence in sequences if number < sequence.num_frames]
@@ -263,7 +264,7 @@ class ModelRunner:
         self.graphs.run(key, lambda: self.step.prefill(inputs.rows, length=length))
 
     def _as_batch(self, sequences: list[Sequence]) -> _Batch:
-        """The batch on the device; uploaded only when a sequence joined, left, or moved to another row."""
+        """The batch on the device, uploaded where a sequence has joined, left or moved to another row."""
         members = tuple((sequence.id, _row(sequence)) for sequence in sequences)
         if self._batch is None or self._batch.members != members:
             bucket = next(size for size in self.buckets if size >= len(sequences))
@@ -283,12 +284,12 @@ class ModelRunner:
         return next(breadth for breadth in self.step.breadths if breadth.covers(needed))
 
     def _send_block(self, sequence: Sequence) -> None:
-        """Tell the device about the block that the next position begins."""
+        """Upload the number of the block in which the next position is the first."""
         index = sequence.num_positions // self.blocks.block_size
         self.state.extend(_row(sequence), index, self.blocks.table(sequence.id)[index])
 
     def _length(self, num_positions: int) -> int:
-        """Positions that contexts are gathered in: on a CPU no more than needed, in a graph always all."""
+        """How many positions contexts are padded to: as few as possible on a CPU, all in a CUDA graph."""
         most = self.state.size.blocks * self.blocks.block_size
         return min(padded_length(num_positions), most) if self._by_rows else most
 

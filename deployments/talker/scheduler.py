@@ -1,10 +1,12 @@
-"""The sequences of the next step: admission by free rows and KV blocks, preemption when blocks run out.
+"""Chooses the sequences of the next step: admission by free rows and KV blocks, preemption when blocks run out.
 
-Every sequence with a row runs, with two exceptions. While a sequence waits for its first frame, or for a frame that is
-nearly due, sequences far ahead of their listeners sit a step out, because a step with fewer sequences is shorter. They
-keep their rows for longer then, so once half of the rows are taken they make way for frames that are nearly due only.
-And a sequence sits out while its next frame needs text that is not written yet. Where others wait for rows or blocks,
-it gives up its own. It is prefilled where no other wants the place, so that new text waits for one frame only.
+Every sequence with a row runs, with two exceptions.
+
+1. Sequences far ahead of their listeners sit out while another sequence waits for its first frame or for a frame that
+   is nearly due, because a step with fewer sequences is shorter. They then keep their rows for longer. So once half of
+   the rows are taken, they sit out for frames that are nearly due only.
+2. A sequence sits out while its next frame needs text that the client has not written yet. It gives its row and blocks
+   up where others wait for them. It is prefilled again where no other waits, so that new text waits for one frame only.
 """
 
 import heapq
@@ -19,14 +21,14 @@ from deployments.limits import Rate
 from deployments.talker.kv_cache import BlockManager
 from deployments.talker.sequence import Sequence
 
-# A sequence whose listener has less left to hear than so many steps take, and than this, is nearly due.
+# A frame is nearly due where the listener has less audio in hand than this, and less than so many steps take.
 _NEARLY_DUE_STEPS = 3
 _NEARLY_DUE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's work: `prefill` is also part of `decode`, but for sequences that wait for text."""
+    """One step's work. Sequences of `prefill` are also in `decode`, unless they wait for text."""
 
     prefill: list[Sequence]
     decode: list[Sequence]
@@ -44,7 +46,7 @@ class Scheduler:
         self.running: dict[int, Sequence] = {}  # in the order of admission
         self._free_rows = list(range(max_num_seqs))
         self._finished = Rate()
-        self._scheduled_s = self._step_s = 0.0  # when the last step began; how long after the one before
+        self._scheduled_s = self._step_s = 0.0  # when the last step began, and how long the step before took
 
     @property
     def is_idle(self) -> bool:
@@ -63,14 +65,14 @@ class Scheduler:
             )
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence at the end of the waiting line; one whose audio plays already goes first."""
-        if sequence.request.synthesis.is_heard:
+        """Put a sequence at the end of the waiting line, or at its head where the client has a part of the audio."""
+        if sequence.request.synthesis.is_underway:
             self.waiting.appendleft(sequence)
         else:
             self.waiting.append(sequence)
 
     def find(self, sequence_id: int) -> Sequence | None:
-        """A sequence that runs or waits; None of one that has ended."""
+        """A sequence that runs or waits, else None."""
         if sequence_id in self.running:
             return self.running[sequence_id]
         return next((sequence for sequence in self.waiting if sequence.id == sequence_id), None)
@@ -90,7 +92,7 @@ class Scheduler:
         return Batch(prefill=admitted, decode=due) if due or admitted else None
 
     def retire(self, sequences: list[Sequence]) -> None:
-        """Give back rows and blocks of a batch's finished sequences. Aborted sequences hold none."""
+        """Free the rows and blocks of a batch's finished sequences. Aborted sequences hold none."""
         now_s = time.monotonic()
         for sequence in sequences:
             sequence.play(now_s)
@@ -107,7 +109,7 @@ class Scheduler:
         self.blocks.check_integrity()
 
     def _due(self) -> list[Sequence]:
-        """The running sequences without the ones that can, or have to, sit out."""
+        """The running sequences that do not sit out."""
         running = [sequence for sequence in self.running.values() if not sequence.awaits_text]
         now_s = time.monotonic()
         self._step_s, self._scheduled_s = now_s - self._scheduled_s, now_s
@@ -120,7 +122,7 @@ class Scheduler:
         return due or running
 
     def _has_urgent(self, running: list[Sequence], leads: list[float]) -> bool:
-        """Whether one of these is worth that others sit out."""
+        """Whether one of these waits for a frame for which others sit out."""
         nearly_due_s = min(_NEARLY_DUE_S, _NEARLY_DUE_STEPS * self._step_s)
         has_rows = 2 * len(self.running) <= self.max_num_seqs
         return any(
@@ -129,7 +131,7 @@ class Scheduler:
         )
 
     def _make_room(self) -> bool:
-        """Blocks for every running sequence's next position; whether a sequence had to give its own up for that."""
+        """Allocate blocks for every running sequence's next position. Returns whether a sequence was preempted."""
         preempted = False
         for sequence in list(self.running.values()):
             while sequence.id in self.running and not self.blocks.can_hold(sequence.id, sequence.num_positions + 1):
@@ -140,7 +142,7 @@ class Scheduler:
         return preempted
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to the head of the line: it will be prefilled again, frames included, and go on as if nothing was."""
+        """Put a sequence back at the head of the line. It is prefilled again with its frames, and then goes on."""
         self._release(sequence)
         self.waiting.appendleft(sequence)
 
@@ -160,7 +162,7 @@ class Scheduler:
         return sequence
 
     def _has_place(self, sequence: Sequence) -> bool:
-        """Whether there is a row, and blocks; sequences that have no text give theirs up, the youngest first."""
+        """Whether a row and blocks are free. Sequences that wait for text are preempted for it, the youngest first."""
         without_text = [each for each in self.running.values() if each.awaits_text]
         while not self._fits(sequence):
             if not without_text:

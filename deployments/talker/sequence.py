@@ -12,16 +12,16 @@ from deployments.protocol import ClonePrompt, Codes, FinishReason, GenerateReque
 from deployments.talker.prompt import Prompt
 from deployments.talker.tokenizer import TextTokenizer
 
-# Attention is _AHEAD_TOKENS ahead of the speech, and says nothing where no more than _ATTENTIVE of it is on the text.
+# The alignment head's attention is _AHEAD_TOKENS ahead of the speech. With at most _ATTENTIVE on the text it is noise.
 _AHEAD_TOKENS = 0.75
 _ATTENTIVE = 0.2
-# A passage is spoken twice where frames of LATE_PATIENCE_S read so many tokens before the furthest one.
+# Frames of LATE_PATIENCE_S that read so many tokens before the furthest one mean that a passage is spoken twice.
 _BACK_TOKENS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class FrameLimit:
-    """How many frames a sequence may have, and the finish reason where it reaches the limit."""
+    """How many frames a sequence may have, and its finish reason at that number."""
 
     frames: int
     reason: FinishReason
@@ -29,10 +29,7 @@ class FrameLimit:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request from admission to its last frame. Its row is set while it runs.
-
-    `prompt` and `limit` grow while its text is written.
-    """
+    """A request in the engine. It has a row while it runs. `prompt` and `limit` grow while its text is written."""
 
     id: int
     request: GenerateRequest
@@ -42,17 +39,17 @@ class Sequence:
     frames: list[Codes] = field(default_factory=list)  # each [groups]; a resumed sequence starts with its prefix
     frame_s: float = field(kw_only=True)  # seconds of audio of a frame
     row: int | None = None
-    is_open: bool = False  # whether the decoder beside the talker knows it
+    is_open: bool = False  # whether `AudioStreams` has it
     finish_reason: FinishReason | None = None
     token_starts: list[int] = field(default_factory=list)  # for word times: characters before each token, and in all
-    next_reading: float = 0.0  # how far in the text its next frame is, in characters
+    next_reading: float = 0.0  # the next frame's place in the text, in characters
     readings: list[float] = field(default_factory=list)  # one for each frame after `num_sent`
-    num_reread: int = 0  # frames that read a passage once more
-    furthest_token: float = 0.0  # the furthest one read so far
-    clone_prompt: ClonePrompt | None = None  # kept until the stream's reader has it
+    num_reread: int = 0  # frames far before the furthest token
+    furthest_token: float = 0.0  # that a frame has read
+    clone_prompt: ClonePrompt | None = None  # until it is sent
     playback: PlaybackClock = field(default_factory=PlaybackClock)
-    num_sent: int = field(init=False)  # frames that the stream's reader has
-    _num_played: int = field(init=False)  # frames that `playback` knows of; frames of a prefix were played elsewhere
+    num_sent: int = field(init=False)  # frames that were sent
+    _num_played: int = field(init=False)  # frames that `playback` counts; those of a prefix were played before
 
     def __post_init__(self) -> None:
         self.num_sent = self._num_played = len(self.frames)
@@ -69,8 +66,8 @@ class Sequence:
 
     @property
     def awaits_text(self) -> bool:
-        """Whether its next frame needs text that has not been written yet."""
-        return not self.prompt.is_whole and len(self.prompt.trailing) <= self.num_frames
+        """Whether the next frame needs text that the client has not written yet."""
+        return not self.prompt.has_all_text and len(self.prompt.trailing) <= self.num_frames
 
     @property
     def num_text_tokens(self) -> int:
@@ -82,7 +79,7 @@ class Sequence:
         return int(np.uint64(self.request.synthesis.seed).astype(np.int64))
 
     def append(self, frame: Codes) -> None:
-        """Add a frame [groups], which may be the last that the sequence can have."""
+        """Add a frame [groups], and end the sequence at its limit."""
         self.frames.append(frame)
         if self.token_starts:
             self.readings.append(self.next_reading)
@@ -90,7 +87,7 @@ class Sequence:
             self.finish_reason = self.limit.reason
 
     def attend(self, weights: NDArray[np.float32]) -> None:
-        """Learn where in the text the next frame is, from its attention: weights [positions]."""
+        """Find the next frame's place in the text from its attention weights [positions]."""
         text = weights[self.prompt.text_start :][: len(self.token_starts) or self.num_text_tokens]
         mass = float(text.sum())
         if mass <= _ATTENTIVE:
@@ -103,33 +100,33 @@ class Sequence:
             self.next_reading = max(self.next_reading, float(chars))
 
     def end(self) -> None:
-        """Its speech is over. One that said a passage twice has not been spoken as it should."""
-        again = self.num_reread >= frames_of(LATE_PATIENCE_S, self.frame_s)
-        self.finish_reason = FinishReason.LOOP if again else FinishReason.STOP
+        """End the sequence: the talker sampled its end-of-speech code."""
+        spoke_twice = self.num_reread >= frames_of(LATE_PATIENCE_S, self.frame_s)
+        self.finish_reason = FinishReason.LOOP if spoke_twice else FinishReason.STOP
 
     def play(self, now_s: float) -> None:
-        """Its listener hears the frames that have come since the last time, one after the other."""
+        """Count the frames since the last call as delivered to the listener."""
         num_new, self._num_played = self.num_frames - self._num_played, self.num_frames
         if num_new:
             self.playback.deliver(num_new * self.frame_s, now_s=now_s)
 
     def sent_lead_s(self, now_s: float) -> float:
-        """Seconds of audio that were sent and that the listener has not heard yet."""
+        """Seconds of audio that were sent and are not played yet."""
         return self.playback.lead_s(now_s) - (self._num_played - self.num_sent) * self.frame_s
 
 
 class LengthLimits:
-    """The share of the model's context and of the KV cache that one sequence may take."""
+    """How many positions and frames a sequence may have."""
 
     def __init__(self, tokenizer: TextTokenizer, *, max_positions: int, frame_s: float) -> None:
-        """`max_positions`: rows of one sequence, prompt and frames, each of `frame_s` of audio."""
+        """`max_positions`: of one sequence, prompt and frames together. `frame_s`: seconds of audio of a frame."""
         self._tokenizer, self._max_positions, self._frame_s = tokenizer, max_positions, frame_s
 
     def frame_limit(self, request: GenerateRequest, sampling: Sampling, prompt: Prompt) -> FrameLimit:
-        """The first limit a sequence will meet; raises InvalidRequest where its prompt or a later segment is too long.
+        """The lowest limit of a sequence. Raises InvalidRequest where its prompt or a later segment is too long.
 
-        The last of `max_new_tokens` never becomes a frame, as in the official package. While the text is still being
-        written its need is unknown, and it has a token for each frame.
+        The last of `max_new_tokens` becomes no frame, as in the official package. A text that is still being written
+        has no limit for runaways, because its length is unknown.
         """
         room = self._max_positions - prompt.num_positions
         if room < 1:
@@ -137,15 +134,15 @@ class LengthLimits:
         self.check_following(request.synthesis.following, prompt)
         length = FrameLimit(min((sampling.max_new_tokens or 1) - 1, room), FinishReason.LENGTH)
         runaway = FrameLimit(runaway_frames(prompt.num_text_tokens, self._frame_s), FinishReason.RUNAWAY)
-        if request.synthesis.ignore_eos or not prompt.is_whole or length.frames <= runaway.frames:
+        if request.synthesis.ignore_eos or not prompt.has_all_text or length.frames <= runaway.frames:
             return length
         return runaway
 
     def check_following(self, texts: tuple[str, ...], prompt: Prompt) -> None:
-        """Raise InvalidRequest where a later segment of the same request would not fit, before any of it is spoken."""
+        """Raise InvalidRequest where a later segment does not fit, before any of the text is spoken."""
         num_others = prompt.num_positions - prompt.num_text_tokens
         for text in texts:
-            most = 2 * len(text.encode("utf-8", "replace"))  # tokens are bytes at least, of the text's normal form
+            most = 2 * len(text.encode("utf-8", "replace"))  # a token has a byte or more of the text's NFC form
             fits_anyway = num_others + most < self._max_positions
             num_positions = num_others + (most if fits_anyway else len(self._tokenizer.encode(text)))
             if num_positions >= self._max_positions:

@@ -51,7 +51,7 @@ class FrameStep:
         # Results of `predict`, by index in the batch: other CUDA streams may read them after the event of the codes.
         self.codes = torch.zeros((max_num_seqs, self.config.num_code_groups), dtype=torch.int16, device=like.device)
         self.given = torch.zeros_like(self.codes, dtype=torch.int32)  # for `feed_given`, by index in the batch
-        self.attended: Tensor | None = None  # [rows, length]: weights of the alignment head in the last pass, by rows
+        self.alignment: Tensor | None = None  # [rows, length]: the alignment head's weights in the last pass by rows
         self._embeds = torch.zeros((max_num_seqs, like.shape[1]), dtype=like.dtype, device=like.device)
 
     @property
@@ -118,7 +118,7 @@ class FrameStep:
         followed = self.config.text.alignment_head if self._by_rows else None
         attention = GatheredAttention(self.cache, context, length, followed=followed)
         hidden: Tensor = self.talker(inputs, context.positions, attention)
-        self.attended = attention.weights
+        self.alignment = attention.weights
         return hidden
 
     def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:

@@ -97,8 +97,8 @@ def locate(model: str, *, report: Report | None = None) -> Path:
 def find(model: str) -> Path | None:
     """The result of `locate` without its work; None where the checkpoint would have to be downloaded or written."""
     if model == EMBEDDED:
-        written = _embedded_directory()
-        return written if written.is_dir() else None
+        directory = _embedded_directory()
+        return directory if directory.is_dir() else None
     directory = Path(model).expanduser()
     if directory.is_dir():
         return check_complete(directory)

@@ -178,7 +178,7 @@ class _Answer:
                 headers[_CLOSE_HEADER] = "unread" if self._is_unread else "read"
         elif self._is_awaited and message["type"] == "http.response.body" and message.get("body"):
             self._is_awaited = False
-            metrics.first_byte(time.perf_counter() - self._began_s)
+            metrics.ttfb(time.perf_counter() - self._began_s)
         await self._send(message)
 
     async def _read_on(self) -> None:

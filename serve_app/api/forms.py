@@ -10,7 +10,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from deployments.errors import InvalidRequest
-from serve_app.api.request import MAX_BODY_BYTES, parse_object
+from serve_app.api.client_json import MAX_BODY_BYTES, parse_object
 from serve_app.api.speech_service import read_body
 from serve_app.audio.reference_doctor import Preparation
 

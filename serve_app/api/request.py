@@ -1,7 +1,5 @@
 """From a client's fields to a request to the replicas, checked against the loaded model."""
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -16,7 +14,6 @@ from pydantic import (
     WithJsonSchema,
     create_model,
 )
-from pydantic_core import from_json
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo, ModelKind, Reference, Sampling, SynthesisRequest
@@ -37,22 +34,13 @@ _MOST_GROWTH = 2
 
 Model = TypeVar("Model", bound=BaseModel)
 
-MAX_BODY_BYTES = 16 << 20  # of an HTTP request, and of a WebSocket message with reference audio
-_MOST_VALUES = 1 << 15  # of JSON: it is looked through on the event loop, for 50 ms
-_ABOVE_ALL_NUMBERS = 2**64
-_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?[0-9]{1,2})?")
-_SEARCHED = 1 << 20
-_MANY_DIGITS = re.compile(r"[0-9]{4000,}")
-_ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
-_CUT_FIELDS = ("text", "transcript")  # that go on in the next message
-
 
 def _voice_name(value: object) -> object:
     """OpenAI sends a voice as its name or as {"id": name}."""
     return value.get("id") if isinstance(value, dict) else value
 
 
-def _whole_text(value: object) -> object:
+def _joined_halves(value: object) -> object:
     return without_halves(value) if isinstance(value, str) else value
 
 
@@ -73,7 +61,7 @@ class SpeechBody(BaseModel):
 
     input: Annotated[
         str,
-        BeforeValidator(_whole_text, json_schema_input_type=str),
+        BeforeValidator(_joined_halves, json_schema_input_type=str),
         Field(validation_alias=AliasChoices("input", "text")),
     ]
     model: str | None = None
@@ -107,112 +95,6 @@ class SpeechBody(BaseModel):
         return Sampling(**{option.name: getattr(self, option.name) for option in fields(Sampling)})
 
 
-def parse_object(raw: bytes | str) -> dict[str, object]:
-    """A JSON object, its nulls left out, all its numbers finite. Raises InvalidRequest that names a number's field.
-
-    Text of a message (`str`, not the `bytes` of a body) may be cut within a surrogate pair: see `_halved`.
-    """
-    commas = raw.count(b",") if isinstance(raw, bytes) else raw.count(",")
-    if commas >= _MOST_VALUES:
-        raise InvalidRequest(f"The JSON has more than {_MOST_VALUES} values.", None, "invalid_json")
-    try:
-        value = from_json(raw)
-    except ValueError as error:
-        value = _halved(raw)
-        if value is None:
-            _check_digits(raw)
-            raise InvalidRequest(f"Not valid JSON: {error}.", None, "invalid_json") from error
-    if not isinstance(value, dict):
-        raise InvalidRequest("The body must be a JSON object.", None, "invalid_json")
-    _check_numbers(value)
-    return {key: item for key, item in value.items() if item is not None}
-
-
-def number(param: str, value: object) -> int | float | None:
-    """A client's number, of JSON or as the text of a query; None of none. Raises InvalidRequest."""
-    if value is None or value == "":
-        return None
-    found = value
-    if isinstance(value, str) and _NUMBER.fullmatch(value):
-        found = int(value) if value.isdigit() else float(value)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not _is_finite(found):
-        raise _no_number(param, value)
-    return found
-
-
-def _is_finite(value: float) -> bool:
-    """Whether any field takes such numbers: none is NaN or has more than 64 bits."""
-    return -_ABOVE_ALL_NUMBERS < value < _ABOVE_ALL_NUMBERS
-
-
-def _no_number(param: str, value: object, *, within: str = "") -> InvalidRequest:
-    shown = value if isinstance(value, str) else repr(value) if isinstance(value, float) else type(value).__name__
-    path = param if within in ("", param) else f"{within[:80]}.{param}"
-    return InvalidRequest(f"{path}: {shown[:40]!r} is no number that any field takes.", param)
-
-
-def _check_numbers(fields: Mapping[str, object]) -> None:
-    """Raises InvalidRequest that names the first field with a number that is none, wherever it is."""
-    waiting: list[tuple[str, str, object]] = [(name, name, value) for name, value in fields.items()]
-    while waiting:
-        top, name, value = waiting.pop()
-        if isinstance(value, dict):
-            waiting += [(top, key, item) for key, item in value.items()]
-        elif isinstance(value, list):
-            waiting += [(top, name, item) for item in value]
-        elif isinstance(value, int | float) and not _is_finite(value):
-            raise _no_number(name[:80], value, within=top)
-
-
-def _check_digits(raw: bytes | str) -> None:
-    """Where a number has too many digits for the parser: raises InvalidRequest that names its field."""
-    text = raw[:_SEARCHED].decode("utf-8", "replace") if isinstance(raw, bytes) else raw
-    if _MANY_DIGITS.search(text):
-        try:
-            value = from_json(_MANY_DIGITS.sub("1e999", text))
-        except ValueError:
-            return
-        if isinstance(value, dict):
-            _check_numbers(value)
-
-
-def _halved(raw: bytes | str) -> object:
-    """JSON with halves of surrogate pairs, which JavaScript writes where it cuts a text; None of any other.
-
-    Both ends of the fields that go on in another message keep theirs. All other halves become U+FFFD.
-    """
-    if isinstance(raw, bytes) or not _ESCAPED_HALF.search(raw):
-        return None
-    try:
-        value = json.loads(raw)
-        if not isinstance(value, dict):
-            return None
-        cut = {name: _whole_inside(value.pop(name)) for name in _CUT_FIELDS if isinstance(value.get(name), str)}
-        whole = _whole(value)
-    except (ValueError, RecursionError):
-        return None
-    assert isinstance(whole, dict)
-    return whole | cut
-
-
-def _whole(value: object) -> object:
-    match value:
-        case str():
-            return without_halves(value)
-        case list():
-            return [_whole(item) for item in value]
-        case dict():
-            return {without_halves(name): _whole(item) for name, item in value.items()}
-    return value
-
-
-def _whole_inside(text: str) -> str:
-    """But for the second half of a pair in front, and the first one at the end."""
-    start = int("\udc00" <= text[:1] <= "\udfff")
-    end = max(start, len(text) - ("\ud800" <= text[-1:] <= "\udbff"))
-    return text[:start] + without_halves(text[start:end]) + text[end:]
-
-
 def parse_speech(fields: Mapping[str, object]) -> SpeechBody:
     """The fields of one utterance. Raises InvalidRequest that names the first bad one."""
     return validated(SpeechBody, fields)
@@ -244,11 +126,10 @@ async def build_request(
     client: str = "",
     live: bool = False,
 ) -> SynthesisRequest:
-    """One utterance for the loaded model; the text of a `live` one is to come. Raises InvalidRequest with the field.
+    """One utterance for the model `info`, which was chosen for `body`. Raises InvalidRequest that names the field.
 
-    The text may have nothing to speak, as "..." has: see `is_speakable`.
+    A `live` request has no text yet. The text of others may have nothing to speak, as "..." has: see `is_speakable`.
     """
-    catalogue.check_model(body.model, info, settings)
     if body.ref_audio is not None and info.kind is not ModelKind.BASE:  # before `voice` is missed: it would not help
         raise InvalidRequest(f"{info.name} does not clone voices: load a Base checkpoint.", "ref_audio")
     stored = await voices.find(body.voice) if speaks_stored(body, info) else None

@@ -75,7 +75,7 @@ class RequestRecord:
     samples_per_s: float = 1.0  # of the audio as it is heard
     usage: Usage = field(default_factory=Usage)
     error: str | None = None  # its code, or LEFT
-    begun: bool = False
+    is_speech: bool = False
 
     def entry(self) -> Entry:
         first_ns = self.usage.first_audio_ns
@@ -100,12 +100,12 @@ class RequestRecord:
 
     def begin(self, voice: str | None, samples_per_s: float) -> None:
         """It is going to be spoken: known to the command, which shows it where the server is stopped before its end."""
-        self.voice, self.samples_per_s, self.begun = voice, samples_per_s, True
+        self.voice, self.samples_per_s, self.is_speech = voice, samples_per_s, True
         self._tell(is_over=False)
 
     def publish(self) -> None:
         """Show it to the command that started this replica, if one did."""
-        if self.error or self.usage.finish_reason or self.begun:
+        if self.error or self.usage.finish_reason or self.is_speech:
             self._tell(is_over=True)
 
     def _tell(self, *, is_over: bool) -> None:

@@ -1,6 +1,6 @@
-"""The HTTP response that carries speech: its form, its body cut as the audio comes, its end when the client leaves.
+"""The HTTP response that carries speech: bare audio or events, streamed or at once.
 
-No body yields before there is audio, so that an error before the first bytes can still become a status code.
+A body yields nothing before there is audio, so that an error before the first audio can still become a status code.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.errors import Overloaded, PayloadTooLarge
-from deployments.protocol import Mark, Marks, ModelInfo, PcmChunk, SynthesisRequest, reached
+from deployments.protocol import Mark, Marks, ModelInfo, PcmChunk, SynthesisRequest, with_mark
 from deployments.serving import metrics
 from serve_app.api.callers import FairShare
 from serve_app.api.errors import ErrorReply, translate
@@ -30,16 +30,16 @@ from serve_app.speech.word_times import Word, WordTimes
 
 T = TypeVar("T")
 
-# Bytes of audio of one answer that is sent whole: 23 minutes at 24 kHz, 16 bits.
+# Bytes of one whole answer, which is kept until its audio is complete: 23 minutes at 24 kHz, 16 bits.
 MAX_WHOLE_BYTES = 64 << 20
-# All such answers of this process share so many bytes; one client has half of them. An ingress replica then has a GB.
+# Bytes of all whole answers of this process; one client has half of them at most. The process then has 1 GB.
 MAX_ALL_WHOLE_BYTES = 256 << 20
-_PART_BYTES = 96 << 10  # of one message; a multiple of 3, so that parts in base64 follow each other
-AUDIO_HERE = "audio-in-base64"  # a placeholder: see `object_with`
+_PART_BYTES = 96 << 10  # of one ASGI message; a multiple of 3, so that the base64 of parts joins without padding
+AUDIO_HERE = "audio-in-base64"  # the place of the audio in an object: see `object_with`
 
 
 class Kept:
-    """The audio of a whole answer, from its first sample until it is sent; use as a context manager."""
+    """Counts the bytes of one whole answer while they are kept. Leaving the context gives them back."""
 
     _room: ClassVar[FairShare] = FairShare(MAX_ALL_WHOLE_BYTES)
 
@@ -54,7 +54,7 @@ class Kept:
         self.keep(0)
 
     def keep(self, num_bytes: int) -> None:
-        """So much is kept from now on. Raises PayloadTooLarge, and Overloaded where other answers take the room."""
+        """From now on `num_bytes` are kept. Raises PayloadTooLarge, and Overloaded where no room is left."""
         if num_bytes > MAX_WHOLE_BYTES:
             raise PayloadTooLarge(f"A whole answer has at most {MAX_WHOLE_BYTES} bytes of audio; {_REMEDY}.", "stream")
         if num_bytes <= self._num_bytes:
@@ -65,7 +65,7 @@ class Kept:
         self._num_bytes = num_bytes
 
     def expect(self, body: SpeechBody, delivery: Delivery, info: ModelInfo) -> None:
-        """Raises as `keep`, before anything is spoken, where there is no room or the audio is known to be too large."""
+        """Raises as `keep` does, before any speech, where no room is left or the audio is sure to be too large."""
         if body.ignore_eos and body.sampling.max_new_tokens is not None:
             samples = (body.sampling.max_new_tokens - 1) * info.frame_samples * delivery.rate(info) / info.sample_rate
             sample_bytes = 4 if delivery.audio_format is AudioFormat.FLOAT else 2
@@ -86,7 +86,7 @@ async def audio_body(
     times: WordTimes | None = None,
     kept: Kept | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Bare audio; `usage` and `times` are kept up to date, and `kept` where the rendering is whole."""
+    """Bare audio. `usage` and `times` follow the chunks, `kept` the bytes of a whole answer."""
     async with aclosing(chunks):
         async for chunk in chunks:
             usage.add(chunk)
@@ -108,20 +108,21 @@ async def event_body(
     times: WordTimes | None = None,
     kept: Kept | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Audio as server-sent events, with words where `times` are given. An error after the first one is an event too,
-    and raised again.
+    """Audio as server-sent events, with words where `times` are given.
+
+    An error after the first event becomes an event, and is raised again.
     """
-    begun = False
+    has_sent = False
     try:
         async with aclosing(audio_body(chunks, rendering, usage, times, kept)) as body:
             async for audio in body:
-                begun = True
+                has_sent = True
                 for part in _parts(audio):
                     yield _delta(part)
                 if times is not None and (words := times.take()):
                     yield _words(words)
     except Exception as error:
-        if begun:
+        if has_sent:
             yield _failed(translate(error))
         raise
     if times is not None and (words := times.take()):
@@ -138,7 +139,7 @@ def _words(words: list[Word]) -> bytes:
 
 
 def word_entries(words: Iterable[Word]) -> list[dict[str, object]]:
-    """As JSON has them: seconds of the audio."""
+    """The words for JSON, in seconds of the audio."""
     return [{"word": word.text, "start": round(word.start_s, 3), "end": round(word.end_s, 3)} for word in words]
 
 
@@ -148,7 +149,6 @@ def _done(usage: Usage) -> bytes:
 
 
 def _failed(reply: ErrorReply) -> bytes:
-    """The end of a stream that broke after it had begun."""
     return _event({"type": "speech.audio.error", **reply.envelope()})
 
 
@@ -157,12 +157,12 @@ def _event(fields: dict[str, object]) -> bytes:
 
 
 def named_event(fields: Mapping[str, object]) -> bytes:
-    """An event that is named for its type, as clients of other services listen for it."""
+    """An event with its type as its name, for clients that listen by name."""
     return f"event: {fields['type']}\ndata: {json.dumps(fields)}\n\n".encode()
 
 
 async def collected(parts: AsyncGenerator[bytes, None], kept: Kept) -> bytes:
-    """All of a body, which is closed whether or not it came to its end. Raises as `Kept.keep`."""
+    """All of a body, which is closed also after an error. Raises as `Kept.keep` does."""
     content = bytearray()
     async with aclosing(parts):
         async for part in parts:
@@ -174,7 +174,7 @@ async def collected(parts: AsyncGenerator[bytes, None], kept: Kept) -> bytes:
 async def in_parts(
     audio: AsyncGenerator[bytes, None], tell: Callable[[bytes], bytes], last: Callable[[], bytes] = bytes
 ) -> AsyncGenerator[bytes, None]:
-    """A body of `tell(part)` for each part of the audio, and then `last()`."""
+    """A body of `tell(part)` for each part of the audio, with `last()` at its end."""
     async with aclosing(audio):
         async for part in audio:
             yield tell(part)
@@ -201,34 +201,36 @@ def object_with(fields: Mapping[str, object], audio: bytes) -> Iterator[bytes]:
 
 
 def _parts(content: bytes) -> Iterator[bytes]:
-    """Parts that are sent one by one: the connection to a slow reader holds no more than one."""
+    """`content` in parts, because the connection to a slow reader buffers one message."""
     return (content[start : start + _PART_BYTES] for start in range(0, len(content), _PART_BYTES))
 
 
-def marked(request: SynthesisRequest, received_ns: int) -> SynthesisRequest:
-    """The request, received at `received_ns` of time.time_ns(): every stage on its way will leave a mark of its own."""
-    return reached(replace(request, marks=(Mark("received", received_ns),)), "request")
+def start_marks(request: SynthesisRequest, received_ns: int) -> SynthesisRequest:
+    """The request with a first mark, at `received_ns` of time.time_ns(). Each later stage then adds its own."""
+    return with_mark(replace(request, marks=(Mark("received", received_ns),)), "request")
 
 
 def server_timing(marks: Marks) -> str:
-    """Milliseconds from each mark to the next, under the name of the latter; the first is a time of day, in seconds."""
+    """A Server-Timing header: milliseconds from each mark to the next, by the next one's name. The first mark is a time
+    of day in seconds.
+    """
     first = marks[0]
     later = [f"{mark.stage};dur={(mark.at_ns - before.at_ns) / 1e6:.3f}" for before, mark in pairwise(marks)]
     return ", ".join([f'{first.stage};desc="{first.at_ns / 1e9:.6f}"', *later])
 
 
 class SpeechResponse(Response):
-    """Starts with the first bytes of `body`: an error before them is raised before any status has been sent.
+    """Sends its status with the first bytes of `body`, so an error before them can have a status of its own.
 
-    `body` is closed in every case, also when the client leaves while a chunk is awaited or sent, which Starlette's
-    own streaming response leaves to the garbage collector. A client that left raises ClientDisconnect. An error after
-    the start is raised as well, so that the server breaks the connection off instead of ending the body cleanly.
+    An error after them is raised, and the server then breaks the connection off: the body has no clean end. A client
+    that leaves raises ClientDisconnect. `body` is always closed. Starlette's StreamingResponse leaves that to the
+    garbage collector where the client leaves early.
     """
 
     def __init__(
         self, body: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, usage: Usage, kept: Kept | None = None
     ) -> None:
-        """`usage` is that of `body`. With `kept` it is sent whole, with its length."""
+        """`usage`: what `body` counts. With `kept` the answer is whole, with a Content-Length."""
         self.status_code = 200
         self.background = None
         self._body = body
@@ -237,7 +239,6 @@ class SpeechResponse(Response):
         self.init_headers(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Speaks until the audio ends or the client leaves."""
         await unless_left(self._send_whole(send, self._kept) if self._kept else self._send_stream(send), receive)
 
     async def _send_stream(self, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""The HTTP surface; the synthesizer behind it is injected."""
+"""The application of an ingress replica: all HTTP routes and WebSockets."""
 
 import logging
 import re
@@ -15,7 +15,7 @@ from starlette.requests import HTTPConnection
 
 from deployments.errors import NotReady, Starting, TalkrayError
 from deployments.protocol import ModelKind
-from serve_app.api import ignored
+from serve_app.api import ignored_fields
 from serve_app.api.catalogue import catalogue_routes, check_default, check_model, not_loaded
 from serve_app.api.context import RequestContext, state_of
 from serve_app.api.door import Door
@@ -40,14 +40,13 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of the cluster, seen from the ingress replica on it."""
+    """What an ingress replica asks of its node and of the pools."""
 
-    is_running: Callable[[], bool]  # whether replicas of every pool take requests
-    is_ready: Callable[[], bool]  # whether speech may be asked for; a pool at zero is started by the first request
+    is_running: Callable[[], bool]  # whether every pool has a replica that takes requests
+    is_ready: Callable[[], bool]  # whether a request can be spoken; with a pool at zero it can, after a start
     scrape: Callable[[], bytes]  # all metrics of this node's processes, in Prometheus' text format; blocks
-    state: Callable[[str], ModelState] = lambda model: (
-        ready()
-    )  # of one of several models, by its name; "" of the only one
+    # The state of a model by its name, which is "" for a single model.
+    state: Callable[[str], ModelState] = lambda model: ready()
 
 
 def create_api(
@@ -59,12 +58,12 @@ def create_api(
     live_texts: LiveTexts | None = None,
     voices: Voices | None = None,
 ) -> FastAPI:
-    """The whole surface, for texts of any length that `settings` allow. Without a `node` it has no metrics to show.
+    """The application with all dialects.
 
-    Of several models `synthesizer` has each one's by its name, the default first, with what is let in of it.
-    `live_texts` is where texts stand that are still being written; `voices` are by default those of `settings` on one
-    node. `echo_request_id` is False where the server in front adds `x-request-id` to responses itself, as Ray Serve
-    does.
+    `synthesizer`: of several models a mapping from name to synthesizer and its limits, the default model first.
+    `node`: without it there are no routes for metrics. `live_texts`: the texts that clients are still writing.
+    `voices`: stored voices, by default those that `settings` name. `echo_request_id`: False where the server in front
+    adds `x-request-id` to responses, as Ray Serve does.
     """
     live_texts, voices = live_texts or LiveTexts(), voices or Voices.of(settings.voices)
     models = Models(_admissions(synthesizer, settings, node, live_texts))
@@ -77,13 +76,13 @@ def create_api(
             allow_origins=settings.access.allowed_origins,
             allow_methods=("GET", "POST", "DELETE", "PATCH"),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "x-sample-rate", "retry-after", TAKE_HEADER, ignored.HEADER),
+            expose_headers=("x-request-id", "x-sample-rate", "retry-after", TAKE_HEADER, ignored_fields.HEADER),
         )
     api.add_middleware(RequestContext, echo_request_id=echo_request_id)  # the outermost
     api.add_exception_handler(TalkrayError, _answer_error)
     api.add_exception_handler(HTTPException, _answer_error)
     api.include_router(page_routes(api.title))
-    # The door has asked for the key: this tells readers of the documentation where to put it.
+    # Only for the OpenAPI page: the door has checked the key before.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
     service = SpeechService(models, settings, live_texts=live_texts, voices=voices)
     for dialect in DIALECTS:
@@ -128,7 +127,8 @@ def _admissions(
 
 async def _answer_error(request: HTTPConnection, error: Exception) -> Response:
     reply = translate(error)
-    if request.scope.get("method", "POST") == "POST" or not isinstance(error, NotReady):  # why `/ready` is asked
+    # A GET that finds the server not ready gets no line in the log: load balancers poll `/ready`.
+    if request.scope.get("method", "POST") == "POST" or not isinstance(error, NotReady):
         state_of(request).record.error = reply.code
     if reply.status == INTERNAL.status:
         logger.error("request %s failed", state_of(request).record.request_id, exc_info=error)
@@ -142,12 +142,12 @@ def status_routes(models: Models, settings: ApiSettings, is_ready: Callable[[], 
     @router.get("/v1/", include_in_schema=False)
     @router.get("/health", summary="Whether the process is alive")
     async def health() -> dict[str, str]:
-        """The process is alive. Some clients open their connection with a request for `/v1/`."""
+        """The process is alive. Some clients ask for `/v1/` before they send speech requests."""
         return {"status": "ok"}
 
     @router.get("/ready", summary="Whether speech can be asked for")
     async def ready(model: str | None = None) -> dict[str, object]:
-        """Speech can be asked for: with `model` of this one, else of any. Names each of several with its state."""
+        """Whether `model`, or any model, can speak. With several models the answer has the state of each."""
         if len(models) > 1:
             return await _ready_of(models, settings, model)
         if not is_ready():
@@ -162,7 +162,7 @@ def status_routes(models: Models, settings: ApiSettings, is_ready: Callable[[], 
 
 
 async def _ready_of(models: Models, settings: ApiSettings, name: str | None) -> dict[str, object]:
-    """Of several models. Raises NotReady, ModelNotFound."""
+    """The answer of `/ready` with several models. Raises NotReady, ModelNotFound."""
     states, known = models.states(), await models.described()
     named = [voice for info in known for voice in info.voices]
     check_default(settings, "any model", named, clones=any(info.kind is ModelKind.BASE for info in known))
@@ -177,22 +177,22 @@ async def _ready_of(models: Models, settings: ApiSettings, name: str | None) -> 
 
 
 def metrics_routes(node: Node) -> APIRouter:
-    """For a single machine: on a cluster, Prometheus scrapes the agent of every node itself."""
+    """Metrics of this node. On a cluster Prometheus scrapes the agent of each node instead."""
     router = APIRouter()
 
     @router.get("/metrics", summary="Talkray's metrics", response_class=Response)
     async def metrics() -> Response:
-        """Talkray's own metrics of this node, which are a hundredth of all."""
+        """Talkray's metrics of this node, without Ray's, which are a hundred times as many."""
         return Response(own_metrics(await run_in_threadpool(node.scrape)), media_type=METRICS_TYPE)
 
     @router.get("/metrics/all", summary="Ray's metrics too", response_class=Response)
     async def all_metrics() -> Response:
-        """All metrics of the node's agent, Ray's as well."""
+        """All metrics of this node's agent."""
         return Response(await run_in_threadpool(node.scrape), media_type=METRICS_TYPE)
 
     return router
 
 
 def own_metrics(exported: bytes) -> bytes:
-    """The lines of Prometheus' text format, values and comments, that are about Talkray."""
+    """The lines of Prometheus' text format that are about Talkray."""
     return b"".join(line for line in exported.splitlines(keepends=True) if _OWN_METRIC.match(line))

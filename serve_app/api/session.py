@@ -246,7 +246,7 @@ class Session:
         before = self._forget_events()
         await self._stop()
         before += self._forget_events()
-        cleared = Cleared(tuple(self._turns), *self._heard(played_s))
+        cleared = Cleared(tuple(self._turns), *self._at_playback(played_s))
         for turn in cleared.turns:
             self._end(turn, "cancelled")
         self._turns.clear()
@@ -369,7 +369,7 @@ class Session:
             turn.live = live
             self._follow(turn, live)
             turn.write()
-            if await live.begun():
+            if await live.wait_for_words():
                 turn.request = live.request
                 async with aclosing(self._synthesizer.synthesize(live.request)) as chunks:
                     async for chunk in chunks:
@@ -403,13 +403,13 @@ class Session:
                 self._speaking.cancel()
             await asyncio.wait((self._speaking,))
 
-    def _heard(self, played_s: float | None) -> tuple[Turn | None, Spoken | None]:
+    def _at_playback(self, played_s: float | None) -> tuple[Turn | None, Spoken | None]:
         """The turn at this place of the session's audio, or the first one, and how much of its text had been spoken."""
         turns = [*self._over, *self._turns]
         if played_s is None or not turns:
             return next(iter(self._turns), turns[-1] if turns else None), None
-        begun = [turn for turn in turns if turn.start_s is not None and turn.start_s <= played_s]
-        heard = begun[-1] if begun else turns[0]
+        started = [turn for turn in turns if turn.start_s is not None and turn.start_s <= played_s]
+        heard = started[-1] if started else turns[0]
         return heard, heard.spoken(played_s)
 
     def _forget_events(self) -> list[Cleared]:

@@ -1,4 +1,4 @@
-"""One WebSocket of any dialect. It also reads while it speaks, because only a reader learns that its client left."""
+"""One WebSocket of any dialect. It reads while it speaks, because only a read tells that the client left."""
 
 import asyncio
 import logging
@@ -15,7 +15,8 @@ from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge, TalkrayError
-from serve_app.api import ignored
+from serve_app.api import ignored_fields
+from serve_app.api.client_json import MAX_BODY_BYTES, parse_object
 from serve_app.api.context import state_of
 from serve_app.api.errors import (
     INTERNAL,
@@ -26,7 +27,6 @@ from serve_app.api.errors import (
     close_reason,
     translate,
 )
-from serve_app.api.request import MAX_BODY_BYTES, parse_object
 from serve_app.api.session import Done, Event, Failed, Session
 from serve_app.api.speech_service import SpeechService, refuse_handshake
 from serve_app.api.wish import Wish
@@ -34,19 +34,18 @@ from serve_app.api.wish import Wish
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 128 << 10  # without reference audio
-IDLE_TIMEOUT_S = 600.0  # a socket is closed when neither side has said anything for this time
+IDLE_TIMEOUT_S = 600.0  # a socket is closed when neither side has sent anything for so long
 MAX_CONTEXTS = 16  # on one socket
 _ENGINE_FAILED = 1011
-# The key in the scope of a function that registers a callback, called from any thread, for when this server is to end.
+# The scope has a function under this key. It takes a callback, and any thread calls that when the server is to end.
 LEAVING = "talkray.leaving"
 _SERVICE_RESTART = 1012
 _REPLACED = "this server is being replaced: connect again"
-# A server that is to end closes a socket that owes no speech once neither side has said anything for the first of these
-# times: a client that goes on would have sent its next message. With an open context it waits for the second, which is
-# how long ElevenLabs keeps a context that is silent between two sentences.
+# A server that is to end closes a socket that owes no speech. It first waits until neither side has sent anything for
+# _QUIET_S, because a client that goes on would have sent its next message by then. With open contexts it waits for
+# _CONTEXT_QUIET_S, which is how long ElevenLabs keeps a silent context. After _PATIENCE_S it waits no more. After
+# MAX_LEAVING_S it closes the socket in the middle of a turn, because `LONGEST_STREAM_S` is near.
 _QUIET_S, _CONTEXT_QUIET_S = 1.0, 20.0
-# After the first of these times it closes a socket between any two turns without waiting. After the second it closes it
-# also in the middle of a turn, because `LONGEST_STREAM_S` is near.
 _PATIENCE_S, MAX_LEAVING_S = 60.0, 540.0
 _LEAVING_POLL_S = 0.1
 _RECORDING = re.compile(r'"(ref_audio|reference_audio)"\s*+:\s*+("(?:[^"\\]|\\.)*+")')
@@ -66,7 +65,7 @@ class Connection(ABC):
         self._sessions: set[Session] = set()
         self._leaving: asyncio.Task[None] | None = None
         self._is_ending, self._ended = False, asyncio.Event()
-        self._active_s = asyncio.get_running_loop().time()  # when something was said last, by either side
+        self._active_s = asyncio.get_running_loop().time()  # when either side sent something last
 
     @classmethod
     async def run(cls, socket: WebSocket, service: SpeechService) -> None:
@@ -75,14 +74,14 @@ class Connection(ABC):
 
     @abstractmethod
     async def obey(self, fields: dict[str, object]) -> None:
-        """Does what a message of the client asks. Raises InvalidRequest, which `refuse` answers."""
+        """Does what a message asks. Raises InvalidRequest, which `refuse` answers."""
 
     async def tell_error(self, reply: ErrorReply) -> None:
         """Tell the client what was wrong with its message, or how its speech failed."""
         await self.send("error", request_id=None, **reply.envelope())
 
     async def refuse(self, error: InvalidRequest) -> None:
-        """Answer a bad message; the socket stays open."""
+        """Answer a bad message. The socket stays open."""
         await self.tell_error(translate(error))
 
     @property
@@ -92,15 +91,15 @@ class Connection(ABC):
 
     @property
     def owes_speech(self) -> bool:
-        """Whether text has come that has not been spoken to its end."""
+        """Whether there is text that has not been spoken to its end."""
         is_speaking = any(session.is_speaking or session.is_writing for session in self._sessions)
         return is_speaking or len(self._speaking) > len(self._sessions)
 
-    async def opened(self) -> None:  # noqa: B027, most have nothing to say
-        """Called once the client has been accepted."""
+    async def opened(self) -> None:  # noqa: B027, most send nothing here
+        """Called after the handshake."""
 
     async def stop(self) -> None:
-        """Cancels everything that is being spoken."""
+        """Cancels all speech."""
         speaking = tuple(self._speaking)
         for task in speaking:
             task.cancel()
@@ -108,9 +107,9 @@ class Connection(ABC):
             await asyncio.wait(speaking)
 
     async def serve(self, headers: Mapping[str, str] | None = None) -> None:
-        """Answers messages until the client leaves or is silent for too long, or the server cancels the handler.
+        """Answers messages until the client leaves, the socket is idle for too long or the server cancels the handler.
 
-        Stops what is spoken then. `headers` go into the handshake.
+        All speech stops with it. `headers` go into the handshake.
         """
         given = [(name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
         self._leave_when_asked()
@@ -137,23 +136,23 @@ class Connection(ABC):
         await self.socket.send_json({"type": kind, **fields})
 
     def start(self, speaking: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Speaks beside the reading, until `stop` or the end of the connection."""
+        """Runs `speaking` beside the reading, until `stop` or the end of the connection."""
         task = asyncio.create_task(self._guarded(speaking))
         self._speaking.add(task)
         task.add_done_callback(lambda done: self._stopped(done, speaking))
         return task
 
     def converse(self, session: Session, say: Callable[[Event], Awaitable[None]]) -> Session:
-        """Says the session's events while `serve` reads. The socket has no other session, and both end together.
+        """Passes the session's events to `say` while `serve` reads, but not its end.
 
-        `say` gets no event of the session's end.
+        The socket has no other session, and both end together.
         """
         self._conversation = session
         self.start(self.pass_on(session, partial(self._say_or_end, say)))
         return session
 
     async def finish(self) -> None:
-        """Called when the conversation was closed and all its text has been spoken."""
+        """Called when the client has closed the conversation and all its text has been spoken."""
         await self.end()
 
     async def _say_or_end(self, say: Callable[[Event], Awaitable[None]], event: Event) -> None:
@@ -167,7 +166,7 @@ class Connection(ABC):
                 await say(event)
 
     async def pass_on(self, session: Session, say: Callable[[Event], Awaitable[None]]) -> None:
-        """Says the session's events; the session ends with them."""
+        """Passes the session's events to `say`, until the session ends."""
         self._sessions.add(session)
         try:
             async with session:
@@ -187,8 +186,8 @@ class Connection(ABC):
         self._ended.set()
 
     async def end_for(self, error: Exception) -> None:
-        """Closes the socket as the error has it; clients reconnect where that helps."""
-        if isinstance(error, Overloaded):  # the proxy in front may know a server that has room
+        """Closes the socket with the code for `error`, by which clients decide whether to connect again."""
+        if isinstance(error, Overloaded):  # the proxy in front may find a server with room
             await self.end(TRY_AGAIN_LATER, close_reason(error))
         else:
             code = POLICY_VIOLATION if isinstance(error, Unauthorized | InvalidRequest) else _ENGINE_FAILED
@@ -203,7 +202,7 @@ class Connection(ABC):
         self.socket.scope.get(LEAVING, lambda _: None)(lambda: loop.call_soon_threadsafe(leave))
 
     async def _leave(self) -> None:
-        """Closes the socket when no word is lost by that; the budget of a replica that ends bounds it."""
+        """Closes the socket as soon as that loses no speech, at the latest after MAX_LEAVING_S."""
         clock = asyncio.get_running_loop().time
         began_s = clock()
         while self.owes_speech or clock() < self._quiet_from_s(began_s):
@@ -213,7 +212,7 @@ class Connection(ABC):
         await self.end(_SERVICE_RESTART, _REPLACED)
 
     def _quiet_from_s(self, began_s: float) -> float:
-        """When a server that is to end may close the socket, if nothing more is said."""
+        """When a server that is to end may close the socket, if neither side sends anything more."""
         has_contexts = bool(self._speaking) and self._conversation is None
         quiet_s = _CONTEXT_QUIET_S if has_contexts else _QUIET_S
         return min(self._active_s + quiet_s, max(self._active_s, began_s + _PATIENCE_S))
@@ -235,12 +234,12 @@ class Connection(ABC):
             await self.end(_ENGINE_FAILED)
 
     def _stopped(self, task: asyncio.Task[None], speaking: Coroutine[None, None, None]) -> None:
-        speaking.close()  # of a task that was cancelled before it began
+        speaking.close()  # a task that is cancelled before it runs leaves its coroutine open
         self._speaking.discard(task)
         self._touch()
 
     async def _receive(self) -> Message:
-        """The next message. Raises TimeoutError once the socket has been idle for too long."""
+        """The next message. Raises TimeoutError where the socket is idle for too long."""
         if self._ended.is_set():
             return {"type": "websocket.disconnect"}
         receiving, ending = asyncio.create_task(self.socket.receive()), asyncio.create_task(self._ended.wait())
@@ -259,7 +258,7 @@ class Connection(ABC):
             ending.cancel()
 
     def _remaining_s(self) -> float:
-        """Until the socket has been idle for too long, if nothing happens."""
+        """Seconds until the socket has been idle for too long, if nothing happens."""
         if self.is_busy:
             return IDLE_TIMEOUT_S
         return self._active_s + IDLE_TIMEOUT_S - asyncio.get_running_loop().time()
@@ -280,10 +279,10 @@ class Connection(ABC):
 
 
 class WishedConnection(Connection):
-    """Its handshake has the wish, or is refused."""
+    """A connection whose handshake carries the wish. A bad wish refuses the handshake."""
 
-    reason_header: ClassVar[str | None] = None  # of a refusal
-    wish: Wish  # is there when the client has been accepted
+    reason_header: ClassVar[str | None] = None  # the header in which a refusal says why
+    wish: Wish  # set after the handshake
 
     @classmethod
     @abstractmethod
@@ -299,35 +298,35 @@ class WishedConnection(Connection):
         else:
             connection = cls(socket, service)
             connection.wish = wish
-            await connection.serve({**ignored.header(wish.ignored), **wish.take_header()})
+            await connection.serve({**ignored_fields.as_header(wish.ignored), **wish.take_header()})
 
 
 class ContextConnection(Connection):
-    """Sessions beside each other, by the names that the client gave them. Beyond the first, each counts as a stream."""
+    """A connection with several sessions at once, named by the client. All but the first count as streams."""
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
         self._contexts: dict[str, tuple[Session, asyncio.Task[None]]] = {}
-        self.untold: dict[str, ignored.Ignored] = {}  # of a context's messages, until it is told
-        self._takes: dict[str, str] = {}  # `Wish.voice_take` of a context, until it is told
+        self.untold: dict[str, ignored_fields.Reasons] = {}  # by context: what its next message will say
+        self._takes: dict[str, str] = {}  # by context: `Wish.voice_take`, which its next message will say
 
     @abstractmethod
     async def say_in(self, name: str, event: Event) -> None:
-        """An event of a context."""
+        """Tell the client of an event of a context."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is the server's turn in any of them."""
+        """Whether any context speaks."""
         return any(session.is_speaking for session, _ in self._contexts.values())
 
     def find(self, name: str) -> Session | None:
-        """An open context, which takes text."""
+        """The session of a context that takes text."""
         session = self._contexts[name][0] if name in self._contexts else None
         return None if session is None or session.has_ended else session
 
     async def open(self, name: str, wish: Wish) -> Session:
-        """Lets one speak until its end. Raises InvalidRequest where there are too many."""
-        if name in self._contexts:  # one of this name has ended, and its end is being said
+        """Open a context. Raises InvalidRequest where MAX_CONTEXTS are open."""
+        if name in self._contexts:  # an earlier one of this name has ended, and its last events are being sent
             _, ending = self._contexts[name]
             await asyncio.wait((ending,))
             self._forget(name, ending)
@@ -343,7 +342,7 @@ class ContextConnection(Connection):
         return session
 
     async def cancel(self, name: str) -> None:
-        """Stops one at once, if there is one."""
+        """Stop a context at once, if there is one of this name."""
         if name in self._contexts:
             _, task = self._contexts[name]
             task.cancel()
@@ -351,9 +350,9 @@ class ContextConnection(Connection):
             self._forget(name, task)
 
     def told(self, name: str) -> dict[str, object]:
-        """Fields of a context without effect, once for each message that had some, and once which recording speaks."""
+        """What a message says of fields without effect and of the recording that speaks, once."""
         take = self._takes.pop(name, None)
-        return {**({"voice_take": take} if take else {}), **ignored.told(self.untold.pop(name, {}))}
+        return {**({"voice_take": take} if take else {}), **ignored_fields.in_message(self.untold.pop(name, {}))}
 
     async def _speak(self, name: str, session: Session, *, is_first: bool) -> None:
         async def say(event: Event) -> None:
@@ -373,15 +372,13 @@ class ContextConnection(Connection):
 
 
 def unknown_type(*valid: str) -> InvalidRequest:
-    """Of a message whose type is none of these."""
+    """The error for a message with another type than these."""
     return InvalidRequest(f"type must be {', '.join(valid[:-1])} or {valid[-1]}.", "type")
 
 
 def _parse(text: str | None, *, recordings: bool) -> dict[str, object]:
-    """The JSON object of a message. With `recordings` it may be as large as a recording, if its own `ref_audio` makes
-    it so.
-
-    A larger message without a recording is not parsed: its objects might take thirty times its bytes.
+    """The JSON object of a message. Its size is limited before it is parsed, because objects may take thirty times its
+    bytes. With `recordings` the characters of its `ref_audio` do not count for MAX_MESSAGE_BYTES.
     """
     if text is None:
         raise InvalidRequest("Messages are JSON text, not binary.", None, "invalid_json")

@@ -9,21 +9,14 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ModelInfo, ModelKind, PcmChunk, SynthesisRequest
-from serve_app.api import catalogue, ignored
+from serve_app.api import catalogue, ignored_fields
 from serve_app.api.chooser import ModelWish, choose
+from serve_app.api.client_json import MAX_BODY_BYTES, parse_object
 from serve_app.api.context import state_of
 from serve_app.api.errors import BodyTooSlow, translate
-from serve_app.api.request import (
-    MAX_BODY_BYTES,
-    SpeechBody,
-    build_request,
-    check_length,
-    parse_object,
-    parse_speech,
-    speaks_stored,
-)
+from serve_app.api.request import SpeechBody, build_request, check_length, parse_speech, speaks_stored
 from serve_app.api.request_log import RequestRecord
-from serve_app.api.response import Kept, SpeechResponse, audio_body, event_body, marked
+from serve_app.api.response import Kept, SpeechResponse, audio_body, event_body, start_marks
 from serve_app.api.session import Session, silence
 from serve_app.api.wish import Delivery, Wish, speech_headers
 from serve_app.audio.formats import AudioFormat, check_bit_rate
@@ -60,7 +53,9 @@ class SpeechService:
         return await self.admission.described()
 
     async def choose(self, body: SpeechBody, sent: Mapping[str, object]) -> ModelInfo:
-        """The model that answers a request of these fields. Raises InvalidRequest, ModelNotFound, NotReady."""
+        """The model that answers a request of these fields. An unknown model or, with several models, an unknown voice
+        is an error. Raises InvalidRequest, ModelNotFound, NotReady.
+        """
         models = await self.described()
         wanted = ModelWish(
             model=body.model,
@@ -69,7 +64,9 @@ class SpeechService:
             voice=body.voice,
             instructions=body.instructions,
         )
-        return choose(wanted, models, self.settings, lenient=False)
+        info = choose(wanted, models, self.settings, lenient=False)
+        catalogue.check_model(body.model, info, self.settings)
+        return info
 
     async def _is_stored(self, voice: str | None, models: Sequence[ModelInfo]) -> bool:
         """Whether a stored voice decides which of several models answers. A name of theirs, which most requests have,
@@ -81,26 +78,29 @@ class SpeechService:
         return (self.voices.known(voice) if is_theirs else await self.voices.find(voice)) is not None
 
     @property
-    def chosen_by(self) -> ignored.Names:
+    def chosen_by(self) -> ignored_fields.Names:
         """Fields that have an effect only where several models are deployed."""
         return {"task_type": None} if len(self.admission) > 1 else {}
 
-    async def wish(
+    async def lenient_wish(
         self,
         sent: Mapping[str, object],
-        names: ignored.Names,
+        names: ignored_fields.Names,
         *,
         delivery: Delivery,
         made: Mapping[str, object] | None = None,
         reasons: Mapping[str, str] | None = None,
     ) -> Wish:
-        """The wish of `sent`, flat as `ignored.flat` makes it, by the `names` of its dialect. A voice that is not here
-        becomes the default one. `made`: fields of a SpeechBody that the dialect made. `reasons`: why fields have no
-        effect, as in `ignored.ignored`.
+        """The wish of a client of another service, which cannot know the models and voices here.
 
-        Raises InvalidRequest that names the field.
+        An unknown model or voice becomes the default one, and `Wish.ignored` names it. Clients that know this server
+        get `strict_wish` of dialects/openai_speech.py, which refuses unknown names.
+
+        `sent`: the fields, flat as `ignored_fields.flat` returns them. `names`: the dialect's names of fields. `made`:
+        fields of a SpeechBody that the dialect sets itself. `reasons`: why fields have no effect, by field. Raises
+        InvalidRequest that names the field.
         """
-        given = {**ignored.renamed(sent, names), **(made or {})}
+        given = {**ignored_fields.renamed(sent, names), **(made or {})}
         model, bit_rate, called = given.pop("model", None), given.pop("bit_rate", None), given.pop("voice", None)
         name, models = called if isinstance(called, str) else None, await self.described()
         wanted = ModelWish(
@@ -136,7 +136,7 @@ class SpeechService:
         delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate or delivery.sample_rate)
         if delivery.bit_rate is not None:
             check_bit_rate(delivery.audio_format, delivery.bit_rate)
-        without_effect = ignored.ignored(sent, body, info, names, reasons=found, stored=stored)
+        without_effect = ignored_fields.find_ignored(sent, body, info, names, reasons=found, stored=stored)
         return Wish(info, body, delivery, without_effect, stored, is_tagged)
 
     async def _default(self, body: SpeechBody, info: ModelInfo) -> StoredVoice | None:
@@ -189,7 +189,7 @@ class SpeechService:
         """`wish.body.input` over HTTP; `as_body` makes another body of its audio and its words, of that type."""
         utterance = await self.utterance(request, wish)
         usage = state_of(request).record.usage
-        usage.ignored = ignored.entries(wish.ignored)
+        usage.ignored = ignored_fields.entries(wish.ignored)
         kept = Kept(state_of(request).caller.name) if wish.delivery.whole else None
         if kept is not None:
             kept.expect(wish.body, wish.delivery, wish.info)
@@ -198,7 +198,11 @@ class SpeechService:
         stream = make(self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info), usage, times, kept)
         if as_body is not None:
             stream = as_body(stream, times)
-        headers = {**speech_headers(wish.delivery, wish.info), **ignored.header(wish.ignored), **wish.take_header()}
+        headers = {
+            **speech_headers(wish.delivery, wish.info),
+            **ignored_fields.as_header(wish.ignored),
+            **wish.take_header(),
+        }
         if content_type is not None:
             headers["content-type"] = content_type
         return SpeechResponse(stream, headers, usage=usage, kept=kept)
@@ -220,7 +224,7 @@ class SpeechService:
         record.begin(
             asked.voice if wish.stored is None else wish.stored.id, wish.info.sample_rate * wish.delivery.speed
         )
-        return marked(asked, record.received_ns) if self.settings.server_timing else asked
+        return start_marks(asked, record.received_ns) if self.settings.server_timing else asked
 
     def chunks(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The utterance's audio; a moment of silence where its text has nothing to speak."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from deployments.protocol import ModelInfo
-from serve_app.api import ignored
+from serve_app.api import ignored_fields
 from serve_app.api.request import SpeechBody
 from serve_app.audio.formats import CODECS, AudioFormat, Rendering
 from serve_app.voices.record import StoredVoice
@@ -84,7 +84,7 @@ class Wish:
     info: ModelInfo
     body: SpeechBody
     delivery: Delivery
-    ignored: ignored.Ignored
+    ignored: ignored_fields.Reasons
     stored: StoredVoice | None = None  # that speaks
     is_tagged: bool = False  # whether a tag of the text chose its recording
 
@@ -105,7 +105,7 @@ class Wish:
     def told(self) -> dict[str, object]:
         """For a socket's message, beside its other fields: what was ignored, and which recording speaks."""
         take = {} if self.voice_take is None else {"voice_take": self.voice_take}
-        return {**take, **ignored.told(self.ignored)}
+        return {**take, **ignored_fields.in_message(self.ignored)}
 
 
 def negotiate(body: SpeechBody, accept: str, *, default: AudioFormat = AudioFormat.MP3) -> Delivery:

@@ -105,15 +105,15 @@ class _Sink:
     """A file that cannot seek, so that no muxer goes back to rewrite bytes that have been sent."""
 
     def __init__(self) -> None:
-        self._written = bytearray()
+        self._out = bytearray()
 
     def write(self, data: bytes) -> int:
-        self._written += data
+        self._out += data
         return len(data)
 
     def take(self) -> bytes:
-        taken = bytes(self._written)
-        self._written.clear()
+        taken = bytes(self._out)
+        self._out.clear()
         return taken
 
 

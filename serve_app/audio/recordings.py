@@ -18,7 +18,7 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from deployments.audio.recordings import ByRecording, Lookups
+from deployments.audio.recording_cache import ByRecording, Lookups
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ClonePrompt, ModelInfo, Reference
 from deployments.serving import metrics

@@ -10,10 +10,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api import catalogue, ignored
+from serve_app.api import catalogue, ignored_fields
+from serve_app.api.client_json import number
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.forms import read_form
-from serve_app.api.request import number
 from serve_app.api.response import named_event
 from serve_app.api.session import Audio, Done, Event, Failed, Flushed, Session, Words
 from serve_app.api.sockets import ContextConnection
@@ -32,7 +32,7 @@ RAW = {
     "pcm_alaw": AudioFormat.ALAW,
 }
 _CONTAINERS = {"wav": AudioFormat.WAV, "mp3": AudioFormat.MP3}
-_NAMES: ignored.Names = {
+_NAMES: ignored_fields.Names = {
     "transcript": "input",
     "model_id": "model",
     "voice": "voice",
@@ -47,7 +47,7 @@ _NAMES: ignored.Names = {
     "generation_config.emotion": "instructions",
     "add_timestamps": "word_timestamps",
 }
-_SOCKET_NAMES: ignored.Names = {**_NAMES, **dict.fromkeys(("context_id", "continue", "flush", "cancel"))}
+_SOCKET_NAMES: ignored_fields.Names = {**_NAMES, **dict.fromkeys(("context_id", "continue", "flush", "cancel"))}
 _CLONED = ("clip", "name", "language", "description", "consent", "ref_text", "reference_text", "transcript", "prepare")
 _LANGUAGE = {"english": "en", "chinese": "zh", "german": "de", "french": "fr", "spanish": "es", "italian": "it"}
 _LANGUAGE |= {"portuguese": "pt", "russian": "ru", "japanese": "ja", "korean": "ko"}
@@ -101,9 +101,9 @@ async def clone_voice(service: SpeechService, request: Request) -> Response:
     text = form.text("ref_text", "reference_text", "transcript")
     recording = SentRecording(clips[0].data, text, prepare=form.preparation())
     voice = await service.voices.add(details, [recording], field="clip")
-    without_effect = ignored.named([*form.fields, "clip"], _CLONED, {})
+    without_effect = ignored_fields.with_unknown([*form.fields, "clip"], _CLONED, {})
     told = {**_voice(catalogue.stored_voice(voice)), "takes": [take.told() for take in voice.takes]}
-    return JSONResponse(told, headers=ignored.header(without_effect))
+    return JSONResponse(told, headers=ignored_fields.as_header(without_effect))
 
 
 async def remove_voice(service: SpeechService, voice_id: str) -> Response:
@@ -133,13 +133,13 @@ def _voice(voice: catalogue.Voice) -> dict[str, object]:
 async def _wished(
     service: SpeechService,
     fields: Mapping[str, object],
-    names: ignored.Names = _NAMES,
+    names: ignored_fields.Names = _NAMES,
     *,
     made: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> Wish:
     """Raises InvalidRequest."""
-    sent = ignored.flat(fields, names)
+    sent = ignored_fields.flat(fields, names)
     container, found = str(sent.get("output_format.container", "raw")), dict(reasons or {})
     audio_format = choice("output_format.encoding", str(sent.get("output_format.encoding", "pcm_s16le")), RAW)
     if container != "raw" and choice("output_format.container", container, _CONTAINERS) is AudioFormat.MP3:
@@ -150,7 +150,7 @@ async def _wished(
         found["voice.mode"] = "voices have ids here"
     bit_rate = number("output_format.bit_rate", sent.get("output_format.bit_rate"))
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate), in_wav=container == "wav")
-    return await service.wish(sent, names, delivery=delivery, made=made, reasons=found)
+    return await service.lenient_wish(sent, names, delivery=delivery, made=made, reasons=found)
 
 
 def _chunk(context_id: str, audio: bytes) -> dict[str, object]:
@@ -179,16 +179,16 @@ def _timestamps(context_id: str, words: Sequence[Word]) -> dict[str, object]:
 
 
 async def _events(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
-    context_id, begun = secrets.token_hex(8), False
+    context_id, has_sent = secrets.token_hex(8), False
     try:
         async with aclosing(audio):
             async for data in audio:
-                begun = True
+                has_sent = True
                 yield named_event(_chunk(context_id, data))
                 if times is not None and (words := times.take()):
                     yield named_event(_timestamps(context_id, words))
     except Exception as error:
-        if begun:
+        if has_sent:
             yield named_event(_error(context_id, translate(error)))
         raise
     if times is not None and (words := times.take()):

@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
-from serve_app.api import ignored
+from serve_app.api import ignored_fields
 from serve_app.api.context import state_of
 from serve_app.api.request_log import Usage
 from serve_app.api.response import Kept, SpeechResponse
@@ -21,7 +21,7 @@ from serve_app.api.sockets import Connection, unknown_type
 from serve_app.api.speech_service import SpeechService, read_object
 from serve_app.api.wish import Wish
 from serve_app.audio.formats import AudioFormat
-from serve_app.dialects.openai_speech import wished
+from serve_app.dialects.openai_speech import strict_wish
 from serve_app.dialects.table import Dialect, Route
 
 CONTENT_TYPE = "application/x-talkray-frames"
@@ -42,7 +42,7 @@ async def speak(service: SpeechService, request: Request) -> Response:
     kept = Kept(state_of(request).caller.name) if wish.delivery.whole else None
     body = _records(service.chunks(utterance, wish.info), wish.info, usage)
     headers = {"content-type": CONTENT_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"}
-    headers |= ignored.header(wish.ignored)
+    headers |= ignored_fields.as_header(wish.ignored)
     return SpeechResponse(body, headers, usage=usage, kept=kept)
 
 
@@ -52,7 +52,7 @@ async def _wished(
     """Raises InvalidRequest."""
     if named := next((name for name in _OF_AUDIO if name in fields), None):
         raise InvalidRequest(f"{named}: frames are the model's own, before any audio is made of them.", named)
-    wish = await wished(service, fields, default=AudioFormat.PCM, reasons=reasons)
+    wish = await strict_wish(service, fields, default=AudioFormat.PCM, reasons=reasons)
     if wish.body.ref_audio is not None and not wish.body.x_vector_only_mode:
         reason = "speech goes on from the recording's own frames, which are not sent; x_vector_only_mode needs none"
         raise InvalidRequest(f"ref_audio: {reason}.", "ref_audio")
@@ -113,7 +113,7 @@ class FramesSocket(Connection):
             case "speak" if self.is_busy:
                 raise InvalidRequest("An utterance is being spoken; cancel it or wait for its end.", "type", "busy")
             case "speak":
-                wish = await _wished(self.service, fields, reasons=ignored.always_streamed(fields))
+                wish = await _wished(self.service, fields, reasons=ignored_fields.always_streamed(fields))
                 self._num_utterances += 1
                 self.start(self._speak(wish, f"{self.request_id}-{self._num_utterances}"))
             case "cancel":

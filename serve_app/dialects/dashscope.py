@@ -8,9 +8,9 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api import ignored
+from serve_app.api import ignored_fields
+from serve_app.api.client_json import number
 from serve_app.api.context import state_of
-from serve_app.api.request import number
 from serve_app.api.request_log import Usage
 from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, object_with
 from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
@@ -24,7 +24,7 @@ from serve_app.speech.word_times import WordTimes
 Json = dict[str, object]
 
 _FORMATS = {name: AudioFormat(name) for name in ("pcm", "wav", "mp3", "opus")}
-_NAMES: ignored.Names = {
+_NAMES: ignored_fields.Names = {
     "voice": "voice",
     "language_type": "language",
     "instructions": "instructions",
@@ -33,8 +33,8 @@ _NAMES: ignored.Names = {
     "bit_rate": "bit_rate",
     "speech_rate": "speed",
 }
-_SESSION_NAMES: ignored.Names = {**_NAMES, "mode": None}
-_REST_NAMES: ignored.Names = {
+_SESSION_NAMES: ignored_fields.Names = {**_NAMES, "mode": None}
+_REST_NAMES: ignored_fields.Names = {
     "model": "model",
     "input.text": "input",
     **{f"{where}.{name}": ours for where in ("parameters", "input") for name, ours in _NAMES.items()},
@@ -45,7 +45,7 @@ _MODES = ("server_commit", "commit")
 async def speak_text(service: SpeechService, request: Request) -> Response:
     """Speaks `input.text`: as WAV in JSON, or as PCM in events with `X-DashScope-SSE: enable`."""
     fields = await read_object(request, service)
-    sent = ignored.flat(fields, _REST_NAMES)
+    sent = ignored_fields.flat(fields, _REST_NAMES)
     if not isinstance(sent.get("input.text"), str):
         raise InvalidRequest("input.text is required, as a string.", "input", "missing_required_parameter")
     streams = request.headers.get("x-dashscope-sse") == "enable"
@@ -70,7 +70,7 @@ async def speak_text(service: SpeechService, request: Request) -> Response:
 async def _wished(
     service: SpeechService,
     sent: Mapping[str, object],
-    names: ignored.Names,
+    names: ignored_fields.Names,
     *,
     made: Mapping[str, object] | None = None,
     default: str = "pcm",
@@ -80,7 +80,7 @@ async def _wished(
     bit_rate = number("bit_rate", given.get("bit_rate"))  # kbit/s
     audio_format = choice("response_format", str(given.get("response_format", default)), _FORMATS)
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate * 1000), files=True)
-    return await service.wish(sent, names, delivery=delivery, made=made)
+    return await service.lenient_wish(sent, names, delivery=delivery, made=made)
 
 
 class DashScopeSocket(ResponseSocket):
@@ -134,7 +134,7 @@ class DashScopeSocket(ResponseSocket):
             raise InvalidRequest(f"session must be an object, and its mode one of {', '.join(_MODES)}.", "session")
         if self._session is not None:
             raise InvalidRequest("The session speaks already; update it before the first text.", "session")
-        updated = ignored.flat({**self._settings, **settings}, _SESSION_NAMES)
+        updated = ignored_fields.flat({**self._settings, **settings}, _SESSION_NAMES)
         wish = await self._wished(updated)
         self._settings = {name: value for name, value in updated.items() if name in _SESSION_NAMES}
         self._has_told = True

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api import ignored
+from serve_app.api import ignored_fields
+from serve_app.api.client_json import number
 from serve_app.api.errors import ErrorReply
-from serve_app.api.request import number
 from serve_app.api.session import Audio, Cleared, Event, Flushed
 from serve_app.api.sockets import WishedConnection, unknown_type
 from serve_app.api.speech_service import SpeechService, choice, read_object, text_of
@@ -29,7 +29,7 @@ _MOST_CHARS = 1 << 17  # that are searched: longer texts are refused anyway
 _MODEL = re.compile(r"(?:aura(?:-\d+)?|flux)-(.+)-[a-z]{2}")
 _TELEPHONE_HZ = 8000  # the rate of mu-law and A-law unless the client asks for another one
 _CONTAINERS = ("none", "wav", "ogg")
-_NAMES: ignored.Names = {  # of the query, but for the text
+_NAMES: ignored_fields.Names = {  # of the query, but for the text
     "text": "input",
     "model": "voice",
     "sample_rate": "sample_rate",
@@ -68,7 +68,7 @@ async def wished(
         reasons["container"] = "a WebSocket has none" if body is None else f"{encoding} has {comes_in}"
     if _MODEL.fullmatch(query.get("model", "")):
         reasons.setdefault("model", "it names a voice here, and no language")
-    return await service.wish({**(body or {}), **query}, _NAMES, delivery=delivery, made=made, reasons=reasons)
+    return await service.lenient_wish({**(body or {}), **query}, _NAMES, delivery=delivery, made=made, reasons=reasons)
 
 
 async def speak_text(service: SpeechService, request: Request) -> Response:

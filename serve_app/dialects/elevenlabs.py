@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest
-from serve_app.api import catalogue, ignored
+from serve_app.api import catalogue, ignored_fields
+from serve_app.api.client_json import number, parse_object
 from serve_app.api.context import state_of
 from serve_app.api.forms import SentForm, read_form
-from serve_app.api.request import number, parse_object
 from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, object_with
 from serve_app.api.speech_service import SpeechService, choice, read_object, text_of
 from serve_app.api.wish import Delivery, Wish
@@ -31,7 +31,7 @@ FORMATS = {
     "opus": AudioFormat.OPUS,
 }
 DEFAULT_FORMAT = "mp3_44100_128"
-NAMES: ignored.Names = {
+NAMES: ignored_fields.Names = {
     "text": "input",
     "inputs": "input",
     "voice_id": "voice",
@@ -150,7 +150,8 @@ def _stored(answer: dict[str, object], form: SentForm) -> Response:
     sent = [*form.fields, *(file.field.removesuffix("[]") for file in form.files)]
     reasons = {"remove_background_noise": "noise stays as it is"}
     unheard = {name: reason for name, reason in reasons.items() if form.fields.get(name) == "true"}
-    return JSONResponse(answer, headers=ignored.header(ignored.named(sent, (*_FORM_FIELDS, *reasons), unheard)))
+    without_effect = ignored_fields.with_unknown(sent, (*_FORM_FIELDS, *reasons), unheard)
+    return JSONResponse(answer, headers=ignored_fields.as_header(without_effect))
 
 
 async def show_user(_: SpeechService) -> dict[str, object]:
@@ -187,13 +188,13 @@ async def wished(
     *,
     voice: str | None,
     words: bool,
-    names: ignored.Names = NAMES,
+    names: ignored_fields.Names = NAMES,
 ) -> Wish:
     """The wish of a body and a query, with the times of its `words`; a dialogue is spoken by the voice of its first
     input. Raises InvalidRequest.
     """
     audio_format, sample_rate, bit_rate = output(query.get("output_format", DEFAULT_FORMAT))
-    sent: dict[str, object] = {**query, **ignored.flat(fields, names)}
+    sent: dict[str, object] = {**query, **ignored_fields.flat(fields, names)}
     reasons = {"output_format": "it counts in the query"} if "output_format" in fields else {}
     if "inputs" in fields:
         text, voice = dialogue(fields["inputs"])
@@ -204,7 +205,7 @@ async def wished(
     if isinstance(seed := sent.get("seed"), str):
         made["seed"] = number("seed", seed)
     delivery = Delivery(audio_format, bit_rate=bit_rate)
-    return await service.wish(sent, names, delivery=delivery, made=made, reasons=reasons)
+    return await service.lenient_wish(sent, names, delivery=delivery, made=made, reasons=reasons)
 
 
 def output(name: str) -> tuple[AudioFormat, int, int | None]:

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from serve_app.api import catalogue, ignored
+from serve_app.api import catalogue, ignored_fields
 from serve_app.api.forms import read_form
 from serve_app.api.speech_service import SpeechService, read_object, text_of
 from serve_app.api.wish import Delivery
@@ -13,7 +13,7 @@ from serve_app.dialects.voice_design import candidates, wished
 from serve_app.voices.designs import find, lock
 from serve_app.voices.library import Details
 
-_NAMES: ignored.Names = {
+_NAMES: ignored_fields.Names = {
     "voice_description": "instructions",
     "text": "input",
     "model_id": "model",
@@ -45,7 +45,7 @@ async def preview_voices(service: SpeechService, request: Request) -> Response:
         }
         for design, audio in found.made
     ]
-    return JSONResponse({"previews": previews, "text": found.text}, headers=ignored.header(wish.ignored))
+    return JSONResponse({"previews": previews, "text": found.text}, headers=ignored_fields.as_header(wish.ignored))
 
 
 async def hear_preview(service: SpeechService, generated_voice_id: str) -> Response:
@@ -68,7 +68,7 @@ async def create_voice(service: SpeechService, request: Request) -> Response:
     voice = await lock(service.voices, form.required("generated_voice_id"), details, field="generated_voice_id")
     reasons = {"played_not_selected_voice_ids": "nothing learns from it"}
     unheard = {name: reason for name, reason in reasons.items() if form.fields.get(name)}
-    headers = ignored.header(ignored.named(form.fields, (*_CREATED, *reasons), unheard))
+    headers = ignored_fields.as_header(ignored_fields.with_unknown(form.fields, (*_CREATED, *reasons), unheard))
     return JSONResponse(voice_entry(catalogue.stored_voice(voice)), headers=headers)
 
 

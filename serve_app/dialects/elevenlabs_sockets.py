@@ -6,7 +6,7 @@ from typing import ClassVar
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api import ignored
+from serve_app.api import ignored_fields
 from serve_app.api.errors import ErrorReply
 from serve_app.api.session import Audio, Done, Event, Failed, Flushed, Rest, Session, Words
 from serve_app.api.sockets import MAX_CONTEXTS, ContextConnection, WishedConnection
@@ -19,7 +19,7 @@ from serve_app.speech.word_times import Word
 
 _ONLY = ""  # the name of the one context of stream-input
 _SPEED = "voice_settings.speed"
-_FIELDS: ignored.Names = dict.fromkeys(
+_FIELDS: ignored_fields.Names = dict.fromkeys(
     ("text", "inputs", "context_id", "flush", "close_context", "close_socket", "keep_alive", _SPEED)
 )
 
@@ -27,7 +27,7 @@ _FIELDS: ignored.Names = dict.fromkeys(
 class _Contexts(ContextConnection, WishedConnection):
     """The end of a context is `close_context` right after an empty flush; without one it is an interruption."""
 
-    names: ClassVar[ignored.Names] = {**NAMES, "sync_alignment": None}
+    names: ClassVar[ignored_fields.Names] = {**NAMES, "sync_alignment": None}
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
@@ -96,9 +96,9 @@ class _Contexts(ContextConnection, WishedConnection):
 
     def _note(self, name: str, fields: Mapping[str, object], reasons: Mapping[str, str]) -> None:
         """Fields without effect are told with the next message of their context."""
-        sent = ignored.flat(fields, _FIELDS)
+        sent = ignored_fields.flat(fields, _FIELDS)
         found = {field: reason for field, reason in reasons.items() if field != _SPEED or field in sent}
-        told = ignored.named(sent, _FIELDS, {**found, **unheard(fields.get("inputs"))})
+        told = ignored_fields.with_unknown(sent, _FIELDS, {**found, **unheard(fields.get("inputs"))})
         if told:
             self.untold[name] = {**self.untold.get(name, {}), **told}
 

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from hashlib import blake2b
 
 from deployments.errors import InvalidRequest
+from serve_app.api.client_json import number
 from serve_app.api.errors import ErrorReply
-from serve_app.api.request import number
 from serve_app.api.session import Audio, Cleared, Event, Flushed, Started, Turn
 from serve_app.api.sockets import unknown_type
 from serve_app.api.speech_service import text_of
@@ -76,10 +76,10 @@ class FluxSocket(TurnSocket):
             message = f"playback_offset: its value must be milliseconds, from 0 to {_MOST_MS}."
             raise InvalidRequest(message, "playback_offset")
         is_active = self._session.is_speaking or self._session.is_writing
-        is_heard = offset_ms is not None and offset_ms < self._told_ms  # though all has been made and sent
+        is_playing = offset_ms is not None and offset_ms < self._told_ms  # though all has been made and sent
         if self._is_interrupting:
             await self._warn("INTERRUPT_IN_PROGRESS", "The last interrupt has not been answered yet.")
-        elif not is_active and not is_heard:
+        elif not is_active and not is_playing:
             await self._warn("NO_ACTIVE_SPEECH", "Nothing is being spoken.")
         elif offset_ms is not None and offset_ms <= self._interrupted_ms:
             await self._warn("INVALID_INTERRUPT_OFFSET", "The offset is not after the offset of the last interrupt.")
@@ -112,8 +112,8 @@ class FluxSocket(TurnSocket):
                 await self._tell_interrupted(event)
 
     async def finish(self) -> None:
-        written = dict.fromkeys(("total_input_character_count", "total_billable_character_count"), self._characters)
-        await self.send("SessionMetadata", total_audio_duration_ms=self._told_ms, **written)
+        counts = dict.fromkeys(("total_input_character_count", "total_billable_character_count"), self._characters)
+        await self.send("SessionMetadata", total_audio_duration_ms=self._told_ms, **counts)
         await super().finish()
 
     @property

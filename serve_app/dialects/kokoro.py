@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from serve_app.api.response import in_parts
 from serve_app.api.speech_service import SpeechService, read_object
-from serve_app.dialects.openai_speech import wished
+from serve_app.dialects.openai_speech import strict_wish
 from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.word_times import WordTimes
 
@@ -24,7 +24,7 @@ async def speak(service: SpeechService, request: Request) -> Response:
         del fields[name]
     reasons = {name: "lines of JSON with times always come" for name in _ALWAYS if name in fields}
     made = {"word_timestamps": True, "stream_format": "audio"}
-    wish = await wished(service, fields, made=made, reasons=reasons)
+    wish = await strict_wish(service, fields, made=made, reasons=reasons)
     audio_format = wish.delivery.audio_format
 
     def as_lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:

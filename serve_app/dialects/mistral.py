@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api import ignored
+from serve_app.api import ignored_fields
 from serve_app.api.context import state_of
 from serve_app.api.request_log import Usage
 from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, named_event, object_with
@@ -15,7 +15,7 @@ from serve_app.api.wish import EVENT_STREAM, Delivery
 from serve_app.audio.formats import AudioFormat
 
 _FORMATS = {name: AudioFormat(name) for name in ("mp3", "wav", "pcm", "flac", "opus")}
-_NAMES: ignored.Names = {
+_NAMES: ignored_fields.Names = {
     "input": "input",
     "voice_id": "voice",
     "model": "model",
@@ -30,7 +30,7 @@ async def speak(service: SpeechService, request: Request, fields: Mapping[str, o
     Mistral's own voices.
     """
     audio_format = choice("response_format", str(fields.get("response_format", "mp3")), _FORMATS)
-    wish = await service.wish(fields, _NAMES, delivery=Delivery(audio_format))
+    wish = await service.lenient_wish(fields, _NAMES, delivery=Delivery(audio_format))
     usage = state_of(request).record.usage
     if fields.get("stream"):
         return await service.respond(

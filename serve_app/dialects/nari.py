@@ -3,14 +3,14 @@
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api import ignored
+from serve_app.api import ignored_fields
 from serve_app.api.errors import ErrorReply
 from serve_app.api.session import Audio, Event, Flushed, Session, Started
 from serve_app.api.sockets import WishedConnection, unknown_type
 from serve_app.api.speech_service import SpeechService, text_of
 from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
-from serve_app.dialects.openai_speech import wished
+from serve_app.dialects.openai_speech import strict_wish
 from serve_app.dialects.table import Dialect, Sample
 
 PROTOCOL = "nari.speech.v1"
@@ -24,7 +24,7 @@ class NariSocket(WishedConnection):
 
     @classmethod
     async def wished(cls, socket: WebSocket, service: SpeechService) -> Wish:
-        return await service.wish({}, {}, delivery=Delivery(AudioFormat.PCM))
+        return await service.lenient_wish({}, {}, delivery=Delivery(AudioFormat.PCM))
 
     async def opened(self) -> None:
         rate = self.wish.info.sample_rate
@@ -58,13 +58,13 @@ class NariSocket(WishedConnection):
         if self._session is not None:
             raise InvalidRequest("The request has started already: one for each socket.", "type", "busy")
         asked = {name: value for name, value in fields.items() if name != "type"}
-        reasons = ignored.always_streamed(asked)
+        reasons = ignored_fields.always_streamed(asked)
         if asked.get("response_format") not in (None, AudioFormat.PCM):
             reasons["response_format"] = "audio comes as pcm"
         if asked.get("word_timestamps"):
             reasons["word_timestamps"] = "this protocol tells none"
         made = {"input": "", "response_format": AudioFormat.PCM, "word_timestamps": False}
-        wish = await wished(self.service, asked, made=made, reasons=reasons)
+        wish = await strict_wish(self.service, asked, made=made, reasons=reasons)
         self._audio["sample_rate"] = wish.delivery.rate(wish.info)
         self._session = self.converse(self.service.session(self.socket, wish, request_id=self.request_id), self.say)
         await self.send("request.configured", request_id=self.request_id, **wish.told())

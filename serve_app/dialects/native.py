@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, Overloaded
-from serve_app.api import ignored
+from serve_app.api import ignored_fields
 from serve_app.api.context import state_of
 from serve_app.api.errors import Unauthorized, translate
 from serve_app.api.request import SpeechBody, check_length, parse_speech, validated
@@ -54,7 +54,7 @@ def parse_resumption(fields: Mapping[str, object]) -> Resumption:
 
 
 # The fields of a `speak` message.
-_NAMES: ignored.Names = {**dict.fromkeys(("type", *Resumption.model_fields)), **ignored.SPEECH}
+_NAMES: ignored_fields.Names = {**dict.fromkeys(("type", *Resumption.model_fields)), **ignored_fields.SPEECH}
 
 
 class SpeakMessage:
@@ -83,10 +83,10 @@ class SpeakMessage:
         body, resumption = _speech_body(fields), parse_resumption(fields)
         check_length("input", body.input, service.settings)
         info, names = await service.choose(body, fields), {**_NAMES, **service.chosen_by}
-        reasons = ignored.always_streamed(fields)
+        reasons = ignored_fields.always_streamed(fields)
         stored = await service.stored(body, info)
         body, is_tagged = tagged(body, stored, reasons)
-        without_effect = ignored.ignored(fields, body, info, names, reasons=reasons, stored=stored)
+        without_effect = ignored_fields.find_ignored(fields, body, info, names, reasons=reasons, stored=stored)
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES

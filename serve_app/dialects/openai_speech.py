@@ -7,8 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import ModelInfo
-from serve_app.api import catalogue, ignored
+from serve_app.api import ignored_fields
 from serve_app.api.request import SpeechBody, check_length, parse_speech
 from serve_app.api.speech_service import SpeechService, read_object, tagged
 from serve_app.api.wish import CONTENT_TYPES, EVENT_STREAM, Wish, negotiate
@@ -44,7 +43,7 @@ SPEECH_DOCS = {
 _WITH_LANGUAGE = re.compile(r"(tts-1(?:-hd)?)-([a-z]{2})")
 _KOKORO_LANGUAGES = {"a": "en-US", "b": "en-GB", "e": "es", "f": "fr", "i": "it", "j": "ja", "p": "pt-BR", "z": "zh"}
 # Dify's and Kokoro-FastAPI's words are understood as well.
-_NAMES: ignored.Names = {**ignored.SPEECH, "instruction": "instructions", "lang_code": "language"}
+_NAMES: ignored_fields.Names = {**ignored_fields.SPEECH, "instruction": "instructions", "lang_code": "language"}
 
 
 async def speech(service: SpeechService, request: Request) -> Response:
@@ -52,14 +51,14 @@ async def speech(service: SpeechService, request: Request) -> Response:
     fields = await read_object(request, service)
     if "voice_id" in fields:
         return await mistral.speak(service, request, fields)
-    return await service.respond(request, await wished(service, fields, accept=_accept(request)))
+    return await service.respond(request, await strict_wish(service, fields, accept=_accept(request)))
 
 
 async def speak_deployment(service: SpeechService, request: Request, deployment: str) -> Response:
     """The same for Azure's clients, whose deployments have names of their own."""
     fields = await read_object(request, service)
     reasons = {"model": "a deployment of any name is the loaded model"} if "model" in fields else {}
-    wish = await wished(service, fields, accept=_accept(request), made={"model": None}, reasons=reasons)
+    wish = await strict_wish(service, fields, accept=_accept(request), made={"model": None}, reasons=reasons)
     return await service.respond(request, wish)
 
 
@@ -82,7 +81,7 @@ def spelled(fields: Mapping[str, object]) -> dict[str, object]:
     return ours
 
 
-async def wished(
+async def strict_wish(
     service: SpeechService,
     fields: Mapping[str, object],
     *,
@@ -91,35 +90,33 @@ async def wished(
     made: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> Wish:
-    """The wish of a body. `accept`: the header of that name. `default`: the format where neither names one. `made`:
-    fields that the dialect decides. `reasons`: why other fields have no effect in it. Raises InvalidRequest.
+    """The wish of a client that can know the models and voices here: unknown names are errors.
+
+    Clients of other services get `SpeechService.lenient_wish`, which speaks with the default instead.
+
+    `accept`: the Accept header. `default`: the format where neither the body nor `accept` names one. `made`: fields
+    that the dialect sets itself. `reasons`: why fields have no effect, by field. Raises InvalidRequest, ModelNotFound.
     """
     made, found = made or {}, dict(reasons or {})
     body = _body({**spelled(fields), **made}, service.settings)
     info = await service.choose(body, fields)
-    _check_names(service, body, info)
+    if body.voice is not None:
+        service.check_voice(body.voice, info)
     stored = await service.stored(body, info)
     body, is_tagged = tagged(body, stored, found)
     delivery = negotiate(body, accept, default=default)
     if body.word_timestamps and not delivery.events and "word_timestamps" not in made:
         found["word_timestamps"] = "only events carry words: stream_format"
     names = {**_NAMES, **service.chosen_by}
-    without_effect = ignored.ignored(fields, body, info, names, reasons=found, stored=stored)
+    without_effect = ignored_fields.find_ignored(fields, body, info, names, reasons=found, stored=stored)
     return Wish(info, body, delivery, without_effect, stored, is_tagged)
 
 
 def _body(given: Mapping[str, object], settings: ApiSettings) -> SpeechBody:
     """The fields that are known. Raises InvalidRequest."""
-    body = parse_speech({name: given[name] for name in ignored.SPEECH if given.get(name) is not None})
+    body = parse_speech({name: given[name] for name in ignored_fields.SPEECH if given.get(name) is not None})
     check_length("input", body.input, settings)
     return body
-
-
-def _check_names(service: SpeechService, body: SpeechBody, info: ModelInfo) -> None:
-    """This API knows its models and voices: any other is an error. Raises InvalidRequest."""
-    catalogue.check_model(body.model, info, service.settings)
-    if body.voice is not None:
-        service.check_voice(body.voice, info)
 
 
 def _accept(request: Request) -> str:

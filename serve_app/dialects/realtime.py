@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api import ignored
+from serve_app.api import ignored_fields
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Flushed, Started, Turn
 from serve_app.api.sockets import Connection
@@ -24,12 +24,12 @@ _TELEPHONE_HZ = 8000
 _OUTPUT = {"voice": "voice", "voice.id": "voice", "speed": "speed", "format": None, "format.type": None}
 _OUTPUT |= {"format.rate": None}
 # The fields of a session, in its present shape and in the one before it.
-_NAMES: ignored.Names = {
+_NAMES: ignored_fields.Names = {
     **{f"audio.output.{name}": ours for name, ours in _OUTPUT.items()},
     **_OUTPUT,
     **dict.fromkeys(("type", "output_modalities", "modalities", "output_audio_format")),
 }
-_RESPONSE_NAMES: ignored.Names = {**_NAMES, "input": None, "conversation": None}
+_RESPONSE_NAMES: ignored_fields.Names = {**_NAMES, "input": None, "conversation": None}
 _ITEM_NAMES = ("type", "event_id", "item")
 
 
@@ -132,9 +132,9 @@ class RealtimeSocket(ResponseSocket):
         self._settings = settings
         await self.tell("session.updated", session=self._session(), **wish.told())
 
-    async def _wished(self, given: Mapping[str, object], names: ignored.Names, settings: Json) -> Wish:
+    async def _wished(self, given: Mapping[str, object], names: ignored_fields.Names, settings: Json) -> Wish:
         """The wish of `given`; `settings` are all so far, its own included. Raises InvalidRequest."""
-        sent, rate = ignored.flat(given, names), _rate(settings)
+        sent, rate = ignored_fields.flat(given, names), _rate(settings)
         reasons = _unspoken("input", sent.get("input"))
         if "instructions" in sent:
             reasons["instructions"] = "a text is spoken as it is, in the voice's own style"
@@ -147,7 +147,7 @@ class RealtimeSocket(ResponseSocket):
         made = {"voice": settings.get("voice"), "speed": settings.get("speed"), "sample_rate": rate}
         delivery = Delivery(_FORMATS[str(settings.get("format", "audio/pcm"))])
         made["model"] = self._model
-        return await self.service.wish(sent, names, delivery=delivery, made=made, reasons=reasons)
+        return await self.service.lenient_wish(sent, names, delivery=delivery, made=made, reasons=reasons)
 
     async def _keep(self, item: Mapping[str, object], message: Mapping[str, object]) -> None:
         self._waiting += _texts([item])
@@ -155,7 +155,7 @@ class RealtimeSocket(ResponseSocket):
             self._waiting.clear()
             raise InvalidRequest("Too much text waits for a response.", "item", "string_above_max_length")
         kept = {**item, "id": item.get("id") or f"item_{secrets.token_hex(8)}", "status": "completed"}
-        told = ignored.told(ignored.named(message, _ITEM_NAMES, _unspoken("item", [item])))
+        told = ignored_fields.in_message(ignored_fields.with_unknown(message, _ITEM_NAMES, _unspoken("item", [item])))
         await self.tell("conversation.item.added", previous_item_id=None, item=kept, **told)
         await self.tell("conversation.item.done", previous_item_id=None, item=kept)
 

@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest
-from serve_app.api import ignored
+from serve_app.api import ignored_fields
+from serve_app.api.client_json import number, parse_object
 from serve_app.api.forms import SentForm, read_form
-from serve_app.api.request import number, parse_object
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.reference_doctor import Preparation
 from serve_app.dialects.table import Dialect, Route
@@ -180,7 +180,7 @@ def _first(form: SentForm, field: str) -> SentRecording:
 
 def _answer(content: Mapping[str, object], form: SentForm, known: Sequence[str]) -> Response:
     sent = [*form.fields, *(file.field for file in form.files)]
-    return JSONResponse(dict(content), headers=ignored.header(ignored.named(sent, known, {})))
+    return JSONResponse(dict(content), headers=ignored_fields.as_header(ignored_fields.with_unknown(sent, known, {})))
 
 
 _SAMPLE = {"type": "string", "format": "binary"}

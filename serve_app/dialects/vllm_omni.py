@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, NotReady, Overloaded, TalkrayError
-from serve_app.api import ignored
+from serve_app.api import ignored_fields
 from serve_app.api.context import state_of
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.request_log import Usage
@@ -19,7 +19,7 @@ from serve_app.api.sockets import Connection, unknown_type
 from serve_app.api.speech_service import SpeechService, read_object, text_of
 from serve_app.api.wish import CONTENT_TYPES
 from serve_app.audio.formats import AudioFormat
-from serve_app.dialects.openai_speech import wished
+from serve_app.dialects.openai_speech import strict_wish
 from serve_app.dialects.table import Dialect, Route, Sample
 
 Json = dict[str, object]
@@ -85,7 +85,7 @@ async def _speak_item(
     """Its result, with AUDIO_HERE for its audio, and that."""
     asked = {"stream": fields.get("stream") is True, "stream_format": fields.get("stream_format") == "sse"}
     reasons = {name: "items are answered whole" for name, is_asked in asked.items() if is_asked}
-    wish = await wished(service, fields, default=AudioFormat.WAV, reasons=reasons)
+    wish = await strict_wish(service, fields, default=AudioFormat.WAV, reasons=reasons)
     utterance = await service.utterance(request, wish)
     utterance = replace(utterance, request_id=f"{utterance.request_id}-{number}")
     usage, rendering = Usage(), replace(wish.delivery, whole=True).rendering(wish.info)
@@ -132,13 +132,13 @@ class OmniSocket(Connection):
         if self._session is not None:
             raise InvalidRequest("session.config comes once, before the text.", "type")
         asked = {name: value for name, value in fields.items() if name != "type"}
-        reasons = ignored.always_streamed(asked)
+        reasons = ignored_fields.always_streamed(asked)
         if asked.get("stream_audio") is True:
             del asked["stream_audio"]
         if asked.get("word_timestamps"):
             reasons["word_timestamps"] = "this protocol tells none"
         made = {"input": "", "word_timestamps": False}
-        wish = await wished(self.service, asked, default=AudioFormat.WAV, made=made, reasons=reasons)
+        wish = await strict_wish(self.service, asked, default=AudioFormat.WAV, made=made, reasons=reasons)
         self._format = {"format": wish.delivery.audio_format, "sample_rate": wish.delivery.rate(wish.info)}
         self._format |= wish.told()
         wish = replace(wish, delivery=replace(wish.delivery, files=True))

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelKind, Sampling
-from serve_app.api import catalogue, ignored
+from serve_app.api import catalogue, ignored_fields
 from serve_app.api.chooser import not_deployed
 from serve_app.api.context import state_of
 from serve_app.api.request_log import Usage
@@ -31,7 +31,7 @@ Json = dict[str, object]
 NUM_CANDIDATES = 3
 _MOST_CHARS = 500  # of the text: more takes longer than LONGEST_S to say
 _BYTES_PER_S = 3 * 48_000 * 2  # of a candidate: its samples, and its audio as the client has it
-_NAMES: ignored.Names = {
+_NAMES: ignored_fields.Names = {
     "instructions": "instructions",
     "description": "instructions",
     "text": "input",
@@ -81,7 +81,7 @@ async def design_voice(service: SpeechService, request: Request) -> Response:
     told = [_candidate(design, audio, wish) for design, audio in found.made]
     answer = {"object": "list", "model": wish.info.name, "description": wish.body.instructions, "text": found.text}
     whole = {**answer, "candidates": told, "left_out": found.left_out}
-    return JSONResponse(whole, headers=ignored.header(wish.ignored))
+    return JSONResponse(whole, headers=ignored_fields.as_header(wish.ignored))
 
 
 def _candidate(design: StoredDesign, audio: bytes, wish: Wish) -> Json:
@@ -99,7 +99,7 @@ def _candidate(design: StoredDesign, audio: bytes, wish: Wish) -> Json:
 async def wished(
     service: SpeechService,
     sent: Mapping[str, object],
-    names: ignored.Names,
+    names: ignored_fields.Names,
     *,
     delivery: Delivery,
     made: Mapping[str, object] | None = None,
@@ -112,7 +112,7 @@ async def wished(
     if all(info.kind is not ModelKind.VOICE_DESIGN for info in models):
         raise not_deployed(ModelKind.VOICE_DESIGN, models, "Designing a voice")
     given: Json = {**dict.fromkeys(service.chosen_by, "VoiceDesign"), **sent}
-    wish = await service.wish(given, names, delivery=delivery, made=made)
+    wish = await service.lenient_wish(given, names, delivery=delivery, made=made)
     if wish.info.kind is not ModelKind.VOICE_DESIGN:
         raise InvalidRequest(f"model: {wish.info.name} designs no voices, it is of kind {wish.info.kind}.", "model")
     body = wish.body

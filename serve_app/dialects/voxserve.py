@@ -7,7 +7,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api import ignored
+from serve_app.api import ignored_fields
 from serve_app.api.context import state_of
 from serve_app.api.forms import parse_form
 from serve_app.api.speech_service import SpeechService, read_body, text_of
@@ -15,7 +15,7 @@ from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 
-_NAMES: ignored.Names = {
+_NAMES: ignored_fields.Names = {
     "text": "input",
     "speaker": "voice",
     "language": "language",
@@ -36,7 +36,7 @@ async def generate(service: SpeechService, request: Request) -> Response:
 
 async def wished(service: SpeechService, fields: Mapping[str, object]) -> Wish:
     """`fields` as VoxServe calls them. Raises InvalidRequest."""
-    return await service.wish(
+    return await service.lenient_wish(
         fields,
         _NAMES,
         delivery=Delivery(AudioFormat.WAV, whole=_switch(fields.get("streaming")) is False),

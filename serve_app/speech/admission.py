@@ -1,8 +1,7 @@
-"""Admission: a synthesizer that refuses a request at once if it could only speak late, and that measures what it sends.
+"""Admission: a synthesizer that refuses a request whose audio would come late, and that measures the audio it sends.
 
-Queues behind it are bounded as well, but they are many and know little of each other. Admission sees all requests of
-its ingress replica, from their arrival to their first audio, and so knows how long the line in front of the pools
-takes.
+The queues of the replicas are bounded too, but no replica knows the queue of another. Admission sees all requests of
+its ingress replica from arrival to first audio, so it knows how long a request waits for a replica.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ import numpy as np
 from deployments.audio.listening import FirstSound
 from deployments.errors import NotReady, Overloaded, Starting
 from deployments.limits import Rate, StreamLimit
-from deployments.playback import PlaybackClock, Unread
+from deployments.playback import PlaybackClock, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.config import AdmissionSettings
@@ -31,18 +30,14 @@ from serve_app.speech.synthesizer import Synthesizer
 
 logger = logging.getLogger(__name__)
 
-# How many seeds are tried where speech ends before any sound.
-_ATTEMPTS = 3
-# A client may send the seed back: as many bits as every reader of JSON keeps.
-_SEED_BITS = 53
-# The time to first audio without a line is the least of so many latest times.
+_ATTEMPTS = 3  # seeds that are tried while speech ends before any sound
+_SEED_BITS = 53  # JavaScript's numbers keep so many, and a client may send the seed back
+# The usual time to first audio is the least of the latest _LATEST times, and _USUAL_S before the first of them.
 _LATEST = 50
-# The same while no time is known.
 _USUAL_S = 1.0
-# How often the log hears of the start that a request waits for.
-_TOLD_S = 5.0
+_TOLD_S = 5.0  # between two lines in the log about a start that a request waits for
 _SAMPLE_BYTES = 2
-# How operators raise the limit, by the reason of a refusal.
+# What raises the limit, by the reason of a refusal.
 _MORE_REPLICAS = "more or faster replicas raise the limit"
 _REMEDIES = {
     "streams": "api.admission.max_streams ({settings.max_streams}) raises the limit",
@@ -57,15 +52,15 @@ def _percent(state: ModelState) -> str:
 
 
 def always() -> bool:
-    """A pool that cannot go to zero."""
+    """Whether replicas run, of a pool that never has none."""
     return True
 
 
 class Admission:
-    """Bounds the streams of one ingress replica, and how long any of them waits for its first audio; measures them all.
+    """Bounds the streams of one model at one ingress replica and their wait for first audio, and measures them.
 
-    `is_running` says whether there are replicas to speak: a pool that has gone to zero takes longer for the first one.
-    `state` says how far that start is. `model` is the name of one of several.
+    `is_running` says whether replicas run; a pool at zero first has to start one. `state` says how far that start is.
+    `model` is the name of one of several models.
     """
 
     def __init__(
@@ -78,61 +73,62 @@ class Admission:
         state: Callable[[], ModelState] = ready,
         model: str = "",
     ) -> None:
-        """`live_texts` holds the texts that are still being written; without it there are none."""
+        """`live_texts`: the texts that clients are still writing, if there may be any."""
         self._synthesizer, self._long_text, self._live_texts = synthesizer, LongText(synthesizer), live_texts
         self._settings = settings
         self._is_running, self.state, self._model = is_running, state, model
-        self._num_streams = self._num_heard = 0
-        # When each waiting request came, and its client, the oldest first. Requests with a recording are left out: to
-        # read it takes time that says nothing of the line. So are texts that are still being written.
+        self._num_streams = self._num_speaking = 0
+        # When each waiting request came, and its client, the oldest first. Two kinds are left out, because their wait
+        # is not the pools': a recording has to be read, and a client that writes its text may take its time.
         self._waiting: dict[object, tuple[float, str]] = {}
         self._limit = StreamLimit(least=settings.min_streams)
-        self._begun = Rate()
+        self._starts = Rate()
         self._waits_s: deque[float] = deque(maxlen=_LATEST)
 
     async def describe(self) -> ModelInfo:
         return await self._synthesizer.describe()
 
     async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of one utterance. Raises Overloaded where it would come late, NotReady where no talker has started."""
-        if not request.is_heard:
+        """Audio of one utterance. Raises Overloaded where it would come late, NotReady while no talker has started."""
+        if not request.is_underway:
             self.check_room(request.client)
         came_s, listener = time.monotonic(), PlaybackClock()
         live = self._live_text(request)
-        is_heard = was_held_up = False  # by its reader, or by the writer of its text
+        is_speaking = False
+        was_held_up = False  # whether the client was slow, to read the last chunk or to write its text
         reason: FinishReason | None = None
         self._count(+1)
         try:
             info = await self.describe()
             sound = FirstSound(info.sample_rate)
-            async with AsyncExitStack() as opened, Unread(self._make_room, self._come_back) as unread:
-                chunks, begun = await self._begin(request, info, opened)
-                is_heard = True
-                self._num_heard += 1
-                while (chunk := begun.popleft() if begun else await anext(chunks, None)) is not None:
+            async with AsyncExitStack() as opened, ReaderWatch(self._give_place_back, self._take_place_again) as reader:
+                chunks, opening = await self._begin(request, info, opened)
+                is_speaking = True
+                self._num_speaking += 1
+                while (chunk := opening.popleft() if opening else await anext(chunks, None)) is not None:
                     is_being_written = live is not None and not live.is_over
                     if was_held_up or is_being_written:
                         listener.wait(now_s=time.monotonic())
                     if chunk.pcm:
                         self._judge(listener, len(chunk.pcm) / _SAMPLE_BYTES / info.sample_rate, came_s=came_s)
                         if (onset_s := sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
-                            metrics.first_sound(time.monotonic() - came_s, onset_s=onset_s, model=self._model)
+                            metrics.ttfa(time.monotonic() - came_s, onset_s=onset_s, model=self._model)
                     given_s, reason = time.monotonic(), chunk.finish_reason
-                    unread.offer()
+                    reader.offer()
                     yield chunk
                     listener.pause(time.monotonic() - given_s)
-                    was_held_up = await unread.taken() or is_being_written
+                    was_held_up = await reader.taken() or is_being_written
             metrics.finished(time.monotonic() - came_s, audio_s=listener.audio_s, reason=reason, model=self._model)
         finally:
-            self._num_heard -= is_heard
+            self._num_speaking -= is_speaking
             self._count(-1)
 
     def check_room(self, client: str) -> None:
-        """Raises Overloaded where a request of this client would be refused now."""
+        """Raises Overloaded or NotReady where a request of this client would be refused now."""
         if self._num_streams >= self._settings.max_streams:
             raise self._refusal("streams")
         if not self._is_running():
-            self._waiting.clear()  # their waiting says nothing of the line
+            self._waiting.clear()  # these requests wait for a start, not for a free replica
             if self.state().status is ModelStatus.FAILED:
                 raise self._refusal("starting")
             return
@@ -142,10 +138,10 @@ class Admission:
             raise self._refusal("line")
 
     def _line_s(self, client: str) -> float:
-        """For how long the line has not moved, as this client sees it: the waiting time of its oldest request.
+        """How long the oldest waiting request that counts for this client has waited, in seconds.
 
-        Of the other clients, the one that waits longest does not count, because its text alone may take that long. In a
-        line that is too long for all clients, the next one waits nearly as long.
+        The client's own requests count. Of the other clients the one that waits longest does not, because its text
+        alone may be the reason. In a line that is too long for all, the next client waits nearly as long.
         """
         oldest: dict[str, float] = {}
         for since_s, whose in self._waiting.values():
@@ -156,16 +152,16 @@ class Admission:
 
     @property
     def _usual_s(self) -> float:
-        """The time to a first audio without a line."""
+        """The time to first audio when nothing waits."""
         return min(self._waits_s, default=_USUAL_S)
 
     def _judge(self, listener: PlaybackClock, audio_s: float, *, came_s: float) -> None:
-        """Count audio that leaves now. It is late where a listener has heard more silence in all than `max_late_s`."""
+        """Count audio that is sent now. A chunk is late once the listener's pauses add up to more than `max_late_s`."""
         now_s, is_first = time.monotonic(), not listener.has_begun
         late_s = listener.deliver(audio_s, now_s=now_s)
         metrics.audio(audio_s, late_s=late_s, model=self._model)
         if is_first:
-            metrics.first_audio(now_s - came_s, model=self._model)
+            metrics.ttfp(now_s - came_s, model=self._model)
             return
         is_late = late_s > 0 and listener.stalled_s > self._settings.max_late_s
         self._limit.delivered(late=is_late, streams=self._num_streams, now_s=now_s)
@@ -173,9 +169,9 @@ class Admission:
     async def _begin(
         self, request: SynthesisRequest, info: ModelInfo, opened: AsyncExitStack
     ) -> tuple[AsyncGenerator[PcmChunk, None], deque[PcmChunk]]:
-        """The request's audio, and its chunks up to the first one with sound, within the time that is allowed for it.
+        """The request's audio, and the chunks up to the first one with samples, which have to come within a time limit.
 
-        `opened` will close the calls.
+        `opened` closes the calls.
         """
         live, in_line = self._live_text(request), request.reference is None
         starting = not self._is_running()
@@ -189,7 +185,7 @@ class Admission:
 
         try:
             async with asyncio.timeout(None) as limit, _once_written(live, wait), self._start_told(request, starting):
-                begun = await self._until_audio(request, info, opened)
+                spoken = await self._until_audio(request, info, opened)
         except Overloaded:
             metrics.refused("stage", model=self._model)
             raise
@@ -198,15 +194,15 @@ class Admission:
         finally:
             self._waiting.pop(ticket, None)
         if in_line and not starting:
-            self._begun.count(time.monotonic())
+            self._starts.count(time.monotonic())
         if in_line and not starting and live is None:
             self._waits_s.append(time.monotonic() - came_s)
-        return begun
+        return spoken
 
     async def _until_audio(
         self, request: SynthesisRequest, info: ModelInfo, opened: AsyncExitStack
     ) -> tuple[AsyncGenerator[PcmChunk, None], deque[PcmChunk]]:
-        """As `_begin`. Speech that ends before any sound is asked for again, if the request allows another seed."""
+        """The result of `_begin`. Speech that ends before any sound is made again if the request allows it."""
         for attempt in range(_ATTEMPTS):
             seed = draw_seed() if attempt else None
             redraws = request.redraws and attempt < _ATTEMPTS - 1
@@ -221,17 +217,17 @@ class Admission:
                 break
             metrics.redrawn(read[-1].finish_reason, model=self._model)
             logger.warning(
-                "request %s was over before it was heard (%s): another seed", asked.request_id, read[-1].finish_reason
+                "request %s ended before any sound (%s): another seed", asked.request_id, read[-1].finish_reason
             )
         return chunks, read
 
     def _spoken(self, request: SynthesisRequest, live: LiveText, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of a text while it is written, with its pauses."""
+        """The audio of a text while the client writes it. It is silent while the client pauses."""
         speech = self._long_text.speak(request, live, info)
         return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_over)
 
     def _live_text(self, request: SynthesisRequest) -> LiveText | None:
-        """The text of a request that is still being written."""
+        """The text of the request, if the client is still writing it."""
         if request.live is None or self._live_texts is None:
             return None
         return self._live_texts.find(request.live)
@@ -240,8 +236,9 @@ class Admission:
         metrics.refused(reason, model=self._model)
         if reason == "starting":
             return self._starting()
-        after_s = self._begun.retry_after_s(len(self._waiting), time.monotonic())
-        load = f"being spoken: {self._num_heard}, waiting for their first audio: {self._num_streams - self._num_heard}"
+        after_s = self._starts.retry_after_s(len(self._waiting), time.monotonic())
+        num_waiting = self._num_streams - self._num_speaking
+        load = f"being spoken: {self._num_speaking}, waiting for their first audio: {num_waiting}"
         remedy = _REMEDIES[reason].format(settings=self._settings)
         return Overloaded(f"The server is at its limit ({load}); {remedy}.", after_s)
 
@@ -259,7 +256,7 @@ class Admission:
 
     @asynccontextmanager
     async def _start_told(self, request: SynthesisRequest, starting: bool) -> AsyncIterator[None]:
-        """Logs how far the start is that a request waits for."""
+        """Logs every _TOLD_S seconds how far the start is that the request waits for."""
 
         async def tell() -> None:
             while not self._is_running():
@@ -273,13 +270,13 @@ class Admission:
             if telling is not None:
                 telling.cancel()
 
-    async def _make_room(self) -> None:
-        """The reader takes nothing, so its stream gives its place back."""
-        self._num_heard -= 1
+    async def _give_place_back(self) -> None:
+        """A stream whose reader takes nothing does not count for the limits."""
+        self._num_speaking -= 1
         self._count(-1)
 
-    def _come_back(self) -> None:
-        self._num_heard += 1
+    def _take_place_again(self) -> None:
+        self._num_speaking += 1
         self._count(+1)
 
     def _count(self, change: int) -> None:
@@ -294,7 +291,7 @@ def draw_seed() -> int:
 
 @asynccontextmanager
 async def _once_written(live: LiveText | None, then: Callable[[], None]) -> AsyncIterator[None]:
-    """Calls `then` inside, once there is a text to speak: at once, unless it is still being written."""
+    """Calls `then` inside the block: at once, or as soon as the client has written enough to be spoken."""
     if live is None:
         then()
         yield

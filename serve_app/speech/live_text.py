@@ -1,8 +1,8 @@
-"""Text that is written while it is spoken: an utterance whose text comes in parts, cut anywhere.
+"""An utterance whose text the client still writes while it is spoken. Its parts may be cut anywhere.
 
-A part becomes spoken text as soon as nothing that follows can change that, and goes into the mailbox of the segment
-that is being spoken; talkers read it there. Longer texts go on in further segments. While the writer pauses, the sound
-fades into silence.
+A part becomes spoken text as soon as no later part can change it. The spoken text goes into the mailbox of the current
+segment, where a talker reads it. A text that is too long for one segment goes on in the next one. While the client
+pauses, the sound fades into silence.
 """
 
 import asyncio
@@ -26,40 +26,39 @@ from serve_app.speech.markup import LiveSpeakable
 from serve_app.speech.segments import Segments, heed, segment_request, segment_start
 from serve_app.speech.splitting import LiveSplit
 
-_IDLE_S = 60.0
+_IDLE_S = 60.0  # a text to which nothing is added for so long is finished
 _FADE_S = 0.01
 _SAMPLE_BYTES = 2
-# So long before a player that began with the first audio runs dry, the end of the sound goes to it.
-_MARGIN_S = 0.06
+_MARGIN_S = 0.06  # faded sound is sent so long before a player without a buffer runs dry
 _TOKEN_BYTES = 16
-_PLENTY_CHARS = 40  # speech of so many is heard, whatever its writer does
-_LONGEST_CLUSTER = 64  # places to look at: no language stacks more marks (Unicode's stream-safe format allows 30)
-_LONGEST_REST = 1024  # characters that join with the next ones; ordinary text has none of these
-TURN_CHARS = 256  # that become spoken text in one turn of the event loop: milliseconds
+_PLENTY_CHARS = 40  # so many characters make audio, even if the client writes no more
+_LONGEST_CLUSTER = 64  # characters to search for a boundary; Unicode's stream-safe format stacks at most 30 marks
+_LONGEST_REST = 1024  # characters without a boundary that are kept; ordinary text has far fewer
+TURN_CHARS = 256  # become spoken text in one turn of the event loop, which takes milliseconds
 
 
 class LiveTexts:
-    """The live texts of one ingress process, which talkers read at its address."""
+    """The live texts of one ingress process, and the address at which talkers read them."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """`host` is the address of this node, under which talkers on other nodes reach it."""
+        """`host`: this node's address for talkers on other nodes."""
         self.server = MailboxServer(host, port)
         self._open: dict[str, LiveText] = {}
 
     async def open(
         self, request: SynthesisRequest, info: ModelInfo, *, max_chars: int, speakable: bool = False
     ) -> "LiveText":
-        """An utterance that begins without text. It takes at most `max_chars` characters, and is finished where none
-        has come for a minute. Where it is made `speakable`, markup is left out, and its pauses are kept.
+        """An utterance without text so far. It takes at most `max_chars` characters, and ends after a minute without
+        any. With `speakable` markup is not spoken, and the pauses that markup asks for are made.
 
-        Raises OSError where nothing can listen at the address.
+        Raises OSError where the address cannot be listened at.
         """
         await self.server.start()
         markup = LiveSpeakable() if speakable else None
         return LiveText(self, request, info, max_chars=max_chars, markup=markup)
 
     def find(self, mailbox: Mailbox) -> "LiveText | None":
-        """The text whose first segment is in `mailbox`; None of one that is closed."""
+        """The text whose first segment is in `mailbox`; None once it is closed."""
         return self._open.get(mailbox.token)
 
     def share(self, live: "LiveText", text: WrittenText) -> Mailbox:
@@ -76,7 +75,7 @@ class LiveTexts:
 
 
 class LiveText(Segments):
-    """One utterance while it is written. `request` asks a synthesizer to speak it, beginning at once."""
+    """One utterance while it is written. A synthesizer can speak its `request` from the beginning."""
 
     def __init__(
         self,
@@ -93,31 +92,31 @@ class LiveText(Segments):
         self._front = self._new_front()
         self._pauses_s: dict[int, float] = {}  # in front of segments
         self._split = LiveSplit(info.max_segment_chars)
-        self._waiting = ""  # has not become spoken text yet
-        self._turn: asyncio.Handle | None = None  # in which more of it becomes spoken text
+        self._waiting = ""  # text that has not become spoken text yet
+        self._turn: asyncio.Handle | None = None  # the turn of the event loop that takes in more of it
         self._num_chars = self._num_spoken = self._num_spoken_chars = 0
         self._changed = asyncio.Event()
         self._writing: WrittenText | None = None  # the segment that takes the text
-        self._written: list[WrittenText] = []  # by segment
+        self._mailboxes: list[WrittenText] = []  # by segment
         self._asked = replace(request, text="", following=())
         self._idling: asyncio.TimerHandle | None = None
-        self.parts: list[TextPart] = []  # as written and as spoken
-        self.text = ""  # all that was written so far, without markup where that is left out
-        self.is_written = False  # no more is appended
-        self.is_over = False  # nor becomes spoken text
+        self.parts: list[TextPart] = []  # the text so far, as written and as spoken
+        self.text = ""  # the text so far, without the markup that is not spoken
+        self.is_written = False  # the client adds no more
+        self.is_over = False  # and all of it has become spoken text
         self._begin_segment()
         self._be_patient()
 
     @property
     def request(self) -> SynthesisRequest:
-        """The request to a synthesizer; once `begun`."""
+        """The request to a synthesizer, for use after `wait_for_words`."""
         return self._segments[0]
 
     def append(self, text: str) -> None:
-        """The text goes on with `text`, of which a long one becomes spoken text by and by.
+        """Add to the text. A long addition becomes spoken text over several turns of the event loop.
 
-        Raises InvalidRequest where it becomes too long, and takes nothing of `text` then. Text that comes too late,
-        after the end, is an error of the caller.
+        Raises InvalidRequest where the text would become too long, and adds nothing then. The caller adds nothing after
+        `finish`.
         """
         assert not self.is_written, "a finished text takes no more"
         if self._num_chars + len(text) > self._max_chars:
@@ -130,29 +129,29 @@ class LiveText(Segments):
             self._take_in()
 
     def finish(self) -> None:
-        """There is no more text. The speech ends when all of it has been spoken."""
+        """The text is complete. The speech ends when all of it has been spoken."""
         self.is_written = True
         if self._turn is None and not self.is_over:
             self._finish()
 
     def close(self) -> None:
-        """Forget the text: its speech has ended or is to end."""
+        """Forget the text, and end its speech."""
         self._end()
         for segment in self._segments:
             assert segment.live is not None
             self._texts.forget(segment.live)
 
-    async def begun(self) -> bool:
-        """Wait until there certainly is something to say; False where the text ends without anything to say.
+    async def wait_for_words(self) -> bool:
+        """Wait until the text is sure to have a word; False where it ends without one.
 
-        The first word may still be on its way; the talker gets ready meanwhile.
+        The word may be incomplete. The talker can prepare while the rest of it comes.
         """
         while not (self.is_over or self._num_spoken or self._front.will_speak):
             await self._changed.wait()
         return not self.is_over or self._num_spoken > 0
 
     async def is_plenty(self) -> None:
-        """Wait until speech has to wait for its writer no more before it is heard."""
+        """Wait until the text is long enough for first audio, whatever the client writes next."""
         while not self.is_over and self._num_spoken_chars < _PLENTY_CHARS:
             await self._changed.wait()
 
@@ -169,10 +168,10 @@ class LiveText(Segments):
 
     def start(self, number: int) -> int:
         spoken = "".join(part.spoken for part in self.parts)
-        return segment_start(spoken, [written.text for written in self._written[:number]])
+        return segment_start(spoken, [each.text for each in self._mailboxes[:number]])
 
     def leave(self, number: int) -> None:
-        """The speech of a segment has ended: further text goes into another segment."""
+        """The speech of a segment has ended: later text goes into the next segment."""
         if number == len(self._segments) - 1 and self._writing is not None:
             self._split.restart()
             self._end_segment()
@@ -184,7 +183,7 @@ class LiveText(Segments):
         self.close()
 
     def _take_in(self) -> None:
-        """A part of the waiting text becomes spoken text, and the next part in the next turn of the event loop."""
+        """Make spoken text of TURN_CHARS waiting characters, and of the next ones in the event loop's next turn."""
         part, self._waiting = self._waiting[:TURN_CHARS], self._waiting[TURN_CHARS:]
         self._write(part, is_last=False)
         self._turn = asyncio.get_running_loop().call_soon(self._take_in) if self._waiting else None
@@ -211,13 +210,13 @@ class LiveText(Segments):
         self._say(self._front.feed(text, is_last=False))
 
     def _end_sentence(self) -> None:
-        """The text so far is complete: later text does not join with it."""
+        """Later text does not join with the text so far."""
         self._say(self._front.feed("", is_last=True))
         self._say_certain(self._split.finish())
         self._front = self._new_front()
 
     def _pause(self, seconds: float) -> None:
-        """The segment ends; one that has no text yet comes later."""
+        """End the segment, unless it has no text yet, and put silence in front of the next one."""
         self._end_sentence()
         if self._writing is not None and self._writing.text:
             self._split.restart()
@@ -235,7 +234,7 @@ class LiveText(Segments):
         self._tell()
 
     def _say_certain(self, texts: list[str]) -> None:
-        """Text of the segment that is being spoken; each but the last ends one."""
+        """Text for the current segment. Each of `texts` but the last ends a segment."""
         for number, text in enumerate(texts):
             if number:
                 self._end_segment()
@@ -246,7 +245,7 @@ class LiveText(Segments):
 
     def _begin_segment(self) -> None:
         self._writing = WrittenText()
-        self._written.append(self._writing)
+        self._mailboxes.append(self._writing)
         mailbox = self._texts.share(self, self._writing)
         self._segments.append(segment_request(replace(self._asked, live=mailbox), len(self._segments) + 1))
 
@@ -278,9 +277,9 @@ class LiveText(Segments):
 async def without_clicks(
     chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, *, may_pause: Callable[[], bool]
 ) -> AsyncGenerator[PcmChunk, None]:
-    """`chunks`, whose last 10 ms are held back as long as they `may_pause`: if so, they end the sound softly.
+    """`chunks` without clicks at pauses. Audio without a pause stays as it is.
 
-    Speech that is not interrupted comes as it is, sample by sample.
+    While they `may_pause` the last 10 ms are held back, and faded out where no chunk comes in time.
     """
     size = int(_FADE_S * sample_rate) * _SAMPLE_BYTES
     clock, held, last, is_silent = PlaybackClock(), b"", None, False
@@ -304,7 +303,7 @@ async def without_clicks(
             if chunk.finish_reason is None and may_pause():
                 pcm, held = pcm[:-size], pcm[-size:]
             clock.deliver(len(pcm) / _SAMPLE_BYTES / sample_rate, now_s=time.monotonic())
-            last = replace(chunk, pcm=b"", codes=chunk.codes[:0], marks=())
+            last = chunk.emptied()
             yield replace(chunk, pcm=pcm)
     finally:
         try:
@@ -321,18 +320,18 @@ def _faded(pcm: bytes, gains: "np.ndarray[tuple[int], np.dtype[np.float64]]") ->
 
 
 class LivePlain:
-    """`clean` of a text that comes in parts: wherever it is cut, the same comes out."""
+    """`clean` for a text that comes in parts. The parts give the same spoken text, however the text is cut."""
 
     def __init__(self) -> None:
         self._rest = ""
-        self._space = ""  # that stands before the next word, if there is one
+        self._space = ""  # to put in front of the next word
         self._has_spoken = False
 
     def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
-        """The spoken text that is certain once `text` has come; with the last part all of the rest."""
+        """The spoken text that no later part can change; with `is_last` all of the rest."""
         self._rest += text
-        is_whole = is_last or len(self._rest) > _LONGEST_REST
-        end = len(self._rest) if is_whole else _last_boundary(self._rest)
+        takes_all = is_last or len(self._rest) > _LONGEST_REST
+        end = len(self._rest) if takes_all else _last_boundary(self._rest)
         known, self._rest = self._rest[:end], self._rest[end:]
         return [TextPart(word, self._spoken(word)) for word in _words(known)]
 
@@ -341,7 +340,7 @@ class LivePlain:
         return is_speakable(clean(self._rest))
 
     def _spoken(self, word: str) -> str:
-        """Spaces between words, none before the first and after the last."""
+        """The word with a space in front, unless it is the first word."""
         if word[:1].isspace():
             self._space = " " if self._has_spoken else ""
         spoken = clean(word)
@@ -352,12 +351,12 @@ class LivePlain:
 
 
 def _words(text: str) -> list[str]:
-    """`text` in pieces that begin with whitespace or at its beginning."""
+    """`text` in words, each with the whitespace in front of it."""
     return re.findall(r"\s*\S+|\s+", text)
 
 
 def _last_boundary(text: str) -> int:
-    """The last place in `text` at which no later character can join with an earlier one; 0 if it is far back."""
+    """The last place in `text` at which no later character can combine with an earlier one; 0 if it is not near."""
     for place in range(len(text) - 1, max(0, len(text) - _LONGEST_CLUSTER), -1):
         char = text[place]
         if char.isspace() or unicodedata.category(char)[0] not in "MC":

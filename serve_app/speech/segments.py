@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from deployments.errors import Overloaded
-from deployments.playback import Unread
+from deployments.playback import ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
 from serve_app.speech.splitting import split_text
 from serve_app.speech.synthesizer import Synthesizer
@@ -82,7 +82,7 @@ class LongText:
             if following is not None:
                 await following.aclose()
 
-        async with AsyncExitStack() as opened, Unread(leave) as unread:
+        async with AsyncExitStack() as opened, ReaderWatch(leave) as reader:
             following = self._begin(first, opened)
             if pause_s := segments.pause_s(0):
                 yield utterance.pause(pause_s)
@@ -93,12 +93,12 @@ class LongText:
                     if following is None and chunk.pcm:
                         following = self._begin(segments.known_segment(number + 1), opened)
                     told = utterance.add(chunk, is_last=segments.is_last(number))
-                    if first.redraws and chunk.finish_reason is not None and not utterance.is_heard:
+                    if first.redraws and chunk.finish_reason is not None and not utterance.has_sound:
                         yield chunk
                         return
-                    unread.offer()
+                    reader.offer()
                     yield told
-                    if await unread.taken():
+                    if await reader.taken():
                         following = None  # it is asked for again
                 segments.leave(number)
                 number += 1
@@ -124,15 +124,15 @@ class LongText:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _PATIENCE_S
         while True:
-            begun = False
+            has_delivered = False
             try:
                 async with aclosing(self._synthesizer.synthesize(request)) as chunks:
                     async for chunk in chunks:
-                        begun = True
+                        has_delivered = True
                         yield chunk
                 return
             except Overloaded:
-                if begun or loop.time() >= until_s:
+                if has_delivered or loop.time() >= until_s:
                     raise
             await asyncio.sleep(_PAUSE_S)
 
@@ -149,7 +149,7 @@ class _Utterance:
         self._number = self._tokens_before = self._tokens = 0  # of the current segment, before it, and in it
         self._cut_short: FinishReason | None = None
         self._nothing = PcmChunk(b"", np.zeros((0, info.num_code_groups), np.int16), 0)  # as the last chunk, but empty
-        self.is_heard = self.has_ended = False
+        self.has_sound = self.has_ended = False
 
     def begin(self, number: int, start: int) -> None:
         """The segment `number` follows, before which the text has `start` characters."""
@@ -158,11 +158,11 @@ class _Utterance:
 
     def add(self, chunk: PcmChunk, *, is_last: bool) -> PcmChunk:
         """A chunk of the current segment, which is the last one or may have others after it."""
-        self._tokens, self.is_heard = chunk.num_text_tokens, self.is_heard or bool(chunk.pcm)
+        self._tokens, self.has_sound = chunk.num_text_tokens, self.has_sound or bool(chunk.pcm)
         if chunk.finish_reason is not FinishReason.STOP:
             self._cut_short = self._cut_short or chunk.finish_reason
         self.has_ended = chunk.finish_reason is not None and is_last
-        self._nothing = replace(chunk, pcm=b"", codes=chunk.codes[:0], finish_reason=None, marks=(), readings=())
+        self._nothing = chunk.emptied()
         return replace(
             chunk,
             num_text_tokens=self._tokens_before + self._tokens,
@@ -229,13 +229,13 @@ class _Segment:
         self._chunks = chunks
         self._first = asyncio.create_task(self._advance())
         self._first.add_done_callback(heed)
-        self._begun = False
+        self._has_given_first = False
 
     async def next(self) -> PcmChunk | None:
         """The next chunk, None after the last one."""
-        if self._begun:
+        if self._has_given_first:
             return await self._advance()
-        self._begun = True
+        self._has_given_first = True
         return await self._first
 
     async def aclose(self) -> None:

@@ -1,7 +1,7 @@
-"""When each word is heard, and so how much had been said when a listener interrupted.
+"""The time of each word in the audio, and the part of a text that a listener heard before an interruption.
 
-The talker's attention says how far each frame is in the spoken text; the written word is found through the parts in
-which the text became spoken text.
+The talker's attention gives each frame a place in the spoken text. The parts, which pair written text with its spoken
+form, lead from there to the written word.
 """
 
 import re
@@ -15,15 +15,15 @@ from deployments.voice.live_english import LiveEnglish, TextPart
 from serve_app.speech.live_text import TURN_CHARS, LivePlain, LiveText
 
 _WORD = re.compile(r"\S+")
-_USUAL_S = 0.3  # of a word whose end is not known yet
+_USUAL_S = 0.3  # taken for the length of a word whose end is not known yet
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word as it was written, and when it is heard: seconds of the utterance's audio as it is played."""
+    """A word as written, and its time in the utterance's audio, after a change of speed."""
 
     text: str
-    start: int  # of its characters in the text that was written
+    start: int  # characters of the written text before it
     end: int
     start_s: float
     end_s: float
@@ -31,7 +31,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """The part of a text that a listener has heard."""
+    """A text, cut where the listener is."""
 
     text_spoken: str
     text_remaining: str
@@ -40,28 +40,28 @@ class Spoken:
 
 @dataclass(slots=True)
 class _Place:
-    """A word in the text."""
+    """Where a word is in the written text, and where its spoken form begins in the spoken text."""
 
     start: int
     end: int
-    spoken: int  # where its spoken form begins in the spoken text
+    spoken: int
 
 
 class WordTimes:
-    """Words of one utterance: of a text that is there, or that is still being written."""
+    """The words of one utterance, whose text is complete or still being written."""
 
     def __init__(self, source: LiveText | str, info: ModelInfo, *, speed: float = 1.0) -> None:
-        """`source` may be written further while this follows it. The audio is played `speed` times as fast."""
+        """The audio is played `speed` times as fast."""
         self._live = None if isinstance(source, str) else source
         self._text = "" if self._live else str(source)
         self._made = iter(()) if self._live else _parts_of(self._text, info)
         self._parts: list[TextPart] = self._live.parts if self._live else []
         self._num_parts = self._num_written = self._num_spoken = 0  # of the parts that were taken
         self._places: list[_Place] = []
-        self._heard: tuple[float, float] = (0.0, 0.0)  # seconds, characters of the spoken text
-        self._starts_s: list[float] = []  # of the words that have begun
-        self._num_told = 0
-        self._told: list[Word] = []  # not taken yet
+        self._read_to: tuple[float, float] = (0.0, 0.0)  # seconds, characters of the spoken text
+        self._starts_s: list[float] = []  # of the words that the frames so far have come to
+        self._num_told = 0  # words whose end is known
+        self._told: list[Word] = []  # those of them that `take` has not returned yet
         self._speed = speed
         self._sample_rate, self._num_samples, self._is_over = info.sample_rate, 0, False
 
@@ -71,11 +71,11 @@ class WordTimes:
 
     @property
     def are_known(self) -> bool:
-        """Whether any word has been found so far: not every model says where it is."""
+        """Whether any word has a time: not every model has readings."""
         return bool(self._starts_s)
 
     def feed(self, chunk: PcmChunk) -> None:
-        """The utterance's next chunk, with which the ends of some words may be known."""
+        """Take the utterance's next chunk. The ends of more words may then be known."""
         self._take_parts(max((chars for _, chars in chunk.text_positions), default=-1))
         self._num_samples += len(chunk.pcm) // 2
         for seconds, chars in chunk.text_positions:
@@ -91,12 +91,12 @@ class WordTimes:
         return bool(self._told)
 
     def take(self) -> list[Word]:
-        """The words whose end is known, once each, in order. Where no times are known, none are told."""
+        """The words whose end has become known since the last call, in order."""
         told, self._told = self._told, []
         return told
 
     def spoken(self, played_s: float) -> Spoken:
-        """The text heard once `played_s` of the audio had been played, with words that were said for the most part."""
+        """The text heard in the first `played_s` seconds. A word counts once half of it was played."""
         number = bisect_right(self._starts_s, played_s * self._speed)
         known = [self._word(index) for index in range(max(0, number - 2), number)]
         if known and (known[-1].start_s + known[-1].end_s) / 2 > played_s:
@@ -105,14 +105,14 @@ class WordTimes:
         return Spoken(self.text[:end], self.text[end:], known[-1].text if known else None)
 
     def _hear(self, seconds: float, chars: float) -> None:
-        before_s, before = self._heard
+        before_s, before = self._read_to
         if seconds <= before_s and before:
-            return  # of a frame that was read before
+            return  # a reading of this frame came before
         while len(self._starts_s) < len(self._places) and self._places[len(self._starts_s)].spoken <= chars:
             place = self._places[len(self._starts_s)].spoken
             share = 0.0 if chars <= before else min(1.0, max(0.0, (place - before) / (chars - before)))
             self._starts_s.append(before_s + share * (seconds - before_s))
-        self._heard = seconds, max(chars, before)
+        self._read_to = seconds, max(chars, before)
 
     def _word(self, number: int) -> Word:
         place, start_s = self._places[number], self._starts_s[number]
@@ -124,8 +124,9 @@ class WordTimes:
         return Word(text, place.start, place.end, start_s / self._speed, end_s / self._speed)
 
     def _take_parts(self, chars: float) -> None:
-        """The times up to the first `chars` characters of the spoken text, and the end of the last word there. Later
-        words have time, so that one call makes few of them.
+        """Find the words in the first `chars` characters of the spoken text, to the end of the last one.
+
+        Later words are left for later calls, so that each call is short.
         """
         while (part := self._next_part()) is not None and (self._num_spoken <= chars or not part.written[:1].isspace()):
             self._add(part)
@@ -150,9 +151,10 @@ class WordTimes:
 
 
 def _begins(written: list[re.Match[str]], spoken: list[re.Match[str]], end: int) -> list[int]:
-    """Where the spoken form of each written word begins, of a part whose spoken text ends at `end`.
+    """Where the spoken form of each written word begins, in a part whose spoken text ends at `end`.
 
-    Words that are equal on both sides match, from the front and from the end; the words between them share the rest.
+    Equal words at the start and at the end of both texts belong together. The written words between them share the
+    spoken words between them evenly.
     """
     ahead = _num_same(written, spoken)
     behind = min(_num_same(written[::-1], spoken[::-1]), len(written) - ahead, len(spoken) - ahead)

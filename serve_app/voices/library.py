@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ParamSpec, Self, TypeVar
 
-from deployments.audio.recordings import Lookups
+from deployments.audio.recording_cache import Lookups
 from deployments.errors import Conflict, InvalidRequest, NotFound, NotReady, StartError, TalkrayError
 from deployments.protocol import ModelInfo, Reference
 from deployments.serving import metrics

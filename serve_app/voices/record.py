@@ -21,7 +21,7 @@ from typing import Annotated, Literal, Self, get_args
 import numpy as np
 from pydantic import Field, ValidationError
 
-from deployments.audio.recordings import VOICE_BYTES
+from deployments.audio.recording_cache import VOICE_BYTES
 from deployments.config import Strict
 from deployments.errors import InvalidRequest
 from deployments.protocol import Sampling

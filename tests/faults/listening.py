@@ -98,7 +98,7 @@ class Listener:
             return
         with await self._live_texts.open(request, info, max_chars=len(request.text)) as live:
             writing = asyncio.create_task(_write(live, request.text, word_s))
-            await live.begun()
+            await live.wait_for_words()
             yield self._long_text.speak(live.request, live, info)
             await writing
 

@@ -175,7 +175,7 @@ class ModelledGpu:
 
     async def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
         await asyncio.sleep(self._costs.way_s)
-        if not request.synthesis.is_heard:
+        if not request.synthesis.is_underway:
             self.scheduler.check_room()
         number, queue = next(self._numbers), asyncio.Queue[FrameChunk | Exception]()
         self._queues[number] = queue

@@ -49,7 +49,7 @@ PRECISIONS = (
 
 
 @dataclass(slots=True, eq=False)
-class _Stream:
+class _SlotStream:
     """The calls of a slot since its stream began."""
 
     slot: int
@@ -92,7 +92,7 @@ class TritonSlots(SlotDecoder):
         self._repaired = 0
         self._call_frames = call_frames(torch.cuda.get_device_properties(device).total_memory)
         self._load_exact = load_exact
-        self._streams = [_Stream(slot) for slot in range(num_slots)]
+        self._streams = [_SlotStream(slot) for slot in range(num_slots)]
         self.batches = sorted(batches) if batches is not None else buckets(num_slots, BATCHES)
         self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._graphs = Graphs(self.stream)
@@ -188,7 +188,7 @@ class TritonSlots(SlotDecoder):
 
     @torch.inference_mode()
     def begin(self, slot: int, state: DecoderState | None = None) -> None:
-        self._streams[slot] = _Stream(slot, called=0 if state is None else state.position)
+        self._streams[slot] = _SlotStream(slot, called=0 if state is None else state.position)
         with torch.cuda.stream(self.stream):
             if state is None:
                 self.decoder.reset(slot)
@@ -244,7 +244,7 @@ class TritonSlots(SlotDecoder):
         return made
 
     @torch.inference_mode()
-    def decode_again(self, stream: _Stream, position: int, frames: int) -> Pcm | EngineError:
+    def decode_again(self, stream: _SlotStream, position: int, frames: int) -> Pcm | EngineError:
         """Samples of `frames` at `position` in float32; the state before them comes from the stream's codes."""
         with torch.cuda.stream(self.stream):
             try:
@@ -263,7 +263,7 @@ class TritonSlots(SlotDecoder):
     def _exact(self) -> CodecDecoder:
         return self._load_exact()
 
-    def _written(self, stream: _Stream, begin: int, end: int) -> Tensor:
+    def _written(self, stream: _SlotStream, begin: int, end: int) -> Tensor:
         """Codes [frames, groups] of a stream's frames from `begin`, or from its first one."""
         numbers = torch.arange(max(0, begin), end, device=self.decoder.device)
         return self.decoder.codes[stream.slot, numbers % CODE_RING].long()
@@ -280,11 +280,11 @@ class _GpuCall(DecodeCall):
         samples = MAX_CALL_FRAMES * owner.decoder.frame_samples
         self._pcm = torch.empty(samples, dtype=torch.int16, pin_memory=True)
         self._slots, self._broken = torch.empty((2, owner.batches[-1]), dtype=torch.int32, pin_memory=True)
-        self._calls: list[tuple[_Stream, int]] = []  # each stream and the number of its first frame here
+        self._calls: list[tuple[_SlotStream, int]] = []  # each stream and the number of its first frame here
         self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._samples = self._frames = 0  # each stream has so many
 
-    def start(self, call: tuple[int, int], slots: list[int], streams: list[_Stream]) -> None:
+    def start(self, call: tuple[int, int], slots: list[int], streams: list[_SlotStream]) -> None:
         """Enqueue the call on the current stream; `streams` belong to the first slots, the other slots pad."""
         host, count = self._slots[: len(slots)], len(streams)
         host.copy_(torch.tensor(slots, dtype=torch.int32))

@@ -109,8 +109,10 @@ class Capacity:
 
 
 @dataclass(slots=True, eq=False)
-class _Stream:
-    arrived: int = 0  # frames
+class _Counts:
+    """Frames of one stream."""
+
+    arrived: int = 0
     decoded: int = 0
 
     @property
@@ -129,7 +131,7 @@ class CodecLoad:
         # A stream holds these back on purpose: others wait for a worker.
         self._chunk_frames = chosen_ramp(config.chunk_frames, config.workers)[-1]
         self._capacity = Capacity(max_late_s=config.max_late_s, workers_carry=workers_carry)
-        self._streams: set[_Stream] = set()
+        self._streams: set[_Counts] = set()
         self._calls = 0  # that decode now
         self._busy_s = 0.0  # seconds of all workers since the last record
         self._busy_cores = 0.0
@@ -153,14 +155,14 @@ class CodecLoad:
         A stream that has delivered no audio is decoded once there is room for it. The talker begins at once, because
         its pool must see the demand, and codes are small.
         """
-        counts, room = _Stream(), AsyncExitStack()
-        client, is_heard = request.client, request.is_heard
+        counts, room = _Counts(), AsyncExitStack()
+        client, is_underway = request.client, request.is_underway
 
         async def arriving(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
             async with aclosing(generate(request)) as chunks:
                 async for chunk in chunks:
                     if len(chunk.codes) and not counts.arrived and request.gpu_frames < ALL_FRAMES:
-                        at_once = is_heard or request.gpu_frames > 0  # samples that a GPU has made shall not wait
+                        at_once = is_underway or request.gpu_frames > 0  # samples that a GPU has made shall not wait
                         await room.enter_async_context(self._capacity.enter(client, at_once=at_once))
                     counts.arrived += len(chunk.codes)
                     yield chunk

@@ -160,9 +160,9 @@ class CodecService:
         known = self._codec.known(reference)
         if known is not None:
             return known  # and waits for no worker
-        begun = await self.workers.run(self._codec.read, reference)
+        prepared = await self.workers.run(self._codec.read, reference)
         metrics.references("codes", self._codec.references.take_lookups())
-        return begun
+        return prepared
 
     def _start(self, resume: Progress | None, reference_codes: Codes | None, state: DecoderState) -> DecodingStart:
         """Decoding begins after the reference, or where another replica stopped, whose state is recalled from codes."""

@@ -54,10 +54,10 @@ def test_a_state_needs_no_rows_but_those_that_reach_it(
         return max((own - other).abs().max().item() for own, other in pairs)
 
     assert isinstance(decoder.backend, TorchBackend)
-    reached = decoder.backend.folded.reached()
+    needed = decoder.backend.folded.rows_needed()
     assert error() < TOLERANCE
-    for layer, rows in reached.items():
-        monkeypatch.setattr(FoldedDecoder, "reached", lambda _, fewer=reached | {layer: rows // 2}: fewer)
+    for layer, rows in needed.items():
+        monkeypatch.setattr(FoldedDecoder, "rows_needed", lambda _, fewer=needed | {layer: rows // 2}: fewer)
         assert error() > TOLERANCE
 
 

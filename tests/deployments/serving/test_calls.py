@@ -13,7 +13,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overloaded, TalkerLost
 from deployments.protocol import FinishReason, FrameChunk
-from deployments.serving.calls import call, stream, translate
+from deployments.serving.calls import call, from_ray_error, stream
 from deployments.serving.failover import persist
 
 pytestmark = pytest.mark.anyio
@@ -88,7 +88,7 @@ async def collect(chunks: AsyncGenerator[object, None]) -> list[object]:
     ],
 )
 def test_what_the_method_raised_comes_back_as_itself(cause: Exception) -> None:
-    translated = translate(from_replica(cause), TalkerLost)
+    translated = from_ray_error(from_replica(cause), TalkerLost)
     assert type(translated) is type(cause)
     assert translated.args == cause.args
     assert vars(translated) == vars(cause)
@@ -97,25 +97,25 @@ def test_what_the_method_raised_comes_back_as_itself(cause: Exception) -> None:
 @pytest.mark.parametrize("error", [RayActorError(), ActorDiedError(), ActorUnavailableError("busy", b"0" * 16)])
 @pytest.mark.parametrize("lost", [TalkerLost, CodecLost])
 def test_a_dead_replica_is_a_loss_of_its_kind(error: Exception, lost: type[TalkerLost] | type[CodecLost]) -> None:
-    translated = translate(error, lost)
+    translated = from_ray_error(error, lost)
     assert type(translated) is lost
     assert type(error).__name__ in str(translated)
 
 
 def test_backpressure_is_overload_with_a_time_to_wait() -> None:
-    translated = translate(BackPressureError(8, 8), TalkerLost)
+    translated = from_ray_error(BackPressureError(8, 8), TalkerLost)
     assert isinstance(translated, Overloaded)
     assert translated.retry_after_s > 0
 
 
 def test_a_deployment_without_replicas_is_not_ready() -> None:
     error = DeploymentUnavailableError(DeploymentID("Talker", "default"))
-    assert isinstance(translate(error, TalkerLost), NotReady)
+    assert isinstance(from_ray_error(error, TalkerLost), NotReady)
 
 
 def test_other_exceptions_stay_what_they_are() -> None:
     error = ValueError("ours")
-    assert translate(error, TalkerLost) is error
+    assert from_ray_error(error, TalkerLost) is error
 
 
 async def test_a_stream_passes_its_items_on() -> None:

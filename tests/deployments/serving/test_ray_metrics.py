@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from ray.util import metrics as ray
 
-from deployments.audio.recordings import Lookups
+from deployments.audio.recording_cache import Lookups
 from deployments.protocol import FinishReason, Mark
 from deployments.serving import metrics, ray_metrics
 
@@ -53,9 +53,9 @@ def test_nothing_is_recorded_before_it_is_installed() -> None:
 def test_every_instrument_takes_what_is_recorded(recorded: list[Recorded]) -> None:
     metrics.refused("full")
     metrics.failed_over("TalkerLost", 0.1)
-    metrics.first_byte(0.1)
-    metrics.first_audio(0.1)
-    metrics.first_sound(0.1, onset_s=0.1)
+    metrics.ttfb(0.1)
+    metrics.ttfp(0.1)
+    metrics.ttfa(0.1, onset_s=0.1)
     metrics.stages((Mark("one", 1), Mark("two", 2)))
     metrics.audio(0.1, late_s=0.2)
     metrics.finished(1.0, audio_s=2.0, reason=FinishReason.STOP)
@@ -96,7 +96,7 @@ def test_what_a_model_records_has_its_name(recorded: list[Recorded]) -> None:
     ray_metrics.install.cache_clear()
     ray_metrics.install("base")
     metrics.talker_step(0.01, 0, 0.5, waiting=0)
-    metrics.first_audio(0.1, model="design")  # an ingress knows all of them
+    metrics.ttfp(0.1, model="design")  # an ingress knows all of them
     assert [tags for _, _, tags in recorded] == [
         {"model": "base"},
         {"pool": "talker", "model": "base"},

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deployments.audio.recordings import VOICE_BYTES
+from deployments.audio.recording_cache import VOICE_BYTES
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.slots import CODE_RING, Pcm, PlainSlots

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from deployments.audio.recordings import Lookups
+from deployments.audio.recording_cache import Lookups
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, GenerateRequest, Reference, Sampling
@@ -604,7 +604,7 @@ def test_an_engine_that_cannot_warm_up_says_so(checkpoint: Path, monkeypatch: py
 
 def test_audio_never_comes_before_its_codes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a sequence that gives up its blocks while frames of it are held back."""
-    monkeypatch.setattr(engine_module, "_SLACK_S", -math.inf)  # hold whatever can be held
+    monkeypatch.setattr(engine_module, "_HOLDING_LEAD_S", -math.inf)  # hold whatever can be held
     requests = [ask("Short.", seed=seed, frames=20, ignore_eos=True) for seed in range(4)]
     whole = speak_all(build_engine(checkpoint, CONFIG), requests)
     engine = with_blocks(checkpoint, CONFIG, 12)

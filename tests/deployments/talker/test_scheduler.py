@@ -34,7 +34,7 @@ def heard(number: int) -> Sequence:
 def awaiting_text(number: int) -> Sequence:
     """A sequence that waits for text."""
     each = sequence(number)
-    each.prompt = replace(each.prompt, trailing=each.prompt.trailing[:0], is_whole=False)
+    each.prompt = replace(each.prompt, trailing=each.prompt.trailing[:0], has_all_text=False)
     return each
 
 

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from starlette.types import Message
 
-from deployments.protocol import Mark, PcmChunk, SynthesisRequest, reached
+from deployments.protocol import Mark, PcmChunk, SynthesisRequest, with_mark
 from deployments.serving import metrics
 from serve_app.api.request import SpeechBody
-from serve_app.api.response import SpeechResponse, Usage, audio_body, marked, server_timing
+from serve_app.api.response import SpeechResponse, Usage, audio_body, server_timing, start_marks
 from serve_app.api.wish import negotiate
 from serve_app.audio.formats import AudioFormat, Rendering
 from tests.serve_app.fake import FakeSynthesizer
@@ -66,17 +66,19 @@ def test_each_stage_lasts_from_the_mark_before_it() -> None:
 
 def test_only_marked_requests_are_marked_further() -> None:
     request = SynthesisRequest("r", "Hello.")
-    assert reached(request, "to-codec") is request
-    on_its_way = marked(request, 1)
-    assert [mark.stage for mark in reached(on_its_way, "to-codec").marks] == ["received", "request", "to-codec"]
+    assert with_mark(request, "to-codec") is request
+    on_its_way = start_marks(request, 1)
+    assert [mark.stage for mark in with_mark(on_its_way, "to-codec").marks] == ["received", "request", "to-codec"]
 
 
 async def test_header_and_histogram_tell_of_the_first_marks_that_came_back(monkeypatch: pytest.MonkeyPatch) -> None:
     observed: list[str] = []
     monkeypatch.setattr(metrics.STAGES, "record", lambda seconds, tags: observed.append(tags["stage"]))
-    request = marked(SynthesisRequest("r", "Hello."), 0)
+    request = start_marks(SynthesisRequest("r", "Hello."), 0)
     script = [PcmChunk(b"12", CODES, 1, marks=request.marks), PcmChunk(b"34", CODES, 1, marks=request.marks)]
-    script = [reached(chunk, stage) for chunk, stage in zip(script, ("from-talker", "of-a-later-segment"), strict=True)]
+    script = [
+        with_mark(chunk, stage) for chunk, stage in zip(script, ("from-talker", "of-a-later-segment"), strict=True)
+    ]
     usage, sent = Usage(), list[Message]()
     body = audio_body(
         FakeSynthesizer(script=script).synthesize(request), Rendering(AudioFormat.PCM, 24000, 1920), usage

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from deployments.audio.recordings import ByRecording
+from deployments.audio.recording_cache import ByRecording
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ClonePrompt, Reference
 from serve_app.audio import recordings

@@ -343,13 +343,13 @@ async def test_a_reader_that_takes_nothing_gives_its_place_back(monkeypatch: pyt
     line = Line(AdmissionSettings(max_streams=1, max_line_s=1000, max_wait_s=1000))
     line.gate.set()
     left = asyncio.Event()
-    make_room = line.admission._make_room
+    make_room = line.admission._give_place_back
 
     async def tell_and_make_room() -> None:
         await make_room()
         left.set()
 
-    monkeypatch.setattr(line.admission, "_make_room", tell_and_make_room)
+    monkeypatch.setattr(line.admission, "_give_place_back", tell_and_make_room)
     async with aclosing(line.admission.synthesize(REQUEST)) as paused:
         heard = [await anext(paused)]
         await asyncio.wait_for(left.wait(), 5.0)
@@ -360,7 +360,7 @@ async def test_a_reader_that_takes_nothing_gives_its_place_back(monkeypatch: pyt
             await line.speak()
         heard += [item async for item in paused]
     assert pcm_of(heard) == pcm_of(utterance(2))
-    assert (line.admission._num_streams, line.admission._num_heard) == (0, 0)
+    assert (line.admission._num_streams, line.admission._num_speaking) == (0, 0)
 
 
 async def test_who_leaves_while_away_is_counted_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,5 +371,5 @@ async def test_who_leaves_while_away_is_counted_out_once(monkeypatch: pytest.Mon
         await anext(paused)
         for _ in range(10):
             await asyncio.sleep(0)
-        assert (line.admission._num_streams, line.admission._num_heard) == (0, 0)
-    assert (line.admission._num_streams, line.admission._num_heard) == (0, 0)
+        assert (line.admission._num_streams, line.admission._num_speaking) == (0, 0)
+    assert (line.admission._num_streams, line.admission._num_speaking) == (0, 0)

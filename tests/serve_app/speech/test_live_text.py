@@ -180,7 +180,7 @@ async def test_what_waits_is_spoken_behind_the_end_and_forgotten_when_it_is_clos
 )
 async def test_it_has_begun_when_a_word_is_certain_to_come(texts: LiveTexts, info: ModelInfo, parts: list[str]) -> None:
     with await texts.open(REQUEST, info, max_chars=LONG) as live:
-        begun = asyncio.create_task(live.begun())
+        begun = asyncio.create_task(live.wait_for_words())
         for part in parts:
             await asyncio.sleep(0)
             assert not begun.done()
@@ -193,7 +193,7 @@ async def test_nothing_to_say_never_begins(texts: LiveTexts, text: str) -> None:
     with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
         live.append(text)
         live.finish()
-        assert not await live.begun()
+        assert not await live.wait_for_words()
 
 
 async def test_text_that_is_too_long_is_refused_and_the_rest_spoken(texts: LiveTexts) -> None:

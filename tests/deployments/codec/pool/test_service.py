@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.audio.recordings import VOICE_BYTES
+from deployments.audio.recording_cache import VOICE_BYTES
 from deployments.codec.batch import Decoded, DecodeJob
 from deployments.codec.decoder import CodecDecoder, WarmUpResult, to_pcm16
 from deployments.codec.encoder import CodecEncoder

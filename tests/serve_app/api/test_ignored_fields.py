@@ -8,9 +8,10 @@ import httpx
 import pytest
 
 from deployments.protocol import ModelInfo
-from serve_app.api import ignored as ignored_module
-from serve_app.api.ignored import Ignored, header, ignored
-from serve_app.api.request import parse_object, parse_speech
+from serve_app.api import ignored_fields
+from serve_app.api.client_json import parse_object
+from serve_app.api.ignored_fields import Reasons, as_header, find_ignored
+from serve_app.api.request import parse_speech
 from tests.serve_app.dialects.client import talking
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED, VOICE_DESIGN, FakeSynthesizer, utterance
 
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.anyio
 EMBEDDED = replace(CUSTOM_VOICE, languages=("english",), supports_instructions=False, spoken_form="english")
 
 
-def of(info: ModelInfo, **fields: object) -> Ignored:
+def of(info: ModelInfo, **fields: object) -> Reasons:
     sent = {"input": "Hello.", **fields}
-    return ignored(sent, parse_speech(sent), info)
+    return find_ignored(sent, parse_speech(sent), info)
 
 
 @pytest.mark.parametrize(
@@ -60,14 +61,14 @@ def test_a_slip_of_the_pen_is_recognised(name: str) -> None:
 def test_hostile_names_fit_a_header() -> None:
     reasons = of(CUSTOM_VOICE, **{"\r\nx: y\0é" * 100: 1, **{f"field{number}": 1 for number in range(100)}})
     assert reasons["others"] == "93 more"
-    [line] = header(reasons).values()
+    [line] = as_header(reasons).values()
     assert len(line) < 1000
     assert line.isascii()
     assert line.isprintable()
 
 
 def test_no_header_where_nothing_was_ignored() -> None:
-    assert header(of(CUSTOM_VOICE)) == {}
+    assert as_header(of(CUSTOM_VOICE)) == {}
 
 
 MANY = {f"field{number}": 1 for number in range(32_000)}
@@ -82,7 +83,7 @@ def matched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(word)
         return difflib.get_close_matches(word, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ignored_module, "get_close_matches", close_matches)
+    monkeypatch.setattr(ignored_fields, "get_close_matches", close_matches)
     return names
 
 
@@ -135,4 +136,4 @@ def least_s(work: Callable[[], object]) -> float:
 def test_unknown_fields_cost_less_than_their_parsing() -> None:
     sent: dict[str, object] = {"input": "Hello.", **MANY}
     raw, body = json.dumps(sent), parse_speech(sent)
-    assert least_s(lambda: ignored(sent, body, CUSTOM_VOICE)) < least_s(lambda: parse_object(raw))
+    assert least_s(lambda: find_ignored(sent, body, CUSTOM_VOICE)) < least_s(lambda: parse_object(raw))

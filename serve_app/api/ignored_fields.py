@@ -15,7 +15,7 @@ HEADER = "x-ignored"
 
 NO_WORD_TIMES = "of the loaded model they are not known"
 
-Ignored = dict[str, str]  # reason by field, both fit for a header
+Reasons = dict[str, str]  # reason by field, both fit for a header
 # A dialect's fields, fields of nested objects after a dot, and which field of a SpeechBody each becomes. None: it has
 # another effect. "bit_rate" is no field of a SpeechBody, but treated as one.
 Names = dict[str, str | None]
@@ -59,7 +59,7 @@ def renamed(sent: Mapping[str, object], names: Names) -> dict[str, object]:
     return {ours: sent[theirs] for theirs, ours in reversed(names.items()) if ours is not None and theirs in sent}
 
 
-def ignored(
+def find_ignored(
     sent: Mapping[str, object],
     body: SpeechBody,
     info: ModelInfo,
@@ -67,7 +67,7 @@ def ignored(
     *,
     reasons: Mapping[str, str] | None = None,
     stored: StoredVoice | None = None,
-) -> Ignored:
+) -> Reasons:
     """Fields of `sent`, of which `body` was made, without effect on this model or unknown to `names`. `reasons`:
     further fields without effect, by the dialect's name or ours; the answer has the dialect's name. `stored` is the
     voice that speaks.
@@ -83,10 +83,10 @@ def ignored(
     spelled = {theirs.get(name, name): reason for name, reason in found.items()}
     first = {name: theirs[ours] for name, ours in names.items() if ours is not None and name in sent}
     spelled |= {name: f"{other} is there too" for name, other in first.items() if other != name}
-    return named(sent, names, spelled)
+    return with_unknown(sent, names, spelled)
 
 
-def named(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str, str]) -> Ignored:
+def with_unknown(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str, str]) -> Reasons:
     """`reasons`, and which of `sent` is none of `names`: the first of them, as they can stand in a header and in a log.
     Fields that are only counted cost next to nothing: a body may have a million.
     """
@@ -104,16 +104,16 @@ def always_streamed(fields: Mapping[str, object]) -> dict[str, str]:
     return {name: "a WebSocket sends audio as it comes" for name, is_asked in asked.items() if is_asked}
 
 
-def header(reasons: Ignored) -> dict[str, str]:
+def as_header(reasons: Reasons) -> dict[str, str]:
     """For an HTTP response: none where nothing was ignored."""
     return {HEADER: "; ".join(f"{name} ({reason})" for name, reason in reasons.items())} if reasons else {}
 
 
-def entries(reasons: Ignored) -> list[dict[str, str]]:
+def entries(reasons: Reasons) -> list[dict[str, str]]:
     return [{"field": name, "reason": reason} for name, reason in reasons.items()]
 
 
-def told(reasons: Ignored) -> dict[str, object]:
+def in_message(reasons: Reasons) -> dict[str, object]:
     """For a message, beside its other fields: nothing where nothing was ignored."""
     return {"ignored": entries(reasons)} if reasons else {}
 

@@ -1,0 +1,126 @@
+"""JSON that clients send: its size, its numbers, and texts that JavaScript cut within a character."""
+
+import json
+import re
+from collections.abc import Mapping
+
+from pydantic_core import from_json
+
+from deployments.errors import InvalidRequest
+from serve_app.speech.characters import without_halves
+
+MAX_BODY_BYTES = 16 << 20  # of an HTTP request, and of a WebSocket message with reference audio
+_MOST_VALUES = 1 << 15  # of one JSON text: to check so many takes the event loop 50 ms
+_ABOVE_ALL_NUMBERS = 2**64  # a seed has 64 bits
+_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?[0-9]{1,2})?")
+_SEARCHED = 1 << 20  # bytes that are searched for a number with too many digits
+_MANY_DIGITS = re.compile(r"[0-9]{4000,}")
+_ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_CUT_FIELDS = ("text", "transcript")  # the next message continues their text
+
+
+def parse_object(raw: bytes | str) -> dict[str, object]:
+    """A JSON object without its null fields. Raises InvalidRequest; its message names the field of a bad number.
+
+    `raw` is the bytes of a body or the text of a message. A message may cut a surrogate pair: see `_repaired_json`.
+    """
+    commas = raw.count(b",") if isinstance(raw, bytes) else raw.count(",")
+    if commas >= _MOST_VALUES:
+        raise InvalidRequest(f"The JSON has more than {_MOST_VALUES} values.", None, "invalid_json")
+    try:
+        value = from_json(raw)
+    except ValueError as error:
+        value = _repaired_json(raw)
+        if value is None:
+            _check_digits(raw)
+            raise InvalidRequest(f"Not valid JSON: {error}.", None, "invalid_json") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("The body must be a JSON object.", None, "invalid_json")
+    _check_numbers(value)
+    return {key: item for key, item in value.items() if item is not None}
+
+
+def number(param: str, value: object) -> int | float | None:
+    """A number from JSON, or from the text of a query; None for None and "". Raises InvalidRequest."""
+    if value is None or value == "":
+        return None
+    found = value
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        found = int(value) if value.isdigit() else float(value)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not _fits_a_field(found):
+        raise _no_number(param, value)
+    return found
+
+
+def _fits_a_field(value: float) -> bool:
+    """False for NaN, infinity and integers above 64 bits, which no field takes."""
+    return -_ABOVE_ALL_NUMBERS < value < _ABOVE_ALL_NUMBERS
+
+
+def _no_number(param: str, value: object, *, within: str = "") -> InvalidRequest:
+    shown = value if isinstance(value, str) else repr(value) if isinstance(value, float) else type(value).__name__
+    path = param if within in ("", param) else f"{within[:80]}.{param}"
+    return InvalidRequest(f"{path}: {shown[:40]!r} is no number that any field takes.", param)
+
+
+def _check_numbers(fields: Mapping[str, object]) -> None:
+    """Raises InvalidRequest for a number at any depth that no field takes. The message names its field."""
+    waiting: list[tuple[str, str, object]] = [(name, name, value) for name, value in fields.items()]
+    while waiting:
+        top, name, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(top, key, item) for key, item in value.items()]
+        elif isinstance(value, list):
+            waiting += [(top, name, item) for item in value]
+        elif isinstance(value, int | float) and not _fits_a_field(value):
+            raise _no_number(name[:80], value, within=top)
+
+
+def _check_digits(raw: bytes | str) -> None:
+    """Raises InvalidRequest where the parser failed on a number of too many digits. The message names its field."""
+    text = raw[:_SEARCHED].decode("utf-8", "replace") if isinstance(raw, bytes) else raw
+    if _MANY_DIGITS.search(text):
+        try:
+            value = from_json(_MANY_DIGITS.sub("1e999", text))
+        except ValueError:
+            return
+        if isinstance(value, dict):
+            _check_numbers(value)
+
+
+def _repaired_json(raw: bytes | str) -> object:
+    """The object of a message with halves of surrogate pairs; None where the message is not JSON for another reason.
+
+    JavaScript writes a half where it cuts a text. Fields of `_CUT_FIELDS` keep a half at their start and end, because
+    the neighbouring message has the other half. All other halves become U+FFFD.
+    """
+    if isinstance(raw, bytes) or not _ESCAPED_HALF.search(raw):
+        return None
+    try:
+        value = json.loads(raw)
+        if not isinstance(value, dict):
+            return None
+        cut = {name: _repaired_inside(value.pop(name)) for name in _CUT_FIELDS if isinstance(value.get(name), str)}
+        rest = _repaired(value)
+    except (ValueError, RecursionError):
+        return None
+    assert isinstance(rest, dict)
+    return rest | cut
+
+
+def _repaired(value: object) -> object:
+    match value:
+        case str():
+            return without_halves(value)
+        case list():
+            return [_repaired(item) for item in value]
+        case dict():
+            return {without_halves(name): _repaired(item) for name, item in value.items()}
+    return value
+
+
+def _repaired_inside(text: str) -> str:
+    """`text` repaired, except for a second half at its start and a first half at its end."""
+    start = int("\udc00" <= text[:1] <= "\udfff")
+    end = max(start, len(text) - ("\ud800" <= text[-1:] <= "\udbff"))
+    return text[:start] + without_halves(text[start:end]) + text[end:]
