@@ -123,8 +123,9 @@ async def test_a_form_locks_as_well(folder: Path) -> None:
         assert (told["consent"], told["description"]) == ("by letter", "old")
         again = await client.post(VOICES, json={"design": second["id"], "name": "ONE"})
         assert (again.status_code, again.json()["error"]["param"]) == (409, "name")
-        both = await client.post(VOICES, json={"design": second["id"], "name": "two", "ref_text": "No."})
-        assert (both.status_code, both.json()["error"]["param"]) == (400, "design")
+        for more in ({"ref_text": "No."}, {"prepare": "none"}):
+            both = await client.post(VOICES, json={"design": second["id"], "name": "two", **more})
+            assert (both.status_code, both.json()["error"]["param"]) == (400, "design")
 
 
 async def test_only_its_owner_may_lock_it(folder: Path) -> None:
