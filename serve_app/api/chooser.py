@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deployments.errors import InvalidRequest
+from deployments.errors import InvalidRequest, NotFound
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api import catalogue
 from serve_app.config import CLONE_ALIAS, ApiSettings
+from serve_app.voices.record import ID
 
 _TASKS = {"customvoice": ModelKind.CUSTOM_VOICE, "voicedesign": ModelKind.VOICE_DESIGN, "base": ModelKind.BASE}
 _CHECKPOINTS = {  # what would have to be deployed
@@ -73,13 +74,15 @@ def _by_task(task: object, models: Sequence[ModelInfo]) -> ModelInfo | None:
 def _by_voice(name: str | None, models: Sequence[ModelInfo], *, lenient: bool) -> ModelInfo | None:
     """A model's own speaker goes before one of OpenAI's names, which every model with speakers has."""
     speaking = [info for info in models if info.voices]
-    if not name or not speaking:
+    wanted = (name or "").lower()
+    if not lenient and ID.fullmatch(wanted):  # one that is stored has decided already
+        raise NotFound(f"voice: no voice {wanted} is stored, or it is not yours.", "voice", "voice_not_found")
+    if not wanted or not speaking:
         return None
-    wanted = name.lower()
     own = [info for info in speaking if wanted in info.voices]
     found = _only(own or [info for info in speaking if wanted in catalogue.aliases(info.voices)], "voice", models[0])
     if found is None and not lenient:
-        catalogue.resolve(name, list(dict.fromkeys(voice for info in speaking for voice in info.voices)))
+        catalogue.resolve(wanted, list(dict.fromkeys(voice for info in speaking for voice in info.voices)))
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.errors import InvalidRequest, ModelNotFound
+from deployments.errors import InvalidRequest, ModelNotFound, NotFound
 from deployments.protocol import ModelInfo
 from serve_app.api.chooser import ModelWish, choose
 from serve_app.api.routes import create_api
@@ -87,6 +87,12 @@ def test_what_is_missing_or_unclear_is_named(
         chosen(models, **wanted)
     assert refused.value.param == param
     assert said in str(refused.value)
+
+
+def test_a_stored_voice_that_is_gone_is_no_name_to_ignore() -> None:
+    with pytest.raises(NotFound) as refused:
+        chosen((DESIGN, BASE), voice=f"voice_{'0' * 24}")
+    assert refused.value.param == "voice"
 
 
 def test_a_model_that_is_not_here() -> None:

@@ -1,0 +1,46 @@
+"""openai: a voice that is stored with what it says, spoken with, and deleted."""
+
+import asyncio
+import io
+import sys
+import wave
+
+from openai import AsyncOpenAI, NotFoundError
+
+
+def recording() -> bytes:
+    """Four seconds of a rising tone."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as audio:
+        audio.setnchannels(1)
+        audio.setsampwidth(2)
+        audio.setframerate(24_000)
+        samples = (8000 if number * (100 + number // 2400) // 12_000 % 2 else -8000 for number in range(96_000))
+        audio.writeframes(b"".join(sample.to_bytes(2, "little", signed=True) for sample in samples))
+    return file.getvalue()
+
+
+async def main(url: str) -> None:
+    client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none")
+    file = ("kept.wav", recording(), "audio/wav")
+    consent = await client.audio.voice_consents.create(name="agreed", language="en-US", recording=file)
+    voice = await client.audio.voices.create(
+        name="kept", audio_sample=file, consent=consent.id, extra_body={"ref_text": "It rises, and rises."}
+    )
+    for named in ("kept", {"id": voice.id}):
+        answer = await client.audio.speech.create(
+            model="gpt-4o-mini-tts", voice=named, input="Good evening.", response_format="pcm"
+        )
+        assert answer.content
+    await client.audio.voices.delete(voice.id)
+    error = None
+    try:
+        await client.audio.speech.create(model="gpt-4o-mini-tts", voice={"id": voice.id}, input="Good evening.")
+    except NotFoundError as raised:
+        error = raised
+    assert error is not None, "a deleted voice speaks"
+    assert voice.id in error.message, error
+    await client.audio.voice_consents.delete(consent.id)
+
+
+asyncio.run(main(sys.argv[1]))
