@@ -450,6 +450,7 @@ async def test_sockets_tell_which_recording_speaks(folder: Path, dialect: str) -
             while not told:
                 message = await client_of.next()
                 told = message.get("voice_take", "") if isinstance(message, dict) else ""
+    await server.texts.aclose()
     assert told == "neutral (the first)"
     assert in_handshake == (told if dialect in ("Deepgram", "Flux", "ElevenLabs") else None)
 
