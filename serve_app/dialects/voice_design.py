@@ -104,7 +104,7 @@ async def wished(
     delivery: Delivery,
     made: Mapping[str, object] | None = None,
 ) -> Wish:
-    """As `SpeechService.wish`, of a model that designs voices, with a text of ours where there is none.
+    """As `SpeechService.lenient_wish`, of a model that designs voices, with a text of ours where there is none.
 
     Raises InvalidRequest where no such model is deployed.
     """
