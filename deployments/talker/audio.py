@@ -63,7 +63,7 @@ class _AudioStream:
     def is_recalling(self) -> bool:
         return self.called < self.num_recalled
 
-    def deadline_s(self, now_s: float) -> float:
+    def deadline_s(self) -> float:
         if self.is_recalling:
             return self.opened_s + _RECALL_PATIENCE_S
         return self.clock.deadline_s(self.opened_s)
@@ -258,7 +258,7 @@ class AudioStreams:
             return None
         for stream, _ in wishes:
             stream.ready_since_s = min(stream.ready_since_s, now_s)
-        wishes.sort(key=lambda wish: (wish[0].has_slack(now_s), wish[0].deadline_s(now_s)))
+        wishes.sort(key=lambda wish: (wish[0].has_slack(now_s), wish[0].deadline_s()))
         first, frames = wishes[0]
         if first.has_slack(now_s):
             return None if self._calls else self._shared_call(wishes)

@@ -35,22 +35,22 @@ BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
 
 
 class SpeechService:
-    """The one door from dialects to speech: limits, checks and the log are the same for all of them."""
+    """What every dialect goes through to speech: limits, checks and the log are the same for all of them."""
 
     def __init__(
         self,
-        admission: Models,
+        models: Models,
         settings: ApiSettings,
         *,
         live_texts: LiveTexts,
         voices: Voices,
     ) -> None:
         """`live_texts` holds the texts that are still being written, `voices` the stored voices."""
-        self.admission, self.settings, self.live_texts, self.voices = admission, settings, live_texts, voices
+        self.models, self.settings, self.live_texts, self.voices = models, settings, live_texts, voices
 
     async def described(self) -> Sequence[ModelInfo]:
         """All models, the default first. Raises NotReady."""
-        return await self.admission.described()
+        return await self.models.described()
 
     async def choose(self, body: SpeechBody, sent: Mapping[str, object]) -> ModelInfo:
         """The model that answers a request of these fields. An unknown model or, with several models, an unknown voice
@@ -80,7 +80,7 @@ class SpeechService:
     @property
     def chosen_by(self) -> ignored_fields.Names:
         """Fields that have an effect only where several models are deployed."""
-        return {"task_type": None} if len(self.admission) > 1 else {}
+        return {"task_type": None} if len(self.models) > 1 else {}
 
     async def lenient_wish(
         self,
@@ -174,7 +174,7 @@ class SpeechService:
     def session(self, connection: HTTPConnection, wish: Wish, *, request_id: str, live: bool = True) -> Session:
         """Speech of one conversation, while it is written if `live`; see `Session`."""
         return Session(
-            self.admission,
+            self.models,
             self.settings,
             wish,
             asker=state_of(connection),
@@ -228,7 +228,7 @@ class SpeechService:
 
     def chunks(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The utterance's audio; a moment of silence where its text has nothing to speak."""
-        return self.admission.synthesize(utterance) if is_speakable(utterance.text) else _silent(info)
+        return self.models.synthesize(utterance) if is_speakable(utterance.text) else _silent(info)
 
 
 def tagged(body: SpeechBody, stored: StoredVoice | None, reasons: dict[str, str]) -> tuple[SpeechBody, bool]:
@@ -263,7 +263,7 @@ async def read_body(request: Request) -> bytes:
 async def read_object(request: Request, service: SpeechService) -> dict[str, object]:
     """The JSON object that is the body. Raises InvalidRequest, and Overloaded where parsing it would be in vain."""
     content = await read_body(request)
-    service.admission.check_room(state_of(request).caller.name)
+    service.models.check_room(state_of(request).caller.name)
     return parse_object(content)
 
 

@@ -30,7 +30,7 @@ _NAMES: ignored_fields.Names = {
 async def generate(service: SpeechService, request: Request) -> Response:
     """Speaks `text` of a form, or of JSON; `audio` is a recording to clone."""
     content = await read_body(request)
-    service.admission.check_room(state_of(request).caller.name)
+    service.models.check_room(state_of(request).caller.name)
     return await service.respond(request, await wished(service, await _form_fields(content, request.headers)))
 
 

@@ -97,12 +97,12 @@ class Models:
         return self._admissions[request.model].synthesize(request)
 
     def check_room(self, client: str) -> None:
-        """Raises Overloaded where a request of this client would be refused now, whatever model it is for."""
-        refused: Overloaded | None = None
+        """Raises Overloaded or NotReady where every model would refuse a request of this client now."""
+        refused: Overloaded | NotReady | None = None
         for admission in self._admissions.values():
             try:
                 return admission.check_room(client)
-            except Overloaded as error:
+            except (Overloaded, NotReady) as error:
                 refused = error
         assert refused is not None, "there is at least one model"
         raise refused

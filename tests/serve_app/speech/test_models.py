@@ -114,6 +114,13 @@ async def test_a_model_whose_start_failed_is_refused_at_once_and_says_why() -> N
     )
 
 
+async def test_a_default_model_whose_start_failed_closes_no_door_for_the_others() -> None:
+    server = Several()
+    server.states["custom"] = ModelState(ModelStatus.FAILED, "too little GPU memory", ready_in_s=20.0)
+    assert (await server.speak(instructions="Calm.")).status_code == 200
+    assert (await server.speak(voice="vivian")).status_code == 503
+
+
 async def test_no_model_is_ready_while_all_load() -> None:
     server = Several()
     for name in server.states:
