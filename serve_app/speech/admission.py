@@ -125,17 +125,21 @@ class Admission:
 
     def check_room(self, client: str) -> None:
         """Raises Overloaded or NotReady where a request of this client would be refused now."""
+        reason = self.would_refuse(client)
+        if reason is not None:
+            raise self._refusal(reason)
+
+    def would_refuse(self, client: str) -> str | None:
+        """Why a request of this client would be refused now; None where it would be let in."""
         if self._num_streams >= self._settings.max_streams:
-            raise self._refusal("streams")
+            return "streams"
         if not self._is_running():
             self._waiting.clear()  # these requests wait for a start, not for a free replica
-            if self.state().status is ModelStatus.FAILED:
-                raise self._refusal("starting")
-            return
+            return "starting" if self.state().status is ModelStatus.FAILED else None
         if not self._limit.has_room(self._num_streams):
-            raise self._refusal("pauses")
-        if self._line_s(client) > self._usual_s + self._settings.max_line_s:
-            raise self._refusal("line")
+            return "pauses"
+        is_long = self._line_s(client) > self._usual_s + self._settings.max_line_s
+        return "line" if is_long else None
 
     def _line_s(self, client: str) -> float:
         """How long the oldest waiting request that counts for this client has waited, in seconds.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from deployments.errors import NotReady, Overloaded
+from deployments.errors import NotReady
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.progress import Start
 
@@ -97,15 +97,12 @@ class Models:
         return self._admissions[request.model].synthesize(request)
 
     def check_room(self, client: str) -> None:
-        """Raises Overloaded or NotReady where every model would refuse a request of this client now."""
-        refused: Overloaded | NotReady | None = None
-        for admission in self._admissions.values():
-            try:
-                return admission.check_room(client)
-            except (Overloaded, NotReady) as error:
-                refused = error
-        assert refused is not None, "there is at least one model"
-        raise refused
+        """Raises Overloaded or NotReady where every model would refuse a request of this client now.
+
+        The default model's refusal counts then, and none where another one has room.
+        """
+        if all(admission.would_refuse(client) for admission in self._admissions.values()):
+            next(iter(self._admissions.values())).check_room(client)
 
     def states(self) -> dict[str, ModelState]:
         """The state of each model, by its name."""

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from deployments.protocol import ModelKind
+from deployments.serving import metrics
 from deployments.serving.progress import Start
 from serve_app.api.routes import Node, create_api
 from serve_app.config import AdmissionSettings, ApiSettings
@@ -114,11 +115,17 @@ async def test_a_model_whose_start_failed_is_refused_at_once_and_says_why() -> N
     )
 
 
-async def test_a_default_model_whose_start_failed_closes_no_door_for_the_others() -> None:
+async def test_a_default_model_whose_start_failed_closes_no_door_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused: list[str] = []
+    monkeypatch.setattr(metrics, "refused", lambda reason, *, model: refused.append(f"{model}: {reason}"))
     server = Several()
     server.states["custom"] = ModelState(ModelStatus.FAILED, "too little GPU memory", ready_in_s=20.0)
     assert (await server.speak(instructions="Calm.")).status_code == 200
+    assert refused == []  # a question is no refusal
     assert (await server.speak(voice="vivian")).status_code == 503
+    assert refused == ["custom: starting"]
 
 
 async def test_no_model_is_ready_while_all_load() -> None:
