@@ -5,8 +5,6 @@ them; the oldest goes first.
 """
 
 import asyncio
-import hashlib
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -35,14 +33,6 @@ class DesignedSpeech:
     def seconds(self) -> float:
         return len(self.pcm) / 2 / self.sample_rate
 
-    def flac(self) -> bytes:
-        """Blocks."""
-        import soundfile
-
-        file = io.BytesIO()
-        soundfile.write(file, np.frombuffer(self.pcm, "<i2"), self.sample_rate, format="FLAC", subtype="PCM_16")
-        return file.getvalue()
-
 
 @dataclass(frozen=True, slots=True)
 class Description:
@@ -61,14 +51,8 @@ async def keep(voices: Voices, spoken: Sequence[DesignedSpeech], description: De
         await voices.remove(each)
     kept = []
     for speech in spoken:
-        flac = await asyncio.to_thread(speech.flac)
-        take = Take(
-            style=NEUTRAL,
-            sha256=hashlib.sha256(flac).hexdigest(),
-            seconds=round(speech.seconds, 3),
-            num_bytes=len(flac),
-            text=speech.text,
-        )
+        samples, said = np.frombuffer(speech.pcm, "<i2"), {"style": NEUTRAL, "text": speech.text}
+        take, flac = await asyncio.to_thread(Take.of_samples, samples, speech.sample_rate, "PCM_16", **said)
         design = StoredDesign(
             id=new_id("design"),
             owner=owner,

@@ -16,9 +16,10 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
 from deployments.audio.recording_cache import VOICE_BYTES
@@ -73,25 +74,23 @@ class Take(Strict):
         cls, data: bytes, *, text: str | None, style: str, prepare: Preparation, field: str
     ) -> tuple[Self, bytes]:
         """A recording as it is kept, and its FLAC file in one channel. Raises InvalidRequest about `field`. Blocks."""
-        import soundfile
-
         text = " ".join((text or "").split()) or None
         checked = check_recording(data, field=field, transcript=text, heard=None, prepare=prepare)
-        file = io.BytesIO()
         # 24 bits hold every sample of 16, and the mean of two channels of them. What is louder would wrap around.
-        samples = np.clip(checked.audio, -1, 1 - 2**-23)
-        soundfile.write(file, samples, checked.sample_rate, format="FLAC", subtype="PCM_24")
-        flac = file.getvalue()
-        take = cls(
-            style=style,
-            sha256=hashlib.sha256(flac).hexdigest(),
-            seconds=round(len(samples) / checked.sample_rate, 3),
-            num_bytes=len(flac),
-            text=text,
-            changes=checked.changes,
-            flaws=checked.flaws,
-        )
-        return take, flac
+        samples, found = np.clip(checked.audio, -1, 1 - 2**-23), {"changes": checked.changes, "flaws": checked.flaws}
+        return cls.of_samples(samples, checked.sample_rate, "PCM_24", style=style, text=text, **found)
+
+    @classmethod
+    def of_samples(
+        cls, samples: NDArray[np.generic], sample_rate: int, subtype: str, **fields: Any
+    ) -> tuple[Self, bytes]:
+        """`samples` [samples] as they are kept, with other `fields`, and their FLAC file of a `subtype`. Blocks."""
+        import soundfile
+
+        file = io.BytesIO()
+        soundfile.write(file, samples, sample_rate, format="FLAC", subtype=subtype)
+        flac, seconds = file.getvalue(), round(len(samples) / sample_rate, 3)
+        return cls(sha256=hashlib.sha256(flac).hexdigest(), seconds=seconds, num_bytes=len(flac), **fields), flac
 
     @property
     def cloned_by(self) -> Literal["transcript", "vector"]:
