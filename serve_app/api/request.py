@@ -121,6 +121,7 @@ async def build_request(
     info: ModelInfo,
     settings: ApiSettings,
     *,
+    stored: StoredVoice | None,
     voices: Voices,
     request_id: str,
     client: str = "",
@@ -128,11 +129,11 @@ async def build_request(
 ) -> SynthesisRequest:
     """One utterance for the model `info`, which was chosen for `body`. Raises InvalidRequest that names the field.
 
-    A `live` request has no text yet. The text of others may have nothing to speak, as "..." has: see `is_speakable`.
+    `stored` is the voice that speaks, if it is one of `voices`: see `stored_voice`. A `live` request has no text yet.
+    The text of others may have nothing to speak, as "..." has: see `is_speakable`.
     """
     if body.ref_audio is not None and info.kind is not ModelKind.BASE:  # before `voice` is missed: it would not help
         raise InvalidRequest(f"{info.name} does not clone voices: load a Base checkpoint.", "ref_audio")
-    stored = await voices.find(body.voice) if speaks_stored(body, info) else None
     body = body if stored is None else _with_defaults(body, stored, info)
     return SynthesisRequest(
         request_id=request_id,
@@ -230,9 +231,10 @@ def _instructions(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> s
     return instructions
 
 
-def speaks_stored(body: SpeechBody, info: ModelInfo) -> bool:
-    """Whether `voice` means a stored one: a recording in the request comes first."""
-    return info.kind is ModelKind.BASE and body.ref_audio is None and body.voice is not None
+async def stored_voice(body: SpeechBody, info: ModelInfo, voices: Voices) -> StoredVoice | None:
+    """The stored voice that `body.voice` means, if the model can speak with it and the request has no recording."""
+    is_meant = info.kind is ModelKind.BASE and body.ref_audio is None and body.voice is not None
+    return await voices.find(body.voice) if is_meant else None
 
 
 def _with_defaults(body: SpeechBody, stored: StoredVoice, info: ModelInfo) -> SpeechBody:

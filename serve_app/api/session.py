@@ -14,7 +14,7 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api.context import RequestState
 from serve_app.api.errors import translate
-from serve_app.api.request import SpeechBody, build_request, spoken_text
+from serve_app.api.request import SpeechBody, build_request, spoken_text, stored_voice
 from serve_app.api.request_log import SAMPLE_BYTES, RequestRecord, Usage
 from serve_app.api.wish import Wish
 from serve_app.config import ApiSettings
@@ -378,7 +378,9 @@ class Session:
     async def _request(self, turn: Turn, body: SpeechBody, *, live: bool = False) -> SynthesisRequest:
         self._asker.caller.request()
         who = {"request_id": turn.record.request_id, "client": self._asker.caller.name}
-        request = await build_request(body, self._info, self._settings, voices=self._voices, live=live, **who)
+        # A turn may come an hour after the wish: by then its voice may have another version, or be gone.
+        stored, voices = await stored_voice(body, self._info, self._voices), self._voices
+        request = await build_request(body, self._info, self._settings, stored=stored, voices=voices, live=live, **who)
         turn.record.begin(request.voice, self._info.sample_rate * body.speed)
         return request
 

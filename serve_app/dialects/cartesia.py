@@ -19,6 +19,7 @@ from serve_app.api.session import Audio, Done, Event, Failed, Flushed, Session, 
 from serve_app.api.sockets import ContextConnection
 from serve_app.api.speech_service import SpeechService, choice, read_object, text_of
 from serve_app.api.wish import EVENT_STREAM, Delivery, Wish
+from serve_app.api.wishes import lenient_wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.languages import language_name
@@ -150,7 +151,7 @@ async def _wished(
         found["voice.mode"] = "voices have ids here"
     bit_rate = number("output_format.bit_rate", sent.get("output_format.bit_rate"))
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate), in_wav=container == "wav")
-    return await service.lenient_wish(sent, names, delivery=delivery, made=made, reasons=found)
+    return await lenient_wish(service, sent, names, delivery=delivery, made=made, reasons=found)
 
 
 def _chunk(context_id: str, audio: bytes) -> dict[str, object]:

@@ -20,8 +20,8 @@ from serve_app.api.response import Kept, SpeechResponse
 from serve_app.api.sockets import Connection, unknown_type
 from serve_app.api.speech_service import SpeechService, read_object
 from serve_app.api.wish import Wish
+from serve_app.api.wishes import strict_wish
 from serve_app.audio.formats import AudioFormat
-from serve_app.dialects.openai_speech import strict_wish
 from serve_app.dialects.table import Dialect, Route
 
 CONTENT_TYPE = "application/x-talkray-frames"

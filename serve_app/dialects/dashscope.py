@@ -16,6 +16,7 @@ from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, object_
 from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
 from serve_app.api.speech_service import SpeechService, choice, read_object, text_of
 from serve_app.api.wish import EVENT_STREAM, Delivery, Wish
+from serve_app.api.wishes import lenient_wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.realtime import ResponseSocket, response
 from serve_app.dialects.table import Dialect, Route, Sample
@@ -80,7 +81,7 @@ async def _wished(
     bit_rate = number("bit_rate", given.get("bit_rate"))  # kbit/s
     audio_format = choice("response_format", str(given.get("response_format", default)), _FORMATS)
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate * 1000), files=True)
-    return await service.lenient_wish(sent, names, delivery=delivery, made=made)
+    return await lenient_wish(service, sent, names, delivery=delivery, made=made)
 
 
 class DashScopeSocket(ResponseSocket):

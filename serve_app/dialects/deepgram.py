@@ -17,6 +17,7 @@ from serve_app.api.session import Audio, Cleared, Event, Flushed
 from serve_app.api.sockets import WishedConnection, unknown_type
 from serve_app.api.speech_service import SpeechService, choice, read_object, text_of
 from serve_app.api.wish import Delivery, Wish
+from serve_app.api.wishes import lenient_wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 
@@ -68,7 +69,7 @@ async def wished(
         reasons["container"] = "a WebSocket has none" if body is None else f"{encoding} has {comes_in}"
     if _MODEL.fullmatch(query.get("model", "")):
         reasons.setdefault("model", "it names a voice here, and no language")
-    return await service.lenient_wish({**(body or {}), **query}, _NAMES, delivery=delivery, made=made, reasons=reasons)
+    return await lenient_wish(service, {**(body or {}), **query}, _NAMES, delivery=delivery, made=made, reasons=reasons)
 
 
 async def speak_text(service: SpeechService, request: Request) -> Response:

@@ -15,6 +15,7 @@ from serve_app.api.forms import SentForm, read_form
 from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, object_with
 from serve_app.api.speech_service import SpeechService, choice, read_object, text_of
 from serve_app.api.wish import Delivery, Wish
+from serve_app.api.wishes import lenient_wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 from serve_app.speech.characters import is_ideograph
@@ -205,7 +206,7 @@ async def wished(
     if isinstance(seed := sent.get("seed"), str):
         made["seed"] = number("seed", seed)
     delivery = Delivery(audio_format, bit_rate=bit_rate)
-    return await service.lenient_wish(sent, names, delivery=delivery, made=made, reasons=reasons)
+    return await lenient_wish(service, sent, names, delivery=delivery, made=made, reasons=reasons)
 
 
 def output(name: str) -> tuple[AudioFormat, int, int | None]:

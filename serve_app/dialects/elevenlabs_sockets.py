@@ -12,6 +12,7 @@ from serve_app.api.session import Audio, Done, Event, Failed, Flushed, Rest, Ses
 from serve_app.api.sockets import MAX_CONTEXTS, ContextConnection, WishedConnection
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wish import Wish
+from serve_app.api.wishes import voiced
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.elevenlabs import NAMES, characters, dialogue, encoded, unheard, wished
 from serve_app.dialects.table import Dialect, Sample
@@ -197,7 +198,7 @@ class _Dialogues(_Contexts):
 
     async def _wish_for(self, name: str, fields: Mapping[str, object]) -> Wish:
         _, voice = dialogue(fields.get("inputs"))
-        return await self.service.voiced(self.wish, voice) if voice else self.wish
+        return await voiced(self.service, self.wish, voice) if voice else self.wish
 
     def _text(self, fields: Mapping[str, object]) -> str:
         inputs = fields.get("inputs")

@@ -12,6 +12,7 @@ from serve_app.api.request_log import Usage
 from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, named_event, object_with
 from serve_app.api.speech_service import SpeechService, choice
 from serve_app.api.wish import EVENT_STREAM, Delivery
+from serve_app.api.wishes import lenient_wish
 from serve_app.audio.formats import AudioFormat
 
 _FORMATS = {name: AudioFormat(name) for name in ("mp3", "wav", "pcm", "flac", "opus")}
@@ -30,7 +31,7 @@ async def speak(service: SpeechService, request: Request, fields: Mapping[str, o
     Mistral's own voices.
     """
     audio_format = choice("response_format", str(fields.get("response_format", "mp3")), _FORMATS)
-    wish = await service.lenient_wish(fields, _NAMES, delivery=Delivery(audio_format))
+    wish = await lenient_wish(service, fields, _NAMES, delivery=Delivery(audio_format))
     usage = state_of(request).record.usage
     if fields.get("stream"):
         return await service.respond(

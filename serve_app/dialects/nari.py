@@ -9,8 +9,8 @@ from serve_app.api.session import Audio, Event, Flushed, Session, Started
 from serve_app.api.sockets import WishedConnection, unknown_type
 from serve_app.api.speech_service import SpeechService, text_of
 from serve_app.api.wish import Delivery, Wish
+from serve_app.api.wishes import lenient_wish, strict_wish
 from serve_app.audio.formats import AudioFormat
-from serve_app.dialects.openai_speech import strict_wish
 from serve_app.dialects.table import Dialect, Sample
 
 PROTOCOL = "nari.speech.v1"
@@ -24,7 +24,7 @@ class NariSocket(WishedConnection):
 
     @classmethod
     async def wished(cls, socket: WebSocket, service: SpeechService) -> Wish:
-        return await service.lenient_wish({}, {}, delivery=Delivery(AudioFormat.PCM))
+        return await lenient_wish(service, {}, {}, delivery=Delivery(AudioFormat.PCM))
 
     async def opened(self) -> None:
         rate = self.wish.info.sample_rate

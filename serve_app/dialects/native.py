@@ -12,13 +12,14 @@ from deployments.errors import InvalidRequest, Overloaded
 from serve_app.api import ignored_fields
 from serve_app.api.context import state_of
 from serve_app.api.errors import Unauthorized, translate
-from serve_app.api.request import SpeechBody, check_length, parse_speech, validated
+from serve_app.api.request import SpeechBody, check_length, parse_speech, stored_voice, validated
 from serve_app.api.request_log import SAMPLE_BYTES, Usage
 from serve_app.api.response import word_entries
 from serve_app.api.session import Audio, Event, Failed, Flushed, Session, Started, Turn, Words
 from serve_app.api.sockets import Connection, unknown_type
-from serve_app.api.speech_service import SpeechService, tagged
-from serve_app.api.wish import Delivery, Wish
+from serve_app.api.speech_service import SpeechService
+from serve_app.api.wish import Delivery
+from serve_app.api.wishes import model_for, wish_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect
 
@@ -82,20 +83,17 @@ class SpeakMessage:
     async def _open(self, fields: dict[str, object], service: SpeechService) -> Session:
         body, resumption = _speech_body(fields), parse_resumption(fields)
         check_length("input", body.input, service.settings)
-        info, names = await service.choose(body, fields), {**_NAMES, **service.chosen_by}
-        reasons = ignored_fields.always_streamed(fields)
-        stored = await service.stored(body, info)
-        body, is_tagged = tagged(body, stored, reasons)
-        without_effect = ignored_fields.find_ignored(fields, body, info, names, reasons=reasons, stored=stored)
+        info, reasons = await model_for(service, body, fields), ignored_fields.always_streamed(fields)
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
-        wish = Wish(info, body, delivery, without_effect, stored, is_tagged)
+        stored = await stored_voice(body, info, service.voices)
+        wish = wish_of(service, fields, _NAMES, body, info, delivery=delivery, reasons=reasons, stored=stored)
         self._told = wish.told()
         session = service.session(
             self._connection.socket, replace(wish, ignored={}), request_id=self.request_id, live=False
         )
-        session.append(body.input)
+        session.append(wish.body.input)
         self.turn = session.flush()
         self.usage = self.turn.usage
         session.close()

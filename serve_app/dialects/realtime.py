@@ -13,6 +13,7 @@ from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Flus
 from serve_app.api.sockets import Connection
 from serve_app.api.speech_service import SpeechService, choice
 from serve_app.api.wish import Delivery, Wish
+from serve_app.api.wishes import lenient_wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Sample
 
@@ -147,7 +148,7 @@ class RealtimeSocket(ResponseSocket):
         made = {"voice": settings.get("voice"), "speed": settings.get("speed"), "sample_rate": rate}
         delivery = Delivery(_FORMATS[str(settings.get("format", "audio/pcm"))])
         made["model"] = self._model
-        return await self.service.lenient_wish(sent, names, delivery=delivery, made=made, reasons=reasons)
+        return await lenient_wish(self.service, sent, names, delivery=delivery, made=made, reasons=reasons)
 
     async def _keep(self, item: Mapping[str, object], message: Mapping[str, object]) -> None:
         self._waiting += _texts([item])

@@ -18,8 +18,8 @@ from serve_app.api.session import Audio, Event, Flushed, Session, Started
 from serve_app.api.sockets import Connection, unknown_type
 from serve_app.api.speech_service import SpeechService, read_object, text_of
 from serve_app.api.wish import CONTENT_TYPES
+from serve_app.api.wishes import strict_wish
 from serve_app.audio.formats import AudioFormat
-from serve_app.dialects.openai_speech import strict_wish
 from serve_app.dialects.table import Dialect, Route, Sample
 
 Json = dict[str, object]

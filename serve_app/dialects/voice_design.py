@@ -14,12 +14,13 @@ from starlette.responses import JSONResponse, Response
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelKind, Sampling
 from serve_app.api import catalogue, ignored_fields
-from serve_app.api.chooser import not_deployed
 from serve_app.api.context import state_of
+from serve_app.api.model_choice import not_deployed
 from serve_app.api.request_log import Usage
 from serve_app.api.response import Kept, unless_left
 from serve_app.api.speech_service import SpeechService, read_object
 from serve_app.api.wish import Delivery, Wish
+from serve_app.api.wishes import choosing_fields, lenient_wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 from serve_app.speech.languages import language_name
@@ -104,15 +105,15 @@ async def wished(
     delivery: Delivery,
     made: Mapping[str, object] | None = None,
 ) -> Wish:
-    """As `SpeechService.lenient_wish`, of a model that designs voices, with a text of ours where there is none.
+    """As `lenient_wish`, of a model that designs voices, with a text of ours where there is none.
 
     Raises InvalidRequest where no such model is deployed.
     """
     models = await service.described()
     if all(info.kind is not ModelKind.VOICE_DESIGN for info in models):
         raise not_deployed(ModelKind.VOICE_DESIGN, models, "Designing a voice")
-    given: Json = {**dict.fromkeys(service.chosen_by, "VoiceDesign"), **sent}
-    wish = await service.lenient_wish(given, names, delivery=delivery, made=made)
+    given: Json = {**dict.fromkeys(choosing_fields(service), "VoiceDesign"), **sent}
+    wish = await lenient_wish(service, given, names, delivery=delivery, made=made)
     if wish.info.kind is not ModelKind.VOICE_DESIGN:
         raise InvalidRequest(f"model: {wish.info.name} designs no voices, it is of kind {wish.info.kind}.", "model")
     body = wish.body

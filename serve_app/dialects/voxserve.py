@@ -12,6 +12,7 @@ from serve_app.api.context import state_of
 from serve_app.api.forms import parse_form
 from serve_app.api.speech_service import SpeechService, read_body, text_of
 from serve_app.api.wish import Delivery, Wish
+from serve_app.api.wishes import lenient_wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 
@@ -36,7 +37,8 @@ async def generate(service: SpeechService, request: Request) -> Response:
 
 async def wished(service: SpeechService, fields: Mapping[str, object]) -> Wish:
     """`fields` as VoxServe calls them. Raises InvalidRequest."""
-    return await service.lenient_wish(
+    return await lenient_wish(
+        service,
         fields,
         _NAMES,
         delivery=Delivery(AudioFormat.WAV, whole=_switch(fields.get("streaming")) is False),

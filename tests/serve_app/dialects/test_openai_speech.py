@@ -11,7 +11,6 @@ from openai import AsyncAzureOpenAI
 
 from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
-from serve_app.dialects.openai_speech import spelled
 from tests.serve_app.audio.test_formats import decode
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
 
@@ -112,22 +111,6 @@ async def test_wyoming_openai_takes_it_for_no_other_server(client: httpx.AsyncCl
     assert (await client.get("/v1/readyz")).status_code == 404
     assert (await client.get("/v1/test")).status_code == 404
     assert (await client.get("/health")).text != "OK"
-
-
-@pytest.mark.parametrize(
-    ("sent", "ours"),
-    [
-        ({"model": "tts-1-hd-zh"}, {"model": "tts-1-hd", "language": "zh"}),
-        ({"model": "tts-1-de", "language": "en"}, {"model": "tts-1", "language": "en"}),
-        ({"model": "tts-1-xx"}, {"model": "tts-1-xx"}),
-        ({"lang_code": "z"}, {"language": "zh"}),
-        ({"lang_code": "z", "language": "en"}, {"lang_code": "z", "language": "en"}),
-        ({"instruction": "Sad.", "instructions": "Glad."}, {"instruction": "Sad.", "instructions": "Glad."}),
-        ({"model": 5}, {"model": 5}),
-    ],
-)
-def test_fields_of_other_servers(sent: dict[str, object], ours: dict[str, object]) -> None:
-    assert spelled(sent) == ours
 
 
 async def test_a_language_in_the_models_name(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) -> None:

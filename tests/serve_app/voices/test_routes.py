@@ -20,7 +20,7 @@ from serve_app.audio.recordings import decode_file, decode_reference
 from serve_app.audio.reference_doctor import decode_prepared
 from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.voices.library import SentRecording, Voices
-from serve_app.voices.record import EVERYBODY, VISITOR, Visitor
+from serve_app.voices.record import EVERYBODY, VISITOR, StoredVoice, Visitor
 from tests.serve_app import asgi
 from tests.serve_app.dialects.client import Client
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
@@ -57,6 +57,22 @@ async def test_a_voice_speaks_by_id_and_by_name(folder: Path) -> None:
         np.testing.assert_array_equal(reference.samples, expected)
     assert len({reference.key for reference in sent if reference}) == 1
     assert {request.language for request in server.synthesizer.requests} == {"german"}
+
+
+async def test_a_request_looks_for_its_voice_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, find, sought = Server(folder), Voices.find, []
+
+    async def counted(voices: Voices, name: str | None) -> StoredVoice | None:
+        sought.append(name)
+        return await find(voices, name)
+
+    async with server.client() as client:
+        told = await store(client, "ada")
+        monkeypatch.setattr(Voices, "find", counted)
+        await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
+        await client.post(f"/v1/text-to-speech/{told['id']}", json={"text": "Hi."})
+    assert sought == ["ada", told["id"]]
+    assert len(server.synthesizer.requests) == 2
 
 
 # Each form of upload: its path, its fields, what it calls the recording.

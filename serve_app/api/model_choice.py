@@ -28,7 +28,7 @@ class ModelWish:
     instructions: object = None
 
 
-def choose(wanted: ModelWish, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool) -> ModelInfo:
+def choose_model(wanted: ModelWish, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool) -> ModelInfo:
     """The model for a request, of `models` with the default first.
 
     A `lenient` dialect's clients cannot know our names: a model or a voice that is not here decides nothing. Raises

@@ -1,0 +1,234 @@
+"""From the fields that a client sent to its `Wish`. There are two ways, by what the client can know of this server.
+
+`strict_wish` is for clients that can know the models and voices here: an unknown name is an error. `lenient_wish` is
+for clients of other services, which cannot know them: the default speaks instead, and `Wish.ignored` says so. A dialect
+whose fields need a translation has a function `wished`, which translates them and ends in one of the two.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from deployments.errors import InvalidRequest
+from deployments.protocol import ModelInfo, ModelKind
+from serve_app.api import catalogue, ignored_fields
+from serve_app.api.model_choice import ModelWish, choose_model
+from serve_app.api.request import SpeechBody, check_length, parse_speech, stored_voice
+from serve_app.api.speech_service import SpeechService
+from serve_app.api.wish import Delivery, Wish, negotiate
+from serve_app.audio.formats import AudioFormat, check_bit_rate
+from serve_app.speech.languages import language_name
+from serve_app.voices.record import StoredVoice
+
+_NO_CLONES = "{} does not clone voices: load a Base checkpoint"
+# tts-1-hd-zh: servers of Qwen3-TTS name the language with the model.
+_WITH_LANGUAGE = re.compile(r"(tts-1(?:-hd)?)-([a-z]{2})")
+_KOKORO_LANGUAGES = {"a": "en-US", "b": "en-GB", "e": "es", "f": "fr", "i": "it", "j": "ja", "p": "pt-BR", "z": "zh"}
+# Dify's and Kokoro-FastAPI's words are understood as well.
+_STRICT_NAMES: ignored_fields.Names = {
+    **ignored_fields.SPEECH,
+    "instruction": "instructions",
+    "lang_code": "language",
+}
+
+
+async def strict_wish(
+    service: SpeechService,
+    fields: Mapping[str, object],
+    *,
+    accept: str = "",
+    default: AudioFormat = AudioFormat.MP3,
+    made: Mapping[str, object] | None = None,
+    reasons: Mapping[str, str] | None = None,
+) -> Wish:
+    """The wish of a client that can know the models and voices here: unknown names are errors.
+
+    `fields`: a SpeechBody's, as they were sent. `accept`: the Accept header. `default`: the format where neither the
+    body nor `accept` names one. `made`: fields that the dialect sets itself. `reasons`: why fields have no effect, by
+    field. Raises InvalidRequest, ModelNotFound, NotReady.
+    """
+    made, found = made or {}, dict(reasons or {})
+    given = {**spelled(fields), **made}
+    body = parse_speech({name: given[name] for name in ignored_fields.SPEECH if given.get(name) is not None})
+    check_length("input", body.input, service.settings)
+    info = await model_for(service, body, fields)
+    if body.voice is not None:
+        _check_voice(service, body.voice, info)
+    delivery = negotiate(body, accept, default=default)
+    if body.word_timestamps and not delivery.events and "word_timestamps" not in made:
+        found["word_timestamps"] = "only events carry words: stream_format"
+    stored = await stored_voice(body, info, service.voices)
+    return wish_of(service, fields, _STRICT_NAMES, body, info, delivery=delivery, reasons=found, stored=stored)
+
+
+async def lenient_wish(
+    service: SpeechService,
+    sent: Mapping[str, object],
+    names: ignored_fields.Names,
+    *,
+    delivery: Delivery,
+    made: Mapping[str, object] | None = None,
+    reasons: Mapping[str, str] | None = None,
+) -> Wish:
+    """The wish of a client of another service, which cannot know the models and voices here.
+
+    An unknown model or voice becomes the default one, and `Wish.ignored` names it.
+
+    `sent`: the fields, flat as `ignored_fields.flat` returns them. `names`: the dialect's names of fields. `made`:
+    fields of a SpeechBody that the dialect sets itself. `reasons`: why fields have no effect, by field. Raises
+    InvalidRequest that names the field, NotReady.
+    """
+    given, found = {**ignored_fields.renamed(sent, names), **(made or {})}, dict(reasons or {})
+    model, bit_rate, named = given.pop("model", None), given.pop("bit_rate", None), given.pop("voice", None)
+    name, models = named if isinstance(named, str) else None, await service.described()
+    wanted = ModelWish(
+        model=model if isinstance(model, str) else None,
+        has_recording=given.get("ref_audio") is not None or await _is_stored(service, name, models),
+        task_type=sent.get("task_type"),
+        voice=name,
+        instructions=given.get("instructions"),
+    )
+    info = choose_model(wanted, models, service.settings, lenient=True)
+    voice, reason = _nearest(service, name, info)
+    if named is not None and name is None:
+        reason = "not a name"
+    if reason is not None:
+        found["voice"] = reason
+    if model is not None and not catalogue.is_known(model, info, service.settings):
+        found["model"] = f"the loaded model is {info.name}"
+    if bit_rate is not None and not delivery.has_bit_rate:
+        found["bit_rate"] = f"{delivery.audio_format} has none"
+    given = {name: value for name, value in given.items() if value is not None}
+    body = parse_speech({"input": "", "any_language": True, **given, "voice": voice})
+    if info.kind is ModelKind.BASE and name is not None:
+        body = body.model_copy(update={"voice": name})
+    stored = await stored_voice(body, info, service.voices)
+    if stored is not None:
+        found.pop("voice", None)
+    elif (stored := await _default(service, body, info)) is not None:
+        body = body.model_copy(update={"voice": stored.id})
+        found |= {"voice": f"no such voice here, {stored.name} speaks"} if named is not None else {}
+    delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate or delivery.sample_rate)
+    wish = wish_of(service, sent, names, body, info, delivery=delivery, reasons=found, stored=stored)
+    if delivery.bit_rate is not None:
+        check_bit_rate(delivery.audio_format, delivery.bit_rate)
+    return wish
+
+
+def wish_of(
+    service: SpeechService,
+    sent: Mapping[str, object],
+    names: ignored_fields.Names,
+    body: SpeechBody,
+    info: ModelInfo,
+    *,
+    delivery: Delivery,
+    reasons: dict[str, str],
+    stored: StoredVoice | None,
+) -> Wish:
+    """How every wish ends: a tag of the text chooses the recording, and the fields without effect are listed.
+
+    `body` was made of `sent` for the model `info`; the voice `stored` speaks. Raises InvalidRequest of a long text.
+    """
+    body, is_tagged = _tagged(body, stored, reasons)
+    check_length("input", body.input, service.settings)
+    names = {**names, **choosing_fields(service)}
+    without_effect = ignored_fields.find_ignored(sent, body, info, names, reasons=reasons, stored=stored)
+    return Wish(info, body, delivery, without_effect, stored, is_tagged)
+
+
+async def voiced(service: SpeechService, wish: Wish, voice: str) -> Wish:
+    """The same lenient wish in another voice; `ignored` is about that voice only."""
+    info = wish.info
+    speaker, reason = _nearest(service, voice, info)
+    body = wish.body.model_copy(update={"voice": voice if info.kind is ModelKind.BASE else speaker})
+    stored = await stored_voice(body, info, service.voices)
+    if stored is None and (default := await _default(service, body, info)) is not None:
+        body, reason = body.model_copy(update={"voice": default.id}), f"no such voice here, {default.name} speaks"
+        return replace(wish, body=body, ignored={"voice": reason}, stored=default)
+    return replace(wish, body=body, ignored={"voice": reason} if reason and stored is None else {}, stored=stored)
+
+
+async def model_for(service: SpeechService, body: SpeechBody, sent: Mapping[str, object]) -> ModelInfo:
+    """The model that answers a strict request of these fields. An unknown model or, with several models, an unknown
+    voice is an error. Raises InvalidRequest, ModelNotFound, NotReady.
+    """
+    models = await service.described()
+    wanted = ModelWish(
+        model=body.model,
+        has_recording=body.ref_audio is not None or await _is_stored(service, body.voice, models),
+        task_type=sent.get("task_type"),
+        voice=body.voice,
+        instructions=body.instructions,
+    )
+    info = choose_model(wanted, models, service.settings, lenient=False)
+    catalogue.check_model(body.model, info, service.settings)
+    return info
+
+
+def choosing_fields(service: SpeechService) -> ignored_fields.Names:
+    """Fields that choose the model, and so have an effect only where several are deployed."""
+    return {"task_type": None} if len(service.models) > 1 else {}
+
+
+def spelled(fields: Mapping[str, object]) -> dict[str, object]:
+    """`fields` with our names in place of the names of other servers of this API. Raises InvalidRequest."""
+    ours = dict(fields)
+    if "instruction" in ours and "instructions" not in ours:  # Dify
+        ours["instructions"] = ours.pop("instruction")
+    code = ours.get("lang_code")
+    if not isinstance(code, str | None):
+        raise InvalidRequest("lang_code must be a string.", "lang_code")
+    if code is not None and "language" not in ours:  # Kokoro-FastAPI
+        ours["language"] = _KOKORO_LANGUAGES.get(code, code)
+        del ours["lang_code"]
+    model = ours.get("model")
+    named = _WITH_LANGUAGE.fullmatch(model) if isinstance(model, str) else None
+    if named and language_name(named[2]) != named[2]:
+        ours["model"] = named[1]
+        ours.setdefault("language", named[2])
+    return ours
+
+
+async def _is_stored(service: SpeechService, voice: str | None, models: Sequence[ModelInfo]) -> bool:
+    """Whether a stored voice decides which of several models answers. A name of theirs, which most requests have, is
+    looked up in what is known: to look at the store would cost each of them a round trip.
+    """
+    if len(models) == 1 or voice is None:
+        return False
+    is_theirs = any(catalogue.is_named(voice, info.voices) for info in models)
+    return (service.voices.known(voice) if is_theirs else await service.voices.find(voice)) is not None
+
+
+async def _default(service: SpeechService, body: SpeechBody, info: ModelInfo) -> StoredVoice | None:
+    """The stored voice of `api.default_voice`, for a request of a dialect that cannot know our names."""
+    is_needed = info.kind is ModelKind.BASE and body.ref_audio is None
+    return await service.voices.find(service.settings.default_voice) if is_needed else None
+
+
+def _check_voice(service: SpeechService, voice: str, info: ModelInfo) -> None:
+    """Raises InvalidRequest where the loaded model has named voices, and not this one."""
+    if info.voices and not catalogue.is_named(voice, info.voices) and service.voices.known(voice) is not None:
+        raise InvalidRequest(f"voice: {voice[:80]!r} is a stored voice, {_NO_CLONES.format(info.name)}.", "voice")
+    if info.voices:
+        catalogue.resolve(voice, info.voices)
+
+
+def _nearest(service: SpeechService, voice: str | None, info: ModelInfo) -> tuple[str | None, str | None]:
+    """The model's speaker for a name that another service knows, and the reason where it is not the one meant."""
+    speaker, reason = catalogue.nearest(voice, info, service.settings)
+    if reason is not None and info.kind is not ModelKind.BASE and service.voices.known(voice) is not None:
+        reason = f"a stored voice, {_NO_CLONES.format(info.name)}"
+    return speaker, reason
+
+
+def _tagged(body: SpeechBody, stored: StoredVoice | None, reasons: dict[str, str]) -> tuple[SpeechBody, bool]:
+    """The body whose text has lost a tag that chooses a recording of the voice, and whether there was one; it chooses
+    as `instructions` do, in whose place it comes. `reasons` learns where these had no effect.
+    """
+    style, text = (None, body.input) if stored is None else stored.tagged(body.input)
+    if style is None:
+        return body, False
+    if body.instructions is not None:
+        reasons["instructions"] = "a tag of the text chose the recording"
+    return body.model_copy(update={"input": text, "instructions": style}), True
