@@ -12,7 +12,7 @@ from starlette.requests import Request
 from deployments.errors import InvalidRequest
 from serve_app.api.client_json import MAX_BODY_BYTES, parse_object
 from serve_app.api.speech_service import read_body
-from serve_app.audio.reference_doctor import Preparation
+from serve_app.audio.reference_doctor import PREPARATIONS, Preparation
 
 _MOST_FIELDS, _MOST_FILES = 32, 16
 
@@ -51,13 +51,11 @@ class SentForm:
 
     def preparation(self) -> Preparation:
         """What is to be done to the recordings of the form. Raises InvalidRequest."""
-        match self.text("prepare"):
-            case None | "auto":
-                return "auto"
-            case "none":
-                return "none"
-            case other:
-                raise InvalidRequest(f"prepare: {other[:40]!r} is none of auto, none.", "prepare")
+        given = self.text("prepare") or "auto"
+        for preparation in PREPARATIONS:
+            if given == preparation:
+                return preparation
+        raise InvalidRequest(f"prepare: {given[:40]!r} is none of {', '.join(PREPARATIONS)}.", "prepare")
 
     def files_of(self, *fields: str) -> Sequence[FormFile]:
         return [file for file in self.files if file.field.removesuffix("[]") in fields]

@@ -7,7 +7,7 @@ trained speaker encoder, which only replicas of a Base checkpoint have.
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from serve_app.audio.recordings import MAX_SECONDS, decode_file
 Samples = NDArray[np.float32]
 Severity = Literal["problem", "warning", "note"]
 Preparation = Literal["auto", "none"]  # what is done to a recording before it is cloned
+PREPARATIONS: tuple[Preparation, ...] = get_args(Preparation)
 
 LOUDNESS_LUFS, PEAK_DBFS = -20.0, -1.0  # of a prepared recording, whichever is reached first
 SILENCE_S = 0.5  # appended, because without it a clone begins with the recording's last words

@@ -3,7 +3,6 @@ vLLM-Omni's form. ElevenLabs and Cartesia have theirs with their dialects.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import get_args
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -13,7 +12,7 @@ from serve_app.api import ignored_fields
 from serve_app.api.client_json import number, parse_object
 from serve_app.api.forms import SentForm, read_form
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.reference_doctor import Preparation
+from serve_app.audio.reference_doctor import PREPARATIONS
 from serve_app.dialects.table import Dialect, Route
 from serve_app.voices.designs import lock
 from serve_app.voices.library import Details, SentRecording
@@ -184,7 +183,7 @@ def _answer(content: Mapping[str, object], form: SentForm, known: Sequence[str])
 
 
 _SAMPLE = {"type": "string", "format": "binary"}
-_PREPARE = {"type": "string", "enum": get_args(Preparation)}
+_PREPARE = {"type": "string", "enum": PREPARATIONS}
 _PROPERTIES = {name: {"type": "string"} for name in _CREATED} | {"audio_sample": _SAMPLE, "prepare": _PREPARE}
 _SCHEMA = {"type": "object", "required": ["name"], "properties": _PROPERTIES}
 _DOCS = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _SCHEMA}}}}

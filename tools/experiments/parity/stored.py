@@ -12,14 +12,12 @@ from numpy.typing import NDArray
 from deployments.codec.encoder import CodecEncoder
 from deployments.protocol import ClonePrompt, GenerateRequest, SynthesisRequest
 from deployments.talker.engine import Engine
-from serve_app.audio.reference_doctor import Preparation
+from serve_app.audio.reference_doctor import PREPARATIONS
 from serve_app.config import VoiceSettings
 from serve_app.voices.library import Details, SentRecording, Voices
 from serve_app.voices.record import EVERYBODY, VISITOR, StoredVoice
 from serve_app.voices.store import VoiceStore
 from tools.experiments.parity.cases import SAMPLE_RATE, VOICE_TEXTS, reference_audio
-
-PREPARATIONS: tuple[Preparation, ...] = ("auto", "none")
 
 
 @dataclass(frozen=True, slots=True)
