@@ -56,28 +56,28 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class ModelChoice:
+class ResolvedModel:
     """A concrete model, and why it is this one."""
 
     model: str
     reason: str
 
 
-def choose(model: str, *, models_dir: Path | None, gpu: bool) -> ModelChoice:
+def resolve_auto(model: str, *, models_dir: Path | None, gpu: bool) -> ResolvedModel:
     """Resolve `auto`; any other name is taken as it is."""
     if model != "auto":
-        return ModelChoice(model, "asked for")
+        return ResolvedModel(model, "asked for")
     if not gpu:
-        return ModelChoice(EMBEDDED, "no GPU here: the embedded checkpoint keeps up with real time on a CPU")
+        return ResolvedModel(EMBEDDED, "no GPU here: the embedded checkpoint keeps up with real time on a CPU")
     from huggingface_hub import try_to_load_from_cache
 
     for name in REPOSITORIES.values():
         local = None if models_dir is None else models_dir / name.split("/")[1]
         if local is not None and (local / "config.json").exists():
-            return ModelChoice(str(local), f"found in {models_dir}")
+            return ResolvedModel(str(local), f"found in {models_dir}")
         if isinstance(try_to_load_from_cache(name, "config.json"), str):
-            return ModelChoice(name, "found in the Hugging Face cache")
-    return ModelChoice(
+            return ResolvedModel(name, "found in the Hugging Face cache")
+    return ResolvedModel(
         EMBEDDED, "no released checkpoint in the Hugging Face cache: name one with --model to download it"
     )
 

@@ -122,8 +122,8 @@ def nearest(name: str | None, info: ModelInfo, settings: ApiSettings) -> tuple[s
     """
     if info.kind is not ModelKind.CUSTOM_VOICE:
         return None, "the loaded model has no named voices" if name else None
-    chosen = settings.default_voice
-    default = resolve(chosen if chosen and is_named(chosen, info.voices) else info.voices[0], info.voices)
+    wanted = settings.default_voice
+    default = resolve(wanted if wanted and is_named(wanted, info.voices) else info.voices[0], info.voices)
     try:
         return (default, None) if not name else (resolve(name, info.voices), None)
     except InvalidRequest:

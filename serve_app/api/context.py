@@ -32,7 +32,7 @@ _STATE = "talkray"  # the key of the `RequestState`
 _ENDS_CONNECTION = frozenset({401, 403, 408, 413, 431})
 # How long the rest of a refused request is read.
 _READ_ON_S = 1.0
-# The key in the scope of a function that the application calls when it has taken a part of a body.
+# The key in the scope of a function that the application runs when it has taken a part of a body.
 _TAKEN = "talkray.taken"
 # HAProxy does not see our `Connection` header. `refusals.cfg` reads this header in its place, and removes it.
 _CLOSE_HEADER = "x-talkray-close"
@@ -65,15 +65,15 @@ def with_sane_id(app: ASGIApp) -> ASGIApp:
     client's own or a new one.
     """
 
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+    async def named_app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
             offered = [value for name, value in scope["headers"] if name == _ID_HEADER]
-            chosen = choose_request_id(offered[0].decode("latin-1") if len(offered) == 1 else "")
+            request_id = sane_id(offered[0].decode("latin-1") if len(offered) == 1 else "")
             others = [header for header in scope["headers"] if header[0] != _ID_HEADER]
-            scope["headers"] = [*others, (_ID_HEADER, chosen.encode())]
+            scope["headers"] = [*others, (_ID_HEADER, request_id.encode())]
         await app(scope, receive, send)
 
-    return call
+    return named_app
 
 
 def without_read_ahead(app: ASGIApp) -> ASGIApp:
@@ -81,7 +81,7 @@ def without_read_ahead(app: ASGIApp) -> ASGIApp:
     (`ASGIDIReceiveProxy`): a part of a body is received once RequestContext has taken the one before it.
     """
 
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+    async def paced_app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
@@ -99,7 +99,7 @@ def without_read_ahead(app: ASGIApp) -> ASGIApp:
 
         await app(scope, receive_next, send)
 
-    return call
+    return paced_app
 
 
 class RequestContext:
@@ -114,11 +114,11 @@ class RequestContext:
         self._echo_request_id = echo_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the call on. This is the only `except Exception` of the HTTP surface that does not raise again."""
+        """Passes the request on. This is the only `except Exception` of the HTTP surface that does not raise again."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        request_id = choose_request_id(Headers(scope=scope).get("x-request-id", ""))
+        request_id = sane_id(Headers(scope=scope).get("x-request-id", ""))
         method = scope.get("method", "WS")
         record = RequestRecord(request_id, time.time_ns(), method=method, path=scope.get("path", ""))
         scope.setdefault("state", {})[_STATE] = RequestState(record)
@@ -189,6 +189,6 @@ class _Answer:
                     pass
 
 
-def choose_request_id(offered: str) -> str:
-    """`offered`, unless it could not safely stand in a header or a log line."""
+def sane_id(offered: str) -> str:
+    """`offered`, or a new one where it could not safely stand in a header or a log line."""
     return offered if SANE_ID.fullmatch(offered) else secrets.token_hex(16)

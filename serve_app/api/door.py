@@ -53,7 +53,7 @@ class Door:
         self._uploads = Uploads()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the call on, or answers it with a refusal."""
+        """Passes the request on, or answers it with a refusal."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return

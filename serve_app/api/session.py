@@ -338,8 +338,8 @@ class Session:
         """The turn's audio, which is a moment of silence where its text has nothing to speak."""
         has_spoken = False
         is_there = turn.is_complete and len(turn.text) <= self._settings.max_input_chars
-        chosen = self._whole(turn) if is_there or self._live_texts is None else self._live(turn, self._live_texts)
-        async with aclosing(chosen) as chunks:
+        speech = self._whole(turn) if is_there or self._live_texts is None else self._live(turn, self._live_texts)
+        async with aclosing(speech) as chunks:
             async for chunk in chunks:
                 has_spoken = has_spoken or bool(chunk.pcm)
                 yield chunk

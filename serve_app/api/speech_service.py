@@ -155,8 +155,8 @@ def text_of(fields: Mapping[str, object], name: str = "text") -> str:
     return text
 
 
-def choice(param: str, value: str, choices: Mapping[str, AudioFormat]) -> AudioFormat:
-    """The format that a dialect calls `value`. Raises InvalidRequest with the valid names."""
+def format_named(param: str, value: str, choices: Mapping[str, AudioFormat]) -> AudioFormat:
+    """The format that a dialect names `value`. Raises InvalidRequest with the valid names."""
     if value not in choices:
         raise InvalidRequest(f"{param}: {value[:40]!r} is none of {', '.join(choices)}.", param)
     return choices[value]

@@ -88,7 +88,7 @@ _CONVERSIONS: dict[AudioFormat, Callable[[bytes], bytes]] = {
     AudioFormat.MULAW: lambda pcm: mulaw_table()[np.frombuffer(pcm, "<u2")].tobytes(),
     AudioFormat.ALAW: lambda pcm: alaw_table()[np.frombuffer(pcm, "<u2")].tobytes(),
 }
-# What RIFF calls the raw formats, and their bytes a sample.
+# RIFF's names of the raw formats, and their bytes a sample.
 _WAVES = {AudioFormat.PCM: (1, 2), AudioFormat.FLOAT: (3, 4), AudioFormat.ALAW: (6, 1), AudioFormat.MULAW: (7, 1)}
 
 

@@ -17,7 +17,7 @@ from serve_app.api.forms import read_form
 from serve_app.api.response import named_event
 from serve_app.api.session import Audio, Done, Event, Failed, Flushed, Session, Words
 from serve_app.api.sockets import ContextConnection
-from serve_app.api.speech_service import SpeechService, choice, read_object, text_of
+from serve_app.api.speech_service import SpeechService, format_named, read_object, text_of
 from serve_app.api.wish import EVENT_STREAM, Delivery, Wish
 from serve_app.api.wishes import lenient_wish
 from serve_app.audio.formats import AudioFormat
@@ -142,8 +142,8 @@ async def _wished(
     """Raises InvalidRequest."""
     sent = ignored_fields.flat(fields, names)
     container, found = str(sent.get("output_format.container", "raw")), dict(reasons or {})
-    audio_format = choice("output_format.encoding", str(sent.get("output_format.encoding", "pcm_s16le")), RAW)
-    if container != "raw" and choice("output_format.container", container, _CONTAINERS) is AudioFormat.MP3:
+    audio_format = format_named("output_format.encoding", str(sent.get("output_format.encoding", "pcm_s16le")), RAW)
+    if container != "raw" and format_named("output_format.container", container, _CONTAINERS) is AudioFormat.MP3:
         audio_format = AudioFormat.MP3
         if "output_format.encoding" in sent:
             found["output_format.encoding"] = "mp3 is one"

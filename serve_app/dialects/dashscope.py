@@ -14,7 +14,7 @@ from serve_app.api.context import state_of
 from serve_app.api.request_log import Usage
 from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, object_with
 from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
-from serve_app.api.speech_service import SpeechService, choice, read_object, text_of
+from serve_app.api.speech_service import SpeechService, format_named, read_object, text_of
 from serve_app.api.wish import EVENT_STREAM, Delivery, Wish
 from serve_app.api.wishes import lenient_wish
 from serve_app.audio.formats import AudioFormat
@@ -79,7 +79,7 @@ async def _wished(
     """The wish of a session, or of a request's input. Raises InvalidRequest."""
     given = {name.rpartition(".")[2]: sent[name] for name in reversed(list(names)) if name in sent}
     bit_rate = number("bit_rate", given.get("bit_rate"))  # kbit/s
-    audio_format = choice("response_format", str(given.get("response_format", default)), _FORMATS)
+    audio_format = format_named("response_format", str(given.get("response_format", default)), _FORMATS)
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate * 1000), files=True)
     return await lenient_wish(service, sent, names, delivery=delivery, made=made)
 

@@ -15,7 +15,7 @@ from serve_app.api.client_json import number
 from serve_app.api.errors import ErrorReply
 from serve_app.api.session import Audio, Cleared, Event, Flushed
 from serve_app.api.sockets import WishedConnection, unknown_type
-from serve_app.api.speech_service import SpeechService, choice, read_object, text_of
+from serve_app.api.speech_service import SpeechService, format_named, read_object, text_of
 from serve_app.api.wish import Delivery, Wish
 from serve_app.api.wishes import lenient_wish
 from serve_app.audio.formats import AudioFormat
@@ -47,7 +47,7 @@ async def wished(
     """The wish of a query, over HTTP with a `body`; with `words` also the time of each word. Raises InvalidRequest."""
     choices, default = (RAW, "linear16") if body is None else (RAW | FILES, "mp3")
     encoding, container = query.get("encoding", default), query.get("container")
-    audio_format, is_raw = choice("encoding", encoding, choices), encoding in RAW
+    audio_format, is_raw = format_named("encoding", encoding, choices), encoding in RAW
     in_wav = is_raw and body is not None and container != "none"
     bit_rate = number("bit_rate", query.get("bit_rate"))
     delivery = Delivery(

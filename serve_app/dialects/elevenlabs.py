@@ -13,7 +13,7 @@ from serve_app.api.client_json import number, parse_object
 from serve_app.api.context import state_of
 from serve_app.api.forms import SentForm, read_form
 from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, object_with
-from serve_app.api.speech_service import SpeechService, choice, read_object, text_of
+from serve_app.api.speech_service import SpeechService, format_named, read_object, text_of
 from serve_app.api.wish import Delivery, Wish
 from serve_app.api.wishes import lenient_wish
 from serve_app.audio.formats import AudioFormat
@@ -212,7 +212,7 @@ async def wished(
 def output(name: str) -> tuple[AudioFormat, int, int | None]:
     """Format, rate in Hz and bits a second of a name such as mp3_22050_32. Raises InvalidRequest."""
     kind, *numbers = name[:_LONGEST_NAME].split("_")
-    audio_format = choice("output_format", kind, FORMATS)
+    audio_format = format_named("output_format", kind, FORMATS)
     if not 1 <= len(numbers) <= 2 or not all(
         number.isascii() and number.isdigit() and len(number) < 8 for number in numbers
     ):

@@ -10,7 +10,7 @@ from serve_app.api import ignored_fields
 from serve_app.api.context import state_of
 from serve_app.api.request_log import Usage
 from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, named_event, object_with
-from serve_app.api.speech_service import SpeechService, choice
+from serve_app.api.speech_service import SpeechService, format_named
 from serve_app.api.wish import EVENT_STREAM, Delivery
 from serve_app.api.wishes import lenient_wish
 from serve_app.audio.formats import AudioFormat
@@ -30,7 +30,7 @@ async def speak(service: SpeechService, request: Request, fields: Mapping[str, o
     """Answers with JSON that holds the audio, or with events where `stream` is true. The default voice speaks for
     Mistral's own voices.
     """
-    audio_format = choice("response_format", str(fields.get("response_format", "mp3")), _FORMATS)
+    audio_format = format_named("response_format", str(fields.get("response_format", "mp3")), _FORMATS)
     wish = await lenient_wish(service, fields, _NAMES, delivery=Delivery(audio_format))
     usage = state_of(request).record.usage
     if fields.get("stream"):

@@ -11,7 +11,7 @@ from serve_app.api import ignored_fields
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Flushed, Started, Turn
 from serve_app.api.sockets import Connection
-from serve_app.api.speech_service import SpeechService, choice
+from serve_app.api.speech_service import SpeechService, format_named
 from serve_app.api.wish import Delivery, Wish
 from serve_app.api.wishes import lenient_wish
 from serve_app.audio.formats import AudioFormat
@@ -224,7 +224,7 @@ def _settings(fields: Mapping[str, object]) -> Json:
         "speed": given.get("speed"),
     }
     if asked["format"] is not None:
-        choice("format", str(asked["format"]), _FORMATS)
+        format_named("format", str(asked["format"]), _FORMATS)
     return {name: value for name, value in asked.items() if value is not None}
 
 

@@ -36,7 +36,7 @@ async def generate(service: SpeechService, request: Request) -> Response:
 
 
 async def wished(service: SpeechService, fields: Mapping[str, object]) -> Wish:
-    """`fields` as VoxServe calls them. Raises InvalidRequest."""
+    """`fields` under VoxServe's names. Raises InvalidRequest."""
     return await lenient_wish(
         service,
         fields,

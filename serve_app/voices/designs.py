@@ -69,7 +69,7 @@ async def keep(voices: Voices, spoken: Sequence[DesignedSpeech], description: De
 
 
 async def find(voices: Voices, design_id: str, *, field: str = "design") -> StoredDesign:
-    """The candidate that VISITOR means; `field` is what the client calls its id. Raises NotFound."""
+    """The candidate that VISITOR means; `field` is the client's name for its id. Raises NotFound."""
     known = [each for each in await voices.designs() if each.id == design_id.lower() and each.expires_at > now()]
     if not known:
         why = "it was made more than an hour ago, others took its place, or it is not yours"

@@ -161,7 +161,7 @@ class Voices:
     async def add(self, details: Details, sent: Sequence[SentRecording], *, field: str) -> StoredVoice:
         """Store a voice; the first recording is the one that it speaks with where nothing names another.
 
-        `field` is what the client calls the recordings. Raises InvalidRequest, Conflict.
+        `field` is the client's name for the recordings. Raises InvalidRequest, Conflict.
         """
         store = self._writable()
         consent = await self._consent(details.consent)
@@ -360,7 +360,7 @@ class Voices:
         if ID.fullmatch(voice.name.casefold()):
             raise InvalidRequest(f"name: {voice.name!r} looks like an id.", "name")
         if any(
-            _is_called(each, voice.name)
+            _is_named(each, voice.name)
             for each in self._all(StoredVoice)
             if each.owner == voice.owner and each.id != voice.id
         ):
@@ -386,9 +386,7 @@ class Voices:
     def _find(self, kind: type[R], id_or_name: str) -> R | None:
         visible, own = self._visible(kind), VISITOR.get().name
         matches = [each for each in visible if each.id == id_or_name.lower()]
-        matches += sorted(
-            (each for each in visible if _is_called(each, id_or_name)), key=lambda each: each.owner != own
-        )
+        matches += sorted((each for each in visible if _is_named(each, id_or_name)), key=lambda each: each.owner != own)
         return matches[0] if matches else None
 
     def _visible(self, kind: type[R]) -> list[R]:
@@ -414,7 +412,7 @@ def _prefixes(records: Iterable[Record]) -> set[bytes]:
     return {each.key_prefix for each in records if isinstance(each, StoredVoice)}
 
 
-def _is_called(record: Record, name: str) -> bool:
+def _is_named(record: Record, name: str) -> bool:
     return record.name.casefold() == name.casefold()
 
 
