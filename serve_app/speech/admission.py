@@ -47,13 +47,62 @@ _REMEDIES = {
 }
 
 
-def _percent(state: ModelState) -> str:
-    return "" if state.percent is None else f", {state.percent} %"
-
-
 def always() -> bool:
     """Whether replicas run, of a pool that never has none."""
     return True
+
+
+class _Speech:
+    """Audio of one utterance: the chunks that were read until the first one with samples, then the others."""
+
+    def __init__(self, chunks: AsyncGenerator[PcmChunk, None]) -> None:
+        self._chunks = chunks
+        self._read: deque[PcmChunk] = deque()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether chunks were read, and the last of them ended speech before any samples."""
+        return bool(self._read) and not self._read[-1].pcm
+
+    @property
+    def reason(self) -> FinishReason | None:
+        return self._read[-1].finish_reason
+
+    async def begin(self, *, seed: int | None) -> None:
+        """Read up to the first samples. The chunks read get the `seed`, if it is not the request's."""
+        while not (self._read and self._read[-1].pcm) and (chunk := await anext(self._chunks, None)) is not None:
+            self._read.append(chunk if seed is None else replace(chunk, seed=seed))
+
+    async def next(self) -> PcmChunk | None:
+        return self._read.popleft() if self._read else await anext(self._chunks, None)
+
+
+class _Listener:
+    """The client of one stream. A pause is its own where it is slow to read the audio or to write the text."""
+
+    def __init__(self, sample_rate: int, live: LiveText | None, *, came_s: float) -> None:
+        self.came_s, self.clock, self.sound = came_s, PlaybackClock(), FirstSound(sample_rate)
+        self.reason: FinishReason | None = None  # of the latest chunk
+        self.was_slow = False  # to take the latest chunk
+        self._sample_rate, self._live = sample_rate, live
+        self._was_writing, self._given_s = False, came_s
+
+    def audio_s(self, chunk: PcmChunk) -> float:
+        return len(chunk.pcm) / _SAMPLE_BYTES / self._sample_rate
+
+    def excuse(self) -> None:
+        """No chunk is late that had to wait for the client."""
+        is_writing = self._live is not None and not self._live.is_over
+        if self.was_slow or self._was_writing or is_writing:
+            self.clock.wait(now_s=time.monotonic())
+        self._was_writing = is_writing
+
+    def give(self, chunk: PcmChunk) -> None:
+        self.reason, self._given_s = chunk.finish_reason, time.monotonic()
+
+    def ask(self) -> None:
+        """The client wants the next chunk."""
+        self.clock.pause(time.monotonic() - self._given_s)
 
 
 class Admission:
@@ -92,33 +141,25 @@ class Admission:
         """Audio of one utterance. Raises Overloaded where it would come late, NotReady while no talker has started."""
         if not request.is_underway:
             self.check_room(request.client)
-        came_s, listener = time.monotonic(), PlaybackClock()
-        live = self._live_text(request)
+        came_s, live = time.monotonic(), self._live_text(request)
         is_speaking = False
-        was_held_up = False  # whether the client was slow, to read the last chunk or to write its text
-        reason: FinishReason | None = None
         self._count(+1)
         try:
             info = await self.describe()
-            sound = FirstSound(info.sample_rate)
+            listener = _Listener(info.sample_rate, live, came_s=came_s)
             async with AsyncExitStack() as opened, ReaderWatch(self._give_place_back, self._take_place_again) as reader:
-                chunks, opening = await self._begin(request, info, opened)
+                speech = await self._begin(request, live, info, opened)
                 is_speaking = True
                 self._num_speaking += 1
-                while (chunk := opening.popleft() if opening else await anext(chunks, None)) is not None:
-                    is_being_written = live is not None and not live.is_over
-                    if was_held_up or is_being_written:
-                        listener.wait(now_s=time.monotonic())
-                    if chunk.pcm:
-                        self._judge(listener, len(chunk.pcm) / _SAMPLE_BYTES / info.sample_rate, came_s=came_s)
-                        if (onset_s := sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
-                            metrics.ttfa(time.monotonic() - came_s, onset_s=onset_s, model=self._model)
-                    given_s, reason = time.monotonic(), chunk.finish_reason
+                while (chunk := await speech.next()) is not None:
+                    self._measure(chunk, listener)
+                    listener.give(chunk)
                     reader.offer()
                     yield chunk
-                    listener.pause(time.monotonic() - given_s)
-                    was_held_up = await reader.taken() or is_being_written
-            metrics.finished(time.monotonic() - came_s, audio_s=listener.audio_s, reason=reason, model=self._model)
+                    listener.ask()
+                    listener.was_slow = await reader.taken()
+            spoken_s, audio_s = time.monotonic() - came_s, listener.clock.audio_s
+            metrics.finished(spoken_s, audio_s=audio_s, reason=listener.reason, model=self._model)
         finally:
             self._num_speaking -= is_speaking
             self._count(-1)
@@ -159,37 +200,43 @@ class Admission:
         """The time to first audio when nothing waits."""
         return min(self._waits_s, default=_USUAL_S)
 
-    def _judge(self, listener: PlaybackClock, audio_s: float, *, came_s: float) -> None:
-        """Count audio that is sent now. A chunk is late once the listener's pauses add up to more than `max_late_s`."""
-        now_s, is_first = time.monotonic(), not listener.has_begun
-        late_s = listener.deliver(audio_s, now_s=now_s)
+    def _measure(self, chunk: PcmChunk, listener: _Listener) -> None:
+        """Count a chunk that is sent now."""
+        listener.excuse()
+        if not chunk.pcm:
+            return
+        self._judge(listener, listener.audio_s(chunk))
+        if (onset_s := listener.sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
+            metrics.ttfa(time.monotonic() - listener.came_s, onset_s=onset_s, model=self._model)
+
+    def _judge(self, listener: _Listener, audio_s: float) -> None:
+        """Whether audio comes in time. It is late once the listener's pauses add up to more than `max_late_s`."""
+        clock, now_s = listener.clock, time.monotonic()
+        is_first = not clock.has_begun
+        late_s = clock.deliver(audio_s, now_s=now_s)
         metrics.audio(audio_s, late_s=late_s, model=self._model)
         if is_first:
-            metrics.ttfp(now_s - came_s, model=self._model)
+            metrics.ttfp(now_s - listener.came_s, model=self._model)
             return
-        is_late = late_s > 0 and listener.stalled_s > self._settings.max_late_s
+        is_late = late_s > 0 and clock.stalled_s > self._settings.max_late_s
         self._limit.delivered(late=is_late, streams=self._num_streams, now_s=now_s)
 
     async def _begin(
-        self, request: SynthesisRequest, info: ModelInfo, opened: AsyncExitStack
-    ) -> tuple[AsyncGenerator[PcmChunk, None], deque[PcmChunk]]:
-        """The request's audio, and the chunks up to the first one with samples, which have to come within a time limit.
-
-        `opened` closes the calls.
-        """
-        live, in_line = self._live_text(request), request.reference is None
-        starting = not self._is_running()
-        allowed_s = self._settings.start_wait_s if starting else self._settings.max_wait_s
+        self, request: SynthesisRequest, live: LiveText | None, info: ModelInfo, opened: AsyncExitStack
+    ) -> _Speech:
+        """Speech whose first samples have come, which they have to within a time limit. `opened` closes its calls."""
+        is_starting = not self._is_running()
+        is_in_line = request.reference is None and not is_starting
+        allowed_s = self._settings.start_wait_s if is_starting else self._settings.max_wait_s
         ticket, came_s = object(), time.monotonic()
 
-        def wait() -> None:
-            limit.reschedule(asyncio.get_running_loop().time() + allowed_s)
-            if in_line and not starting:
+        def join_line() -> None:
+            if is_in_line:
                 self._waiting[ticket] = time.monotonic(), request.client
 
         try:
-            async with asyncio.timeout(None) as limit, _once_written(live, wait), self._start_told(request, starting):
-                spoken = await self._until_audio(request, info, opened)
+            async with _limited(allowed_s, live, join_line), self._start_told(request, is_starting):
+                speech = await self._until_audio(request, live, info, opened)
         except Overloaded:
             metrics.refused("stage", model=self._model)
             raise
@@ -197,33 +244,28 @@ class Admission:
             raise self._refusal("late" if self._is_running() else "starting") from None
         finally:
             self._waiting.pop(ticket, None)
-        if in_line and not starting:
+        if is_in_line:
             self._starts.count(time.monotonic())
-        if in_line and not starting and live is None:
+        if is_in_line and live is None:
             self._waits_s.append(time.monotonic() - came_s)
-        return spoken
+        return speech
 
     async def _until_audio(
-        self, request: SynthesisRequest, info: ModelInfo, opened: AsyncExitStack
-    ) -> tuple[AsyncGenerator[PcmChunk, None], deque[PcmChunk]]:
+        self, request: SynthesisRequest, live: LiveText | None, info: ModelInfo, opened: AsyncExitStack
+    ) -> _Speech:
         """The result of `_begin`. Speech that ends before any sound is made again if the request allows it."""
         for attempt in range(_ATTEMPTS):
             seed = draw_seed() if attempt else None
-            redraws = request.redraws and attempt < _ATTEMPTS - 1
-            asked = replace(request, seed=request.seed if seed is None else seed, redraws=redraws)
-            live = self._live_text(asked)
-            speech = self._long_text.synthesize(asked, info) if live is None else self._spoken(asked, live, info)
-            chunks = await opened.enter_async_context(aclosing(speech))
-            read: deque[PcmChunk] = deque()
-            while not (read and read[-1].pcm) and (chunk := await anext(chunks, None)) is not None:
-                read.append(chunk if seed is None else replace(chunk, seed=seed))
-            if not redraws or not read or read[-1].pcm:
+            may_redraw = request.redraws and attempt < _ATTEMPTS - 1
+            asked = replace(request, seed=request.seed if seed is None else seed, redraws=may_redraw)
+            audio = self._long_text.synthesize(asked, info) if live is None else self._spoken(asked, live, info)
+            speech = _Speech(await opened.enter_async_context(aclosing(audio)))
+            await speech.begin(seed=seed)
+            if not (may_redraw and speech.is_silent):
                 break
-            metrics.redrawn(read[-1].finish_reason, model=self._model)
-            logger.warning(
-                "request %s ended before any sound (%s): another seed", asked.request_id, read[-1].finish_reason
-            )
-        return chunks, read
+            metrics.redrawn(speech.reason, model=self._model)
+            logger.warning("request %s ended before any sound (%s): another seed", asked.request_id, speech.reason)
+        return speech
 
     def _spoken(self, request: SynthesisRequest, live: LiveText, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of a text while the client writes it. It is silent while the client pauses."""
@@ -259,7 +301,7 @@ class Admission:
         return Starting(f"{name} is not ready: {how}.", state.ready_in_s)
 
     @asynccontextmanager
-    async def _start_told(self, request: SynthesisRequest, starting: bool) -> AsyncIterator[None]:
+    async def _start_told(self, request: SynthesisRequest, is_starting: bool) -> AsyncIterator[None]:
         """Logs every _TOLD_S seconds how far the start is that the request waits for."""
 
         async def tell() -> None:
@@ -267,7 +309,7 @@ class Admission:
                 logger.info("request %s waits for %s: %s", request.request_id, self._model or "the model", self.state())
                 await asyncio.sleep(_TOLD_S)
 
-        telling = asyncio.create_task(tell()) if starting else None
+        telling = asyncio.create_task(tell()) if is_starting else None
         try:
             yield
         finally:
@@ -293,20 +335,31 @@ def draw_seed() -> int:
     return secrets.randbits(_SEED_BITS)
 
 
+def _percent(state: ModelState) -> str:
+    return "" if state.percent is None else f", {state.percent} %"
+
+
 @asynccontextmanager
-async def _once_written(live: LiveText | None, then: Callable[[], None]) -> AsyncIterator[None]:
-    """Calls `then` inside the block: at once, or as soon as the client has written enough to be spoken."""
+async def _limited(allowed_s: float, live: LiveText | None, begin: Callable[[], None]) -> AsyncIterator[None]:
+    """Calls `begin`, and raises TimeoutError where the block takes `allowed_s` seconds from then on.
+
+    It begins at once, or as soon as the client has written enough of a `live` text to be spoken.
+    """
     if live is None:
-        then()
-        yield
+        begin()
+        async with asyncio.timeout(allowed_s):
+            yield
         return
+    is_plenty, loop = live.is_plenty, asyncio.get_running_loop()
+    async with asyncio.timeout(None) as limit:
 
-    async def wait() -> None:
-        await live.is_plenty()
-        then()
+        async def begin_once_written() -> None:
+            await is_plenty()
+            limit.reschedule(loop.time() + allowed_s)
+            begin()
 
-    waiting = asyncio.create_task(wait())
-    try:
-        yield
-    finally:
-        waiting.cancel()
+        beginning = asyncio.create_task(begin_once_written())
+        try:
+            yield
+        finally:
+            beginning.cancel()
