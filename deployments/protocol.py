@@ -148,6 +148,11 @@ class SynthesisRequest:
 
     request_id: str
     text: str
+    client: str = ""  # the client's name, for queues that are fair to clients
+    model: str = ""  # the name of one of several models
+    marks: Marks = ()  # empty without `server_timing`
+
+    # Who speaks, and how.
     voice: str | None = None  # speaker of a custom_voice checkpoint, lower case
     language: str = "auto"  # lower case
     instructions: str | None = None
@@ -158,15 +163,16 @@ class SynthesisRequest:
     non_streaming_mode: bool | None = None  # None: as the official package does for this kind of checkpoint
     ignore_eos: bool = False  # nothing but max_new_tokens ends speech
     leading_silence: bool = False  # True keeps quiet leading frames
+    word_times: bool = False  # chunks bring readings
+
+    # A text in several segments, or still being written: set by `LongText` and `LiveTexts` of the ingress.
     continues: bool = False  # a later segment of a long text: it is not refused and goes first
     following: tuple[str, ...] = ()  # texts of the later segments: the request is refused where one is too long
-    resume: Progress | None = None  # the part that another replica has made
-    marks: Marks = ()  # empty without `server_timing`
-    client: str = ""  # the client's name, for queues that are fair to clients
-    word_times: bool = False  # chunks bring readings
     live: Mailbox | None = None  # where the text is while the client writes it; `text` is empty then
+
+    # A stream that goes on elsewhere: set by `Received` of deployments/serving/failover.py.
+    resume: Progress | None = None  # the part that another replica has made
     again: bool = False  # another replica was asked before
-    model: str = ""  # the name of one of several models
 
     @property
     def is_underway(self) -> bool:
