@@ -30,6 +30,20 @@ EXPERIMENTS = "tools/experiments"
 DOCUMENTS = ("docs/**/*.md", "README.md", "CONTRIBUTING.md", "cluster/README.md")
 # The HTTP surface, the talker's replica and its engine, which the replica starts by name.
 PROCESSES = ("serve_app.ingress", "deployments.talker.deployment", "deployments.talker.process")
+CORE = (  # what docs/architecture.md says to read first, in its order
+    "serve_app/dialects/openai_speech.py",
+    "serve_app/api/wishes.py",
+    "serve_app/api/request.py",
+    "serve_app/api/speech_service.py",
+    "serve_app/speech/admission.py",
+    "serve_app/ingress.py",
+    "deployments/serving/frames.py",
+    "deployments/talker/engine.py",
+    "deployments/talker/scheduler.py",
+    "deployments/talker/runner.py",
+    "deployments/talker/audio.py",
+    "serve_app/api/response.py",
+)
 GENERATORS = (  # between the socket and the engine
     ("serve_app/api/response.py", "audio_body"),
     ("serve_app/speech/admission.py", "Admission.synthesize"),
@@ -173,6 +187,7 @@ def table(root: Path) -> Iterator[str]:
     way = way_of_a_request(root)
     lines = sum(map(num_lines, way.files))
     yield f"{'one inline request':28}{lines:7} lines {len(way.files):4} files {way.num_classes:4} classes"
+    yield f"{'to read first':28}{sum(num_lines(root / file) for file in CORE):7} lines {len(CORE):4} files"
     yield f"{'settings':28}{len(settings()):7}"
     passed = generators(root)
     yield f"{'async generators':28}{len(passed):7}"

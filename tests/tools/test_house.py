@@ -1,6 +1,7 @@
 """What is counted of the house, and what breaks its rules."""
 
 import ast
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -17,6 +18,12 @@ def test_a_request_crosses_the_modules_of_its_processes_and_what_they_import() -
     names = {str(file.relative_to(ROOT)) for file in house.way_of_a_request(ROOT).files}
     assert {"serve_app/api/routes.py", "deployments/talker/scheduler.py"} <= names
     assert not {"serve_app/cli/main.py", "deployments/codec/deployment.py", "deployments/__init__.py"} & names
+
+
+def test_the_files_to_read_first_are_those_of_the_document() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    listed = text.partition("## What to read first")[2].partition("Options join them")[0]
+    assert tuple(re.findall(r"\]\(\.\./([\w/]+\.py)\)", listed)) == house.CORE
 
 
 def test_a_generator_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
