@@ -89,25 +89,21 @@ async def lenient_wish(
         instructions=given.get("instructions"),
     )
     info = choose_model(wanted, models, service.settings, lenient=True)
-    voice, reason = _nearest(service, name, info)
-    if named is not None and name is None:
-        reason = "not a name"
-    if reason is not None:
-        found["voice"] = reason
+    speaker, reason = _nearest(service, named, info)
+    found |= {"voice": reason} if reason is not None else {}
     if model is not None and not catalogue.is_known(model, info, service.settings):
         found["model"] = f"the loaded model is {info.name}"
     if bit_rate is not None and not delivery.has_bit_rate:
         found["bit_rate"] = f"{delivery.audio_format} has none"
     given = {name: value for name, value in given.items() if value is not None}
-    body = parse_speech({"input": "", "any_language": True, **given, "voice": voice})
+    body = parse_speech({"input": "", "any_language": True, **given, "voice": speaker})
     if info.kind is ModelKind.BASE and name is not None:
         body = body.model_copy(update={"voice": name})
-    stored = await stored_voice(body, info, service.voices)
-    if stored is not None:
+    body, stored, instead = await _with_stored(service, body, info)
+    if stored is not None and instead is None:
         found.pop("voice", None)
-    elif (stored := await _default(service, body, info)) is not None:
-        body = body.model_copy(update={"voice": stored.id})
-        found |= {"voice": f"no such voice here, {stored.name} speaks"} if named is not None else {}
+    if instead is not None and named is not None:
+        found["voice"] = instead
     delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate or delivery.sample_rate)
     wish = wish_of(service, sent, names, body, info, delivery=delivery, reasons=found, stored=stored)
     if delivery.bit_rate is not None:
@@ -139,14 +135,11 @@ def wish_of(
 
 async def voiced(service: SpeechService, wish: Wish, voice: str) -> Wish:
     """The same lenient wish in another voice; `ignored` is about that voice only."""
-    info = wish.info
-    speaker, reason = _nearest(service, voice, info)
-    body = wish.body.model_copy(update={"voice": voice if info.kind is ModelKind.BASE else speaker})
-    stored = await stored_voice(body, info, service.voices)
-    if stored is None and (default := await _default(service, body, info)) is not None:
-        body, reason = body.model_copy(update={"voice": default.id}), f"no such voice here, {default.name} speaks"
-        return replace(wish, body=body, ignored={"voice": reason}, stored=default)
-    return replace(wish, body=body, ignored={"voice": reason} if reason and stored is None else {}, stored=stored)
+    speaker, reason = _nearest(service, voice, wish.info)
+    body = wish.body.model_copy(update={"voice": voice if wish.info.kind is ModelKind.BASE else speaker})
+    body, stored, instead = await _with_stored(service, body, wish.info)
+    reason = instead or (reason if stored is None else None)
+    return replace(wish, body=body, ignored={"voice": reason} if reason else {}, stored=stored)
 
 
 async def model_for(service: SpeechService, body: SpeechBody, sent: Mapping[str, object]) -> ModelInfo:
@@ -200,10 +193,17 @@ async def _is_stored(service: SpeechService, voice: str | None, models: Sequence
     return (service.voices.known(voice) if is_theirs else await service.voices.find(voice)) is not None
 
 
-async def _default(service: SpeechService, body: SpeechBody, info: ModelInfo) -> StoredVoice | None:
-    """The stored voice of `api.default_voice`, for a request of a dialect that cannot know our names."""
-    is_needed = info.kind is ModelKind.BASE and body.ref_audio is None
-    return await service.voices.find(service.settings.default_voice) if is_needed else None
+async def _with_stored(
+    service: SpeechService, body: SpeechBody, info: ModelInfo
+) -> tuple[SpeechBody, StoredVoice | None, str | None]:
+    """The stored voice that speaks a lenient request, in the body too, and the reason if it is `api.default_voice`."""
+    stored = await stored_voice(body, info, service.voices)
+    if stored is not None or info.kind is not ModelKind.BASE or body.ref_audio is not None:
+        return body, stored, None
+    default = await service.voices.find(service.settings.default_voice)
+    if default is None:
+        return body, None, None
+    return body.model_copy(update={"voice": default.id}), default, f"no such voice here, {default.name} speaks"
 
 
 def _check_voice(service: SpeechService, voice: str, info: ModelInfo) -> None:
@@ -214,10 +214,13 @@ def _check_voice(service: SpeechService, voice: str, info: ModelInfo) -> None:
         catalogue.resolve(voice, info.voices)
 
 
-def _nearest(service: SpeechService, voice: str | None, info: ModelInfo) -> tuple[str | None, str | None]:
-    """The model's speaker for a name that another service knows, and the reason where it is not the one meant."""
-    speaker, reason = catalogue.nearest(voice, info, service.settings)
-    if reason is not None and info.kind is not ModelKind.BASE and service.voices.known(voice) is not None:
+def _nearest(service: SpeechService, named: object, info: ModelInfo) -> tuple[str | None, str | None]:
+    """The model's speaker for what the client sent as a voice, and the reason where another one was meant."""
+    name = named if isinstance(named, str) else None
+    speaker, reason = catalogue.nearest(name, info, service.settings)
+    if named is not None and name is None:
+        return speaker, "not a name"
+    if reason is not None and info.kind is not ModelKind.BASE and service.voices.known(name) is not None:
         reason = f"a stored voice, {_NO_CLONES.format(info.name)}"
     return speaker, reason
 
