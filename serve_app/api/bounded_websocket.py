@@ -74,13 +74,18 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.conn.parser.close()  # it holds the last frame
         self._reader.stop()
+        self._leave = None  # it holds the application's side of the connection
         self._forget()
         super().connection_lost(exc)
 
     async def run_asgi(self) -> None:
         """Called by uvicorn once a client asks for a WebSocket."""
         cast("dict[str, Any]", self.scope)[LEAVING] = self._on_leaving
-        await super().run_asgi()
+        try:
+            await super().run_asgi()
+        finally:
+            while not self.queue.empty():  # messages that the application has not read
+                self.queue.get_nowait()
 
     def shutdown(self) -> None:
         """Called by uvicorn when this server is to end, which then waits for its connections: the application says when

@@ -400,10 +400,13 @@ class Session:
             await self._events.put(Audio(turn, audio[start : start + MAX_AUDIO_BYTES]))
 
     async def _stop(self) -> None:
-        if self._speaking is not None:
-            if not self._speaking.cancelling():  # a second cancellation would break off its closing
-                self._speaking.cancel()
-            await asyncio.wait((self._speaking,))
+        if (task := self._speaking) is None:
+            return
+        if not task.cancelling():  # a second cancellation would break off its closing
+            task.cancel()
+        await asyncio.wait((task,))
+        if self._speaking is task:
+            self._speaking = None  # its error holds its frames, which hold this session and all that was sent to it
 
     def _at_playback(self, played_s: float | None) -> tuple[Turn | None, Spoken | None]:
         """The turn at this place of the session's audio, or the first one, and how much of its text had been spoken."""

@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 128 << 10  # without reference audio
 IDLE_TIMEOUT_S = 600.0  # a socket is closed when neither side has sent anything for so long
 MAX_CONTEXTS = 16  # on one socket
+MAX_NAME_CHARS = 128  # of a context
 _ENGINE_FAILED = 1011
 # The scope has a function under this key. It takes a callback, and any thread calls that when the server is to end.
 LEAVING = "talkray.leaving"
@@ -319,6 +320,14 @@ class ContextConnection(Connection):
         """Whether any context speaks."""
         return any(session.is_speaking for session, _ in self._contexts.values())
 
+    def name_of(self, fields: Mapping[str, object], default: str) -> str:
+        """The context that a message names. Raises InvalidRequest."""
+        name = default if (sent := fields.get("context_id")) is None else sent
+        if not isinstance(name, str) or len(name) > MAX_NAME_CHARS:
+            message = f"context_id must be a string of at most {MAX_NAME_CHARS} characters."
+            raise InvalidRequest(message, "context_id")
+        return name
+
     def find(self, name: str) -> Session | None:
         """The session of a context that takes text."""
         session = self._contexts[name][0] if name in self._contexts else None
@@ -369,6 +378,7 @@ class ContextConnection(Connection):
         if name in self._contexts and self._contexts[name][1] is task:
             del self._contexts[name]
             self._takes.pop(name, None)
+            self.untold.pop(name, None)
 
 
 def unknown_type(*valid: str) -> InvalidRequest:

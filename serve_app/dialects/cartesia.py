@@ -205,12 +205,10 @@ class CartesiaSocket(ContextConnection):
         self._flushes: dict[str, set[int]] = {}  # turns whose end was asked for, by context
 
     async def obey(self, fields: dict[str, object]) -> None:
-        named = fields.get("context_id")
-        name = named if isinstance(named, str) and named else secrets.token_hex(8)
+        name = self.name_of(fields, "") or secrets.token_hex(8)
         if fields.get("cancel"):
             await self.cancel(name)
             self._flushes.pop(name, None)
-            self.untold.pop(name, None)
             return
         try:
             await self._write(name, fields)

@@ -44,7 +44,7 @@ class _Contexts(ContextConnection, WishedConnection):
         return await wished(service, {"text": ""}, socket.query_params, voice=voice, words=True, names=cls.names)
 
     async def obey(self, fields: dict[str, object]) -> None:
-        name = self._name(fields)
+        name = self.name_of(fields, _ONLY)
         if fields.get("close_socket"):
             await self.end()
         elif fields.get("close_context"):
@@ -54,12 +54,6 @@ class _Contexts(ContextConnection, WishedConnection):
 
     async def tell_error(self, reply: ErrorReply) -> None:
         await self._tell("", reply)
-
-    def _name(self, fields: Mapping[str, object]) -> str:
-        name = fields.get("context_id", _ONLY)
-        if not isinstance(name, str) or len(name) > 128:
-            raise InvalidRequest("context_id must be a string of at most 128 characters.", "context_id")
-        return name
 
     def _text(self, fields: Mapping[str, object]) -> str:
         text = fields.get("text", "")

@@ -146,6 +146,12 @@ class SpeechSocket(Connection):
         self._utterance: SpeakMessage | None = None
         self._task: asyncio.Task[None] | None = None
 
+    async def serve(self, headers: Mapping[str, str] | None = None) -> None:
+        try:
+            await super().serve(headers)
+        finally:
+            self._task = self._utterance = None  # both hold this connection
+
     async def obey(self, fields: dict[str, object]) -> None:
         """`speak` or `cancel`."""
         match fields.get("type"):

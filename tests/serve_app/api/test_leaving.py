@@ -1,6 +1,7 @@
-"""A server that is to end, as uvicorn and Ray Serve end it: with its WebSockets open."""
+"""A server that is to end, as uvicorn and Ray Serve end it, with its WebSockets open; and clients that leave first."""
 
 import asyncio
+import gc
 import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -13,6 +14,7 @@ from ray.serve._private.constants import RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_P
 from serve_app.api import sockets
 from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.api.routes import create_api
+from serve_app.api.session import Session
 from serve_app.app import LONGEST_STREAM_S
 from serve_app.config import ApiSettings
 from serve_app.speech.live_text import LiveTexts
@@ -214,3 +216,26 @@ async def test_a_handshake_that_meets_the_end_is_answered(server: Server, http: 
     may_answer.set()
     async with await connecting as stream:
         assert (await Listener(stream).closed())[0] == 1012
+
+
+@pytest.mark.parametrize("name", ROWS)
+async def test_nothing_is_kept_of_a_client_that_left(name: str, server: Server, http: aiohttp.ClientSession) -> None:
+    """A cycle of references would keep all that it sent until the collector comes, which is minutes."""
+
+    def kept() -> list[object]:
+        return [each for each in gc.get_objects() if isinstance(each, sockets.Connection | Session)]
+
+    gc.collect()
+    gc.disable()
+    try:
+        row, before = SOCKETS[name], len(kept())
+        for _ in range(2):  # the loop's last handle, and so its last task, is kept until the next one
+            async with http.ws_connect(server.url + row.path) as stream:
+                listener = Listener(stream)
+                await listener.send(halves(row)[0])
+                await listener.hear(lambda _, listener=listener: bool(listener.audio))
+        async with asyncio.timeout(10):
+            while len(kept()) > before:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    finally:
+        gc.enable()

@@ -9,7 +9,7 @@ import pytest
 
 from deployments.errors import Overloaded
 from serve_app.api.routes import create_api
-from serve_app.api.sockets import MAX_CONTEXTS
+from serve_app.api.sockets import MAX_CONTEXTS, MAX_NAME_CHARS
 from serve_app.config import ApiSettings
 from serve_app.dialects import cartesia
 from tests.serve_app import fake
@@ -114,6 +114,16 @@ async def test_what_is_wrong_is_told_in_the_context() -> None:
         for status in (400, 400, 429):
             (error,), _ = await client.until(type="error", context_id="one", done=True)
             assert error["status_code"] == status
+
+
+async def test_the_name_of_a_context_is_short() -> None:
+    async with talking(fake.FakeSynthesizer(script=fake.utterance()), PATH) as client:
+        for name in ("x" * (MAX_NAME_CHARS + 1), 7):
+            client.send(write("x", context=name))  # type: ignore[arg-type]
+            (error,), _ = await client.until(type="error")
+            assert (error["context_id"], error["status_code"]) == (None, 400)
+        client.send(write("x", context="x" * MAX_NAME_CHARS, more=False))
+        await client.until(type="done", context_id="x" * MAX_NAME_CHARS)
 
 
 async def test_contexts_are_few() -> None:
