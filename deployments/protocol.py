@@ -131,7 +131,7 @@ class Progress:
 
     codes: Codes  # all frames from the beginning
     samples: int  # delivered, counted before the codec's quiet start is trimmed
-    in_hand_s: float = 0.0  # seconds of delivered audio that are not played yet, by `PlaybackClock`
+    in_hand_s: float = 0.0  # seconds of delivered audio that are not played yet, by `Listener`
 
 
 @dataclass(frozen=True, slots=True)

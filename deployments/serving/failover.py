@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost, TalkrayError
-from deployments.playback import PlaybackClock, ReaderWatch
+from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import Codes, FrameChunk, PcmChunk, Progress, SynthesisRequest
 from deployments.serving import metrics
 
@@ -40,7 +40,7 @@ class Received:
 
     def __init__(self, earlier: Progress | None = None) -> None:
         """`earlier`: the part that came before."""
-        self._was_asked_for, self._listener = False, PlaybackClock()
+        self._was_asked_for, self._listener = False, Listener()
         self._codes = [] if earlier is None else [earlier.codes]
         self.samples = 0 if earlier is None else earlier.samples
 

@@ -34,7 +34,7 @@ class Pacing:
         ready = [sequence for sequence in running if not sequence.awaits_text]
         if self._max_lead_s == math.inf or not ready:
             return ready
-        leads = [sequence.playback.lead_s(now_s) for sequence in ready]
+        leads = [sequence.listener.lead_s(now_s) for sequence in ready]
         if not self._has_urgent(ready, leads, has_rows=2 * len(running) <= self._max_num_seqs):
             return ready
         due = [sequence for sequence, lead_s in zip(ready, leads, strict=True) if lead_s < self._max_lead_s]
@@ -44,7 +44,7 @@ class Pacing:
         """Whether one of these waits for a frame for which others sit out."""
         nearly_due_s = min(_NEARLY_DUE_S, _NEARLY_DUE_STEPS * self._step_s)
         return any(
-            lead_s < nearly_due_s if sequence.playback.has_begun else has_rows
+            lead_s < nearly_due_s if sequence.listener.has_begun else has_rows
             for sequence, lead_s in zip(ready, leads, strict=True)
         )
 
