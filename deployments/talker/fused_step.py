@@ -18,7 +18,10 @@ from deployments.talker.step import MIN_NEW_TOKENS, NOT_FINITE, FrameStep, Prefi
 
 
 class FusedStep(FrameStep):
-    """All of a decoding step, and prompts. Plain PyTorch runs the later rows of a long prompt."""
+    """All of a decoding step, and prompts. Plain PyTorch runs the later rows of a long prompt.
+
+    With `pdl` the order of the launches is a part of the result: see `FusedStack`.
+    """
 
     breadths = (WIDE,)
 
@@ -51,7 +54,7 @@ class FusedStep(FrameStep):
         gathered = self.kernels.gather(rows)
         draw = Draw(gathered.seeds, gathered.frames, 0)
         code0 = self._first_codes(rows, gathered, draw)
-        codes, _sums = self.predictor.frame(gathered.hidden, code0, gathered.predictor, draw)
+        codes = self.predictor.frame(gathered.hidden, code0, gathered.predictor, draw)
         self.kernels.deliver(codes, gathered.sound, self.codes, not_finite=NOT_FINITE)
 
     def advance(self, rows: Tensor, *, length: int) -> None:
@@ -93,8 +96,8 @@ class FusedStep(FrameStep):
 
     def _first_logits(self, hidden: Tensor) -> Tensor:
         """Logits of codebook 0 [rows, vocab]; the library would choose its kernel by the number of rows."""
-        weight, squares = self.talker.codec_head.weight, self._logits.squares
-        out = Activations(self._logits.values[: len(hidden)], squares, 1)
+        weight = self.talker.codec_head.weight
+        out = Activations(self._logits.values[: len(hidden)], self._logits.squares, 1)
         tile = tile_for(*weight.shape, gated=False, rows=len(hidden))
-        matmul(Activations(hidden, squares, 1), weight, out, tile, Product(pdl=self.pdl))
+        matmul(hidden, weight, out, tile, Product(pdl=self.pdl))
         return out.values
