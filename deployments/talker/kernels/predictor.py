@@ -55,7 +55,7 @@ class FusedPredictor:
         inputs = self.stack.input_rows(rows)
         for group in range(1, self.groups):
             if group > 1:
-                state = self.stack.advance(inputs, group, self.cache)
+                state = self.stack.frame_step(inputs, group, self.cache)
             logits = self._head(state, group)
             here = Draw(draw.seeds, draw.frames, group)
             sample_code(logits, options, here, self.tables[group], inputs, outputs, pdl=self.pdl)
@@ -67,7 +67,7 @@ class FusedPredictor:
         both = Activations(self._first.values[: 2 * rows], self._first.squares, 1)
         self._project(hidden, both)
         begin_frame(code0, self.tables[0], both, outputs)
-        done = self.stack.start(both, self.cache)
+        done = self.stack.frame_start(both, self.cache)
         return Activations(done.values[rows:], done.squares[:, rows:], done.parts)
 
     def _project(self, hidden: Tensor, out: Activations) -> None:

@@ -80,7 +80,7 @@ class FusedStack:
             rows = self._finish_layer(layer, rows, attended)
         return self._normalised(rows)
 
-    def start(self, rows: Activations, cache: FrameCache) -> Activations:
+    def frame_start(self, rows: Activations, cache: FrameCache) -> Activations:
         """Positions 0, the first half of `rows`, and 1, the second, in one pass; before the final norm."""
         count = len(rows.values)
         for number, layer in enumerate(self.layers):
@@ -91,7 +91,7 @@ class FusedStack:
             rows = self._finish_layer(layer, rows, attended)
         return rows
 
-    def advance(self, rows: Activations, position: int, cache: FrameCache) -> Activations:
+    def frame_step(self, rows: Activations, position: int, cache: FrameCache) -> Activations:
         """One position of a frame; before the final norm, which the next product can fold in."""
         count = len(rows.values)
         for number, layer in enumerate(self.layers):

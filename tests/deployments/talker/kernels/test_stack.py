@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.talker.attention import Context, attend_rows
-from deployments.talker.kernels.paged_attention import choose_backend
+from deployments.talker.kernels.paged_attention import choose_attention
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.stack import FrameCache, FusedStack
 from deployments.talker.kv_cache import KVCache
@@ -50,7 +50,7 @@ def test_talker_step(talker: Talker, device: torch.device) -> None:
 
     x = torch.randn(ROWS, config.hidden_size, device=device)
     stack = FusedStack(talker.model, config, max_rows=4, positions=128, pdl=False)
-    attend = choose_backend("auto", stack.heads, block_size=BLOCK_SIZE, dtype=torch.float32, pdl=False)
+    attend = choose_attention("auto", stack.heads, block_size=BLOCK_SIZE, dtype=torch.float32, pdl=False)
     assert attend.name == "triton"
 
     got = stack.talker_step(x, context, cache, attend)
@@ -67,7 +67,7 @@ def test_predictor_passes(talker: Talker, device: torch.device) -> None:
     attention = FrameAttention((config.num_layers, ROWS, config.num_kv_heads, 4, config.head_dim), like=cache.keys)
     for position in range(3):
         x = torch.randn(ROWS, config.hidden_size, device=device)
-        got = model.model.norm(stack.advance(stack.measured(x), position, cache).values)
+        got = model.model.norm(stack.frame_step(stack.measured(x), position, cache).values)
         rotation = model.rotary(torch.full((ROWS,), position, device=device))
         torch.testing.assert_close(got, model.model(x, rotation, attention), atol=2e-3, rtol=2e-3)
         attention.step += 1
