@@ -19,7 +19,7 @@ import numpy as np
 from deployments.audio.listening import FirstSound
 from deployments.errors import NotReady, Overloaded, Starting
 from deployments.limits import Rate, StreamLimit
-from deployments.playback import PlaybackClock, ReaderWatch
+from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.config import AdmissionSettings
@@ -77,11 +77,11 @@ class _Speech:
         return self._read.popleft() if self._read else await anext(self._chunks, None)
 
 
-class _Listener:
+class _Client:
     """The client of one stream. A pause is its own where it is slow to read the audio or to write the text."""
 
     def __init__(self, sample_rate: int, live: LiveText | None, *, came_s: float) -> None:
-        self.came_s, self.clock, self.sound = came_s, PlaybackClock(), FirstSound(sample_rate)
+        self.came_s, self.listener, self.sound = came_s, Listener(), FirstSound(sample_rate)
         self.reason: FinishReason | None = None  # of the latest chunk
         self.was_slow = False  # to take the latest chunk
         self._sample_rate, self._live = sample_rate, live
@@ -94,7 +94,7 @@ class _Listener:
         """No chunk is late that had to wait for the client."""
         is_writing = self._live is not None and not self._live.is_over
         if self.was_slow or self._was_writing or is_writing:
-            self.clock.wait(now_s=time.monotonic())
+            self.listener.wait(now_s=time.monotonic())
         self._was_writing = is_writing
 
     def give(self, chunk: PcmChunk) -> None:
@@ -102,7 +102,7 @@ class _Listener:
 
     def ask(self) -> None:
         """The client wants the next chunk."""
-        self.clock.pause(time.monotonic() - self._given_s)
+        self.listener.pause(time.monotonic() - self._given_s)
 
 
 class Admission:
@@ -146,20 +146,20 @@ class Admission:
         self._count(+1)
         try:
             info = await self.describe()
-            listener = _Listener(info.sample_rate, live, came_s=came_s)
+            client = _Client(info.sample_rate, live, came_s=came_s)
             async with AsyncExitStack() as opened, ReaderWatch(self._give_place_back, self._take_place_again) as reader:
                 speech = await self._begin(request, live, info, opened)
                 is_speaking = True
                 self._num_speaking += 1
                 while (chunk := await speech.next()) is not None:
-                    self._measure(chunk, listener)
-                    listener.give(chunk)
+                    self._measure(chunk, client)
+                    client.give(chunk)
                     reader.offer()
                     yield chunk
-                    listener.ask()
-                    listener.was_slow = await reader.taken()
-            spoken_s, audio_s = time.monotonic() - came_s, listener.clock.audio_s
-            metrics.finished(spoken_s, audio_s=audio_s, reason=listener.reason, model=self._model)
+                    client.ask()
+                    client.was_slow = await reader.taken()
+            spoken_s, audio_s = time.monotonic() - came_s, client.listener.audio_s
+            metrics.finished(spoken_s, audio_s=audio_s, reason=client.reason, model=self._model)
         finally:
             self._num_speaking -= is_speaking
             self._count(-1)
@@ -200,25 +200,25 @@ class Admission:
         """The time to first audio when nothing waits."""
         return min(self._waits_s, default=_USUAL_S)
 
-    def _measure(self, chunk: PcmChunk, listener: _Listener) -> None:
+    def _measure(self, chunk: PcmChunk, client: _Client) -> None:
         """Count a chunk that is sent now."""
-        listener.excuse()
+        client.excuse()
         if not chunk.pcm:
             return
-        self._judge(listener, listener.audio_s(chunk))
-        if (onset_s := listener.sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
-            metrics.ttfa(time.monotonic() - listener.came_s, onset_s=onset_s, model=self._model)
+        self._judge(client, client.audio_s(chunk))
+        if (onset_s := client.sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
+            metrics.ttfa(time.monotonic() - client.came_s, onset_s=onset_s, model=self._model)
 
-    def _judge(self, listener: _Listener, audio_s: float) -> None:
+    def _judge(self, client: _Client, audio_s: float) -> None:
         """Whether audio comes in time. It is late once the listener's pauses add up to more than `max_late_s`."""
-        clock, now_s = listener.clock, time.monotonic()
-        is_first = not clock.has_begun
-        late_s = clock.deliver(audio_s, now_s=now_s)
+        listener, now_s = client.listener, time.monotonic()
+        is_first = not listener.has_begun
+        late_s = listener.deliver(audio_s, now_s=now_s)
         metrics.audio(audio_s, late_s=late_s, model=self._model)
         if is_first:
-            metrics.ttfp(now_s - listener.came_s, model=self._model)
+            metrics.ttfp(now_s - client.came_s, model=self._model)
             return
-        is_late = late_s > 0 and clock.stalled_s > self._settings.max_late_s
+        is_late = late_s > 0 and listener.stalled_s > self._settings.max_late_s
         self._limit.delivered(late=is_late, streams=self._num_streams, now_s=now_s)
 
     async def _begin(
