@@ -5,6 +5,7 @@ All are frozen values of small plain objects, which pickle fast. Codes are int16
 
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -130,7 +131,7 @@ class Progress:
 
     codes: Codes  # all frames from the beginning
     samples: int  # delivered, counted before the codec's quiet start is trimmed
-    in_hand_s: float = 0.0  # seconds of delivered audio that are not played yet, by `PlaybackClock`
+    in_hand_s: float = 0.0  # seconds of delivered audio that are not played yet, by `Listener`
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,23 @@ class FrameChunk:
     marks: Marks = ()  # on the first audio of a request with marks: all stages to the engine and back
     readings: tuple[Reading, ...] = ()  # empty unless the request has `word_times` and the model an alignment head
     clone_prompt: ClonePrompt | None = None  # on the first chunk, where the request had samples: send it from then on
+
+    @classmethod
+    def join(cls, chunks: Sequence["FrameChunk"]) -> "FrameChunk":
+        """Consecutive chunks of one stream as one, of which only the last may have a finish reason."""
+        return cls(
+            np.concatenate([chunk.codes for chunk in chunks]),
+            max(chunk.num_text_tokens for chunk in chunks),
+            chunks[-1].finish_reason,
+            b"".join(chunk.pcm for chunk in chunks),
+            next((chunk.marks for chunk in chunks if chunk.marks), ()),
+            tuple(reading for chunk in chunks for reading in chunk.readings),
+            next((chunk.clone_prompt for chunk in chunks if chunk.clone_prompt), None),
+        )
+
+    def split_end(self) -> tuple["FrameChunk", "FrameChunk"]:
+        """A last chunk as its frames and the end of the stream. What comes beside codes and audio is in both."""
+        return replace(self, finish_reason=None), replace(self, codes=self.codes[:0], pcm=b"")
 
 
 @dataclass(frozen=True, slots=True)

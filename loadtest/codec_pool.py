@@ -35,7 +35,7 @@ from deployments.codec.pool.service import Placement
 from deployments.codec.pool.stream import DecodingStart, StreamDecoder
 from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
-from deployments.playback import PlaybackClock
+from deployments.listener import Listener
 from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk
 from loadtest.simulate import Traffic
 from loadtest.tables import MS, Table, percent
@@ -183,7 +183,7 @@ class _Replica:
                 self.streams -= 1
 
     async def _listen(self, frames: int, asked_s: float, gpu_frames: int) -> tuple[float, float]:
-        clock, first_s = PlaybackClock(), math.inf
+        listener, first_s = Listener(), math.inf
         shared = self.pool.chunk_frames is None and self.pool.workers >= MANY_WORKERS
         ramp = fitted_ramp(
             self.pool.ramp, self.gate.seconds_per_frame, wait_s=self.gate.wait_s, frame_s=_FRAME_S, shared=shared
@@ -200,8 +200,8 @@ class _Replica:
         async with aclosing(decoder.run(_talker(frames, gpu_frames), gpu_frames=gpu_frames)) as chunks:
             async for chunk in chunks:
                 first_s = min(first_s, _now_s() - asked_s)
-                clock.deliver(len(chunk.codes) * _FRAME_S, now_s=_now_s())
-        return first_s, clock.stalled_s
+                listener.deliver(len(chunk.codes) * _FRAME_S, now_s=_now_s())
+        return first_s, listener.stalled_s
 
     async def _decode(self, job: DecodeJob) -> Decoded:
         done: asyncio.Future[Decoded] = asyncio.get_running_loop().create_future()

@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost, TalkrayError
-from deployments.playback import PlaybackClock, ReaderWatch
+from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import Codes, FrameChunk, PcmChunk, Progress, SynthesisRequest
 from deployments.serving import metrics
 
@@ -40,7 +40,7 @@ class Received:
 
     def __init__(self, earlier: Progress | None = None) -> None:
         """`earlier`: the part that came before."""
-        self._was_asked_for, self._listener = False, PlaybackClock()
+        self._was_asked_for, self._listener = False, Listener()
         self._codes = [] if earlier is None else [earlier.codes]
         self.samples = 0 if earlier is None else earlier.samples
 
@@ -140,16 +140,19 @@ class Attempts:
 
 async def persist(
     ask: Callable[[], AsyncGenerator[C, None]],
-    pass_on: Callable[[C], D | None],
+    take: Callable[[C], D | None],
     *,
     request_id: str,
     lost: type[ReplicaLost],
 ) -> AsyncGenerator[D, None]:
-    """Results of `pass_on` for the chunks of a stream to its last one, from as many replicas as it takes.
+    """A stream to its last chunk, from as many replicas as that needs.
 
-    `ask` asks a replica for the chunks after those that came, once for each attempt. Where it raises `lost` or Moved
-    there is another attempt. Raises its other errors, and `lost` where the stream is given up. The stream ends early
-    where `pass_on` returns a finish reason for a chunk without one.
+    Data flows from `ask` through `take` to the reader. `ask` asks a replica for the chunks after those that came, once
+    for each attempt. `take` is called with each chunk, keeps what the next `ask` needs, and returns what the reader
+    gets, or None where that is nothing.
+
+    Where the replica raises `lost` or Moved there is another attempt. Raises its other errors, and `lost` where the
+    stream is given up. The stream ends early where `take` returns a finish reason for a chunk without one.
 
     Where the reader takes nothing for UNREAD_S, the replica is left, and one is asked again when the reader goes on.
     This does not hold for the first item, because a reader that asks ahead takes only that.
@@ -161,7 +164,7 @@ async def persist(
             async with aclosing(ask()) as chunks, ReaderWatch(chunks.aclose) as reader:
                 async for chunk in chunks:
                     attempts.received(chunk)
-                    if (item := pass_on(chunk)) is not None:
+                    if (item := take(chunk)) is not None:
                         if has_begun:
                             reader.offer()
                         has_begun = True

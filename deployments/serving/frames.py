@@ -1,8 +1,16 @@
-"""All frames of one utterance, also where talkers die, and their audio on its way to the client."""
+"""All frames of one utterance, also where talkers die, and their audio on its way to the client.
+
+`forward` and `all_frames` are entries: the ingress calls the one, a codec replica the other. Both start `persist` of
+failover.py, whose loop then runs the stream. For each chunk it takes these steps, in this order:
+
+1. `FrameSource.ask` has begun a call of a talker, by `calls.stream`; the loop reads the call's next FrameChunk.
+2. `FrameSource.note` keeps the chunk's codes. Where the talker is lost, the next `ask` begins behind them.
+3. `forward` makes a PcmChunk of it: `Frames` collects, `OutgoingAudio` trims and counts. `all_frames` leaves it as is.
+4. The loop yields the result to the reader.
+"""
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,27 +35,65 @@ from deployments.serving.failover import Received, persist
 
 Generate = Callable[[GenerateRequest], AsyncGenerator[FrameChunk, None]]
 Pcm = NDArray[np.int16]  # [samples]
-D = TypeVar("D", FrameChunk, PcmChunk)
 
 
-def all_frames(
-    generate: Generate, request: GenerateRequest, pass_on: Callable[[FrameChunk], D | None], *, frame_samples: int
-) -> AsyncGenerator[D, None]:
-    """Results of `pass_on` for all frames after the prefix. Another talker continues for a lost one."""
-    received = Received(request.synthesis.resume)
-    start = received.samples
+class FrameSource:
+    """Asks talkers for those frames of one stream that have not come."""
 
-    def ask() -> AsyncGenerator[FrameChunk, None]:
-        gpu_frames = request.gpu_frames
+    def __init__(self, generate: Generate, request: GenerateRequest, frame_samples: int) -> None:
+        self._generate, self._request, self._frame_samples = generate, request, frame_samples
+        self._received = Received(request.synthesis.resume)
+        self._start = self._received.samples
+
+    def ask(self) -> AsyncGenerator[FrameChunk, None]:
+        """One talker's chunks after those that were noted."""
+        request, received, gpu_frames = self._request, self._received, self._request.gpu_frames
         if gpu_frames < ALL_FRAMES:
-            gpu_frames = max(0, gpu_frames - (received.samples - start) // frame_samples)
-        return generate(replace(request, synthesis=received.rest(request.synthesis), gpu_frames=gpu_frames))
+            gpu_frames = max(0, gpu_frames - (received.samples - self._start) // self._frame_samples)
+        return self._generate(replace(request, synthesis=received.rest(request.synthesis), gpu_frames=gpu_frames))
 
-    def take(chunk: FrameChunk) -> D | None:
-        received.add(chunk.codes, received.samples + len(chunk.pcm) // 2)
-        return pass_on(chunk)
+    def note(self, chunk: FrameChunk) -> FrameChunk:
+        """The chunk has come."""
+        self._received.add(chunk.codes, self._received.samples + len(chunk.pcm) // 2)
+        return chunk
 
-    return persist(ask, take, request_id=request.synthesis.request_id, lost=TalkerLost)
+
+def all_frames(generate: Generate, request: GenerateRequest, *, frame_samples: int) -> AsyncGenerator[FrameChunk, None]:
+    """All frames after the prefix. Another talker continues for a lost one."""
+    source = FrameSource(generate, request, frame_samples)
+    return persist(source.ask, source.note, request_id=request.synthesis.request_id, lost=TalkerLost)
+
+
+def forward(
+    request: SynthesisRequest,
+    generate: Generate,
+    info: ModelInfo,
+    *,
+    learn: Callable[[PcmChunk], None] = lambda chunk: None,
+) -> AsyncGenerator[PcmChunk, None]:
+    """Audio of one utterance, all made by talkers. Another talker continues for a lost one.
+
+    `generate` asks a talker. `learn` is called with each chunk. Raises the errors of `generate`, and EngineError where
+    audio is missing at the end.
+    """
+    source = FrameSource(generate, GenerateRequest(request, gpu_frames=ALL_FRAMES), info.frame_samples)
+    frames = Frames(info.frame_samples)
+    silence = None if request.leading_silence else LeadingSilence(info.sample_rate)
+    guard = None if request.ignore_eos else EndingGuard(info.frame_samples, info.sample_rate)
+    audio = OutgoingAudio(frames, silence, guard)
+
+    def take(chunk: FrameChunk) -> PcmChunk | None:
+        frames.add(source.note(chunk))
+        if not chunk.pcm and chunk.finish_reason is None:
+            return None
+        codes, pcm = frames.take_audio()
+        if frames.finish_reason is not None and frames.available:
+            raise EngineError(f"the talker has left {frames.available} frames without audio: speech is missing")
+        item = audio.chunk(codes, pcm, chunk.finish_reason)
+        learn(item)
+        return item
+
+    return persist(source.ask, take, request_id=request.request_id, lost=TalkerLost)
 
 
 class Frames:
@@ -134,36 +180,3 @@ class OutgoingAudio:
         return PcmChunk(
             pcm.tobytes(), codes, tokens, finish_reason, self._delivered, marks, readings, clone_prompt=prompt
         )
-
-
-def forward(
-    request: SynthesisRequest,
-    generate: Generate,
-    info: ModelInfo,
-    *,
-    learn: Callable[[PcmChunk], None] = lambda chunk: None,
-) -> AsyncGenerator[PcmChunk, None]:
-    """Audio of one utterance, all made by talkers. Another talker continues for a lost one.
-
-    `generate` asks a talker. `learn` is called with each chunk. Raises the errors of `generate`, and EngineError where
-    audio is missing at the end.
-    """
-    frames = Frames(info.frame_samples)
-    silence = None if request.leading_silence else LeadingSilence(info.sample_rate)
-    audio = OutgoingAudio(
-        frames, silence, None if request.ignore_eos else EndingGuard(info.frame_samples, info.sample_rate)
-    )
-
-    def with_audio(chunk: FrameChunk) -> PcmChunk | None:
-        frames.add(chunk)
-        if not chunk.pcm and chunk.finish_reason is None:
-            return None
-        codes, pcm = frames.take_audio()
-        if frames.finish_reason is not None and frames.available:
-            raise EngineError(f"the talker has left {frames.available} frames without audio: speech is missing")
-        item = audio.chunk(codes, pcm, chunk.finish_reason)
-        learn(item)
-        return item
-
-    asked = GenerateRequest(request, gpu_frames=ALL_FRAMES)
-    return all_frames(generate, asked, with_audio, frame_samples=info.frame_samples)

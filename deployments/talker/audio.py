@@ -20,7 +20,7 @@ from deployments.codec.plan import GPU_RAMP, ChunkPlan, call_sizes, parts
 from deployments.codec.slots import CODE_RING, DecodeCall, SlotDecoder
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError, Overloaded
-from deployments.playback import PlaybackClock
+from deployments.listener import Listener
 from deployments.protocol import Codes
 
 _MIN_LEAD_S = 0.06  # covers a decode and a frame of the talker
@@ -48,7 +48,7 @@ class _AudioStream:
     limit: int  # frames to decode in all, with the recalled ones
     opened_s: float
     plan: ChunkPlan
-    clock: PlaybackClock = field(default_factory=PlaybackClock)
+    listener: Listener = field(default_factory=Listener)
     written: int = 0  # frames whose codes are in the slot
     called: int = 0  # frames in calls, finished or not
     decoded: int = 0
@@ -66,12 +66,14 @@ class _AudioStream:
     def deadline_s(self) -> float:
         if self.is_recalling:
             return self.opened_s + _RECALL_PATIENCE_S
-        return self.clock.deadline_s(self.opened_s)
+        return self.listener.deadline_s(self.opened_s)
 
     def has_slack(self, now_s: float) -> bool:
         """Whether it may wait for others to share its call."""
-        is_playing = not self.is_recalling and self.clock.has_begun and self.waiting < 2 * _CALL_SIZES[0]
-        return is_playing and self.clock.lead_s(now_s) >= _SHARING_LEAD_S and now_s - self.ready_since_s < _PATIENCE_S
+        is_playing = not self.is_recalling and self.listener.has_begun and self.waiting < 2 * _CALL_SIZES[0]
+        return (
+            is_playing and self.listener.lead_s(now_s) >= _SHARING_LEAD_S and now_s - self.ready_since_s < _PATIENCE_S
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +312,7 @@ class AudioStreams:
         if stream.is_recalling:
             return parts(min(stream.waiting, stream.num_recalled - stream.called), _CALL_SIZES)[0]
         under_way_s = (stream.called - stream.decoded) * self._frame_s
-        lead_s, ended = stream.clock.lead_s(now_s) + under_way_s, stream.written == stream.limit
+        lead_s, ended = stream.listener.lead_s(now_s) + under_way_s, stream.written == stream.limit
         if not ended and not stream.plan.is_ready(stream.waiting, lead_s=lead_s):
             return 0
         load = max(0, len(self._streams).bit_length() - _FEW_STREAMS.bit_length())
@@ -329,10 +331,10 @@ class AudioStreams:
             if audible:
                 sample_rate = round(len(pcm) / (call.frames * self._frame_s))
                 pcm = pcm[: frames * (len(pcm) // call.frames)]
-                if not stream.clock.has_begun and first_sound(pcm, sample_rate) is None:
+                if not stream.listener.has_begun and first_sound(pcm, sample_rate) is None:
                     stream.plan.restart()  # a quiet start is dropped, so the ramp begins with the first sound
                 else:
-                    stream.clock.deliver(frames * self._frame_s, now_s=time.monotonic())
+                    stream.listener.deliver(frames * self._frame_s, now_s=time.monotonic())
                 self._pcm.append((stream.id, pcm.tobytes()))
             self._forget_if_over(stream)
 

@@ -59,7 +59,7 @@ class Ready:
 class Produced:
     """New frames by the number of their request, and the load and counts of the engine after a step."""
 
-    chunks: list[tuple[int, FrameChunk]]
+    chunks: tuple[tuple[int, FrameChunk], ...]
     num_running: int
     num_waiting: int
     step_s: float = 0.0  # duration of the step; 0 where no frame was made

@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-import numpy as np
-
 from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, Mailbox, ModelInfo
@@ -217,10 +215,4 @@ async def _next_chunk(queue: "asyncio.Queue[Item]") -> FrameChunk:
             queue.put_nowait(item)
             break
         chunks.append(item)
-    codes = np.concatenate([chunk.codes for chunk in chunks])
-    pcm = b"".join(chunk.pcm for chunk in chunks)
-    num_text_tokens = max(chunk.num_text_tokens for chunk in chunks)
-    marks = next((chunk.marks for chunk in chunks if chunk.marks), ())
-    readings = tuple(reading for chunk in chunks for reading in chunk.readings)
-    clone_prompt = next((chunk.clone_prompt for chunk in chunks if chunk.clone_prompt), None)
-    return FrameChunk(codes, num_text_tokens, chunks[-1].finish_reason, pcm, marks, readings, clone_prompt)
+    return FrameChunk.join(chunks)

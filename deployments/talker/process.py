@@ -98,9 +98,9 @@ class FirstAudio:
         if marked.marks:
             self._requests[number] = replace(request, synthesis=with_mark(marked, "prompt"))
 
-    def follow(self, chunks: list[tuple[int, FrameChunk]]) -> list[tuple[int, FrameChunk]]:
+    def follow(self, chunks: tuple[tuple[int, FrameChunk], ...]) -> tuple[tuple[int, FrameChunk], ...]:
         """`chunks`, where the first audio of each request with marks brings them."""
-        return [(number, self._follow(number, chunk)) for number, chunk in chunks] if self._requests else chunks
+        return tuple((number, self._follow(number, chunk)) for number, chunk in chunks) if self._requests else chunks
 
     def end(self, number: int) -> None:
         self._requests.pop(number, None)

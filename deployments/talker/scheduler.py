@@ -1,12 +1,8 @@
 """Chooses the sequences of the next step: admission by free rows and KV blocks, preemption when blocks run out.
 
-Every sequence with a row runs, with two exceptions.
-
-1. Sequences far ahead of their listeners sit out while another sequence waits for its first frame or for a frame that
-   is nearly due, because a step with fewer sequences is shorter. They then keep their rows for longer. So once half of
-   the rows are taken, they sit out for frames that are nearly due only.
-2. A sequence sits out while its next frame needs text that the client has not written yet. It gives its row and blocks
-   up where others wait for them. It is prefilled again where no other waits, so that new text waits for one frame only.
+`Pacing` says which of the sequences with a row sit out. A sequence that sits out for want of text gives its row and
+blocks up where others wait for them. It is prefilled again where no other waits, so that new text waits for one frame
+only.
 """
 
 import heapq
@@ -19,11 +15,8 @@ from itertools import chain
 from deployments.errors import Overloaded
 from deployments.limits import Rate
 from deployments.talker.kv_cache import BlockManager
+from deployments.talker.pacing import Pacing
 from deployments.talker.sequence import Sequence
-
-# A frame is nearly due where the listener has less audio in hand than this, and less than so many steps take.
-_NEARLY_DUE_STEPS = 3
-_NEARLY_DUE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +34,12 @@ class Scheduler:
         self, blocks: BlockManager, *, max_num_seqs: int, max_num_waiting: int, max_lead_s: float = math.inf
     ) -> None:
         self.blocks = blocks
-        self.max_lead_s, self.max_num_seqs, self.max_num_waiting = max_lead_s, max_num_seqs, max_num_waiting
+        self.max_num_seqs, self.max_num_waiting = max_num_seqs, max_num_waiting
+        self._pacing = Pacing(max_num_seqs=max_num_seqs, max_lead_s=max_lead_s)
         self.waiting: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}  # in the order of admission
         self._free_rows = list(range(max_num_seqs))
         self._finished = Rate()
-        self._scheduled_s = self._step_s = 0.0  # when the last step began, and how long the step before took
 
     @property
     def is_idle(self) -> bool:
@@ -88,7 +81,7 @@ class Scheduler:
         """The next step's batch, None when there is nothing to do."""
         preempted = self._make_room()
         admitted = [] if preempted else self._admit()
-        due = self._due()
+        due = self._pacing.due(self.running.values(), time.monotonic())
         return Batch(prefill=admitted, decode=due) if due or admitted else None
 
     def retire(self, sequences: list[Sequence]) -> None:
@@ -107,28 +100,6 @@ class Scheduler:
         )
         assert rows == list(range(self.max_num_seqs)), f"rows lost or held twice: {rows}"
         self.blocks.check_integrity()
-
-    def _due(self) -> list[Sequence]:
-        """The running sequences that do not sit out."""
-        running = [sequence for sequence in self.running.values() if not sequence.awaits_text]
-        now_s = time.monotonic()
-        self._step_s, self._scheduled_s = now_s - self._scheduled_s, now_s
-        if self.max_lead_s == math.inf or not running:
-            return running
-        leads = [sequence.playback.lead_s(now_s) for sequence in running]
-        if not self._has_urgent(running, leads):
-            return running
-        due = [sequence for sequence, lead_s in zip(running, leads, strict=True) if lead_s < self.max_lead_s]
-        return due or running
-
-    def _has_urgent(self, running: list[Sequence], leads: list[float]) -> bool:
-        """Whether one of these waits for a frame for which others sit out."""
-        nearly_due_s = min(_NEARLY_DUE_S, _NEARLY_DUE_STEPS * self._step_s)
-        has_rows = 2 * len(self.running) <= self.max_num_seqs
-        return any(
-            lead_s < nearly_due_s if sequence.playback.has_begun else has_rows
-            for sequence, lead_s in zip(running, leads, strict=True)
-        )
 
     def _make_room(self) -> bool:
         """Allocate blocks for every running sequence's next position. Returns whether a sequence was preempted."""

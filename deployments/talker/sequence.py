@@ -6,7 +6,7 @@ import numpy as np
 
 from deployments.audio.listening import LATE_PATIENCE_S, frames_of, runaway_frames
 from deployments.errors import InvalidRequest
-from deployments.playback import PlaybackClock
+from deployments.listener import Listener
 from deployments.protocol import ClonePrompt, Codes, FinishReason, GenerateRequest, Sampling
 from deployments.talker.prompt import Prompt
 from deployments.talker.tokenizer import TextTokenizer
@@ -46,9 +46,9 @@ class Sequence:
     num_reread: int = 0  # frames far before the furthest token
     furthest_token: float = 0.0  # that a frame has read
     clone_prompt: ClonePrompt | None = None  # until it is sent
-    playback: PlaybackClock = field(default_factory=PlaybackClock)
+    listener: Listener = field(default_factory=Listener)
     num_sent: int = field(init=False)  # frames that were sent
-    _num_played: int = field(init=False)  # frames that `playback` counts; those of a prefix were played before
+    _num_played: int = field(init=False)  # frames that `listener` counts; those of a prefix were played before
 
     def __post_init__(self) -> None:
         self.num_sent = self._num_played = len(self.frames)
@@ -110,11 +110,11 @@ class Sequence:
         """Count the frames since the last call as delivered to the listener."""
         num_new, self._num_played = self.num_frames - self._num_played, self.num_frames
         if num_new:
-            self.playback.deliver(num_new * self.frame_s, now_s=now_s)
+            self.listener.deliver(num_new * self.frame_s, now_s=now_s)
 
     def sent_lead_s(self, now_s: float) -> float:
         """Seconds of audio that were sent and are not played yet."""
-        return self.playback.lead_s(now_s) - (self._num_played - self.num_sent) * self.frame_s
+        return self.listener.lead_s(now_s) - (self._num_played - self.num_sent) * self.frame_s
 
 
 class LengthLimits:

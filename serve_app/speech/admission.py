@@ -19,7 +19,7 @@ import numpy as np
 from deployments.audio.listening import FirstSound
 from deployments.errors import NotReady, Overloaded, Starting
 from deployments.limits import Rate, StreamLimit
-from deployments.playback import PlaybackClock, ReaderWatch
+from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.config import AdmissionSettings
@@ -92,7 +92,7 @@ class Admission:
         """Audio of one utterance. Raises Overloaded where it would come late, NotReady while no talker has started."""
         if not request.is_underway:
             self.check_room(request.client)
-        came_s, listener = time.monotonic(), PlaybackClock()
+        came_s, listener = time.monotonic(), Listener()
         live = self._live_text(request)
         is_speaking = False
         was_held_up = False  # whether the client was slow, to read the last chunk or to write its text
@@ -159,7 +159,7 @@ class Admission:
         """The time to first audio when nothing waits."""
         return min(self._waits_s, default=_USUAL_S)
 
-    def _judge(self, listener: PlaybackClock, audio_s: float, *, came_s: float) -> None:
+    def _judge(self, listener: Listener, audio_s: float, *, came_s: float) -> None:
         """Count audio that is sent now. A chunk is late once the listener's pauses add up to more than `max_late_s`."""
         now_s, is_first = time.monotonic(), not listener.has_begun
         late_s = listener.deliver(audio_s, now_s=now_s)

@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 
 from deployments.errors import InvalidRequest
-from deployments.playback import PlaybackClock
+from deployments.listener import Listener
 from deployments.protocol import Mailbox, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from deployments.voice.live_english import LiveEnglish, TextPart
@@ -282,7 +282,7 @@ async def without_clicks(
     While they `may_pause` the last 10 ms are held back, and faded out where no chunk comes in time.
     """
     size = int(_FADE_S * sample_rate) * _SAMPLE_BYTES
-    clock, held, last, is_silent = PlaybackClock(), b"", None, False
+    clock, held, last, is_silent = Listener(), b"", None, False
     coming: asyncio.Future[PcmChunk | None] | None = None
     try:
         while True:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from deployments.errors import Overloaded
-from deployments.playback import ReaderWatch
+from deployments.listener import ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
 from serve_app.speech.splitting import split_text
 from serve_app.speech.synthesizer import Synthesizer

@@ -20,7 +20,7 @@ import torch
 
 from deployments.codec.slots import DecodeCall, Pcm
 from deployments.errors import EngineError, Overloaded
-from deployments.playback import PlaybackClock
+from deployments.listener import Listener
 from deployments.protocol import (
     ALL_FRAMES,
     FinishReason,
@@ -276,7 +276,7 @@ class Heard:
     first_s: float | None = None
     refused: str | None = None
     audio_s: float = 0.0
-    listener: PlaybackClock = field(default_factory=PlaybackClock)
+    listener: Listener = field(default_factory=Listener)
 
     @property
     def is_stalled(self) -> bool:

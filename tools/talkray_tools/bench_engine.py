@@ -278,13 +278,13 @@ class _Arriving:
     def run(self, seconds: float) -> tuple[float, float]:
         """For so long; milliseconds from a step to the next, and the rows of one, on average."""
         end_s = time.perf_counter() + seconds
-        steps, rows, last = 0, 0, None
+        steps, rows, last = 0, 0, self._engine.num_steps
         while (now_s := time.perf_counter()) < end_s:
             while self._due_s <= now_s:
                 self._add()
             self._engine.step()
-            if self._engine.last_step is not last:
-                last = self._engine.last_step
+            if self._engine.num_steps > last:
+                last = self._engine.num_steps
                 steps, rows = steps + 1, rows + len(self._engine.scheduler.running)
         return 1000 * seconds / steps, rows / steps
 

@@ -131,7 +131,7 @@ class CodecService:
             if start.undelivered is not None and len(start.undelivered):
                 gpu_frames = 0  # audio is missing that a talker will not bring
             asked = GenerateRequest(request, reference_codes, gpu_frames)
-            frames = all_frames(generate, asked, lambda chunk: chunk, frame_samples=frame_samples)
+            frames = all_frames(generate, asked, frame_samples=frame_samples)
             async with aclosing(decoder.run(frames, gpu_frames=gpu_frames)) as chunks:
                 async for chunk in chunks:
                     yield chunk

@@ -15,7 +15,7 @@ from deployments.codec.batch import Decoded, DecodeJob
 from deployments.codec.plan import ChunkPlan
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
-from deployments.playback import PlaybackClock
+from deployments.listener import Listener
 from deployments.protocol import Codes, FrameChunk, PcmChunk
 from deployments.serving import metrics
 from deployments.serving.frames import Frames, OutgoingAudio, Pcm
@@ -104,9 +104,9 @@ class StreamDecoder:
         self._decode, self._plan, self._start, self._load = decode, plan, start, load
         self._silence, self._guard = silence, guard
         self._frame_samples, self._sample_rate = frame_samples, sample_rate
-        self._clock = PlaybackClock()
+        self._listener = Listener()
         if start.in_hand_s:
-            self._clock.due_s = time.monotonic() + start.in_hand_s
+            self._listener.due_s = time.monotonic() + start.in_hand_s
             plan.skip(start.position // frame_samples)
         self._state = start.state
         self._to_recall = [] if start.to_recall is None else list(start.to_recall)  # frames that `_state` lacks yet
@@ -138,15 +138,15 @@ class StreamDecoder:
                 skipped = max(0, skipped - len(codes) * self._frame_samples)
                 chunk = self._deliver(audio.chunk(new_codes, pcm, buffer.over))
                 reason = chunk.finish_reason
-                if count and not self._clock.has_begun:
+                if count and not self._listener.has_begun:
                     self._plan.restart()  # quiet so far: the first sound shall not wait for a wider chunk
                 yield chunk
 
     async def _decoded(self, codes: Codes, count: int) -> Pcm:
         """Audio of `codes` by a call of `count` frames, which are more at the end of a stream only."""
-        deadline_s = self._clock.deadline_s(time.monotonic())
+        deadline_s = self._listener.deadline_s(time.monotonic())
         padded = np.pad(codes, ((0, count - len(codes)), (0, 0)), mode="edge")
-        job = DecodeJob(padded, self._state, deadline_s, stalled_s=self._clock.stalled_s)
+        job = DecodeJob(padded, self._state, deadline_s, stalled_s=self._listener.stalled_s)
         decoded = await self._decode(job)
         self._state = decoded.state
         pcm = decoded.pcm[: len(codes) * self._frame_samples]
@@ -155,7 +155,7 @@ class StreamDecoder:
 
     def _deliver(self, chunk: PcmChunk) -> PcmChunk:
         if chunk.pcm:
-            self._clock.deliver(len(chunk.pcm) / 2 / self._sample_rate, now_s=time.monotonic())
+            self._listener.deliver(len(chunk.pcm) / 2 / self._sample_rate, now_s=time.monotonic())
         return chunk
 
     async def _forward(
@@ -195,7 +195,7 @@ class StreamDecoder:
 
     async def _recall(self, codes: Codes, ahead_s: float) -> DecoderState:
         """The state after `codes`; the last `ahead_s` of their audio is still to be delivered."""
-        state, deadline_s = self._state, self._clock.deadline_s(time.monotonic()) + ahead_s
+        state, deadline_s = self._state, self._listener.deadline_s(time.monotonic()) + ahead_s
         for size in self._plan.recall_sizes(len(codes)):
             now, codes = codes[:size], codes[size:]
             job = DecodeJob(now, state, deadline_s, silent=True, followed_by=len(codes))
@@ -205,7 +205,7 @@ class StreamDecoder:
     async def _next_count(self, buffer: FrameBuffer) -> int:
         """How many frames to decode next, waiting for them; 0 only after the last frame."""
         while True:
-            ended, lead_s = buffer.ended, self._clock.lead_s(time.monotonic())
+            ended, lead_s = buffer.ended, self._listener.lead_s(time.monotonic())
             count = self._plan.next_size(buffer.available, ended=ended, lead_s=lead_s, load=self._load())
             if count or ended:
                 return count

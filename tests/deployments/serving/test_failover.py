@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from deployments import playback
+from deployments import listener
 from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overloaded, ReplicaLost, TalkerLost
 from deployments.protocol import FinishReason, FrameChunk
 from deployments.serving import failover
@@ -184,7 +184,7 @@ async def test_cancelling_ends_the_wait() -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that waits for anything else is one that takes nothing."""
-    monkeypatch.setattr(playback, "UNREAD_S", 0.0)
+    monkeypatch.setattr(listener, "UNREAD_S", 0.0)
     monkeypatch.setattr(failover, "_MAX_LOSSES", 1)  # leaving it is none
 
 

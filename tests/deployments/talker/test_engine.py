@@ -16,8 +16,9 @@ from deployments.audio.recording_cache import Lookups
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, GenerateRequest, Reference, Sampling
-from deployments.talker import engine as engine_module
-from deployments.talker.engine import Engine, StepOutput, complete
+from deployments.talker import pacing
+from deployments.talker.engine import Engine, StepOutput
+from deployments.talker.intake import complete
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.loading import build_engine, warm_up
 from deployments.talker.model.predictor import CodePredictor
@@ -407,7 +408,7 @@ def test_frames_a_listener_does_not_need_yet_are_sent_together(
     checkpoint: Path, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = build_engine(checkpoint, CONFIG)
-    monkeypatch.setattr(engine, "_max_held", 4)
+    monkeypatch.setattr(engine.outgoing, "max_held", 4)
     monkeypatch.setattr("deployments.talker.engine.time.monotonic", lambda: 9.0)
     chunks = chunks_of(engine, MIX[0])
     sizes = [len(chunk.codes) for chunk in chunks]
@@ -604,11 +605,11 @@ def test_an_engine_that_cannot_warm_up_says_so(checkpoint: Path, monkeypatch: py
 
 def test_audio_never_comes_before_its_codes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a sequence that gives up its blocks while frames of it are held back."""
-    monkeypatch.setattr(engine_module, "_HOLDING_LEAD_S", -math.inf)  # hold whatever can be held
+    monkeypatch.setattr(pacing, "_HOLDING_LEAD_S", -math.inf)  # hold whatever can be held
     requests = [ask("Short.", seed=seed, frames=20, ignore_eos=True) for seed in range(4)]
     whole = speak_all(build_engine(checkpoint, CONFIG), requests)
     engine = with_blocks(checkpoint, CONFIG, 12)
-    engine._max_held = 8
+    engine.outgoing.max_held = 8
     steps, take = itertools.count(1), engine.audio.take
     monkeypatch.setattr(engine.audio, "take", lambda: [] if next(steps) % 5 else take())
     prefilled = record_prefills(engine, monkeypatch)

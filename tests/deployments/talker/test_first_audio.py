@@ -18,7 +18,7 @@ def begun(request: GenerateRequest) -> FirstAudio:
 
 
 def stages(first_audio: FirstAudio, chunk: FrameChunk) -> list[str]:
-    ((_, followed),) = first_audio.follow([(1, chunk)])
+    ((_, followed),) = first_audio.follow(((1, chunk),))
     return [mark.stage for mark in followed.marks]
 
 
@@ -45,7 +45,7 @@ def test_a_stream_that_ends_without_either_is_not_kept() -> None:
 
 def test_other_requests_are_left_alone() -> None:
     first_audio = begun(GenerateRequest(SynthesisRequest("r", "Hello.")))
-    chunks = [(1, FrameChunk(CODES, 1))]
+    chunks = ((1, FrameChunk(CODES, 1)),)
     assert first_audio.follow(chunks) is chunks
 
 

@@ -100,7 +100,7 @@ def test_four_streams_speak_within_a_small_gpu(name: str, most: float, tmp_path:
     most_at_once = 0
     while not engine.is_idle:
         output = engine.step()
-        assert output.failures == []
+        assert output.failures == ()
         most_at_once = max(most_at_once, len(engine.scheduler.running))
         for number, chunk in output.chunks:
             frames[number] += len(chunk.codes)

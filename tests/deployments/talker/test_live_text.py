@@ -132,14 +132,14 @@ def test_nothing_is_left_to_do_while_the_writer_pauses(engine: Engine) -> None:
     frames = sum(len(chunk.codes) for _, chunk in run_dry(engine))
     assert frames == len(engine.prompts.tokenizer.encode("Hello there")) - 1  # one token a frame, after the first
     engine.abort(0)
-    assert engine.step().chunks == []
+    assert engine.step().chunks == ()
 
 
 def test_the_prompt_is_prefilled_before_the_first_frame_has_its_text(engine: Engine) -> None:
     engine.add(0, live(at_once()))
     engine.append(0, "a ", is_last=False)
     assert not engine.is_idle
-    assert engine.step().chunks == []
+    assert engine.step().chunks == ()
     assert [sequence.num_text_tokens for sequence in engine.scheduler.running.values()] == [1]
     assert engine.is_idle
     engine.append(0, "- ", is_last=False)

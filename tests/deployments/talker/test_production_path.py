@@ -151,7 +151,7 @@ def with_audio(engine: Engine, requests: list[GenerateRequest], *, leave: dict[i
             engine.add(joined, replace(requests[joined], gpu_frames=ALL_FRAMES))
             joined += 1
         output = engine.step()
-        assert output.failures == []
+        assert output.failures == ()
         for number, chunk in output.chunks:
             if number in left:
                 continue  # audio that was ready before

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import uvicorn
 
-from deployments import playback
+from deployments import listener
 from serve_app.api.routes import create_api
 from serve_app.api.taken_request import TakenHttp
 from serve_app.config import ApiSettings
@@ -25,7 +25,7 @@ BOUND_S = 30.0
 
 @pytest.fixture
 def codec(monkeypatch: pytest.MonkeyPatch) -> Codec:
-    monkeypatch.setattr(playback, "UNREAD_S", 0.2)
+    monkeypatch.setattr(listener, "UNREAD_S", 0.2)
     return Codec(NUM_CHUNKS, chunk_bytes=CHUNK_BYTES)
 
 
@@ -50,7 +50,7 @@ async def test_a_paused_client_hears_everything_once(codec: Codec, port: int, mo
     assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
     await asyncio.wait_for(was_left.wait(), BOUND_S)  # and meanwhile nothing is read
     assert len(codec.requests) == 1
-    monkeypatch.setattr(playback, "UNREAD_S", BOUND_S)
+    monkeypatch.setattr(listener, "UNREAD_S", BOUND_S)
     while (await reader.readline()) != b"\r\n":
         pass
     heard = bytearray()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from deployments import playback
+from deployments import listener
 from deployments.errors import NotReady, Overloaded
 from deployments.protocol import FinishReason, PcmChunk, Reference, SynthesisRequest
 from serve_app.config import AdmissionSettings
@@ -339,7 +339,7 @@ async def test_a_long_text_whose_first_segment_is_not_heard_begins_again() -> No
 
 
 async def test_a_reader_that_takes_nothing_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(playback, "UNREAD_S", 0.0)
+    monkeypatch.setattr(listener, "UNREAD_S", 0.0)
     line = Line(AdmissionSettings(max_streams=1, max_line_s=1000, max_wait_s=1000))
     line.gate.set()
     left = asyncio.Event()
@@ -353,7 +353,7 @@ async def test_a_reader_that_takes_nothing_gives_its_place_back(monkeypatch: pyt
     async with aclosing(line.admission.synthesize(REQUEST)) as paused:
         heard = [await anext(paused)]
         await asyncio.wait_for(left.wait(), 5.0)
-        monkeypatch.setattr(playback, "UNREAD_S", 60.0)
+        monkeypatch.setattr(listener, "UNREAD_S", 60.0)
         assert await line.speak() == pcm_of(utterance(2))  # somebody else has the only place
         heard.append(await anext(paused))
         with pytest.raises(Overloaded):
@@ -364,7 +364,7 @@ async def test_a_reader_that_takes_nothing_gives_its_place_back(monkeypatch: pyt
 
 
 async def test_who_leaves_while_away_is_counted_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(playback, "UNREAD_S", 0.0)
+    monkeypatch.setattr(listener, "UNREAD_S", 0.0)
     line = Line()
     line.gate.set()
     async with aclosing(line.admission.synthesize(REQUEST)) as paused:

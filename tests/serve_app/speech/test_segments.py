@@ -6,7 +6,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from deployments import playback
+from deployments import listener
 from deployments.errors import EngineError, Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app.api.routes import create_api
@@ -239,7 +239,7 @@ async def test_a_text_that_grows_when_it_is_spoken_has_its_limit() -> None:
 
 
 async def test_a_segment_asked_ahead_is_left_while_its_reader_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(playback, "UNREAD_S", 0.0)
+    monkeypatch.setattr(listener, "UNREAD_S", 0.0)
     recorder = Recorder([chunk(b"11"), chunk(b"12"), STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP])
     async with aclosing(LongText(recorder).synthesize(REQUEST, INFO)) as chunks:
         heard = await anext(chunks)

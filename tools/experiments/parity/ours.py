@@ -14,7 +14,7 @@ from torch import Tensor
 from deployments.codec.decoder import CodecDecoder
 from deployments.config import TalkerConfig
 from deployments.protocol import Codes, GenerateRequest, Reference, Sampling, SynthesisRequest
-from deployments.talker.engine import complete
+from deployments.talker.intake import complete
 from deployments.talker.loading import build_engine
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.sampling import Draw

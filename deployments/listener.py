@@ -1,4 +1,4 @@
-"""The listener of one stream, as all stages that deliver or schedule audio see them."""
+"""The listener of one stream, as all stages that deliver or schedule audio see them, and the reader of its chunks."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,8 +10,8 @@ UNREAD_S = 10.0
 
 
 @dataclass(slots=True)
-class PlaybackClock:
-    """A player without a buffer: it begins with the first audio, stops when it runs dry, and goes on with the next.
+class Listener:
+    """A listener's player, which has no buffer: it begins with the first audio, and runs dry until late audio comes.
 
     Audio in time never makes up for a stall, because the listener has heard the stall. Times are seconds of one
     monotonic clock.

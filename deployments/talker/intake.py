@@ -1,0 +1,85 @@
+"""From requests to sequences: of a complete text at once, of one that the client still writes when there is enough."""
+
+from dataclasses import asdict, dataclass, field, replace
+
+from deployments.protocol import GenerateRequest, ModelInfo, Sampling
+from deployments.talker.prompt import Prompt, PromptBuilder
+from deployments.talker.sequence import LengthLimits, Sequence
+from deployments.talker.tokenizer import LiveTokens
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """A request whose text the client is still writing."""
+
+    request: GenerateRequest
+    tokens: LiveTokens
+    body: list[int] = field(default_factory=list)  # token ids so far
+    sequence: Sequence | None = None  # once there is text enough
+
+
+class Intake:
+    """Makes the sequences of requests. All methods raise InvalidRequest where a sequence can never run."""
+
+    def __init__(self, info: ModelInfo, prompts: PromptBuilder, limits: LengthLimits) -> None:
+        self._info, self._prompts, self._limits = info, prompts, limits
+        self._live: dict[int, LiveRequest] = {}
+
+    def add(self, sequence_id: int, request: GenerateRequest) -> Sequence | None:
+        """The sequence of a request; None of a live one, whose text `append` brings."""
+        request = self._prompts.with_codes(request)
+        if request.synthesis.live is None:
+            return self._make(sequence_id, request, self._prompts.build(request))
+        self._live[sequence_id] = LiveRequest(request, LiveTokens(self._prompts.tokenizer))
+        return None
+
+    def sequence(self, sequence_id: int) -> Sequence | None:
+        """The sequence of a live request, once it has one, until its text or its speech ends."""
+        live = self._live.get(sequence_id)
+        return None if live is None else live.sequence
+
+    def append(self, sequence_id: int, text: str, *, is_last: bool) -> Sequence | None:
+        """The sequence whose text has grown or is enough to begin; None of one that has ended or needs more text."""
+        live = self._live.get(sequence_id)
+        if live is None:
+            return None
+        live.body += (more := live.tokens.feed(text, is_last=is_last))
+        if is_last:
+            del self._live[sequence_id]
+        if live.sequence is not None:
+            self._extend(live.sequence, more, is_last=is_last)
+        elif is_last or len(live.body) >= self._prompts.least_tokens(live.request):
+            prompt = self._prompts.begin(live.request, live.body, has_all_text=is_last)
+            live.sequence = self._make(sequence_id, live.request, prompt, live.tokens)
+        return live.sequence
+
+    def close(self, sequence_id: int) -> None:
+        """The sequence takes no more text."""
+        self._live.pop(sequence_id, None)
+
+    def _make(
+        self, sequence_id: int, request: GenerateRequest, prompt: Prompt, tokens: LiveTokens | None = None
+    ) -> Sequence:
+        """`tokens`: of a live request."""
+        model, synthesis, starts = self._prompts.config, request.synthesis, list[int]()
+        if synthesis.word_times and model.text.alignment_head is not None:
+            text = synthesis.text.lstrip()
+            places = self._prompts.tokenizer.encode_places(text)[1]
+            starts = [*places, len(text)] if tokens is None else tokens.starts
+        sampling = complete(synthesis.sampling, model.generation)
+        limit = self._limits.frame_limit(request, sampling, prompt)
+        prefix = [] if request.prefix is None else list(request.prefix)
+        frame_s, clone_prompt = self._info.frame_s, self._prompts.clone_prompt(request)
+        return Sequence(
+            sequence_id, request, prompt, sampling, limit, prefix,
+            frame_s=frame_s, token_starts=starts, clone_prompt=clone_prompt,
+        )  # fmt: skip
+
+    def _extend(self, sequence: Sequence, more: list[int], *, is_last: bool) -> None:
+        sequence.prompt = self._prompts.extend(sequence.prompt, more, has_all_text=is_last)
+        sequence.limit = self._limits.frame_limit(sequence.request, sequence.sampling, sequence.prompt)
+
+
+def complete(asked: Sampling, defaults: Sampling) -> Sampling:
+    """`asked`, with `defaults` in place of None."""
+    return replace(defaults, **{key: value for key, value in asdict(asked).items() if value is not None})
