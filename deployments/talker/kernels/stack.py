@@ -39,7 +39,8 @@ class PackedLayer:
 class Witness(Protocol):
     """Looks at the attention of one layer, right behind it."""
 
-    layer: int
+    @property
+    def layer(self) -> int: ...
 
     def look(self, qkv: Tensor, norms: HeadNorms, keys: Tensor, context: Context) -> None:
         """`qkv` [rows, ...] is the layer's product, `keys` [slots, kv_heads, head_dim] its cache with the new keys."""
