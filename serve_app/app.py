@@ -12,7 +12,7 @@ from deployments.codec.deployment import CodecReplica
 from deployments.serving.routing import LeastBusy
 from deployments.talker.deployment import TalkerReplica
 from deployments.weights.description import clones, tokenizer_of
-from deployments.weights.store import choose, speakers
+from deployments.weights.store import choose_model, speakers
 from serve_app.api.catalogue import check_default
 from serve_app.config import AppConfig, PoolConfig
 from serve_app.ingress import Deployed, Ingress
@@ -63,7 +63,7 @@ def build_app(config: AppConfig) -> Application:
 
 def _chosen(own: AppConfig) -> AppConfig:
     """With a concrete model."""
-    model = choose(own.model, models_dir=own.models_dir, gpu=own.talker_pool.num_gpus > 0).model
+    model = choose_model(own.model, models_dir=own.models_dir, gpu=own.talker_pool.num_gpus > 0).model
     return own.model_copy(update={"model": model})
 
 

@@ -16,10 +16,10 @@ from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, CodecLost, NotReady, TalkerLost, TalkrayError
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, with_mark
 from deployments.serving import ray_metrics, ray_private
-from deployments.serving.calls import broadcast, call, stream
 from deployments.serving.collector import leave_loaded_alone
 from deployments.serving.failover import Received, persist
 from deployments.serving.frames import forward
+from deployments.serving.handles import ask_all_replicas, ask_replica, read_replica
 from deployments.weights.description import describe
 from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.api.client_json import MAX_BODY_BYTES
@@ -103,7 +103,7 @@ class HandleSynthesizer:
                 self._asking = asyncio.create_task(self._ask(self._served))
             raise NotReady("the model is still loading")
         try:
-            calling = call(self._codec, "describe", lost=CodecLost)
+            calling = ask_replica(self._codec, "describe", lost=CodecLost)
             info: ModelInfo = await asyncio.wait_for(calling, _DESCRIBE_TIMEOUT_S)
         except TimeoutError:
             raise NotReady("the model is still loading") from None
@@ -113,7 +113,7 @@ class HandleSynthesizer:
     async def _ask(self, served: "Deployed") -> None:
         """Waits for a talker of one of several models, however long that takes."""
         try:
-            self._info = served.remember(await call(self._codec, "describe", served.name, lost=CodecLost))
+            self._info = served.remember(await ask_replica(self._codec, "describe", served.name, lost=CodecLost))
         except TalkrayError as error:
             logger.info("the model %s cannot be described yet: %s", served.name, error)
 
@@ -133,7 +133,7 @@ class HandleSynthesizer:
 
         def ask(asked: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
             asked = replace(asked, synthesis=_with_known_prompt(asked.synthesis))
-            return stream(talker, "generate", asked, lost=TalkerLost)
+            return read_replica(talker, "generate", asked, lost=TalkerLost)
 
         return forward(request, ask, info, learn=lambda chunk: _learn(request, chunk))
 
@@ -142,7 +142,7 @@ class HandleSynthesizer:
         assert info is not None, "`describe` comes before `synthesize`"
 
         def ask() -> AsyncGenerator[PcmChunk, None]:
-            return stream(self._codec, "synthesize", _with_known_prompt(received.rest(request)), lost=CodecLost)
+            return read_replica(self._codec, "synthesize", _with_known_prompt(received.rest(request)), lost=CodecLost)
 
         def take(chunk: PcmChunk) -> PcmChunk | None:
             _learn(request, chunk)
@@ -179,7 +179,7 @@ class Forgetting:
         for name in names:
             if name not in self._handles:
                 self._handles[name] = serve.get_deployment_handle(name, self._app_name)
-        await asyncio.gather(*(broadcast(self._handles[name], "forget", voices) for name in names))
+        await asyncio.gather(*(ask_all_replicas(self._handles[name], "forget", voices) for name in names))
 
 
 class Ingress:

@@ -34,7 +34,7 @@ GENERATORS = (  # between the socket and the engine
     ("serve_app/api/response.py", "audio_body"),
     ("serve_app/speech/admission.py", "Admission.synthesize"),
     ("deployments/serving/failover.py", "persist"),
-    ("deployments/serving/calls.py", "stream"),
+    ("deployments/serving/handles.py", "read_replica"),
     ("deployments/serving/replica.py", "Replica.stream"),
     ("deployments/talker/client.py", "EngineClient.generate"),
 )

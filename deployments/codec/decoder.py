@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deployments.codec.backends import choose
+from deployments.codec.backends import choose_codec_backend
 from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
 from deployments.codec.plan import CALL_FRAMES, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, RECALL_SIZES, call_sizes, recall_sizes
 from deployments.codec.state import DecoderState
@@ -80,7 +80,7 @@ class CodecDecoder:
     def load(cls, directory: Path, *, device: torch.device | str = "cpu", precision: str = "float32") -> Self:
         """Load from `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
         place = torch.device(device)
-        kind = choose(SpeechTokenizerConfig.load(directory), place).backend
+        kind = choose_codec_backend(SpeechTokenizerConfig.load(directory), place).backend
         return cls(kind.load(directory, device=place, precision=precision))
 
     @property

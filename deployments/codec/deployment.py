@@ -16,7 +16,7 @@ from deployments.config import CodecConfig, CodecPlacement
 from deployments.errors import CodecLost, NotReady, Overloaded, TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, with_mark
 from deployments.serving import ray_metrics, ray_private
-from deployments.serving.calls import call, stream
+from deployments.serving.handles import ask_replica, read_replica
 from deployments.serving.replica import Replica
 
 if TYPE_CHECKING:  # torch stays out of processes that only compose the application
@@ -72,7 +72,7 @@ class CodecReplica:
 
     async def describe(self, model: str = "") -> ModelInfo:
         """The checkpoint of a talker pool, as one of its replicas tells it; it waits for one."""
-        info: ModelInfo = await call(self._talkers[model], "describe", lost=TalkerLost)
+        info: ModelInfo = await ask_replica(self._talkers[model], "describe", lost=TalkerLost)
         if not model:
             self._service.placement.talker_on_gpu = info.talker_on_gpu
             self._knows_talker = True
@@ -121,4 +121,4 @@ class CodecReplica:
         await asyncio.gather(*map(self.describe, there), return_exceptions=True)
 
     def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
-        return stream(self._talkers[request.synthesis.model], "generate", request, lost=TalkerLost)
+        return read_replica(self._talkers[request.synthesis.model], "generate", request, lost=TalkerLost)

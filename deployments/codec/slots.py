@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deployments.codec.backends import choose
+from deployments.codec.backends import choose_codec_backend
 from deployments.codec.config import MAX_CALL_FRAMES, DecoderConfig, SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.state import DecoderState
@@ -173,4 +173,4 @@ class _FinishedCall(DecodeCall):
 
 def slots_on(device: torch.device, directory: Path) -> type[SlotDecoder]:
     """The class that holds streams on `device`, for the checkpoint with this `speech_tokenizer` folder."""
-    return choose(SpeechTokenizerConfig.load(directory), device).slots
+    return choose_codec_backend(SpeechTokenizerConfig.load(directory), device).slots

@@ -18,24 +18,24 @@ T = TypeVar("T")
 class Graphs:
     """Recorded GPU work by key, in one memory pool. Without captures everything runs as it is: so on a CPU."""
 
-    def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
-        """`stream` is where work is recorded, by default one for that: recorded kernels keep its priority."""
+    def __init__(self, cuda_stream: torch.cuda.Stream | None = None) -> None:
+        """`cuda_stream` is where work is recorded, by default one for that: recorded kernels keep its priority."""
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
-        self._stream = stream
+        self._cuda_stream = cuda_stream
         self.num_eager = 0
 
     @torch.inference_mode()
     def capture(self, key: Hashable, work: Callable[[], T]) -> T:
         """Record `work`, which has to read and write static tensors only; each replay writes its result."""
-        side = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side = self._cuda_stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP_RUNS):
                 work()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._cuda_stream):
             result = work()
         self._graphs[key] = graph
         return result

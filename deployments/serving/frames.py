@@ -3,7 +3,7 @@
 `forward` and `all_frames` are entries: the ingress calls the one, a codec replica the other. Both start `persist` of
 failover.py, whose loop then runs the stream. For each chunk it takes these steps, in this order:
 
-1. `FrameSource.ask` has begun a call of a talker, by `calls.stream`; the loop reads the call's next FrameChunk.
+1. `FrameSource.ask` has begun a call of a talker, by `read_replica`; the loop reads the call's next FrameChunk.
 2. `FrameSource.note` keeps the chunk's codes. Where the talker is lost, the next `ask` begins behind them.
 3. `forward` makes a PcmChunk of it: `Frames` collects, `OutgoingAudio` trims and counts. `all_frames` leaves it as is.
 4. The loop yields the result to the reader.

@@ -16,8 +16,8 @@ from ray import serve
 from deployments.errors import InvalidRequest, Moved, NotReady, Overloaded, ReplicaLost
 from deployments.protocol import FrameChunk, PcmChunk, with_mark
 from deployments.serving import ray_private
-from deployments.serving.calls import drop
 from deployments.serving.collector import leave_loaded_alone
+from deployments.serving.handles import drop
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Replica:
                     yield with_mark(chunk, stage)
             finally:
                 await drop(coming)
-                coming = None  # see the end of `calls.stream`
+                coming = None  # see the end of `read_replica`
 
     async def _notice(self) -> None:
         replica = ray_private.this_replica()

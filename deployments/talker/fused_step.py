@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul, tile_for
-from deployments.talker.kernels.paged_attention import choose_backend
+from deployments.talker.kernels.paged_attention import choose_attention
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.prompt import PromptAttention
 from deployments.talker.kernels.readings import TextWitness
@@ -12,30 +12,33 @@ from deployments.talker.kernels.sampler import FirstCodeRules, sample_first_code
 from deployments.talker.kernels.stack import FusedStack
 from deployments.talker.kernels.state import Gathered, StateKernels
 from deployments.talker.kv_cache import KVCache
-from deployments.talker.prompt import MAX_DENSE_ROWS, InputTables
+from deployments.talker.prompt import MAX_PASS_POSITIONS, InputTables
 from deployments.talker.sampling import WIDE, Breadth, Draw
 from deployments.talker.state import BatchState
 from deployments.talker.step import MIN_NEW_TOKENS, NOT_FINITE, FrameStep, PrefillTensors
 
 
 class FusedStep(FrameStep):
-    """All of a decoding step, and prompts. Plain PyTorch runs the later rows of a long prompt."""
+    """All of a decoding step, and prompts. Plain PyTorch runs the later rows of a long prompt.
+
+    With `pdl` the order of the launches is a part of the result: see `FusedStack`.
+    """
 
     breadths = (WIDE,)
 
     def __init__(
         self, tables: InputTables, state: BatchState, cache: KVCache, *, attention: str = "auto", pdl: bool = True
     ) -> None:
-        """`attention` is passed to `choose_backend`."""
+        """`attention` is passed to `choose_attention`."""
         super().__init__(tables, state, cache)
         config, max_num_seqs = self.config, state.size.max_num_seqs
         self.pdl = pdl
-        max_rows = max(max_num_seqs, MAX_DENSE_ROWS)
+        max_rows = max(max_num_seqs, MAX_PASS_POSITIONS)
         self.stack = FusedStack(
             self.talker.model, config.talker, max_rows=max_rows, positions=state.size.max_model_len, pdl=pdl
         )
         self.predictor = FusedPredictor(self.talker, max_rows=max_num_seqs, pdl=pdl)
-        self.attention = choose_backend(
+        self.attention = choose_attention(
             attention, self.stack.heads, block_size=cache.block_size, dtype=tables.dtype, pdl=pdl
         )
         self.kernels = StateKernels(state, tables.text, padding=tables.pad)
@@ -52,7 +55,7 @@ class FusedStep(FrameStep):
         gathered = self.kernels.gather(rows)
         draw = Draw(gathered.seeds, gathered.frames, 0)
         code0 = self._first_codes(rows, gathered, draw)
-        codes, _sums = self.predictor.frame(gathered.hidden, code0, gathered.predictor, draw)
+        codes = self.predictor.frame(gathered.hidden, code0, gathered.predictor, draw)
         self.kernels.deliver(codes, gathered.sound, self.codes, not_finite=NOT_FINITE)
 
     def advance(self, rows: Tensor, *, length: int) -> None:
@@ -60,16 +63,16 @@ class FusedStep(FrameStep):
         hidden = self.stack.talker_step(inputs, context, self.cache, self.attention, self._witness(rows))
         self.kernels.settle(rows, hidden)
 
-    def prefill(self, rows: PrefillTensors, *, length: int) -> None:
+    def prefill(self, tensors: PrefillTensors, *, length: int) -> None:
         if length:
-            super().prefill(rows, length=length)
+            super().prefill(tensors, length=length)
             return
-        owners = rows.owners.long()
-        context = self._context(owners, rows.positions)
-        inputs = self.tables.rows(rows.text_ids, rows.codec_ids)
+        owners = tensors.owners.long()
+        context = self._context(owners, tensors.positions)
+        inputs = self.tables.rows(tensors.text_ids, tensors.codec_ids)
         attention = PromptAttention(self.stack.heads, owners, self.pdl)
         hidden = self.stack.talker_step(inputs, context, self.cache, attention)
-        self.state.hidden[rows.finished.long()] = hidden[rows.last.long()]
+        self.state.hidden[tensors.finished.long()] = hidden[tensors.last.long()]
 
     def _embed(self, frames: Tensor) -> Tensor:
         first, *rest = (table.summed[frames[:, group]] for group, table in enumerate(self.predictor.tables))
@@ -100,8 +103,8 @@ class FusedStep(FrameStep):
 
     def _first_logits(self, hidden: Tensor) -> Tensor:
         """Logits of codebook 0 [rows, vocab]; the library would choose its kernel by the number of rows."""
-        weight, squares = self.talker.codec_head.weight, self._logits.squares
-        out = Activations(self._logits.values[: len(hidden)], squares, 1)
+        weight = self.talker.codec_head.weight
+        out = Activations(self._logits.values[: len(hidden)], self._logits.squares, 1)
         tile = tile_for(*weight.shape, gated=False, rows=len(hidden))
-        matmul(Activations(hidden, squares, 1), weight, out, tile, Product(pdl=self.pdl))
+        matmul(hidden, weight, out, tile, Product(pdl=self.pdl))
         return out.values

@@ -57,7 +57,7 @@ class PrefillInputs:
         size = 4 * num_positions + 2 * self.num_sequences
         self._memory = torch.zeros(size, dtype=torch.int32, device=tables.device)
         self._staging = Staging(size, device=tables.device, rows=8)
-        self.rows = PrefillTensors(*(self._memory[bounds] for bounds in self._fields()))
+        self.tensors = PrefillTensors(*(self._memory[bounds] for bounds in self._fields()))
 
     def fits(self, part: Pass) -> bool:
         rows = sum(each.stop - each.start for each in part)

@@ -26,7 +26,7 @@ from deployments.talker.tokenizer import TextTokenizer
 Ids = NDArray[np.int32]
 
 # How many dense rows follow the codec table. A prefill pass has no more rows.
-MAX_DENSE_ROWS = 512
+MAX_PASS_POSITIONS = 512
 # Rows of each projection on a CPU. The number is fixed, so that a row's result does not depend on other rows.
 _CPU_ROWS = 16
 _GPU_ROWS = 8192
@@ -46,14 +46,14 @@ class InputTables:
         hidden = config.talker.hidden_size
         # Not zeroed: on a CPU only the pages of tokens in use become resident.
         self.text = torch.empty((config.text_vocab_size + 1, hidden), dtype=self.dtype, device=self.device)
-        self.codec = torch.zeros((self.first_dense + MAX_DENSE_ROWS, hidden), dtype=self.dtype, device=self.device)
+        self.codec = torch.zeros((self.first_dense + MAX_PASS_POSITIONS, hidden), dtype=self.dtype, device=self.device)
         self._known = np.zeros(config.text_vocab_size, dtype=bool)
         self.pad = config.tokens.tts_pad
         self._fill()
 
     @property
     def dense(self) -> Tensor:
-        """[MAX_DENSE_ROWS, hidden]: the rows after the codec table."""
+        """[MAX_PASS_POSITIONS, hidden]: the rows after the codec table."""
         return self.codec[self.first_dense :]
 
     def project(self, ids: Ids) -> None:

@@ -21,7 +21,7 @@ from deployments.gpu.graphs import Graphs, Staging, buckets
 from deployments.protocol import Codes
 from deployments.talker.kv_cache import BlockManager, KVCache, padded_length
 from deployments.talker.prefill import Pass, PrefillInputs, pack
-from deployments.talker.prompt import MAX_DENSE_ROWS, InputTables
+from deployments.talker.prompt import MAX_PASS_POSITIONS, InputTables
 from deployments.talker.sampling import Breadth, FilterOptions
 from deployments.talker.sequence import Sequence
 from deployments.talker.state import BatchState, StateSize
@@ -29,7 +29,7 @@ from deployments.talker.step import FrameStep
 
 # Powers of two, with finer steps above 32; no 4: the kernels are faster with 8 rows (measured).
 BATCHES = (1, 2, 8, 16, 32, 48, 64, 96, 128, 192, 256)
-_PREFILL_ROWS = (16, 32, 64, 128, 256, MAX_DENSE_ROWS)
+_PREFILL_POSITIONS = (16, 32, 64, 128, 256, MAX_PASS_POSITIONS)
 
 
 OnCodes = Callable[[Tensor], None]
@@ -46,7 +46,7 @@ class RunnerShape:
     """A GPU has one bucket, takes prompts one by one, and runs frames that exist through the steps that made them."""
     networks: NetworkKind = "by_rows"
     """A CPU computes by rows: passes of `max_num_seqs` rows, each with a context of its own."""
-    attention: str = "auto"  # how the fused kernels attend: see `choose_backend`
+    attention: str = "auto"  # how the fused kernels attend: see `choose_attention`
 
     @property
     def by_rows(self) -> bool:
@@ -114,7 +114,7 @@ class ModelRunner:
         self.buckets = (
             [shape.max_num_seqs] if shape.by_rows or shape.deterministic else buckets(shape.max_num_seqs, BATCHES)
         )
-        sizes = (shape.max_num_seqs,) if shape.by_rows else _PREFILL_ROWS
+        sizes = (shape.max_num_seqs,) if shape.by_rows else _PREFILL_POSITIONS
         self._prefills = [PrefillInputs(rows, scratch_row=self.state.scratch_row, tables=tables) for rows in sizes]
         self._rows = torch.zeros(shape.max_num_seqs, dtype=torch.long, device=self.device)
         self._staging = Staging(2 * shape.max_num_seqs, device=self.device)
@@ -161,7 +161,10 @@ class ModelRunner:
         for inputs in reversed(self._prefills):
             inputs.fill([])
             for length in {0, most if inputs is self._prefills[-1] else 0}:
-                yield ("prefill", inputs.num_positions, length), partial(self.step.prefill, inputs.rows, length=length)
+                yield (
+                    ("prefill", inputs.num_positions, length),
+                    partial(self.step.prefill, inputs.tensors, length=length),
+                )
 
     @torch.inference_mode()
     def prefill(self, sequences: list[Sequence]) -> None:
@@ -267,7 +270,7 @@ class ModelRunner:
         inputs.fill(parts)
         length = self._length(parts[-1].stop) if self._by_rows or continued else 0
         key: Hashable = ("prefill", inputs.num_positions, length)
-        self.graphs.run(key, lambda: self.step.prefill(inputs.rows, length=length))
+        self.graphs.run(key, lambda: self.step.prefill(inputs.tensors, length=length))
 
     def _as_batch(self, sequences: list[Sequence]) -> _Batch:
         """The batch on the device, uploaded where a sequence has joined, left or moved to another row."""

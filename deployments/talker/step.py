@@ -26,13 +26,13 @@ MIN_NEW_TOKENS = 2
 
 @dataclass(frozen=True, slots=True)
 class PrefillTensors:
-    """One prefill pass: a row for each position, of any number of sequences, and the sequences that end in it."""
+    """One prefill pass: positions of any number of sequences, and the sequences that end in it."""
 
-    text_ids: Tensor  # [rows] int32
-    codec_ids: Tensor  # [rows] int32
-    owners: Tensor  # [rows] int32: the sequences' rows of the state
-    positions: Tensor  # [rows] int32
-    last: Tensor  # [sequences] int32: rows that are the last of their sequence
+    text_ids: Tensor  # [positions] int32
+    codec_ids: Tensor  # [positions] int32
+    owners: Tensor  # [positions] int32: the sequences' rows of the state
+    positions: Tensor  # [positions] int32: within their sequence
+    last: Tensor  # [sequences] int32: which of the positions are the last of their sequence
     finished: Tensor  # [sequences] int32: the sequences' rows of the state; padded with the scratch row
 
 
@@ -91,17 +91,17 @@ class FrameStep:
             self._read(rows, attention.weights)
         state.move_on(rows)
 
-    def prefill(self, rows: PrefillTensors, *, length: int) -> None:
-        """Run prompt rows; the hidden states of last rows become their sequences'.
+    def prefill(self, tensors: PrefillTensors, *, length: int) -> None:
+        """Run positions of prompts; the hidden states of last positions become their sequences'.
 
-        `length` 0: each sequence's rows begin at position 0. Else all rows are of one sequence, and none attends
-        beyond `length` positions.
+        `length` 0: each sequence's positions begin at 0. Else all are of one sequence, and none attends beyond `length`
+        positions.
         """
-        inputs, owners = self.tables.rows(rows.text_ids, rows.codec_ids), rows.owners.long()
-        context = self._context(owners, rows.positions)
+        inputs, owners = self.tables.rows(tensors.text_ids, tensors.codec_ids), tensors.owners.long()
+        context = self._context(owners, tensors.positions)
         run = self._run_rows if self._by_rows else partial(self._run_prompt, owners)
         hidden = run(inputs, context, length)
-        self.state.hidden[rows.finished.long()] = hidden[rows.last.long()]
+        self.state.hidden[tensors.finished.long()] = hidden[tensors.last.long()]
 
     def _embed(self, frames: Tensor) -> Tensor:
         """Sums [rows, hidden] of the embeddings of frames [rows, groups], bit for bit as `predict` adds them."""

@@ -63,7 +63,7 @@ class ModelChoice:
     reason: str
 
 
-def choose(model: str, *, models_dir: Path | None, gpu: bool) -> ModelChoice:
+def choose_model(model: str, *, models_dir: Path | None, gpu: bool) -> ModelChoice:
     """Resolve `auto`; any other name is taken as it is."""
     if model != "auto":
         return ModelChoice(model, "asked for")

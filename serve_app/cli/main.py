@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from deployments.errors import InvalidRequest, StartError, TalkrayError
-from deployments.weights.store import EMBEDDED, choose, find, locate
+from deployments.weights.store import EMBEDDED, choose_model, find, locate
 from serve_app.api import request_log
 from serve_app.api.keys import read_keys
 from serve_app.cli import ray_settings
@@ -317,7 +317,9 @@ def _settings(config: Path | None, models: list[str] | None, file: TextIO | None
         settings = _several(settings, models, gpus=gpus)
     elif models:
         settings = settings.model_copy(update={"model": models[0], "models": ()})
-    served = {name: choose(own.model, models_dir=own.models_dir, gpu=gpus > 0) for name, own in settings.each().items()}
+    served = {
+        name: choose_model(own.model, models_dir=own.models_dir, gpu=gpus > 0) for name, own in settings.each().items()
+    }
     for name, choice in served.items():
         print(f"model{name and f' {name}'}: {choice.model} ({choice.reason})", file=file, flush=True)
     if "" in served:

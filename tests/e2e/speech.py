@@ -10,7 +10,7 @@ from ray import serve
 
 from deployments.errors import CodecLost, InvalidRequest
 from deployments.protocol import Codes, GenerateRequest, Sampling, SynthesisRequest
-from deployments.serving.calls import stream
+from deployments.serving.handles import read_replica
 from serve_app.cli.serve.local_server import APP_NAME
 
 PATH = "/v1/audio/speech"
@@ -72,7 +72,7 @@ class Probe:
         """Field and code of the talker's refusal, as the ingress gets it: over two handles."""
         codec = serve.get_deployment_handle("Codec", APP_NAME)
         try:
-            async for _ in stream(codec, "synthesize", request, lost=CodecLost):
+            async for _ in read_replica(codec, "synthesize", request, lost=CodecLost):
                 pass
         except InvalidRequest as error:
             return error.param, error.code

@@ -36,13 +36,13 @@ class Codec:
     async def speak(self, gpu_frames: int, *, leave_after: int | None = None) -> tuple[Codes, np.ndarray, int]:
         """Codes and samples of the same utterance, and the frames whose audio the talker brought."""
         from deployments.errors import TalkerLost
-        from deployments.serving.calls import stream
+        from deployments.serving.handles import read_replica
 
         from_talker = 0
 
         async def generate(request):  # type: ignore[no-untyped-def]
             nonlocal from_talker
-            async with aclosing(stream(self._talker, "generate", request, lost=TalkerLost)) as chunks:
+            async with aclosing(read_replica(self._talker, "generate", request, lost=TalkerLost)) as chunks:
                 async for chunk in chunks:
                     from_talker += len(chunk.pcm) // (2 * 1920)
                     yield chunk

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ray import serve
 
-from deployments.serving.calls import broadcast
+from deployments.serving.handles import ask_all_replicas
 from serve_app.cli.serve.local_server import APP_NAME
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, PoolConfig, VoiceSettings
 from serve_app.voices.record import StoredVoice
@@ -68,7 +68,7 @@ async def held(*voices: StoredVoice) -> list[dict[str, list[int]]]:
     """How many vectors, codes and states of each voice the replicas of a pool have; afterwards they have none."""
     handles = {pool: serve.get_deployment_handle(pool, APP_NAME) for pool in ("Talker", "Codec")}
     found = [
-        {pool: await broadcast(handle, "forget", (voice.key_prefix,)) for pool, handle in handles.items()}
+        {pool: await ask_all_replicas(handle, "forget", (voice.key_prefix,)) for pool, handle in handles.items()}
         for voice in voices
     ]
     for handle in handles.values():

@@ -26,7 +26,7 @@ from deployments.protocol import (
 from deployments.serving import ray_private
 from serve_app.config import AdmissionSettings
 from serve_app.ingress import Deployed, HandleSynthesizer
-from tests.deployments.serving.test_calls import from_replica
+from tests.deployments.serving.test_handles import from_replica
 from tests.serve_app.fake import CUSTOM_VOICE
 
 pytestmark = pytest.mark.anyio

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from deployments.talker.attention import Context
-from deployments.talker.kernels.paged_attention import choose_backend
+from deployments.talker.kernels.paged_attention import choose_attention
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.stack import FusedStack
 from deployments.talker.kv_cache import KVCache
@@ -99,7 +99,7 @@ def time_steps(talker: Talker, all_rows: list[int], *, length: int) -> list[dict
 
 
 def _time_talker(stack: FusedStack, step: DecodeStep) -> float:
-    attend = choose_backend("auto", stack.heads, block_size=_BLOCK_SIZE, dtype=step.x.dtype, pdl=stack.pdl)
+    attend = choose_attention("auto", stack.heads, block_size=_BLOCK_SIZE, dtype=step.x.dtype, pdl=stack.pdl)
 
     def body() -> None:
         stack.talker_step(step.x, step.context, step.cache, attend)

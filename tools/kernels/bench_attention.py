@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from deployments.talker.kernels.paged_attention import PagedBackend, choose_backend
+from deployments.talker.kernels.paged_attention import PagedBackend, choose_attention
 from deployments.talker.kernels.stack import FusedStack
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.talker import Talker
@@ -44,7 +44,7 @@ def measure(talker: Talker, name: str, rows: int, length: int) -> Measured:
     torch.manual_seed(0)
     step = DecodeStep(talker, rows, length=length, block_size=_BLOCK_SIZE)
     stack = FusedStack(talker.model, config, max_rows=rows, positions=4096)
-    attend = choose_backend(name, stack.heads, block_size=_BLOCK_SIZE, dtype=step.x.dtype)
+    attend = choose_attention(name, stack.heads, block_size=_BLOCK_SIZE, dtype=step.x.dtype)
     step_us = time_graph(lambda: _step(stack, step, attend), calls=1)
     qkv = torch.randn((rows, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim), device="cuda").bfloat16()
     layers = range(config.num_layers)

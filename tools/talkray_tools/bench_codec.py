@@ -252,10 +252,10 @@ def _gpu_ms(slots: TritonSlots, streams: int, frames: int, repeats: int) -> floa
         slots.begin(slot)
     decode_calls = [call() for _ in range(3)]
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    slots.stream.synchronize()
-    start.record(slots.stream)
+    slots.cuda_stream.synchronize()
+    start.record(slots.cuda_stream)
     decode_calls += [call() for _ in range(repeats)]
-    end.record(slots.stream)
+    end.record(slots.cuda_stream)
     end.synchronize()
     for decode_call in decode_calls:
         decode_call.result()  # type: ignore[attr-defined]

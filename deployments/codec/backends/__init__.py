@@ -20,7 +20,7 @@ class ChosenBackend:
     slots: "type[SlotDecoder]"  # streams whose states stay there: beside a talker
 
 
-def choose(config: SpeechTokenizerConfig, device: torch.device) -> ChosenBackend:
+def choose_codec_backend(config: SpeechTokenizerConfig, device: torch.device) -> ChosenBackend:
     """A new backend is a line here, and a row in tests/deployments/codec/backends/test_backends.py."""
     from deployments.codec.backends.torch import TorchBackend  # with the kernels of cpu.py, where they fit
     from deployments.codec.backends.triton_slots import TritonSlots

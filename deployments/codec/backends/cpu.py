@@ -76,7 +76,7 @@ MATRIX_UNITS = _functions["matrix_units"]() if BUILT else 0
 _recorded: ContextVar[list[tuple[int, ...]] | None] = ContextVar("recorded", default=None)
 
 
-def _call(name: str, *words: int | None) -> None:
+def _invoke(name: str, *words: int | None) -> None:
     function = _functions[name]
     function(*words)
     if (steps := _recorded.get()) is not None:
@@ -208,7 +208,7 @@ class Convolution:
         assert out.is_contiguous(), out.stride()
         amplitude = None if snake is None else snake.amplitude.data_ptr()
         pointers = (rows.data_ptr(), self._weight.data_ptr(), self._bias.data_ptr(), amplitude, out.data_ptr())
-        _call("convolve", MATRIX_UNITS, kind.value, *pointers, streams, time, taps, dilation, inputs, outputs)
+        _invoke("convolve", MATRIX_UNITS, kind.value, *pointers, streams, time, taps, dilation, inputs, outputs)
         return out
 
 
@@ -231,7 +231,7 @@ class ExactConvolution:
         panels, inputs, _ = self._weight.shape
         out = new("out", (*rows.shape[:2], panels * SIDE), torch.float32)
         pointers = (rows.data_ptr(), self._weight.data_ptr(), self._bias.data_ptr(), out.data_ptr())
-        _call("multiply", MATRIX_UNITS, *pointers, len(rows) * rows.shape[1], inputs, panels * SIDE)
+        _invoke("multiply", MATRIX_UNITS, *pointers, len(rows) * rows.shape[1], inputs, panels * SIDE)
         return out
 
 
@@ -240,7 +240,7 @@ def unfolded(rows: Tensor, taps: int, dilation: int, new: New) -> Tensor:
     streams, length, channels = rows.shape
     time = length - (taps - 1) * dilation
     out = new("unfolded", (streams, time, taps * channels), rows.dtype)
-    _call("unfold", rows.data_ptr(), out.data_ptr(), streams, time, taps, dilation, channels * rows.itemsize)
+    _invoke("unfold", rows.data_ptr(), out.data_ptr(), streams, time, taps, dilation, channels * rows.itemsize)
     return out
 
 
@@ -250,7 +250,7 @@ def embed(codes: Tensor, offsets: Tensor, tables: Tensor, *, new: New = _empty) 
     channels = tables.shape[1]
     out = new("out", (streams, frames, channels), torch.float32)
     pointers = (codes.data_ptr(), offsets.data_ptr(), tables.data_ptr(), out.data_ptr())
-    _call("embed", *pointers, streams * frames, groups, channels)
+    _invoke("embed", *pointers, streams * frames, groups, channels)
     return out
 
 
@@ -259,7 +259,7 @@ def normed(x: Tensor, eps: Tensor, dtype: torch.dtype, *, new: New = _empty) -> 
     assert x.is_contiguous(), x.stride()
     out, channels = new("out", x.shape, dtype), x.shape[-1]
     rows = x.numel() // channels
-    _call("norm", x.data_ptr(), out.data_ptr(), int(dtype == torch.bfloat16), eps.data_ptr(), rows, channels)
+    _invoke("norm", x.data_ptr(), out.data_ptr(), int(dtype == torch.bfloat16), eps.data_ptr(), rows, channels)
     return out
 
 
@@ -279,7 +279,7 @@ def attend(qkv: Tensor, rotary: Sequence[Tensor], histories: tuple[Tensor, Tenso
     tensors = (qkv, *rotary, *histories, out)
     assert all(tensor.is_contiguous() for tensor in tensors)
     pointers = [tensor.data_ptr() for tensor in tensors]
-    _call("attend", *pointers, len(qkv), out.shape[1] // size, kv_heads, past + 1, size, known.data_ptr())
+    _invoke("attend", *pointers, len(qkv), out.shape[1] // size, kv_heads, past + 1, size, known.data_ptr())
 
 
 def depthwise_norm(x: Tensor, memories: tuple[Tensor, Tensor], block: ConvNeXt, eps: Tensor, out: Tensor) -> None:
@@ -291,7 +291,7 @@ def depthwise_norm(x: Tensor, memories: tuple[Tensor, Tensor], block: ConvNeXt, 
     past, following = memories
     tensors = (past, x, block.taps, block.bias, following, out, eps)
     assert all(tensor.is_contiguous() for tensor in tensors)
-    _call("depthwise_norm", *[tensor.data_ptr() for tensor in tensors], len(x), *block.taps.shape)
+    _invoke("depthwise_norm", *[tensor.data_ptr() for tensor in tensors], len(x), *block.taps.shape)
 
 
 def gather(
@@ -315,7 +315,7 @@ def gather(
     from_one, to_one = x.stride(0) * x.itemsize, out.stride(0) * out.itemsize
     for stream in range(streams):
         past, following = (pasts[stream].data_ptr(), nexts[stream].data_ptr()) if context else (target, target)
-        _call(name, source, target, frequency, amplitude, past, following, context, time, channels)
+        _invoke(name, source, target, frequency, amplitude, past, following, context, time, channels)
         source, target = source + from_one, target + to_one
     return True
 
@@ -331,7 +331,7 @@ def convolve_to_one(rows: Tensor, taps: Tensor, bias: Tensor, *, new: New = _emp
     out = new("out", (streams, length - count + 1, 1), torch.float32)
     for own, samples in zip(rows, out, strict=True):
         pointers = (own.data_ptr(), taps.data_ptr(), bias.data_ptr(), samples.data_ptr())
-        _call("convolve_to_one", *pointers, len(samples), count, channels)
+        _invoke("convolve_to_one", *pointers, len(samples), count, channels)
     return out
 
 
@@ -340,5 +340,5 @@ def add(total: Tensor, x: Tensor) -> Tensor:
     fits = x.dtype == torch.bfloat16 and total.dtype == torch.float32 and total.is_contiguous() and x.is_contiguous()
     if "add_bfloat16" not in _functions or not x.is_cpu or not fits:
         return total.add_(x)
-    _call("add_bfloat16", total.data_ptr(), x.data_ptr(), x.numel())
+    _invoke("add_bfloat16", total.data_ptr(), x.data_ptr(), x.numel())
     return total

@@ -94,8 +94,8 @@ class TritonSlots(SlotDecoder):
         self._load_exact = load_exact
         self._streams = [_SlotStream(slot) for slot in range(num_slots)]
         self.batches = sorted(batches) if batches is not None else buckets(num_slots, BATCHES)
-        self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self._graphs = Graphs(self.stream)
+        self.cuda_stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._graphs = Graphs(self.cuda_stream)
         # Slots that a call reads; samples that it leaves, and which streams are broken.
         self._tensors: dict[tuple[int, int], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
         self._free: list[_GpuCall] = []
@@ -139,17 +139,17 @@ class TritonSlots(SlotDecoder):
     def capture(self) -> None:
         """Record every call there is: batch buckets times GPU_RAMP."""
         torch.cuda.synchronize()  # weights and slots were filled on another stream
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.cuda_stream):
             for batch, frames in self._calls():
                 slots = self._padding(batch)
                 made = self._graphs.capture((batch, frames), partial(self.decoder.decode, slots, frames))
                 self._tensors[batch, frames] = slots, made
-        self.stream.synchronize()
+        self.cuda_stream.synchronize()
 
     @torch.inference_mode()
     def rehearse(self) -> None:
         """Issue every call there is once, not captured."""
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.cuda_stream):
             for batch, frames in self._calls():
                 self.decoder.decode(self._padding(batch), frames)
 
@@ -174,7 +174,7 @@ class TritonSlots(SlotDecoder):
             for slot, codes in enumerate(streams):
                 self.begin(slot)
                 self.write([slot] * frames, range(frames), codes)
-            with torch.cuda.stream(self.stream):
+            with torch.cuda.stream(self.cuda_stream):
                 slots = self._padding(batch)
                 slots[: len(streams)] = torch.arange(len(streams))
                 pcm, broken = zip(*(self.decoder.decode(slots, size) for size in sizes), strict=True)
@@ -189,7 +189,7 @@ class TritonSlots(SlotDecoder):
     @torch.inference_mode()
     def begin(self, slot: int, state: DecoderState | None = None) -> None:
         self._streams[slot] = _SlotStream(slot, called=0 if state is None else state.position)
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.cuda_stream):
             if state is None:
                 self.decoder.reset(slot)
             else:
@@ -197,16 +197,16 @@ class TritonSlots(SlotDecoder):
 
     @torch.inference_mode()
     def state(self, slot: int) -> DecoderState:
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.cuda_stream):
             return self.decoder.state(slot, self._streams[slot].called)
 
     @torch.inference_mode()
     def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
         """The current stream may be about to compute `codes`."""
-        self.stream.wait_stream(torch.cuda.current_stream())
+        self.cuda_stream.wait_stream(torch.cuda.current_stream())
         if codes.is_cuda:
-            codes.record_stream(self.stream)
-        with torch.cuda.stream(self.stream):
+            codes.record_stream(self.cuda_stream)
+        with torch.cuda.stream(self.cuda_stream):
             sent = self._sent(slots, [position % CODE_RING for position in positions], codes)
             frames = codes if codes.is_cuda else sent[:, 2:]
             self.decoder.codes[sent[:, 0], sent[:, 1]] = frames.to(torch.int16)
@@ -227,14 +227,14 @@ class TritonSlots(SlotDecoder):
         decode_call = self._free.pop() if self._free else _GpuCall(self)
         padded = [*slots, *[self.decoder.scratch_slot] * (batch - len(slots))]
         streams = [self._streams[slot] for slot in slots]
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.cuda_stream):
             decode_call.start((batch, frames), padded, streams)
         for stream in streams:
             stream.called += frames
         return decode_call
 
     def barrier(self) -> None:
-        torch.cuda.current_stream().wait_stream(self.stream)
+        torch.cuda.current_stream().wait_stream(self.cuda_stream)
 
     def replay(self, call: tuple[int, int], slots: Tensor) -> tuple[Tensor, Tensor]:
         """Enqueue the recorded `call` (batch, frames) for `slots`, in pinned memory; on the GPU, as decode returns."""
@@ -246,7 +246,7 @@ class TritonSlots(SlotDecoder):
     @torch.inference_mode()
     def decode_again(self, stream: _SlotStream, position: int, frames: int) -> Pcm | EngineError:
         """Samples of `frames` at `position` in float32; the state before them comes from the stream's codes."""
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.cuda_stream):
             try:
                 if stream.exact is None:
                     self._repaired += 1

@@ -56,6 +56,17 @@ class Activations:
     parts: int
 
 
+# `matmul` launches one of three kernels, whose parameters are the same:
+#
+#   x, weight, bias, residual, out   as in `matmul`; None leaves out what it is for, at compile time
+#   squares, parts                   partial sums of the squares of x, and how many there are; None: x is not normalised
+#   squares_out                      where each program leaves the sum over its columns; None: nobody asks
+#   rows, rows_stride                rows of x; floats from one partial sum to the next, in both buffers of squares
+#   n_size, k_size                   columns of the output, and depth
+#   eps, gated, pdl                  as in `Product`
+#   block_m, block_n, block_k        as in `Tile`, but `block_m` is decided; also stages, chains and warps
+
+
 @triton.jit
 def _load_squares(squares, rows_stride, m, parts: tl.constexpr):
     """The partial sums of squares [parts, block_m]: asked for before the product, added up after it."""
@@ -121,7 +132,7 @@ def pipelined_matmul(
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
 ):  # fmt: skip
-    """See `matmul`, `Form` and `Tile`. A sum waits tens of cycles for the one before: 1, 2 or 4 chains take turns."""
+    """`Form.PIPELINED`. A sum waits tens of cycles for the one before: 1, 2 or 4 chains take turns."""
     n, m, inside, place = _grid(rows, n_size, block_m, block_n)
     part_k: tl.constexpr = block_k // chains
     up_from: tl.constexpr = n_size * k_size
@@ -163,7 +174,7 @@ def split_matmul(
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
 ):  # fmt: skip
-    """See `matmul` and `Form`. The product is batched, with one part of the depth for each of the `warps`."""
+    """`Form.SPLIT`. The product is batched, with one part of the depth for each of the `warps`."""
     n, m, inside, place = _grid(rows, n_size, block_m, block_n)
     k = tl.arange(0, block_k)
     depth: tl.constexpr = k_size // warps
@@ -217,7 +228,7 @@ def vector_matmul(
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
 ):  # fmt: skip
-    """See `matmul` and `Form`; `block_m` is the number of rows."""
+    """`Form.VECTOR`. `block_m` is the number of rows."""
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
     k = tl.arange(0, block_k)
     chunks: tl.constexpr = k_size // block_k
@@ -295,14 +306,20 @@ class Product:
     pdl: bool = False
 
 
-def matmul(x: Activations, weight: Tensor, out: Activations, tile: Tile, product: Product, *,
+def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, tile: Tile, product: Product, *,
            bias: Tensor | None = None, residual: Tensor | None = None) -> None:  # fmt: skip
     """Fill `out.values` [rows, n] and, where there is a residual, its sums of squares.
 
-    `weight` is [n, k] as in nn.Linear ([2n, k] where gated), `x` [rows, k]; sums are float32. With `product.pdl` the
-    kernel launched just before this one must not be the one that wrote `residual`.
+    `weight` is [n, k] as in nn.Linear ([2n, k] where gated), `x` [rows, k]; sums are float32. A product that normalises
+    needs `x` with its squares. With `product.pdl` the kernel launched just before this one must not be the one that
+    wrote `residual`.
     """
-    rows, k_size = x.values.shape
+    values = x if isinstance(x, Tensor) else x.values
+    squares, parts, rows_stride = None, 1, out.squares.stride(0)
+    if product.eps is not None:
+        assert isinstance(x, Activations), "a product that normalises needs the squares of its rows"
+        squares, parts, rows_stride = x.squares, x.parts, x.squares.stride(0)
+    rows, k_size = values.shape
     n_size = weight.shape[0] // (2 if product.gated else 1)
     block_m = tile.block_m
     if tile.form is Form.VECTOR:
@@ -310,9 +327,9 @@ def matmul(x: Activations, weight: Tensor, out: Activations, tile: Tile, product
     elif block_m < SHARED_ROWS:
         block_m = max(block_m, triton.next_power_of_2(rows))
     _KERNELS[tile.form][(n_size // tile.block_n, triton.cdiv(rows, block_m))](
-        x.values, weight, bias, x.squares if product.eps is not None else None, residual, out.values,
-        out.squares if residual is not None else None, rows, x.squares.stride(0), product.eps or 0.0,
-        n_size=n_size, k_size=k_size, parts=1 if product.eps is None else x.parts, gated=product.gated, pdl=product.pdl,
+        values, weight, bias, squares, residual, out.values,
+        out.squares if residual is not None else None, rows, rows_stride, product.eps or 0.0,
+        n_size=n_size, k_size=k_size, parts=parts, gated=product.gated, pdl=product.pdl,
         block_m=block_m, block_n=tile.block_n, block_k=tile.block_k,
         stages=tile.stages, chains=tile.chains, warps=tile.warps,
         num_warps=tile.warps, launch_pdl=product.pdl,

@@ -256,7 +256,9 @@ class FlashAttention:
         return out.view(rows, -1)
 
 
-def choose_backend(wanted: str, heads: Heads, *, block_size: int, dtype: torch.dtype, pdl: bool = True) -> PagedBackend:
+def choose_attention(
+    wanted: str, heads: Heads, *, block_size: int, dtype: torch.dtype, pdl: bool = True
+) -> PagedBackend:
     """`wanted`: "triton", "flash_attn" or "auto", which is our own: it measures as fast or faster.
 
     Raises ValueError, with the reason, where flash-attn is demanded and cannot be used, or no kernel takes the blocks.

@@ -41,8 +41,8 @@ class FusedPredictor:
         """[max rows, talker hidden]: where `frame` leaves its sums."""
         return self._outputs.total
 
-    def frame(self, hidden: Tensor, code0: Tensor, options: BatchFilter, draw: Draw) -> tuple[Tensor, Tensor]:
-        """`CodePredictor.forward` in kernels: codes [rows, groups] and sums of their embeddings [rows, talker hidden].
+    def frame(self, hidden: Tensor, code0: Tensor, options: BatchFilter, draw: Draw) -> Tensor:
+        """`CodePredictor.forward` in kernels: codes [rows, groups]. The sums of their embeddings are left in `totals`.
 
         `hidden` [rows, talker hidden] follows the final norm; `draw.codebook` is ignored. Seeds and frame numbers are
         read before earlier kernels of the chain end, so they must not be written by one. Valid until the next call.
@@ -55,11 +55,11 @@ class FusedPredictor:
         inputs = self.stack.input_rows(rows)
         for group in range(1, self.groups):
             if group > 1:
-                state = self.stack.advance(inputs, group, self.cache)
+                state = self.stack.frame_step(inputs, group, self.cache)
             logits = self._head(state, group)
             here = Draw(draw.seeds, draw.frames, group)
             sample_code(logits, options, here, self.tables[group], inputs, outputs, pdl=self.pdl)
-        return outputs.codes, outputs.total
+        return outputs.codes
 
     def _start(self, hidden: Tensor, code0: Tensor, outputs: FrameOutputs) -> Activations:
         """The first two positions: the talker's hidden state and codebook 0. Returns the rows of the second."""
@@ -67,7 +67,7 @@ class FusedPredictor:
         both = Activations(self._first.values[: 2 * rows], self._first.squares, 1)
         self._project(hidden, both)
         begin_frame(code0, self.tables[0], both, outputs)
-        done = self.stack.start(both, self.cache)
+        done = self.stack.frame_start(both, self.cache)
         return Activations(done.values[rows:], done.squares[:, rows:], done.parts)
 
     def _project(self, hidden: Tensor, out: Activations) -> None:
@@ -79,8 +79,7 @@ class FusedPredictor:
         assert isinstance(weight, Tensor)
         assert isinstance(bias, Tensor)
         tile = tile_for(*weight.shape, gated=False, rows=len(hidden))
-        source = Activations(hidden, self._first.squares, 1)
-        matmul(source, weight, Activations(out.values[: len(hidden)], out.squares, 1), tile, Product(), bias=bias)
+        matmul(hidden, weight, Activations(out.values[: len(hidden)], out.squares, 1), tile, Product(), bias=bias)
 
     def _head(self, state: Activations, group: int) -> Tensor:
         weight = self.heads[group - 1]

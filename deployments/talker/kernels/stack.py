@@ -57,7 +57,11 @@ class FrameCache:
 
 
 class FusedStack:
-    """The same function as a `DecoderStack`, for one position a row. Not reentrant: it owns its activations."""
+    """The same function as a `DecoderStack`, for one position a row. Not reentrant: it owns its activations.
+
+    With `pdl` the order of launches has a meaning: each kernel may read early what kernels before its predecessor wrote
+    (gpu/launch.py), so that a kernel which is moved, added or removed can make another one read what is not there yet.
+    """
 
     def __init__(self, stack: DecoderStack, config: TransformerConfig, *, max_rows: int, positions: int,
                  pdl: bool = True) -> None:  # fmt: skip
@@ -91,7 +95,7 @@ class FusedStack:
             rows = self._finish_layer(layer, rows, attended)
         return self._normalised(rows)
 
-    def start(self, rows: Activations, cache: FrameCache) -> Activations:
+    def frame_start(self, rows: Activations, cache: FrameCache) -> Activations:
         """Positions 0, the first half of `rows`, and 1, the second, in one pass; before the final norm."""
         count = len(rows.values)
         for number, layer in enumerate(self.layers):
@@ -102,7 +106,7 @@ class FusedStack:
             rows = self._finish_layer(layer, rows, attended)
         return rows
 
-    def advance(self, rows: Activations, position: int, cache: FrameCache) -> Activations:
+    def frame_step(self, rows: Activations, position: int, cache: FrameCache) -> Activations:
         """One position of a frame; before the final norm, which the next product can fold in."""
         count = len(rows.values)
         for number, layer in enumerate(self.layers):
@@ -131,18 +135,16 @@ class FusedStack:
     def _finish_layer(self, layer: PackedLayer, rows: Activations, attended: Tensor) -> Activations:
         """The output projection and the MLP, both added to the residual stream."""
         count = len(rows.values)
-        source = Activations(attended, rows.squares, 1)
         residual, inner = self._take(self._residual, count), self._take(self._inner, count)
-        self._multiply(source, layer.out, residual, Product(pdl=self.pdl), residual=rows.values)
+        self._multiply(attended, layer.out, residual, Product(pdl=self.pdl), residual=rows.values)
         self._multiply(residual, layer.gate_up, inner, Product(eps=self.config.rms_norm_eps, gated=True, pdl=self.pdl))
         self._multiply(inner, layer.down, residual, Product(pdl=self.pdl), residual=residual.values)
         return residual
 
-    def _multiply(
-        self, x: Activations, weight: Tensor, out: Activations, product: Product, *, residual: Tensor | None = None
-    ) -> None:
+    def _multiply(self, x: Activations | Tensor, weight: Tensor, out: Activations, product: Product, *,
+                  residual: Tensor | None = None) -> None:  # fmt: skip
         columns = weight.shape[0] // (2 if product.gated else 1)
-        tile = tile_for(columns, weight.shape[1], gated=product.gated, rows=len(x.values))
+        tile = tile_for(columns, weight.shape[1], gated=product.gated, rows=len(out.values))
         matmul(x, weight, out, tile, product, residual=residual)
 
     def _normalised(self, rows: Activations) -> Tensor:

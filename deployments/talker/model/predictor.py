@@ -76,15 +76,15 @@ class CodePredictor(nn.Module):
         stack = self.config.predictor
         shape = (stack.num_layers, hidden.shape[0], stack.num_kv_heads, self.config.num_code_groups, stack.head_dim)
         attention = FrameAttention(shape, like=hidden)
-        self._advance(hidden, attention)
+        self._next_position(hidden, attention)
         codes, embeds = [code0], [embed0]
         for group, (head, table) in enumerate(zip(self.lm_head, self.embeddings, strict=True), start=1):
-            logits = head(self._advance(embeds[-1], attention)).float()
+            logits = head(self._next_position(embeds[-1], attention)).float()
             codes.append(sample(logits, group))
             embeds.append(table(codes[-1]))
         return torch.stack(codes, dim=1), torch.stack(embeds, dim=1).sum(1)
 
-    def _advance(self, row: Tensor, attention: FrameAttention) -> Tensor:
+    def _next_position(self, row: Tensor, attention: FrameAttention) -> Tensor:
         position = torch.full((row.shape[0],), attention.step, device=row.device)
         hidden: Tensor = self.model(self.small_to_mtp_projection(row), self.rotary(position), attention)
         attention.step += 1

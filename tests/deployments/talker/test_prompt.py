@@ -53,7 +53,7 @@ def rows(builder: PromptBuilder, prompt: Prompt) -> torch.Tensor:
     sequence = Sequence(0, ask(), prompt, Sampling(), FrameLimit(1, FinishReason.LENGTH), row=0, frame_s=0.08)
     inputs = PrefillInputs(prompt.num_positions, scratch_row=1, tables=builder.tables)
     inputs.fill([SequencePart(sequence, 0, prompt.num_positions, is_last=True)])
-    return builder.tables.rows(inputs.rows.text_ids, inputs.rows.codec_ids)
+    return builder.tables.rows(inputs.tensors.text_ids, inputs.tensors.codec_ids)
 
 
 def same(one: Prompt, other: Prompt) -> bool:

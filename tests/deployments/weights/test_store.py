@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 
 from deployments.errors import CheckpointError, StartError
 from deployments.weights import store
-from deployments.weights.store import EMBEDDED, REPOSITORIES, cache_directory, choose, find, locate, repository
+from deployments.weights.store import EMBEDDED, REPOSITORIES, cache_directory, choose_model, find, locate, repository
 
 RELEASED = tuple(REPOSITORIES.values())
 FILES = (
@@ -218,13 +218,13 @@ def released(folder: Path, name: str) -> str:
 
 
 def test_a_name_is_taken_as_it_is() -> None:
-    assert choose("1.7B-Base", models_dir=None, gpu=False).model == "1.7B-Base"
+    assert choose_model("1.7B-Base", models_dir=None, gpu=False).model == "1.7B-Base"
 
 
 def test_without_a_gpu_auto_is_the_embedded_model(tmp_path: Path, empty_cache: set[str]) -> None:
     released(tmp_path, RELEASED[0])
     empty_cache.add(RELEASED[0])
-    choice = choose("auto", models_dir=tmp_path, gpu=False)
+    choice = choose_model("auto", models_dir=tmp_path, gpu=False)
     assert choice.model == EMBEDDED
     assert "no GPU" in choice.reason
 
@@ -232,18 +232,18 @@ def test_without_a_gpu_auto_is_the_embedded_model(tmp_path: Path, empty_cache: s
 def test_auto_prefers_the_given_folder(tmp_path: Path, empty_cache: set[str]) -> None:
     directory = released(tmp_path, RELEASED[0])
     empty_cache.add(RELEASED[0])
-    choice = choose("auto", models_dir=tmp_path, gpu=True)
+    choice = choose_model("auto", models_dir=tmp_path, gpu=True)
     assert choice.model == directory
     assert str(tmp_path) in choice.reason
 
 
 def test_auto_takes_what_is_in_the_cache(empty_cache: set[str]) -> None:
     empty_cache.update(RELEASED[2:4])
-    assert choose("auto", models_dir=None, gpu=True).model == RELEASED[2]
+    assert choose_model("auto", models_dir=None, gpu=True).model == RELEASED[2]
 
 
 def test_auto_downloads_nothing(empty_cache: set[str]) -> None:
-    choice = choose("auto", models_dir=None, gpu=True)
+    choice = choose_model("auto", models_dir=None, gpu=True)
     assert choice.model == EMBEDDED
     assert "--model" in choice.reason
 

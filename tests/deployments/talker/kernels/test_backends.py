@@ -6,7 +6,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
-from deployments.talker.kernels.paged_attention import choose_backend
+from deployments.talker.kernels.paged_attention import choose_attention
 from deployments.talker.kernels.qkv import Heads
 
 HEADS = Heads(4, 2, 32)
@@ -19,7 +19,7 @@ def no_flash(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unasked_the_built_in_kernel_serves(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        backend = choose_backend("auto", HEADS, block_size=256, dtype=torch.bfloat16)
+        backend = choose_attention("auto", HEADS, block_size=256, dtype=torch.bfloat16)
     assert backend.name == "triton"
     assert caplog.messages == ["attention backend: triton"]
 
@@ -27,7 +27,7 @@ def test_unasked_the_built_in_kernel_serves(caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.usefixtures("no_flash")
 def test_demanding_flash_attn_says_why_not() -> None:
     with pytest.raises(ValueError, match="flash-attn is not installed"):
-        choose_backend("flash_attn", HEADS, block_size=256, dtype=torch.bfloat16)
+        choose_attention("flash_attn", HEADS, block_size=256, dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ def test_what_flash_attn_cannot_do(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     with pytest.raises(ValueError, match=reason):
-        choose_backend("flash_attn", HEADS, block_size=block_size, dtype=dtype)
+        choose_attention("flash_attn", HEADS, block_size=block_size, dtype=dtype)
 
 
 def test_blocks_that_no_kernel_takes() -> None:
     with pytest.raises(ValueError, match="multiple of 16 positions on a GPU, not 8"):
-        choose_backend("auto", HEADS, block_size=8, dtype=torch.bfloat16)
+        choose_attention("auto", HEADS, block_size=8, dtype=torch.bfloat16)

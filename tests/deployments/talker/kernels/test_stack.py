@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.talker.attention import Context, attend_rows
-from deployments.talker.kernels.paged_attention import choose_backend
+from deployments.talker.kernels.paged_attention import choose_attention
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.stack import FrameCache, FusedStack
 from deployments.talker.kv_cache import KVCache
@@ -50,7 +50,7 @@ def test_talker_step(talker: Talker, device: torch.device) -> None:
 
     x = torch.randn(ROWS, config.hidden_size, device=device)
     stack = FusedStack(talker.model, config, max_rows=4, positions=128, pdl=False)
-    attend = choose_backend("auto", stack.heads, block_size=BLOCK_SIZE, dtype=torch.float32, pdl=False)
+    attend = choose_attention("auto", stack.heads, block_size=BLOCK_SIZE, dtype=torch.float32, pdl=False)
     assert attend.name == "triton"
 
     got = stack.talker_step(x, context, cache, attend)
@@ -67,7 +67,7 @@ def test_predictor_passes(talker: Talker, device: torch.device) -> None:
     attention = FrameAttention((config.num_layers, ROWS, config.num_kv_heads, 4, config.head_dim), like=cache.keys)
     for position in range(3):
         x = torch.randn(ROWS, config.hidden_size, device=device)
-        got = model.model.norm(stack.advance(stack.measured(x), position, cache).values)
+        got = model.model.norm(stack.frame_step(stack.measured(x), position, cache).values)
         rotation = model.rotary(torch.full((ROWS,), position, device=device))
         torch.testing.assert_close(got, model.model(x, rotation, attention), atol=2e-3, rtol=2e-3)
         attention.step += 1
@@ -85,7 +85,8 @@ def test_a_frame_has_the_codes_of_the_plain_predictor(talker: Talker, device: to
         ],
         device=device,
     )
-    codes, total = FusedPredictor(talker, max_rows=4, pdl=False).frame(hidden, code0, options, draw)
+    predictor = FusedPredictor(talker, max_rows=4, pdl=False)
+    codes = predictor.frame(hidden, code0, options, draw)
 
     def sample(logits: torch.Tensor, codebook: int) -> torch.Tensor:
         return options.sample(logits, replace(draw, codebook=codebook))
@@ -94,4 +95,4 @@ def test_a_frame_has_the_codes_of_the_plain_predictor(talker: Talker, device: to
         hidden, code0, talker.model.codec_embedding(code0), sample=sample
     )
     assert torch.equal(codes, expected_codes)
-    torch.testing.assert_close(total, expected_total)
+    torch.testing.assert_close(predictor.totals[: len(codes)], expected_total)

@@ -1,4 +1,4 @@
-"""Calling another deployment: the one place that knows Ray's exceptions and cancels a stream that is left."""
+"""Asking another deployment: the one place that knows Ray's exceptions and cancels a stream that is left."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ _CATCH_UP_S = 0.25  # for messages that came while this process could not run
 _left: set[asyncio.Task[None]] = set()  # calls that were left before a replica had taken them
 
 
-async def stream(
+async def read_replica(
     handle: DeploymentHandle, method: str, request: object, *, lost: type[ReplicaLost]
 ) -> AsyncGenerator[Any, None]:
     """The items of a streaming method. Leaving the generator cancels the call.
@@ -80,15 +80,15 @@ async def _settles(coming: asyncio.Future[Any], within_s: float) -> bool:
     return False
 
 
-async def call(handle: DeploymentHandle, method: str, *arguments: object, lost: type[ReplicaLost]) -> Any:
-    """The result of a method. Raises as `stream` does."""
+async def ask_replica(handle: DeploymentHandle, method: str, *arguments: object, lost: type[ReplicaLost]) -> Any:
+    """The result of a method. Raises as `read_replica` does."""
     try:
         return await handle.options(method_name=method).remote(*arguments)
     except Exception as error:
         raise from_ray_error(error, lost) from error
 
 
-async def broadcast(handle: DeploymentHandle, method: str, argument: object) -> list[Any]:
+async def ask_all_replicas(handle: DeploymentHandle, method: str, argument: object) -> list[Any]:
     """The results of a method on every running replica. Raises NotReady where a replica does not answer in time."""
     try:
         results: list[Any] = await handle.broadcast(method, argument).results_async(timeout_s=_SILENCE_S)

@@ -13,8 +13,8 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overloaded, TalkerLost
 from deployments.protocol import FinishReason, FrameChunk
-from deployments.serving.calls import call, from_ray_error, stream
 from deployments.serving.failover import persist
+from deployments.serving.handles import ask_replica, from_ray_error, read_replica
 
 pytestmark = pytest.mark.anyio
 
@@ -120,13 +120,13 @@ def test_other_exceptions_stay_what_they_are() -> None:
 
 async def test_a_stream_passes_its_items_on() -> None:
     handle = Handle("a", "b")
-    assert await collect(stream(handle, "generate", "request", lost=TalkerLost)) == ["a", "b"]
+    assert await collect(read_replica(handle, "generate", "request", lost=TalkerLost)) == ["a", "b"]
     assert handle.calls == [("generate", True), ("request",)]
 
 
 async def test_an_error_comes_after_the_items_before_it() -> None:
     handle = Handle("a", from_replica(InvalidRequest("too long", "input")))
-    async with aclosing(stream(handle, "generate", "request", lost=TalkerLost)) as items:
+    async with aclosing(read_replica(handle, "generate", "request", lost=TalkerLost)) as items:
         assert await anext(items) == "a"
         with pytest.raises(InvalidRequest, match="too long") as caught:
             await anext(items)
@@ -139,7 +139,7 @@ async def test_a_call_that_has_ended_holds_its_request_no_more() -> None:
     held = weakref.ref(request)
     gc.disable()
     try:
-        await collect(stream(Handle("a"), "generate", request, lost=TalkerLost))
+        await collect(read_replica(Handle("a"), "generate", request, lost=TalkerLost))
         del request
         assert held() is None
     finally:
@@ -148,7 +148,7 @@ async def test_a_call_that_has_ended_holds_its_request_no_more() -> None:
 
 async def test_leaving_a_stream_cancels_the_call() -> None:
     handle = Handle("a", "b")
-    async with aclosing(stream(handle, "generate", "request", lost=TalkerLost)) as items:
+    async with aclosing(read_replica(handle, "generate", "request", lost=TalkerLost)) as items:
         assert await anext(items) == "a"
         assert not handle.response.cancelled
     assert handle.response.cancelled
@@ -157,7 +157,7 @@ async def test_leaving_a_stream_cancels_the_call() -> None:
 async def test_a_call_that_serve_cancels_is_a_move_and_not_a_cancelled_reader() -> None:
     handle = Handle(1, asyncio.CancelledError())
     with pytest.raises(Moved, match="cancelled"):
-        await collect(stream(handle, "generate", "request", lost=TalkerLost))
+        await collect(read_replica(handle, "generate", "request", lost=TalkerLost))
 
 
 async def test_forty_calls_that_serve_cancels_in_bursts_cost_a_stream_nothing() -> None:
@@ -171,7 +171,7 @@ async def test_forty_calls_that_serve_cancels_in_bursts_cost_a_stream_nothing() 
     calls = iter(handles)
 
     def ask() -> AsyncGenerator[FrameChunk, None]:
-        return stream(next(calls), "generate", "request", lost=TalkerLost)
+        return read_replica(next(calls), "generate", "request", lost=TalkerLost)
 
     heard = [chunk async for chunk in persist(ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)]
     assert sum(len(chunk.codes) for chunk in heard) == 11
@@ -181,7 +181,7 @@ async def test_forty_calls_that_serve_cancels_in_bursts_cost_a_stream_nothing() 
 async def test_a_call_is_cancelled_once_it_has_been_taken() -> None:
     taken = asyncio.Event()
     handle = Handle(taken, 1, asyncio.Event())
-    reading = asyncio.create_task(collect(stream(handle, "generate", "request", lost=TalkerLost)))
+    reading = asyncio.create_task(collect(read_replica(handle, "generate", "request", lost=TalkerLost)))
     await asyncio.sleep(0)
     reading.cancel()
     await asyncio.wait((reading,))
@@ -195,16 +195,16 @@ async def test_a_call_is_cancelled_once_it_has_been_taken() -> None:
 
 async def test_a_plain_call_returns_or_raises_one_of_ours() -> None:
     handle = Handle("info")
-    assert await call(handle, "describe", lost=TalkerLost) == "info"
+    assert await ask_replica(handle, "describe", lost=TalkerLost) == "info"
     assert handle.calls == [("describe", False), ()]
     with pytest.raises(TalkerLost):
-        await call(Handle(ActorDiedError()), "describe", lost=TalkerLost)
+        await ask_replica(Handle(ActorDiedError()), "describe", lost=TalkerLost)
 
 
 async def test_a_replica_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.serving.calls._SILENCE_S", 0.05)
+    monkeypatch.setattr("deployments.serving.handles._SILENCE_S", 0.05)
     handle = Handle("a", asyncio.Event())
-    async with aclosing(stream(handle, "generate", "request", lost=TalkerLost)) as items:
+    async with aclosing(read_replica(handle, "generate", "request", lost=TalkerLost)) as items:
         assert await anext(items) == "a"
         with pytest.raises(TalkerLost, match="silent"):
             await anext(items)
@@ -212,16 +212,16 @@ async def test_a_replica_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_call_that_no_replica_takes_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.serving.calls._ACCEPT_S", 0.05)
+    monkeypatch.setattr("deployments.serving.handles._ACCEPT_S", 0.05)
     handle = Handle(asyncio.Event())
     with pytest.raises(TalkerLost):
-        await collect(stream(handle, "generate", "request", lost=TalkerLost))
+        await collect(read_replica(handle, "generate", "request", lost=TalkerLost))
     assert handle.response.cancelled
 
 
 async def test_the_time_a_reader_takes_is_not_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.serving.calls._SILENCE_S", 0.05)
-    async with aclosing(stream(Handle("a", "b"), "generate", "request", lost=TalkerLost)) as items:
+    monkeypatch.setattr("deployments.serving.handles._SILENCE_S", 0.05)
+    async with aclosing(read_replica(Handle("a", "b"), "generate", "request", lost=TalkerLost)) as items:
         assert await anext(items) == "a"
         await asyncio.sleep(0.1)
         assert await anext(items) == "b"
