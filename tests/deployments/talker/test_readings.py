@@ -1,5 +1,7 @@
 """A GPU reads a text where a CPU does: the embedded voice, given the frames that a CPU has made."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from deployments.weights.store import embedded_path
 from tests.deployments.talker.driving import ask, chunks_of
 
 pytestmark = pytest.mark.gpu
+logger = logging.getLogger(__name__)
 
 TEXTS = {
     "nora": "The train to the coast leaves at nine, and the next one only in the evening.",
@@ -61,6 +64,6 @@ def test_words_begin_at_the_frames_at_which_they_begin_on_a_cpu() -> None:
         found = given(gpu, request, frames)
         assert len(expected) == len(found) == len(frames)
         late = np.subtract(begins(text, found), begins(text, expected))
-        print(voice, len(frames), "frames:", late.tolist())
+        logger.info("%s, %d frames: words begin %s frames later", voice, len(frames), late.tolist())
         assert np.abs(late).max() <= 1
         assert begins(text, found)[-1] < len(frames)  # the last word as well
