@@ -41,7 +41,7 @@ class GatheredAttention:
     def __init__(self, cache: KVCache, rows: Context, length: int, *, followed: tuple[int, int] | None = None) -> None:
         """`followed`: the layer and the head whose weights are kept."""
         self.cache, self.slots, self._followed = cache, rows.slots, followed
-        self.weights: Tensor | None = None  # [rows, length]
+        self.weights: Tensor | None = None  # [rows, length] float32
         offsets = torch.arange(length, device=rows.positions.device)
         blocks = rows.block_tables[:, offsets // cache.block_size].long()
         self.mask = (offsets < rows.lengths[:, None])[:, None, None]
@@ -60,7 +60,7 @@ class GatheredAttention:
     def _weights(self, query: Tensor, keys: Tensor, head: int) -> Tensor:
         """[rows, heads, head_dim], [rows, kv_heads, length, head_dim] -> [rows, length]."""
         own = keys[:, head * keys.shape[1] // query.shape[1]]
-        scores: Tensor = (own @ query[:, head, :, None])[..., 0] * query.shape[2] ** -0.5
+        scores: Tensor = (own.float() @ query[:, head, :, None].float())[..., 0] * query.shape[2] ** -0.5
         return scores.masked_fill(~self.mask[:, 0, 0], -torch.inf).softmax(-1)
 
 

@@ -53,7 +53,7 @@ class StepInFlight:
     """The step that was launched last."""
 
     launched: LaunchedStep
-    before: LaunchedStep | None  # the step before it, which says how long the talker's half takes
+    before: LaunchedStep | None  # the step before it, whose talker's half is over once this one has codes
     num_starting: int  # sequences at the batch's end whose first frames the decoder has before the host has them
     stage: StepStage = StepStage.CODES
     next_due_ns: int = 0  # a next step that is launched later leaves the device idle
@@ -164,7 +164,7 @@ class Engine:
             self.scheduler.add(sequence)
 
     def _finish_step(self) -> None:
-        """Do the talker's half of the last step, which a CPU may still have to do, and read its attention."""
+        """Do the talker's half of the last step, which a CPU may still have to do."""
         step = self._step
         if step is None or step.stage is not StepStage.TALKER:
             return
@@ -173,10 +173,6 @@ class Engine:
             self.runner.drop_deferred()
             return
         self.runner.run_deferred()
-        alignment = self.runner.read_alignment()
-        if alignment is not None:
-            for sequence, weights in zip(step.launched.sequences, alignment, strict=False):
-                sequence.attend(weights)
 
     def _goes_on(self, step: StepInFlight) -> bool:
         """Whether a sequence of the step goes on, so that the talker's half of the step is needed."""
@@ -265,6 +261,8 @@ class Engine:
             step.next_due_ns = now_ns + step.before.talker_ns() - _LAUNCH_NS
         step.stage, self.num_steps = StepStage.TALKER, self.num_steps + 1
         self._decode_other_frames(step, frames)
+        if step.before is not None:
+            self._read_text(step.before)
         self._append(step.launched.sequences, frames)
         self.scheduler.retire(step.launched.sequences)
 
@@ -273,6 +271,12 @@ class Engine:
         others = range(len(frames) - step.num_starting)
         rows = [row for row in others if frames[row, 0] not in (NOT_FINITE, self.model.codes.eos)]
         self.audio.add_frames([step.launched.sequences[row].id for row in rows], torch.from_numpy(frames[rows]))
+
+    def _read_text(self, step: LaunchedStep) -> None:
+        """Find out where in their texts the talker's half of `step` read: there the next frames are spoken."""
+        for sequence, (mass, moment) in zip(step.sequences, step.readings(), strict=False):
+            if self.scheduler.running.get(sequence.id) is sequence:
+                sequence.read(mass, moment)
 
     def _append(self, sequences: list[Sequence], frames: Codes) -> None:
         """Give each sequence its frame, or the end of speech that stands in place of one."""

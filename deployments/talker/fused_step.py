@@ -7,6 +7,7 @@ from deployments.talker.kernels.matmul import Activations, Product, like_rows, m
 from deployments.talker.kernels.paged_attention import choose_attention
 from deployments.talker.kernels.predictor import FusedPredictor
 from deployments.talker.kernels.prompt import PromptAttention
+from deployments.talker.kernels.readings import TextWitness
 from deployments.talker.kernels.sampler import FirstCodeRules, sample_first_code
 from deployments.talker.kernels.stack import FusedStack
 from deployments.talker.kernels.state import Gathered, StateKernels
@@ -59,7 +60,8 @@ class FusedStep(FrameStep):
 
     def advance(self, rows: Tensor, *, length: int) -> None:
         inputs, context = self.kernels.feed(rows, self._embeds[: len(rows)])
-        self.kernels.settle(rows, self.stack.talker_step(inputs, context, self.cache, self.attention))
+        hidden = self.stack.talker_step(inputs, context, self.cache, self.attention, self._witness(rows))
+        self.kernels.settle(rows, hidden)
 
     def prefill(self, tensors: PrefillTensors, *, length: int) -> None:
         if length:
@@ -78,6 +80,11 @@ class FusedStep(FrameStep):
         for embeds in rest:
             total = total + embeds.float()
         return total.to(first.dtype)
+
+    def _witness(self, rows: Tensor) -> TextWitness | None:
+        if (followed := self.config.text.alignment_head) is None:
+            return None
+        return TextWitness(*followed, self.stack.heads, self.state, rows, self.readings[: len(rows)], self.pdl)
 
     def _first_codes(self, rows: Tensor, gathered: Gathered, draw: Draw) -> Tensor:
         rules = FirstCodeRules(

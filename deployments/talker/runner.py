@@ -7,6 +7,7 @@ the host waits for the codes only: the talker's half of a step still runs while 
 the next step.
 """
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from deployments.gpu.graphs import Graphs, Staging, buckets
@@ -69,6 +69,7 @@ class LaunchedStep:
 
     sequences: list[Sequence]
     _codes: Tensor  # [sequences, groups] int16, pinned
+    _readings: Tensor | None  # [sequences, 2] float32, pinned; None without an alignment head
     _made: torch.cuda.Event | None  # of the codes; None on a CPU, where `launch` waits for them
     _over: torch.cuda.Event | None
 
@@ -86,6 +87,12 @@ class LaunchedStep:
             self._made.synchronize()
         frames: Codes = self._codes.numpy().copy()
         return frames
+
+    def readings(self) -> list[list[float]]:
+        """[sequences, 2] of `FrameStep.readings`; empty without an alignment head. To be called once a later step has
+        its codes, and before the one after that is launched.
+        """
+        return [] if self._readings is None else self._readings.tolist()
 
     def talker_ns(self) -> int:
         """How long the talker's half took; 0 while it runs."""
@@ -116,6 +123,9 @@ class ModelRunner:
         self._batch: _Batch | None = None
         self._deferred: Callable[[], None] | None = None  # the talker's half of the last step, until it is done
         self._codes = torch.zeros_like(self.step.codes, device="cpu", pin_memory=not self._on_cpu)
+        num_buffers = 0 if tables.talker.config.text.alignment_head is None else 2  # one is read, one is written
+        buffers = torch.zeros((num_buffers, *self.step.readings.shape), pin_memory=not self._on_cpu)
+        self._readings = deque(buffers)
 
     def capture(self, progress: Callable[[int, int], None]) -> None:
         """Record each shape of a step or a prefill on a GPU, the largest first because all share its memory.
@@ -192,12 +202,13 @@ class ModelRunner:
         made = self._record()
         if on_codes is not None:
             on_codes(frames)
-        self._deferred = partial(
-            self._advance, batch, length=self._length(max(sequence.num_positions for sequence in sequences) + 1)
-        )
+        self._readings.rotate()
+        readings = self._readings[0][: len(sequences)] if self._readings else None
+        length = self._length(max(sequence.num_positions for sequence in sequences) + 1)
+        self._deferred = partial(self._advance, batch, length=length, readings=readings)
         if not self._on_cpu:
             self.run_deferred()
-        return LaunchedStep(sequences, codes, made, self._record())
+        return LaunchedStep(sequences, codes, readings, made, self._record())
 
     @torch.inference_mode()
     def run_deferred(self) -> None:
@@ -209,13 +220,6 @@ class ModelRunner:
     def drop_deferred(self) -> None:
         """Leave the talker's half of the last step out, because none of its sequences goes on."""
         self._deferred = None
-
-    def read_alignment(self) -> NDArray[np.float32] | None:
-        """[sequences, positions]: the alignment head's attention, copied from the last pass; None on a GPU.
-
-        `run_deferred` comes first: the last step's attention exists after its talker's half.
-        """
-        return None if self.step.alignment is None else self.step.alignment.float().numpy()
 
     @torch.inference_mode()
     def extend_text(self, sequence: Sequence, start: int) -> None:
@@ -254,8 +258,10 @@ class ModelRunner:
         work = partial(self.step.predict, batch.rows, batch.breadth)
         self.graphs.run(("predict", len(batch.rows), batch.breadth), work)
 
-    def _advance(self, batch: _Batch, *, length: int) -> None:
+    def _advance(self, batch: _Batch, *, length: int, readings: Tensor | None = None) -> None:
         self.graphs.run(("advance", len(batch.rows)), partial(self.step.advance, batch.rows, length=length))
+        if readings is not None:
+            readings.copy_(self.step.readings[: len(readings)], non_blocking=True)
 
     def _run_prefill(self, parts: Pass) -> None:
         continued = parts[0].start > 0

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from deployments.audio.listening import LATE_PATIENCE_S, frames_of, runaway_frames
 from deployments.errors import InvalidRequest
@@ -74,6 +73,11 @@ class Sequence:
         return self.prompt.num_text_tokens
 
     @property
+    def num_text_positions(self) -> int:
+        """Positions that hold the text, and the one that ends it: who reads that has said all."""
+        return self.num_text_tokens + 1
+
+    @property
     def signed_seed(self) -> int:
         """The seed's 64 bits as the signed integer that tensors hold."""
         return int(np.uint64(self.request.synthesis.seed).astype(np.int64))
@@ -86,13 +90,11 @@ class Sequence:
         if self.num_frames >= self.limit.frames:
             self.finish_reason = self.limit.reason
 
-    def attend(self, weights: NDArray[np.float32]) -> None:
-        """Find the next frame's place in the text from its attention weights [positions]."""
-        text = weights[self.prompt.text_start :][: len(self.token_starts) or self.num_text_tokens]
-        mass = float(text.sum())
+    def read(self, mass: float, moment: float) -> None:
+        """Find the next frame's place in the text: see `FrameStep.readings`."""
         if mass <= _ATTENTIVE:
             return
-        token = float(text @ np.arange(len(text))) / mass - _AHEAD_TOKENS
+        token = moment / mass - _AHEAD_TOKENS
         self.num_reread += token < self.furthest_token - _BACK_TOKENS
         self.furthest_token = max(self.furthest_token, token)
         if self.token_starts:

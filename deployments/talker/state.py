@@ -24,7 +24,8 @@ class Columns:
     wide, because Triton loads aligned block tables as vectors.
     """
 
-    SEED, _SEED_HIGH, POSITION, FRAME, NUM_TRAILING, IGNORE_EOS, PENALTY, FILTERS = range(8)
+    SEED, _SEED_HIGH, POSITION, FRAME, NUM_TRAILING, NUM_TEXT, TEXT_START, IGNORE_EOS, PENALTY, FILTERS = range(10)
+    COUNTS = slice(NUM_TRAILING, NUM_TEXT + 1)
     TALKER = slice(FILTERS, FILTERS + len(OPTION_COLUMNS))
     PREDICTOR = slice(TALKER.stop, TALKER.stop + len(OPTION_COLUMNS))
     HEADER = -(-PREDICTOR.stop // 16) * 16
@@ -89,10 +90,11 @@ class BatchState:
         assert sequence.row is not None
         ids = sequence.prompt.trailing[start : self.size.max_model_len]
         staged = self._staging.take()
-        staged.values[: len(ids)], staged.values[len(ids)] = ids, start + len(ids)
+        counts = start + len(ids), sequence.num_text_positions
+        staged.values[: len(ids)], staged.values[len(ids) : len(ids) + 2] = ids, counts
         row, first = self.packed[sequence.row], Columns.HEADER + start
         row[first : first + len(ids)].copy_(staged.tensor[: len(ids)], non_blocking=True)
-        row[Columns.NUM_TRAILING].copy_(staged.tensor[len(ids)], non_blocking=True)
+        row[Columns.COUNTS].copy_(staged.tensor[len(ids) : len(ids) + 2], non_blocking=True)
 
     def extend(self, row: int, index: int, block: int) -> None:
         """Give a running sequence the block at `index` of its table."""
@@ -112,6 +114,10 @@ class BatchState:
         """[rows] int64: cache indices of positions [rows] of sequences' rows."""
         index = (positions // self.size.block_size).clamp(max=self.size.blocks - 1)
         return self.block_tables[rows, index].long() * self.size.block_size + positions % self.size.block_size
+
+    def text(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Twice [rows] int32: the position of each row's first text token, and how many positions are text."""
+        return self.packed[rows, Columns.TEXT_START], self.packed[rows, Columns.NUM_TEXT]
 
     def talker_filter(self, rows: Tensor, breadth: Breadth) -> BatchFilter:
         return BatchFilter(self.packed[rows, Columns.TALKER], breadth)
@@ -138,6 +144,7 @@ class BatchState:
         out[Columns.SEED : Columns.SEED + 2] = np.array([sequence.signed_seed], dtype=np.int64).view(np.int32)
         trailing = sequence.prompt.trailing[: self.size.max_model_len]
         out[Columns.NUM_TRAILING] = len(trailing)
+        out[Columns.NUM_TEXT], out[Columns.TEXT_START] = sequence.num_text_positions, sequence.prompt.text_start
         out[Columns.IGNORE_EOS] = sequence.request.synthesis.ignore_eos
         floats[Columns.PENALTY] = sequence.sampling.repetition_penalty or 1.0
         out[Columns.TALKER] = FilterOptions.for_talker(sequence.sampling).pack()

@@ -51,7 +51,9 @@ class FrameStep:
         # Results of `predict`, by index in the batch: other CUDA streams may read them after the event of the codes.
         self.codes = torch.zeros((max_num_seqs, self.config.num_code_groups), dtype=torch.int16, device=like.device)
         self.given = torch.zeros_like(self.codes, dtype=torch.int32)  # for `feed_given`, by index in the batch
-        self.alignment: Tensor | None = None  # [rows, length]: the alignment head's weights in the last pass by rows
+        # Of the last `advance`, by index in the batch: how much of the alignment head's attention is on the text, and
+        # the same times the text positions. Zero where no head is known.
+        self.readings = torch.zeros((max_num_seqs, 2), dtype=torch.float32, device=like.device)
         self._embeds = torch.zeros((max_num_seqs, like.shape[1]), dtype=like.dtype, device=like.device)
 
     @property
@@ -82,7 +84,11 @@ class FrameStep:
         """The talker's step after `predict`; no position is at or beyond `length`."""
         state = self.state
         inputs = self._embeds[: len(rows)] + self.tables.text[state.trailing(rows, self.tables.pad)]
-        state.hidden[rows] = self._run_rows(inputs, self._context(rows, state.positions[rows]), length)
+        context = self._context(rows, state.positions[rows])
+        attention = GatheredAttention(self.cache, context, length, followed=self.config.text.alignment_head)
+        state.hidden[rows] = self.talker(inputs, context.positions, attention)
+        if attention.weights is not None:
+            self._read(rows, attention.weights)
         state.move_on(rows)
 
     def prefill(self, tensors: PrefillTensors, *, length: int) -> None:
@@ -115,11 +121,15 @@ class FrameStep:
 
     def _run_rows(self, inputs: Tensor, context: Context, length: int) -> Tensor:
         """Input rows [rows, hidden] -> hidden states [rows, hidden]; no row attends beyond `length` positions."""
-        followed = self.config.text.alignment_head if self._by_rows else None
-        attention = GatheredAttention(self.cache, context, length, followed=followed)
-        hidden: Tensor = self.talker(inputs, context.positions, attention)
-        self.alignment = attention.weights
+        hidden: Tensor = self.talker(inputs, context.positions, GatheredAttention(self.cache, context, length))
         return hidden
+
+    def _read(self, rows: Tensor, weights: Tensor) -> None:
+        """The `readings` of state rows [rows] from attention weights [rows, length]."""
+        start, count = self.state.text(rows)
+        token = torch.arange(weights.shape[1], device=weights.device) - start[:, None]
+        own = weights * ((token >= 0) & (token < count[:, None]))
+        self.readings[: len(rows), 0], self.readings[: len(rows), 1] = own.sum(-1), (own * token).sum(-1)
 
     def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
         """`_run_rows` with all rows over one context: that of the pass itself, or that of one sequence."""

@@ -58,7 +58,6 @@ def _info(top: Any, codec: Any, name: str, config: TalkerConfig, *, on_gpu: bool
     # For the small CustomVoice model the official package drops them too; a voice that needs a spoken form has learnt
     # nothing but to read.
     drops = spoken_form is not None or (kind is ModelKind.CUSTOM_VOICE and top.get("tts_model_size") == "0b6")
-    by_rows = not on_gpu and config.kernels == "auto"  # other kernels return no attention
     return ModelInfo(
         name=name,
         kind=kind,
@@ -71,7 +70,7 @@ def _info(top: Any, codec: Any, name: str, config: TalkerConfig, *, on_gpu: bool
         talker_on_gpu=on_gpu,
         spoken_form=spoken_form,
         max_segment_chars=needs.get("max_segment_chars", _SEGMENT_CHARS),
-        word_times=by_rows and needs.get("alignment_head") is not None,
+        word_times=needs.get("alignment_head") is not None,
     )
 
 

@@ -1,6 +1,7 @@
 """A decoder stack for decoding: one new position per row, five kernels a layer."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import triton
@@ -33,6 +34,17 @@ class PackedLayer:
     gate_up: Tensor  # [2 * intermediate, hidden], post-attention norm folded in
     down: Tensor  # [hidden, intermediate]
     norms: HeadNorms
+
+
+class Witness(Protocol):
+    """Looks at the attention of one layer, right behind it."""
+
+    @property
+    def layer(self) -> int: ...
+
+    def look(self, qkv: Tensor, norms: HeadNorms, keys: Tensor, context: Context) -> None:
+        """`qkv` [rows, ...] is the layer's product, `keys` [slots, kv_heads, head_dim] its cache with the new keys."""
+        ...
 
 
 class FrameCache:
@@ -68,15 +80,18 @@ class FusedStack:
         self._input = like_rows(max_rows, config.hidden_size, like)
         self._out = torch.empty_like(self._residual.values)
 
-    def talker_step(self, x: Tensor, context: Context, cache: KVCache, attend: PagedBackend) -> Tensor:
+    def talker_step(self, x: Tensor, context: Context, cache: KVCache, attend: PagedBackend,
+                    witness: Witness | None = None) -> Tensor:  # fmt: skip
         """One position of each row over its paged context: [rows, hidden] -> [rows, hidden] after the final norm.
 
-        The result is valid until the next call.
+        `witness` looks at the attention of its layer. The result is valid until the next call.
         """
         rows = self.measured(x)
         for number, layer in enumerate(self.layers):
             qkv = self._project(layer, rows)
             attended = attend(qkv.values, layer.norms, (cache.keys[number], cache.values[number]), context)
+            if witness is not None and witness.layer == number:
+                witness.look(qkv.values, layer.norms, cache.keys[number], context)
             rows = self._finish_layer(layer, rows, attended)
         return self._normalised(rows)
 

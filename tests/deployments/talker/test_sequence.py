@@ -21,9 +21,7 @@ def ended(tokens: list[int], *, mass: float = 0.9, word_times: bool = False) -> 
         0, request, prompt, Sampling(), FrameLimit(1000, FinishReason.LENGTH), token_starts=starts, frame_s=0.08
     )
     for token in tokens:
-        weights = np.zeros(START + TOKENS + 400, np.float32)
-        weights[START + token] = mass
-        sequence.attend(weights)
+        sequence.read(mass, mass * token)
         sequence.append(np.zeros(4, np.int16))
     sequence.end()
     return sequence

@@ -34,7 +34,7 @@ def test_the_embedded_voice_is_described_without_being_written() -> None:
     assert found.word_times
     on_gpu = describe("embedded", CPU, on_gpu=True)
     assert on_gpu is not None
-    assert (on_gpu.word_times, on_gpu.talker_on_gpu) == (False, True)
+    assert (on_gpu.word_times, on_gpu.talker_on_gpu) == (True, True)
 
 
 def test_a_checkpoint_that_is_elsewhere_is_not_described() -> None:

@@ -74,6 +74,19 @@ def speak(made_by: ModelRunner, speaking: list[Sequence], *, count: int) -> list
     return made
 
 
+def test_readings_are_those_of_the_plain_step(talker: Talker) -> None:
+    talker.config = replace(talker.config, text=replace(talker.config.text, alignment_head=(1, 3)))
+    found = []
+    for networks in ("fused", "plain"):
+        made_by = runner(talker, networks)
+        made_by.prefill(speaking := prepared(made_by, talker, count=2))
+        step = made_by.launch(speaking)
+        made_by.launch(speaking).result()  # by then the first one is over
+        found.append(step.readings())
+    assert np.array(found[1])[:, 0].min() > 0.01
+    np.testing.assert_allclose(*found, rtol=2e-3, atol=1e-5)
+
+
 def test_frames_are_those_of_the_plain_step(talker: Talker) -> None:
     fused, plain = runner(talker, "fused"), runner(talker, "plain")
     assert frames(fused, talker, count=3) == frames(plain, talker, count=3)
