@@ -144,6 +144,15 @@ class Mailbox:
 
 
 @dataclass(frozen=True, slots=True)
+class Stretch:
+    """Text that is spoken without a stated pause."""
+
+    text: str  # empty where nothing follows the last pause
+    pause_s: float = 0.0  # silence before it
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class SynthesisRequest:
     """One utterance. The ingress sends it to a codec replica, or with `inline` placement to a talker."""
 
@@ -169,6 +178,8 @@ class SynthesisRequest:
     # A text in several segments, or still being written: set by `LongText` and `LiveTexts` of the ingress.
     continues: bool = False  # a later segment of a long text: it is not refused and goes first
     following: tuple[str, ...] = ()  # texts of the later segments: the request is refused where one is too long
+    stretches: tuple[Stretch, ...] = ()  # the text, cut at its pauses
+    max_segment_chars: int | None = None  # None: the model's
     live: Mailbox | None = None  # where the text is while the client writes it; `text` is empty then
 
     # A stream that goes on elsewhere: set by `Received` of deployments/serving/failover.py.

@@ -5,7 +5,7 @@ import re
 from ipaddress import ip_address
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 import yaml
@@ -19,6 +19,7 @@ PositiveSeconds = Annotated[float, Field(gt=0)]
 
 CLONE_ALIAS = "qwen3-tts-clone"  # a Base checkpoint, whichever is loaded
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # browsers leave them out of an origin
+LEAST_SEGMENT_CHARS = 50
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
@@ -120,12 +121,21 @@ class VoiceSettings(Strict):
     require_consent: bool = False  # a voice is stored with a consent recording or a statement, or not at all
 
 
+class TextSettings(Strict):
+    """How a text is read where its request does not say (docs/text.md)."""
+
+    markup: Literal["auto", "none", "ssml"] = "auto"
+    paragraph_pause_s: Annotated[float, Field(ge=0, le=10)] = 0.6  # of silence; 0: a paragraph ends like a sentence
+    max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # of a long text; None: the model's
+
+
 class ApiSettings(Strict):
     """Limits of a client's fields, and the names under which it may ask for the loaded model."""
 
     access: AccessSettings = AccessSettings()
     admission: AdmissionSettings = AdmissionSettings()
     voices: VoiceSettings = VoiceSettings()
+    text: TextSettings = TextSettings()
     server_timing: bool = False  # responses say in a Server-Timing header how the time to first audio was spent
     max_input_chars: Positive = 4096  # each of input, instructions and ref_text
     # The voice that speaks where a client names a voice of another service. None: the checkpoint's first voice.

@@ -9,6 +9,7 @@ from pydantic import AliasChoices
 from deployments.protocol import FILTERS, SUBTALKER, ModelInfo, ModelKind
 from serve_app.api.request import SpeechBody
 from serve_app.speech.languages import foreign_letters, has_region, language_name, looks_foreign
+from serve_app.speech.spoken_text import SpokenText
 from serve_app.voices.record import StoredVoice
 
 HEADER = "x-ignored"
@@ -22,7 +23,7 @@ Names = dict[str, str | None]
 
 _MOST_NAMED = 8
 _LONGEST_NAME = 40
-_TAG = re.compile(r"</?([A-Za-z][A-Za-z:-]*+)[^<>]*+>")
+_CONTROL = re.compile(r"[^ -~]")
 # OpenAI's dialect.
 SPEECH: Names = {
     str(choice): name
@@ -146,16 +147,21 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
         yield "language", f"spoken as {language}: regions and scripts are not told apart"
     if not body.any_language and (foreign := looks_foreign(body.input, info.languages)):
         yield "language", f"the text looks {foreign}, the loaded voice speaks {', '.join(info.languages)}: read so"
-    if info.spoken_form is not None and (dropped := "; ".join(_dropped(body.input, info))):
-        yield "input", dropped
 
 
-def _dropped(text: str, info: ModelInfo) -> Iterator[str]:
-    """Characters of the text that its spoken form leaves out."""
-    if tags := list(dict.fromkeys(_plain(tag.lower()) for tag in _TAG.findall(text))):
-        yield f"markup is not spoken: {', '.join(tags[:_MOST_NAMED])}"
-    if foreign := foreign_letters(text, info.languages):
-        yield f"letters that the voice cannot speak: {foreign.total()}"
+def of_text(spoken: SpokenText, info: ModelInfo) -> Reasons:
+    """What of the text is not read aloud, as the reason of `input`."""
+    told = [left_out(spoken)] if spoken.left_out else []
+    if info.spoken_form is not None and (foreign := foreign_letters(spoken.sent, info.languages)):
+        told.append(f"letters that the voice cannot speak: {foreign.total()}")
+    return {"input": "; ".join(told)} if told else {}
+
+
+def left_out(spoken: SpokenText) -> str:
+    """What is not read aloud, and how often, as it can stand in a header."""
+    named = [f"{_CONTROL.sub('?', what)} {count}" for what, count in list(spoken.left_out.items())[:_MOST_NAMED]]
+    more = len(spoken.left_out) - len(named)
+    return f"not read aloud: {', '.join(named)}" + (f" and {more} more" if more > 0 else "")
 
 
 def _plain(name: str) -> str:

@@ -17,15 +17,16 @@ from pydantic import (
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo, ModelKind, Reference, Sampling, SynthesisRequest
-from deployments.voice.english import spoken_english
 from serve_app.api import catalogue
 from serve_app.audio.formats import AudioFormat, OutputRate
 from serve_app.audio.recordings import read_aside
 from serve_app.audio.reference_doctor import Preparation, decode_prepared
-from serve_app.config import ApiSettings
+from serve_app.config import LEAST_SEGMENT_CHARS, ApiSettings
 from serve_app.speech.admission import draw_seed
 from serve_app.speech.characters import clean, is_speakable, without_halves
 from serve_app.speech.languages import foreign_language, language_name
+from serve_app.speech.markup import Markup
+from serve_app.speech.spoken_text import SpokenText
 from serve_app.voices.library import Voices
 from serve_app.voices.record import StoredVoice
 
@@ -89,6 +90,9 @@ class SpeechBody(BaseModel):
     ignore_eos: bool = False
     leading_silence: bool = False
     word_timestamps: bool = False  # events say when which word is heard
+    markup: Markup | None = None  # None: as api.text.markup
+    lexicon: dict[str, str] | None = None  # how words are said
+    max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # None: as api.text has it
 
     @property
     def sampling(self) -> Sampling:
@@ -122,6 +126,7 @@ async def build_request(
     settings: ApiSettings,
     *,
     stored: StoredVoice | None,
+    spoken: SpokenText,
     voices: Voices,
     request_id: str,
     client: str = "",
@@ -129,8 +134,9 @@ async def build_request(
 ) -> SynthesisRequest:
     """One utterance for the model `info`, which was chosen for `body`. Raises InvalidRequest that names the field.
 
-    `stored` is the voice that speaks, if it is one of `voices`: see `stored_voice`. A `live` request has no text yet.
-    The text of others may have nothing to speak, as "..." has: see `is_speakable`.
+    `spoken` is what is spoken of `body.input`, `stored` the voice that speaks, if it is one of `voices`: see
+    `stored_voice`. A `live` request has no text yet. The text of others may have nothing to speak, as "..." has: see
+    `is_speakable`.
     """
     if body.ref_audio is not None and info.kind is not ModelKind.BASE:  # before `voice` is missed: it would not help
         raise InvalidRequest(f"{info.name} does not clone voices: load a Base checkpoint.", "ref_audio")
@@ -139,7 +145,9 @@ async def build_request(
         request_id=request_id,
         client=client,
         voice=_voice(body, info),
-        text="" if live else _text(body, info, settings),
+        text="" if live else _text(body, info, settings, spoken),
+        stretches=() if live else spoken.stretches,
+        max_segment_chars=spoken.rules.max_segment_chars,
         language=_language(body, info),
         instructions=_instructions(body, info, settings),
         reference=await _reference(body, info, settings, stored, voices),
@@ -171,25 +179,23 @@ def check_length(param: str, text: str, settings: ApiSettings) -> None:
         raise InvalidRequest(message, param, "string_above_max_length")
 
 
-def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> str:
-    """A spoken form is made from the text as it was sent, while its lines and characters still have a meaning."""
+def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings, spoken: SpokenText) -> str:
+    """The text that the model reads; may have nothing to speak."""
     check_length("input", body.input, settings)
     if not body.any_language and language_name(body.language) == "auto":
         foreign = foreign_language(body.input, info.languages)
         if foreign is not None:
             raise _not_spoken("input", f"it is written in {foreign}", body, info)
-    text = spoken_text(body, info)
+    text = spoken.text
+    if spoken.left_out and not text and is_speakable(body.input) and not body.any_language:
+        told = ", ".join(spoken.left_out)
+        raise InvalidRequest(f'input: all of it is left out ({told}); "markup": "none" reads it as it is.', "input")
     if not clean(body.input) or (not text and is_speakable(body.input) and not body.any_language):
         raise InvalidRequest(f"input has no characters that can be spoken: {_speaks(body, info)}.", "input")
     if len(text) > (most := _MOST_GROWTH * settings.max_input_chars):
         message = f"input takes {len(text)} characters in words, at most {most} are allowed: send it in parts."
         raise InvalidRequest(message, "input", "string_above_max_length")
     return text
-
-
-def spoken_text(body: SpeechBody, info: ModelInfo) -> str:
-    """The text that the model reads, made of `input`; may be empty."""
-    return spoken_english(body.input) if info.spoken_form == "english" else clean(body.input)
 
 
 def _voice(body: SpeechBody, info: ModelInfo) -> str | None:

@@ -14,7 +14,7 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api.context import RequestState
 from serve_app.api.errors import translate
-from serve_app.api.request import SpeechBody, build_request, spoken_text, stored_voice
+from serve_app.api.request import SpeechBody, build_request, stored_voice
 from serve_app.api.request_log import SAMPLE_BYTES, RequestRecord, Usage
 from serve_app.api.wish import Wish
 from serve_app.config import ApiSettings
@@ -26,6 +26,7 @@ from serve_app.speech.characters import (
     without_halves,
 )
 from serve_app.speech.live_text import LiveText, LiveTexts
+from serve_app.speech.spoken_text import SpokenText, read
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.word_times import Spoken, Word, WordTimes
 from serve_app.voices.library import Voices
@@ -183,7 +184,7 @@ class Session:
         one.
         """
         self._synthesizer, self._settings, self._voices = synthesizer, settings, voices
-        self._info, self._body, self._delivery = wish.info, wish.body, wish.delivery
+        self._info, self._body, self._delivery, self._rules = wish.info, wish.body, wish.delivery, wish.spoken.rules
         self._asker, self._request_id, self._live_texts = asker, request_id, live_texts
         self._turns: deque[Turn] = deque()  # the one that is spoken first
         self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
@@ -352,11 +353,11 @@ class Session:
             turn.changed.clear()
             await turn.changed.wait()
         text = turn.take()
-        body = self._body.model_copy(update={"input": text})
-        if self._live_texts is not None and not is_speakable(spoken_text(body, self._info)):
+        body, spoken = self._body.model_copy(update={"input": text}), read(text, self._rules, field="text")
+        if self._live_texts is not None and not is_speakable(spoken.text):
             return  # a conversation treats no text as an error
-        turn.request = await self._request(turn, body)
-        self._follow(turn, text)
+        turn.request = await self._request(turn, body, spoken)
+        self._follow(turn, spoken)
         if is_speakable(turn.request.text):
             async with aclosing(self._synthesizer.synthesize(turn.request)) as chunks:
                 async for chunk in chunks:
@@ -364,8 +365,8 @@ class Session:
 
     async def _live(self, turn: Turn, texts: LiveTexts) -> AsyncGenerator[PcmChunk, None]:
         """Audio of a text while it is written."""
-        request = await self._request(turn, self._body, live=True)
-        with await texts.open(request, self._info, max_chars=MAX_UNSPOKEN_CHARS) as live:
+        request = await self._request(turn, self._body, read("", self._rules), live=True)
+        with await texts.open(request, self._info, max_chars=MAX_UNSPOKEN_CHARS, rules=self._rules) as live:
             turn.live = live
             self._follow(turn, live)
             turn.write()
@@ -375,16 +376,20 @@ class Session:
                     async for chunk in chunks:
                         yield chunk
 
-    async def _request(self, turn: Turn, body: SpeechBody, *, live: bool = False) -> SynthesisRequest:
+    async def _request(
+        self, turn: Turn, body: SpeechBody, spoken: SpokenText, *, live: bool = False
+    ) -> SynthesisRequest:
         self._asker.caller.request()
         who = {"request_id": turn.record.request_id, "client": self._asker.caller.name}
         # A turn may come an hour after the wish: by then its voice may have another version, or be gone.
         stored, voices = await stored_voice(body, self._info, self._voices), self._voices
-        request = await build_request(body, self._info, self._settings, stored=stored, voices=voices, live=live, **who)
+        request = await build_request(
+            body, self._info, self._settings, spoken=spoken, stored=stored, voices=voices, live=live, **who
+        )
         turn.record.begin(request.voice, self._info.sample_rate * body.speed)
         return request
 
-    def _follow(self, turn: Turn, text: LiveText | str) -> None:
+    def _follow(self, turn: Turn, text: LiveText | SpokenText) -> None:
         if self._body.word_timestamps:
             turn.times = WordTimes(text, self._info, speed=self._body.speed)
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, PayloadTooLarge
-from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import ModelInfo, PcmChunk, Stretch, SynthesisRequest
 from serve_app.api import ignored_fields
 from serve_app.api.client_json import MAX_BODY_BYTES, parse_object
 from serve_app.api.context import state_of
@@ -22,6 +22,7 @@ from serve_app.config import ApiSettings
 from serve_app.speech.characters import is_speakable
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.models import Models
+from serve_app.speech.segments import Segments
 from serve_app.speech.word_times import WordTimes
 from serve_app.voices.library import Voices
 
@@ -48,6 +49,13 @@ class SpeechService:
         """All models, the default first. Raises NotReady."""
         return await self.models.described()
 
+    def segments(self, wish: Wish) -> list[Stretch]:
+        """The parts in which the text will be asked for, each with the silence before it."""
+        spoken = wish.spoken
+        wanted = spoken.rules.max_segment_chars
+        asked = SynthesisRequest("", spoken.text, stretches=spoken.stretches, max_segment_chars=wanted)
+        return Segments.of(asked, wish.info.max_segment_chars).plan()
+
     def session(self, connection: HTTPConnection, wish: Wish, *, request_id: str, live: bool = True) -> Session:
         """Speech of one conversation, while it is written if `live`; see `Session`."""
         return Session(
@@ -71,7 +79,7 @@ class SpeechService:
         if kept is not None:
             kept.expect(wish.body, wish.delivery, wish.info)
         make = event_body if wish.delivery.events else audio_body
-        times = WordTimes(wish.body.input, wish.info, speed=wish.body.speed) if wish.body.word_timestamps else None
+        times = WordTimes(wish.spoken, wish.info, speed=wish.body.speed) if wish.body.word_timestamps else None
         stream = make(self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info), usage, times, kept)
         if as_body is not None:
             stream = as_body(stream, times)
@@ -94,6 +102,7 @@ class SpeechService:
             wish.info,
             self.settings,
             stored=wish.stored,
+            spoken=wish.spoken,
             voices=self.voices,
             request_id=record.request_id,
             client=state_of(request).caller.name,

@@ -8,6 +8,7 @@ from deployments.protocol import ModelInfo
 from serve_app.api import ignored_fields
 from serve_app.api.request import SpeechBody
 from serve_app.audio.formats import CODECS, AudioFormat, Rendering
+from serve_app.speech.spoken_text import SpokenText
 from serve_app.voices.record import StoredVoice
 
 EVENT_STREAM = "text/event-stream"
@@ -85,6 +86,7 @@ class Wish:
     body: SpeechBody
     delivery: Delivery
     ignored: ignored_fields.Reasons
+    spoken: SpokenText  # what is spoken of `body.input`, and the rules for text that comes later
     stored: StoredVoice | None = None  # that speaks
     is_tagged: bool = False  # whether a tag of the text chose its recording
 

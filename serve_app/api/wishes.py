@@ -18,6 +18,8 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.api.wish import Delivery, Wish, negotiate
 from serve_app.audio.formats import AudioFormat, check_bit_rate
 from serve_app.speech.languages import language_name
+from serve_app.speech.lexicon import Lexicon
+from serve_app.speech.spoken_text import SpokenText, TextRules, read
 from serve_app.voices.record import StoredVoice
 
 _NO_CLONES = "{} does not clone voices: load a Base checkpoint"
@@ -29,6 +31,7 @@ _STRICT_NAMES: ignored_fields.Names = {
     **ignored_fields.SPEECH,
     "instruction": "instructions",
     "lang_code": "language",
+    "ssml": None,
 }
 
 
@@ -58,7 +61,7 @@ async def strict_wish(
     if body.word_timestamps and not delivery.events and "word_timestamps" not in made:
         found["word_timestamps"] = "only events carry words: stream_format"
     stored = await stored_voice(body, info, service.voices)
-    return wish_of(service, fields, _STRICT_NAMES, body, info, delivery=delivery, reasons=found, stored=stored)
+    return await wish_of(service, fields, _STRICT_NAMES, body, info, delivery=delivery, reasons=found, stored=stored)
 
 
 async def lenient_wish(
@@ -105,13 +108,13 @@ async def lenient_wish(
     if instead is not None and named is not None:
         found["voice"] = instead
     delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate or delivery.sample_rate)
-    wish = wish_of(service, sent, names, body, info, delivery=delivery, reasons=found, stored=stored)
+    wish = await wish_of(service, sent, names, body, info, delivery=delivery, reasons=found, stored=stored)
     if delivery.bit_rate is not None:
         check_bit_rate(delivery.audio_format, delivery.bit_rate)
     return wish
 
 
-def wish_of(
+async def wish_of(
     service: SpeechService,
     sent: Mapping[str, object],
     names: ignored_fields.Names,
@@ -122,15 +125,37 @@ def wish_of(
     reasons: dict[str, str],
     stored: StoredVoice | None,
 ) -> Wish:
-    """How every wish ends: a tag of the text chooses the recording, and the fields without effect are listed.
+    """How every wish ends: a tag of the text chooses the recording, the text is read, and what has no effect is listed.
 
     `body` was made of `sent` for the model `info`; the voice `stored` speaks. Raises InvalidRequest of a long text.
     """
     body, is_tagged = _tagged(body, stored, reasons)
     check_length("input", body.input, service.settings)
-    names = {**names, **choosing_fields(service)}
+    names, spoken = {**names, **choosing_fields(service)}, await read_text(service, body, info, stored, reasons)
     without_effect = ignored_fields.find_ignored(sent, body, info, names, reasons=reasons, stored=stored)
-    return Wish(info, body, delivery, without_effect, stored, is_tagged)
+    return Wish(info, body, delivery, without_effect, spoken, stored, is_tagged)
+
+
+async def read_text(
+    service: SpeechService, body: SpeechBody, info: ModelInfo, stored: StoredVoice | None, reasons: dict[str, str]
+) -> SpokenText:
+    """What is spoken of `body.input`; `reasons` learns what is not. Raises InvalidRequest of bad SSML or a lexicon."""
+    settings, chars = service.settings.text, body.max_segment_chars
+    if chars is not None and chars > info.max_segment_chars:
+        reasons["max_segment_chars"] = f"the model takes up to {info.max_segment_chars}"
+    lexicon = Lexicon.checked(body.lexicon or {}, "lexicon")
+    if stored is not None:
+        lexicon = lexicon.over(Lexicon(stored.lexicon))
+    rules = TextRules(
+        body.markup or settings.markup,
+        settings.paragraph_pause_s,
+        lexicon.over(await service.voices.lexicon_for_all()),
+        info.spoken_form,
+        chars or settings.max_segment_chars,
+    )
+    spoken = read(body.input, rules)
+    reasons |= ignored_fields.of_text(spoken, info)
+    return spoken
 
 
 async def voiced(service: SpeechService, wish: Wish, voice: str) -> Wish:
@@ -139,7 +164,8 @@ async def voiced(service: SpeechService, wish: Wish, voice: str) -> Wish:
     body = wish.body.model_copy(update={"voice": voice if wish.info.kind is ModelKind.BASE else speaker})
     body, stored, instead = await _with_stored(service, body, wish.info)
     reason = instead or (reason if stored is None else None)
-    return replace(wish, body=body, ignored={"voice": reason} if reason else {}, stored=stored)
+    spoken = await read_text(service, body, wish.info, stored, {})
+    return replace(wish, body=body, ignored={"voice": reason} if reason else {}, spoken=spoken, stored=stored)
 
 
 async def model_for(service: SpeechService, body: SpeechBody, sent: Mapping[str, object]) -> ModelInfo:
@@ -175,6 +201,8 @@ def spelled(fields: Mapping[str, object]) -> dict[str, object]:
     if code is not None and "language" not in ours:  # Kokoro-FastAPI
         ours["language"] = _KOKORO_LANGUAGES.get(code, code)
         del ours["lang_code"]
+    if ours.get("ssml") is True and "markup" not in ours:  # Kokoro-FastAPI
+        ours["markup"] = "ssml"
     model = ours.get("model")
     named = _WITH_LANGUAGE.fullmatch(model) if isinstance(model, str) else None
     if named and language_name(named[2]) != named[2]:

@@ -30,8 +30,9 @@ from serve_app.api.keys import read_keys
 from serve_app.cli import ray_settings
 from serve_app.cli.doctor import count_gpus, examine, predict_memory
 from serve_app.cli.key_commands import keys
+from serve_app.cli.lexicon_commands import lexicon
 from serve_app.cli.ray_settings import free_port
-from serve_app.cli.say import STANDARD_OUTPUT, SayRequest, announced, find_server, play_speech, write_speech
+from serve_app.cli.say import STANDARD_OUTPUT, SayRequest, announced, find_server, play_speech, show_text, write_speech
 from serve_app.cli.serve.local_server import Address, check_port
 from serve_app.cli.serve.run_folder import clear_dead
 from serve_app.cli.serve.supervisor import running
@@ -154,6 +155,7 @@ def say(
         typer.Option("-o", "--output", help="Audio file, whose ending names the format; - writes WAV to the output."),
     ] = None,
     play: Annotated[bool, typer.Option("--play", help="Play it as it comes, instead of writing a file.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Speak nothing: print what of the text is spoken.")] = False,
     url: Annotated[
         str | None, typer.Option(help="A server. Without: the one that runs here, else one is started for this.")
     ] = None,
@@ -172,6 +174,8 @@ def say(
     utterance = SayRequest(sys.stdin.read() if text == "-" else text, voice, speed, instructions)
     file = output or Path("speech.wav")
     speak = partial(play_speech, utterance=utterance) if play else partial(write_speech, utterance=utterance, file=file)
+    if show:
+        speak = partial(show_text, utterance=utterance)
     report = sys.stderr if output == STANDARD_OUTPUT else sys.stdout
     if url is not None:
         print(speak(url), file=report)
@@ -267,6 +271,7 @@ def env() -> None:
 
 cli.add_typer(keys, name="key")
 cli.add_typer(voices, name="voice")
+cli.add_typer(lexicon, name="lexicon")
 bench = typer.Typer(help="Measure a part of Talkray by itself, without Ray and HTTP.", no_args_is_help=True)
 cli.add_typer(bench, name="bench")
 

@@ -82,6 +82,21 @@ def write_speech(url: str, utterance: SayRequest, file: Path) -> str:
     return f"wrote {file} ({_length(file, audio_format)}{fetched.num_bytes:,} bytes){fetched.remark}"
 
 
+def show_text(url: str, utterance: SayRequest) -> str:
+    """What the server would speak of the text, what not, and in which parts. Raises RefusedError."""
+    fields = {"input": utterance.text, "voice": utterance.voice, "instructions": utterance.instructions}
+    told = ask(url, "/v1/audio/text", fields)
+    left_out = [f"{each['what']} ({each['count']})" for each in told["left_out"]]
+    changed = [f"{each['written']!r} as {each['spoken']!r}" for each in told["changed"]]
+    segments = [
+        f"  {each['pause_s']:g} s of silence, then: {each['text']}" if each["pause_s"] else f"  {each['text']}"
+        for each in told["segments"]
+    ]
+    lines = [f"sent:     {told['sent']}", f"spoken:   {told['spoken']}"]
+    lines += [f"left out: {', '.join(left_out) or 'nothing'}", f"changed:  {', '.join(changed) or 'nothing'}"]
+    return "\n".join([*lines, f"segments: {len(segments)}", *segments])
+
+
 def play_speech(url: str, utterance: SayRequest) -> str:
     """Play the speech as it comes; returns a line that names the player. Raises RefusedError."""
     remarks: list[str] = []

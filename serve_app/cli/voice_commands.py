@@ -57,7 +57,7 @@ def add(
     from serve_app.voices.library import Details, SentRecording
     from serve_app.voices.record import NEUTRAL
 
-    sent = SentRecording(_read(file), text, style or NEUTRAL, prepare)
+    sent = SentRecording(read_file(file), text, style or NEUTRAL, prepare)
 
     async def work(stored: "Voices") -> "StoredVoice":
         if style is not None:
@@ -65,7 +65,7 @@ def add(
         details = Details(name, language=language, consent=consent, provenance="command")
         return await stored.add(details, [sent], field=str(file))
 
-    voice = _with(store, owner, work)
+    voice = with_voices(store, owner, work)
     print(_line(voice))
     show_advice(voice.takes[-1])
 
@@ -78,14 +78,14 @@ def list_voices(store: Store = None) -> None:
         await stored.refresh()
         return await stored.voices()
 
-    for voice in _with(store, "", work):
+    for voice in with_voices(store, "", work):
         print(_line(voice))
 
 
 @voices.command()
 def show(voice: VoiceName, store: Store = None) -> None:
     """Print all that is known of a voice."""
-    print(_with(store, "", lambda stored: stored.get(voice)).model_dump_json(indent=1))
+    print(with_voices(store, "", lambda stored: stored.get(voice)).model_dump_json(indent=1))
 
 
 @voices.command()
@@ -95,7 +95,7 @@ def rename(voice: VoiceName, name: Annotated[str, typer.Argument(help="Its new n
     async def work(stored: "Voices") -> "StoredVoice":
         return await stored.change(await stored.get(voice), {"name": name})
 
-    print(_line(_with(store, "", work)))
+    print(_line(with_voices(store, "", work)))
 
 
 @voices.command()
@@ -107,7 +107,7 @@ def remove(voice: VoiceName, store: Store = None) -> None:
         await stored.remove(found)
         return found
 
-    print(f"deleted {_line(_with(store, '', work))}")
+    print(f"deleted {_line(with_voices(store, '', work))}")
 
 
 @voices.command()
@@ -124,7 +124,7 @@ def export(
         found = await stored.get(voice)
         return found, pack(found, {take.sha256: await stored.recording(found, take) for take in found.takes})
 
-    found, content = _with(store, "", work)
+    found, content = with_voices(store, "", work)
     file = output or Path(found.name.replace("/", "_") + FILE_SUFFIX)
     try:
         write_file(file.absolute(), content)
@@ -158,15 +158,15 @@ def import_voices(
         added = []
         for file in found:
             words = file.with_suffix(".txt")
-            text = _read(words).decode("utf-8", "replace") if words.exists() else None
-            sent = SentRecording(_read(file), text, prepare=prepare or "auto")
+            text = read_file(words).decode("utf-8", "replace") if words.exists() else None
+            sent = SentRecording(read_file(file), text, prepare=prepare or "auto")
             details = Details(file.stem, consent=consent, provenance="import")
             added.append(await stored.add(details, [sent], field=str(file)))
         return added
 
     if prepare is not None and not source.is_dir():
         raise InvalidRequest("--prepare is for a folder: a voice in a file was prepared when it was stored", "prepare")
-    for voice in _with(store, owner, every if source.is_dir() else one):
+    for voice in with_voices(store, owner, every if source.is_dir() else one):
         print(_line(voice))
         if source.is_dir():
             show_advice(voice.takes[0])
@@ -196,7 +196,7 @@ def running_server(url: str | None) -> str:
     return server
 
 
-def _with(store: str | None, owner: str, work: "Callable[[Voices], Awaitable[T]]") -> T:
+def with_voices(store: str | None, owner: str, work: "Callable[[Voices], Awaitable[T]]") -> T:
     """The result of `work` with the voices of all owners; what it makes is `owner`'s."""
     from serve_app.voices.library import Voices
     from serve_app.voices.record import VISITOR, Visitor
@@ -208,7 +208,7 @@ def _with(store: str | None, owner: str, work: "Callable[[Voices], Awaitable[T]]
     return asyncio.run(run())
 
 
-def _read(file: Path) -> bytes:
+def read_file(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:

@@ -7,6 +7,7 @@ from serve_app.dialects import (
     deepgram,
     elevenlabs,
     elevenlabs_designs,
+    elevenlabs_lexicons,
     elevenlabs_sockets,
     flux,
     kokoro,
@@ -22,9 +23,10 @@ from serve_app.dialects import (
 from serve_app.dialects.table import Dialect
 
 _MODULES = (
-    *(openai_speech, deepgram, flux, elevenlabs, elevenlabs_sockets, elevenlabs_designs, cartesia, realtime),
-    # The first before the second, for which "design" would be the name of a voice.
-    *(dashscope, vllm_omni, voice_design, stored_voices, voxserve, kokoro, codec_frames, native, nari),
+    *(openai_speech, deepgram, flux, elevenlabs, elevenlabs_sockets, elevenlabs_designs, elevenlabs_lexicons),
+    # voice_design before stored_voices, for which "design" would be the name of a voice.
+    *(cartesia, realtime, dashscope, vllm_omni, voice_design, stored_voices, voxserve, kokoro, codec_frames, native),
+    nari,
 )
 # In the order of /docs; of several keys that a request has, the first header's counts.
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in _MODULES)

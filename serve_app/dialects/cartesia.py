@@ -1,6 +1,7 @@
 """Cartesia: contexts over a WebSocket, one transcript as bytes or as events, and its list of voices."""
 
 import base64
+import re
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -50,6 +51,7 @@ _NAMES: ignored_fields.Names = {
 }
 _SOCKET_NAMES: ignored_fields.Names = {**_NAMES, **dict.fromkeys(("context_id", "continue", "flush", "cancel"))}
 _CLONED = ("clip", "name", "language", "description", "consent", "ref_text", "reference_text", "transcript", "prepare")
+_PHONEMES = re.compile(r"<<[^<>]{1,200}>>")
 _LANGUAGE = {"english": "en", "chinese": "zh", "german": "de", "french": "fr", "spanish": "es", "italian": "it"}
 _LANGUAGE |= {"portuguese": "pt", "russian": "ru", "japanese": "ja", "korean": "ko"}
 
@@ -141,6 +143,7 @@ async def _wished(
 ) -> Wish:
     """Raises InvalidRequest."""
     sent = ignored_fields.flat(fields, names)
+    _check_phonemes(sent.get("transcript"))
     container, found = str(sent.get("output_format.container", "raw")), dict(reasons or {})
     audio_format = format_named("output_format.encoding", str(sent.get("output_format.encoding", "pcm_s16le")), RAW)
     if container != "raw" and format_named("output_format.container", container, _CONTAINERS) is AudioFormat.MP3:
@@ -152,6 +155,14 @@ async def _wished(
     bit_rate = number("output_format.bit_rate", sent.get("output_format.bit_rate"))
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate), in_wav=container == "wav")
     return await lenient_wish(service, sent, names, delivery=delivery, made=made, reasons=found)
+
+
+def _check_phonemes(text: object) -> None:
+    """Raises InvalidRequest of words that are written in phonemes between angle brackets."""
+    if isinstance(text, str) and (found := _PHONEMES.search(text)):
+        reason = "no model here reads phonemes: write the word, or a respelling"
+        message = f"transcript: {found[0][:40]!r} at character {found.start()}: {reason}."
+        raise InvalidRequest(message, "transcript", "phonemes_not_supported")
 
 
 def _chunk(context_id: str, audio: bytes) -> dict[str, object]:
@@ -220,6 +231,7 @@ class CartesiaSocket(ContextConnection):
 
     async def _write(self, name: str, fields: dict[str, object]) -> None:
         text = text_of(fields, "transcript")
+        _check_phonemes(text)
         session = self.find(name) or await self._open(name, fields)
         session.append(text)
         if fields.get("flush"):

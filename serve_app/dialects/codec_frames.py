@@ -53,6 +53,8 @@ async def _wished(
     if named := next((name for name in _OF_AUDIO if name in fields), None):
         raise InvalidRequest(f"{named}: frames are the model's own, before any audio is made of them.", named)
     wish = await strict_wish(service, fields, default=AudioFormat.PCM, reasons=reasons)
+    if any(each.speed != 1 for each in wish.spoken.stretches):
+        raise InvalidRequest("input: a rate changes audio, and frames have none: leave <prosody rate> out.", "input")
     if wish.body.ref_audio is not None and not wish.body.x_vector_only_mode:
         reason = "speech goes on from the recording's own frames, which are not sent; x_vector_only_mode needs none"
         raise InvalidRequest(f"ref_audio: {reason}.", "ref_audio")

@@ -26,6 +26,7 @@ RAW = {"linear16": AudioFormat.PCM, "mulaw": AudioFormat.MULAW, "alaw": AudioFor
 FILES = {name: AudioFormat(name) for name in ("mp3", "opus", "flac", "aac")}
 # Names a word together with how to say it.
 _PRONUNCIATION = re.compile(r'\\?\{\s*"word"\s*:\s*"((?:[^"\\]++|\\.)*+)"\s*,\s*"pronounce"\s*:\s*"[^"]*"\s*\\?\}')
+_PAUSE = re.compile(r"\\?\{\s*pause\s*:\s*(\d{1,5}\s*m?s)\s*\\?\}")
 _MOST_CHARS = 1 << 17  # that are searched: longer texts are refused anyway
 _MODEL = re.compile(r"(?:aura(?:-\d+)?|flux)-(.+)-[a-z]{2}")
 _TELEPHONE_HZ = 8000  # the rate of mu-law and A-law unless the client asks for another one
@@ -67,6 +68,8 @@ async def wished(
     comes_in = "wav" if in_wav else "ogg" if audio_format is AudioFormat.OPUS else "none"
     if container not in (None, comes_in):
         reasons["container"] = "a WebSocket has none" if body is None else f"{encoding} has {comes_in}"
+    if body is not None and _PRONUNCIATION.search(text_of(body)[:_MOST_CHARS]):
+        reasons["pronounce"] = "no model here reads phonemes: the word is spoken"
     if _MODEL.fullmatch(query.get("model", "")):
         reasons.setdefault("model", "it names a voice here, and no language")
     return await lenient_wish(service, {**(body or {}), **query}, _NAMES, delivery=delivery, made=made, reasons=reasons)
@@ -85,8 +88,8 @@ def voice_of(model: str | None) -> str | None:
 
 
 def plain(text: str) -> str:
-    """Without inline pronunciations: the words that they are of."""
-    return _PRONUNCIATION.sub(r"\1", text) if len(text) <= _MOST_CHARS else text
+    """Words in place of their inline pronunciations, which are phonemes, and pauses as all other texts have them."""
+    return _PAUSE.sub(r"[pause:\1]", _PRONUNCIATION.sub(r"\1", text)) if len(text) <= _MOST_CHARS else text
 
 
 class TurnSocket(WishedConnection):

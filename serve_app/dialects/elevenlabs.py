@@ -7,7 +7,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from deployments.errors import InvalidRequest
+from deployments.errors import InvalidRequest, NotFound
 from serve_app.api import catalogue, ignored_fields
 from serve_app.api.client_json import number, parse_object
 from serve_app.api.context import state_of
@@ -22,6 +22,7 @@ from serve_app.speech.characters import is_ideograph
 from serve_app.speech.word_times import Word, WordTimes
 from serve_app.voices.library import Details, SentRecording
 from serve_app.voices.record import NEUTRAL
+from serve_app.voices.store import StoreFailed
 
 FORMATS = {
     "mp3": AudioFormat.MP3,
@@ -31,6 +32,7 @@ FORMATS = {
     "alaw": AudioFormat.ALAW,
     "opus": AudioFormat.OPUS,
 }
+LOCATORS = "pronunciation_dictionary_locators"
 DEFAULT_FORMAT = "mp3_44100_128"
 NAMES: ignored_fields.Names = {
     "text": "input",
@@ -41,9 +43,12 @@ NAMES: ignored_fields.Names = {
     "voice_settings.speed": "speed",
     "seed": "seed",
     "output_format": None,
+    "enable_ssml_parsing": None,
+    LOCATORS: None,
 }
 _FORM_FIELDS = ("name", "description", "labels", "files", "consent", "ref_text", "reference_text", "prepare")
 _LONGEST_NAME = 40  # of a format
+_MOST_LOCATORS = 3
 _JSON, _LINES = "application/json", "application/x-ndjson"
 
 
@@ -203,10 +208,34 @@ async def wished(
     else:
         text, sent["voice_id"] = text_of(fields), voice
     made: dict[str, object] = {"input": text, "voice": voice, "sample_rate": sample_rate, "word_timestamps": words}
+    if str(sent.get("enable_ssml_parsing", "")).lower() == "true":
+        made["markup"] = "ssml"
+    if LOCATORS in sent:
+        made["lexicon"] = await located(service, sent[LOCATORS], reasons)
     if isinstance(seed := sent.get("seed"), str):
         made["seed"] = number("seed", seed)
     delivery = Delivery(audio_format, bit_rate=bit_rate)
     return await lenient_wish(service, sent, names, delivery=delivery, made=made, reasons=reasons)
+
+
+async def located(service: SpeechService, locators: object, reasons: dict[str, str]) -> dict[str, str]:
+    """The words of pronunciation dictionaries, of which the first counts; `reasons` learns which are not here. Raises
+    InvalidRequest.
+    """
+    named = locators if isinstance(locators, list) else [None]
+    if len(named) > _MOST_LOCATORS or not all(isinstance(each, dict) for each in named):
+        raise InvalidRequest(f"{LOCATORS} must be a list of up to {_MOST_LOCATORS} objects.", LOCATORS)
+    words: dict[str, str] = {}
+    for each in reversed(named):
+        try:
+            found = await service.voices.get_lexicon(str(each.get("pronunciation_dictionary_id")))
+        except (NotFound, StoreFailed) as error:
+            reasons[LOCATORS] = str(error)
+            continue
+        words |= found.words
+        if each.get("version_id") not in (None, found.version):
+            reasons[LOCATORS] = f"of {found.id} only the newest version is kept"
+    return words
 
 
 def output(name: str) -> tuple[AudioFormat, int, int | None]:

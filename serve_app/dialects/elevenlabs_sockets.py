@@ -1,6 +1,7 @@
 """ElevenLabs over WebSockets: contexts (multi-stream-input), one text (stream-input), contexts of a dialogue."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 from starlette.websockets import WebSocket
@@ -12,16 +13,16 @@ from serve_app.api.session import Audio, Done, Event, Failed, Flushed, Rest, Ses
 from serve_app.api.sockets import MAX_CONTEXTS, ContextConnection, WishedConnection
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wish import Wish
-from serve_app.api.wishes import voiced
+from serve_app.api.wishes import read_text, voiced
 from serve_app.audio.formats import AudioFormat
-from serve_app.dialects.elevenlabs import NAMES, characters, dialogue, encoded, unheard, wished
+from serve_app.dialects.elevenlabs import LOCATORS, NAMES, characters, dialogue, encoded, located, unheard, wished
 from serve_app.dialects.table import Dialect, Sample
 from serve_app.speech.word_times import Word
 
 _ONLY = ""  # the name of the one context of stream-input
 _SPEED = "voice_settings.speed"
 _FIELDS: ignored_fields.Names = dict.fromkeys(
-    ("text", "inputs", "context_id", "flush", "close_context", "close_socket", "keep_alive", _SPEED)
+    ("text", "inputs", "context_id", "flush", "close_context", "close_socket", "keep_alive", LOCATORS, _SPEED)
 )
 
 
@@ -98,7 +99,13 @@ class _Contexts(ContextConnection, WishedConnection):
             self.untold[name] = {**self.untold.get(name, {}), **told}
 
     async def _wish_for(self, name: str, fields: Mapping[str, object]) -> Wish:
-        return self.wish
+        if LOCATORS not in fields:
+            return self.wish
+        reasons: dict[str, str] = {}
+        words = await located(self.service, fields[LOCATORS], reasons)
+        body = self.wish.body.model_copy(update={"lexicon": words})
+        spoken = await read_text(self.service, body, self.wish.info, self.wish.stored, reasons)
+        return replace(self.wish, body=body, spoken=spoken, ignored=reasons)
 
     async def _close(self, name: str) -> None:
         session = self.find(name)

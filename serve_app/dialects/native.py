@@ -88,7 +88,7 @@ class SpeakMessage:
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
         stored = await stored_voice(body, info, service.voices)
-        wish = wish_of(service, fields, _NAMES, body, info, delivery=delivery, reasons=reasons, stored=stored)
+        wish = await wish_of(service, fields, _NAMES, body, info, delivery=delivery, reasons=reasons, stored=stored)
         self._told = wish.told()
         session = service.session(
             self._connection.socket, replace(wish, ignored={}), request_id=self.request_id, live=False

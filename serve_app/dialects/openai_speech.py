@@ -1,14 +1,16 @@
 """OpenAI's `POST /v1/audio/speech`, also Azure's, and with the fields of servers that follow it."""
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
+from serve_app.api import ignored_fields
 from serve_app.api.request import SpeechBody
 from serve_app.api.speech_service import SpeechService, read_object
 from serve_app.api.wish import CONTENT_TYPES, EVENT_STREAM
 from serve_app.api.wishes import strict_wish
 from serve_app.dialects import mistral
 from serve_app.dialects.table import Dialect, Route, Sample
+from serve_app.speech.spoken_text import LEFT_OUT
 
 # The page at `/docs` sends the example as it is; all fields at once would be refused.
 _EXAMPLE = {"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}
@@ -32,6 +34,7 @@ SPEECH_DOCS = {
         },
     },
 }
+_TEXT_DOCS = {"requestBody": SPEECH_DOCS["requestBody"]}
 
 
 async def speech(service: SpeechService, request: Request) -> Response:
@@ -54,10 +57,36 @@ def _accept(request: Request) -> str:
     return ", ".join(request.headers.getlist("accept"))
 
 
+async def show_text(service: SpeechService, request: Request) -> Response:
+    """Takes the fields of `/v1/audio/speech`, and answers what would be spoken, what would not, and in which parts."""
+    fields = await read_object(request, service)
+    wish = await strict_wish(service, fields)
+    spoken = wish.spoken
+    told = {
+        "object": "audio.text",
+        "model": wish.info.name,
+        "markup": spoken.rules.markup,
+        "sent": spoken.sent,
+        "spoken": spoken.text,
+        "left_out": [{"what": what, "count": count} for what, count in spoken.left_out.items()],
+        "segments": [
+            {"text": each.text, "pause_s": each.pause_s, "speed": each.speed} for each in service.segments(wish)
+        ],
+        "changed": [
+            {"written": piece.written.replace(LEFT_OUT, "").strip(), "spoken": piece.spoken.strip()}
+            for piece in spoken.pieces()
+            if piece.spoken.strip() and piece.spoken.split() != piece.written.replace(LEFT_OUT, "").split()
+        ],
+        "ignored": ignored_fields.entries(wish.ignored),
+    }
+    return JSONResponse(told, headers=ignored_fields.as_header(wish.ignored))
+
+
 DIALECT = Dialect(
     "OpenAI",
     routes=(
         Route("POST /v1/audio/speech", speech, "Speak a text", docs=SPEECH_DOCS),
+        Route("POST /v1/audio/text", show_text, "Show what of a text is spoken", docs=_TEXT_DOCS),
         Route("POST /openai/v1/audio/speech", speech),
         Route("POST /openai/deployments/{deployment}/audio/speech", speak_deployment, "Speak a text (Azure)"),
     ),

@@ -25,7 +25,7 @@ _DESCRIPTION = ("speaker_description", "description")
 _DETAILS = ("name", "language", *_DESCRIPTION)
 _RECORDING = ("audio_sample", *_TEXT, "prepare")
 _CREATED = (*_DETAILS, *_RECORDING, "consent", "type", "design")
-_CHANGED = (*_DETAILS, *_RECORDING, "style", "sampling")
+_CHANGED = (*_DETAILS, *_RECORDING, "style", "sampling", "lexicon")
 _MOST_LISTED = 100
 
 
@@ -56,13 +56,14 @@ async def show_voice(service: SpeechService, voice_id: str) -> Json:
 
 
 async def change_voice(service: SpeechService, request: Request, voice_id: str) -> Response:
-    """Changes what is sent: name, language, description, sampling; `audio_sample` with a `style` adds a recording."""
+    """Changes what is sent: name, language, description, sampling, lexicon; `audio_sample` with a `style` is added."""
     form = await read_form(request)
     changes: Json = {name: form.text(name) for name in ("name", "language") if name in form.fields}
     if description := form.text(*_DESCRIPTION):
         changes["description"] = description
-    if (sampling := form.fields.get("sampling")) is not None:
-        changes["sampling"] = parse_object(sampling) if isinstance(sampling, str) else sampling
+    for name in ("sampling", "lexicon"):
+        if (given := form.fields.get(name)) is not None:
+            changes[name] = parse_object(given) if isinstance(given, str) else given
     added = _recordings(form, style=form.required("style")) if form.files else ()
     voice = await service.voices.get(voice_id)
     changed = await service.voices.change(voice, changes, added=added, field="audio_sample")
@@ -136,6 +137,7 @@ def described(voice: StoredVoice) -> Json:
         "language": voice.language,
         "description": voice.description,
         "sampling": voice.sampling,
+        "lexicon": voice.lexicon,
         "consent": voice.consent.recording or voice.consent.statement,
         "provenance": voice.provenance,
         "cloned_by": voice.takes[0].cloned_by,

@@ -20,7 +20,7 @@ from serve_app.api.request_log import Usage
 from serve_app.api.response import Kept, unless_left
 from serve_app.api.speech_service import SpeechService, read_object
 from serve_app.api.wish import Delivery, Wish
-from serve_app.api.wishes import choosing_fields, lenient_wish
+from serve_app.api.wishes import choosing_fields, lenient_wish, read_text
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 from serve_app.speech.languages import language_name
@@ -123,12 +123,12 @@ async def wished(
     if len(body.input) > _MOST_CHARS:
         message = f"text has {len(body.input)} characters: a candidate says {_MOST_CHARS} at most."
         raise InvalidRequest(message, "text", "string_above_max_length")
-    return replace(wish, body=body)
+    return replace(wish, body=body, spoken=await read_text(service, body, wish.info, wish.stored, {}))
 
 
 async def candidates(service: SpeechService, request: Request, wish: Wish) -> Candidates:
     """Speaks them, all at once, and keeps them for an hour. Raises InvalidRequest where none can be used."""
-    await service.voices.designs()  # raises where nothing could be kept
+    await service.voices.all_of(StoredDesign)  # raises where nothing could be kept
     caller = state_of(request).caller
     for _ in range(NUM_CANDIDATES - 1):  # the door has counted one
         caller.request()

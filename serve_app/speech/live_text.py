@@ -6,10 +6,8 @@ pauses, the sound fades into silence.
 """
 
 import asyncio
-import re
 import secrets
 import time
-import unicodedata
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Self
@@ -20,11 +18,11 @@ from deployments.errors import InvalidRequest
 from deployments.listener import Listener
 from deployments.protocol import Mailbox, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import MailboxServer, WrittenText
-from deployments.voice.live_english import LiveEnglish, TextPart
-from serve_app.speech.characters import clean, is_speakable
-from serve_app.speech.markup import LiveSpeakable
+from serve_app.speech.characters import is_speakable
 from serve_app.speech.segments import Segments, heed, segment_request, segment_start
 from serve_app.speech.splitting import LiveSplit
+from serve_app.speech.spoken_text import TURN_CHARS, SpokenPiece, TextReader, TextRules
+from serve_app.speech.ssml import SsmlCheck
 
 _IDLE_S = 60.0  # a text to which nothing is added for so long is finished
 _FADE_S = 0.01
@@ -32,9 +30,6 @@ _SAMPLE_BYTES = 2
 _MARGIN_S = 0.06  # faded sound is sent so long before a player without a buffer runs dry
 _TOKEN_BYTES = 16
 _PLENTY_CHARS = 40  # so many characters make audio, even if the client writes no more
-_LONGEST_CLUSTER = 64  # characters to search for a boundary; Unicode's stream-safe format stacks at most 30 marks
-_LONGEST_REST = 1024  # characters without a boundary that are kept; ordinary text has far fewer
-TURN_CHARS = 256  # become spoken text in one turn of the event loop, which takes milliseconds
 
 
 class LiveTexts:
@@ -46,16 +41,16 @@ class LiveTexts:
         self._open: dict[str, LiveText] = {}
 
     async def open(
-        self, request: SynthesisRequest, info: ModelInfo, *, max_chars: int, speakable: bool = False
+        self, request: SynthesisRequest, info: ModelInfo, *, max_chars: int, rules: TextRules | None = None
     ) -> "LiveText":
         """An utterance without text so far. It takes at most `max_chars` characters, and ends after a minute without
-        any. With `speakable` markup is not spoken, and the pauses that markup asks for are made.
+        any. Without `rules` it is spoken as it is written.
 
         Raises OSError where the address cannot be listened at.
         """
         await self.server.start()
-        markup = LiveSpeakable() if speakable else None
-        return LiveText(self, request, info, max_chars=max_chars, markup=markup)
+        rules = rules or TextRules(spoken_form=info.spoken_form)
+        return LiveText(self, request, info, max_chars=max_chars, rules=rules)
 
     def find(self, mailbox: Mailbox) -> "LiveText | None":
         """The text whose first segment is in `mailbox`; None once it is closed."""
@@ -84,24 +79,23 @@ class LiveText(Segments):
         info: ModelInfo,
         *,
         max_chars: int,
-        markup: LiveSpeakable | None,
+        rules: TextRules,
     ) -> None:
         super().__init__("", [])
-        self._texts, self._max_chars, self._markup = texts, max_chars, markup
-        self._new_front = LiveEnglish if info.spoken_form == "english" else LivePlain
-        self._front = self._new_front()
-        self._pauses_s: dict[int, float] = {}  # in front of segments
-        self._split = LiveSplit(info.max_segment_chars)
+        self._texts, self._max_chars = texts, max_chars
+        self._reader, self._speed = TextReader(rules), 1.0
+        self._check = SsmlCheck("text") if rules.markup == "ssml" else None
+        self._split = LiveSplit(min(info.max_segment_chars, rules.max_segment_chars or info.max_segment_chars))
         self._waiting = ""  # text that has not become spoken text yet
         self._turn: asyncio.Handle | None = None  # the turn of the event loop that takes in more of it
         self._num_chars = self._num_spoken = self._num_spoken_chars = 0
         self._changed = asyncio.Event()
         self._writing: WrittenText | None = None  # the segment that takes the text
         self._mailboxes: list[WrittenText] = []  # by segment
-        self._asked = replace(request, text="", following=())
+        self._asked = replace(request, text="", following=(), stretches=(), max_segment_chars=None)
         self._idling: asyncio.TimerHandle | None = None
-        self.parts: list[TextPart] = []  # the text so far, as written and as spoken
-        self.text = ""  # the text so far, without the markup that is not spoken
+        self.parts: list[SpokenPiece] = []  # the text so far, as written and as spoken
+        self.text = ""  # the text so far, as it was written
         self.is_written = False  # the client adds no more
         self.is_over = False  # and all of it has become spoken text
         self._begin_segment()
@@ -115,13 +109,15 @@ class LiveText(Segments):
     def append(self, text: str) -> None:
         """Add to the text. A long addition becomes spoken text over several turns of the event loop.
 
-        Raises InvalidRequest where the text would become too long, and adds nothing then. The caller adds nothing after
-        `finish`.
+        Raises InvalidRequest where the text would become too long, or is no SSML, and adds nothing then. The caller
+        adds nothing after `finish`.
         """
         assert not self.is_written, "a finished text takes no more"
         if self._num_chars + len(text) > self._max_chars:
             message = f"The text has more than {self._max_chars} characters: send it in several utterances."
             raise InvalidRequest(message, "text", "string_above_max_length")
+        if self._check is not None:
+            self._check.feed(text, is_last=False)
         self._num_chars += len(text)
         self._be_patient()
         self._waiting += text
@@ -146,7 +142,7 @@ class LiveText(Segments):
 
         The word may be incomplete. The talker can prepare while the rest of it comes.
         """
-        while not (self.is_over or self._num_spoken or self._front.will_speak):
+        while not (self.is_over or self._num_spoken or self._reader.will_speak):
             await self._changed.wait()
         return not self.is_over or self._num_spoken > 0
 
@@ -161,10 +157,7 @@ class LiveText(Segments):
         return known
 
     def is_last(self, number: int) -> bool:
-        return self.is_over and number == len(self._segments) - 1 and number + 1 not in self._pauses_s
-
-    def pause_s(self, number: int) -> float:
-        return self._pauses_s.get(number, 0.0)
+        return self.is_over and super().is_last(number)
 
     def start(self, number: int) -> int:
         spoken = "".join(part.spoken for part in self.parts)
@@ -192,46 +185,33 @@ class LiveText(Segments):
 
     def _finish(self) -> None:
         self._write("", is_last=True)
-        self._end_sentence()
+        self._say_certain(self._split.finish())
         self._end()
 
     def _write(self, text: str, *, is_last: bool) -> None:
-        if self._markup is None:
-            self._write_prose(text)
-            return
-        for said in self._markup.feed(text, is_last=is_last):
-            if isinstance(said.spoken, str):
-                self._write_prose(said.spoken)
-            else:
-                self._pause(said.spoken.seconds)
-
-    def _write_prose(self, text: str) -> None:
         self.text += text
-        self._say(self._front.feed(text, is_last=False))
+        for piece in self._reader.feed(text, is_last=is_last):
+            self.parts.append(piece)
+            if piece.is_border:
+                self._begin_stretch(piece)
+                continue
+            self._num_spoken += sum(map(is_speakable, piece.spoken.split()))
+            self._num_spoken_chars += len(piece.spoken)
+            self._say_certain(self._split.feed(piece.spoken))
+        self._tell()
 
-    def _end_sentence(self) -> None:
-        """Later text does not join with the text so far."""
-        self._say(self._front.feed("", is_last=True))
-        self._say_certain(self._split.finish())
-        self._front = self._new_front()
-
-    def _pause(self, seconds: float) -> None:
+    def _begin_stretch(self, border: SpokenPiece) -> None:
         """End the segment, unless it has no text yet, and put silence in front of the next one."""
-        self._end_sentence()
+        self._say_certain(self._split.finish())
         if self._writing is not None and self._writing.text:
             self._split.restart()
             self._end_segment()
         number = len(self._segments) - (self._writing is not None)
-        self._pauses_s[number] = self._pauses_s.get(number, 0.0) + seconds
-        self._tell()
-
-    def _say(self, parts: list[TextPart]) -> None:
-        self.parts += parts
-        for part in parts:
-            self._num_spoken += sum(map(is_speakable, part.spoken.split()))
-            self._num_spoken_chars += len(part.spoken)
-            self._say_certain(self._split.feed(part.spoken))
-        self._tell()
+        if border.pause_s:
+            self._pauses_s[number] = self._pauses_s.get(number, 0.0) + border.pause_s
+        self._speed = self._speed if border.speed is None else border.speed
+        if self._writing is not None:
+            self._speeds[number] = self._speed
 
     def _say_certain(self, texts: list[str]) -> None:
         """Text for the current segment. Each of `texts` but the last ends a segment."""
@@ -247,6 +227,7 @@ class LiveText(Segments):
         self._writing = WrittenText()
         self._mailboxes.append(self._writing)
         mailbox = self._texts.share(self, self._writing)
+        self._speeds[len(self._segments)] = self._speed
         self._segments.append(segment_request(replace(self._asked, live=mailbox), len(self._segments) + 1))
 
     def _end_segment(self) -> None:
@@ -317,54 +298,3 @@ async def without_clicks(
 
 def _faded(pcm: bytes, gains: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> bytes:
     return (np.frombuffer(pcm, "<i2") * gains).astype("<i2").tobytes()
-
-
-class LivePlain:
-    """`clean` for a text that comes in parts. The parts give the same spoken text, however the text is cut."""
-
-    def __init__(self) -> None:
-        self._rest = ""
-        self._space = ""  # to put in front of the next word
-        self._has_spoken = False
-
-    def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
-        """The spoken text that no later part can change; with `is_last` all of the rest."""
-        self._rest += text
-        takes_all = is_last or len(self._rest) > _LONGEST_REST
-        end = len(self._rest) if takes_all else _last_boundary(self._rest)
-        known, self._rest = self._rest[:end], self._rest[end:]
-        return [TextPart(word, self._spoken(word)) for word in _words(known)]
-
-    @property
-    def will_speak(self) -> bool:
-        return is_speakable(clean(self._rest))
-
-    def _spoken(self, word: str) -> str:
-        """The word with a space in front, unless it is the first word."""
-        if word[:1].isspace():
-            self._space = " " if self._has_spoken else ""
-        spoken = clean(word)
-        if not spoken:
-            return ""
-        spoken, self._space, self._has_spoken = self._space + spoken, "", True
-        return spoken
-
-
-def _words(text: str) -> list[str]:
-    """`text` in words, each with the whitespace in front of it."""
-    return re.findall(r"\s*\S+|\s+", text)
-
-
-def _last_boundary(text: str) -> int:
-    """The last place in `text` at which no later character can combine with an earlier one; 0 if it is not near."""
-    for place in range(len(text) - 1, max(0, len(text) - _LONGEST_CLUSTER), -1):
-        char = text[place]
-        if char.isspace() or unicodedata.category(char)[0] not in "MC":
-            before, behind = _normal(text[:place]), _normal(text[place:])
-            if before + behind == _normal(text):
-                return place
-    return 0
-
-
-def _normal(text: str) -> str:
-    return unicodedata.normalize("NFC", text)

@@ -12,7 +12,8 @@ import numpy as np
 
 from deployments.errors import Overloaded
 from deployments.listener import ReaderWatch
-from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, Stretch, SynthesisRequest
+from serve_app.audio.formats import Filter
 from serve_app.speech.splitting import split_text
 from serve_app.speech.synthesizer import Synthesizer
 
@@ -28,6 +29,35 @@ class Segments:
     def __init__(self, text: str, requests: list[SynthesisRequest]) -> None:
         """`text` is all of the spoken text; `requests` has one for each segment."""
         self._text, self._segments = text, requests
+        self._pauses_s: dict[int, float] = {}  # in front of segments
+        self._speeds: dict[int, float] = {}  # of segments that are faster or slower than the others
+
+    @classmethod
+    def of(cls, request: SynthesisRequest, max_chars: int) -> "Segments":
+        """Of a whole text: none has more than `max_chars` characters, or more than the request wants."""
+        max_chars = min(max_chars, request.max_segment_chars or max_chars)
+        texts: list[str] = []
+        made = cls(request.text, [])
+        for stretch in request.stretches or (Stretch(request.text),):
+            if stretch.pause_s:
+                made._pauses_s[len(texts)] = stretch.pause_s
+            parts = split_text(stretch.text, max_chars)
+            if stretch.speed != 1:
+                made._speeds |= dict.fromkeys(range(len(texts), len(texts) + len(parts)), stretch.speed)
+            texts += parts
+        made._segments = _requests(replace(request, stretches=(), max_segment_chars=None), texts or [request.text])
+        return made
+
+    def plan(self) -> list[Stretch]:
+        """All of it, with an empty one where a pause ends it."""
+        texts = [request.text for request in self._segments]
+        texts += [""] * (len(texts) in self._pauses_s)
+        return [Stretch(text, self.pause_s(number), self.speed(number)) for number, text in enumerate(texts)]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a single segment, spoken as it is."""
+        return len(self._segments) == 1 and not self._pauses_s and not self._speeds
 
     def known_segment(self, number: int) -> SynthesisRequest | None:
         """The request for a segment, None where there is none yet."""
@@ -39,7 +69,7 @@ class Segments:
 
     def is_last(self, number: int) -> bool:
         """Whether it is certain that no segment and no pause follow."""
-        return number == len(self._segments) - 1
+        return number == len(self._segments) - 1 and number + 1 not in self._pauses_s
 
     def start(self, number: int) -> int:
         """How many characters of the whole spoken text are before a segment."""
@@ -47,7 +77,11 @@ class Segments:
 
     def pause_s(self, number: int) -> float:
         """Seconds of silence before a segment, or after the last one."""
-        return 0.0
+        return self._pauses_s.get(number, 0.0)
+
+    def speed(self, number: int) -> float:
+        """How fast a segment is played."""
+        return self._speeds.get(number, 1.0)
 
     def leave(self, number: int) -> None:
         """The speech of a segment has ended."""
@@ -61,10 +95,12 @@ class LongText:
 
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, whatever its length."""
-        requests = segment_requests(request, info.max_segment_chars)
-        if len(requests) > 1 or request.word_times:
-            return self.speak(requests[0], Segments(request.text, requests), info)
-        return self._insist(request) if request.continues else self._synthesizer.synthesize(request)
+        segments = Segments.of(request, info.max_segment_chars)
+        first = segments.known_segment(0)
+        assert first is not None, "a text has a segment"
+        if not segments.is_plain or request.word_times:
+            return self.speak(first, segments, info)
+        return self._insist(first) if request.continues else self._synthesizer.synthesize(first)
 
     async def speak(
         self, first: SynthesisRequest, segments: Segments, info: ModelInfo
@@ -88,11 +124,11 @@ class LongText:
                 yield utterance.pause(pause_s)
             while following is not None:
                 segment, following = following, None
-                utterance.begin(number, segments.start(number))
+                utterance.begin(number, segments.start(number), speed=segments.speed(number))
                 while (chunk := await segment.next()) is not None:
                     if following is None and chunk.pcm:
                         following = self._begin(segments.known_segment(number + 1), opened)
-                    told = utterance.add(chunk, is_last=segments.is_last(number))
+                    told = await utterance.add(chunk, is_last=segments.is_last(number))
                     if first.redraws and chunk.finish_reason is not None and not utterance.has_sound:
                         yield chunk
                         return
@@ -145,19 +181,28 @@ class _Utterance:
     """
 
     def __init__(self, info: ModelInfo) -> None:
-        self._timeline = _Timeline(info)
+        self._timeline, self._info = _Timeline(info), info
+        self._filter: Filter | None = None  # of a segment that is faster or slower
         self._number = self._tokens_before = self._tokens = 0  # of the current segment, before it, and in it
         self._cut_short: FinishReason | None = None
         self._nothing = PcmChunk(b"", np.zeros((0, info.num_code_groups), np.int16), 0)  # as the last chunk, but empty
         self.has_sound = self.has_ended = False
 
-    def begin(self, number: int, start: int) -> None:
+    def begin(self, number: int, start: int, *, speed: float) -> None:
         """The segment `number` follows, before which the text has `start` characters."""
-        self._timeline.begin(start)
+        self._timeline.begin(start, speed)
+        self._filter = Filter(self._info.sample_rate, speed=speed) if speed != 1 else None
         self._number, self._tokens_before, self._tokens = number, self._tokens_before + self._tokens, 0
 
-    def add(self, chunk: PcmChunk, *, is_last: bool) -> PcmChunk:
+    async def add(self, chunk: PcmChunk, *, is_last: bool) -> PcmChunk:
         """A chunk of the current segment, which is the last one or may have others after it."""
+        positions = self._timeline.add(chunk)
+        if self._filter is not None:
+            pcm = await asyncio.to_thread(_filtered, self._filter, chunk)
+            self._timeline.deliver(len(pcm) // 2)
+            chunk = replace(chunk, pcm=pcm)
+        else:
+            self._timeline.deliver(len(chunk.pcm) // 2)
         self._tokens, self.has_sound = chunk.num_text_tokens, self.has_sound or bool(chunk.pcm)
         if chunk.finish_reason is not FinishReason.STOP:
             self._cut_short = self._cut_short or chunk.finish_reason
@@ -167,7 +212,7 @@ class _Utterance:
             chunk,
             num_text_tokens=self._tokens_before + self._tokens,
             finish_reason=(self._cut_short or chunk.finish_reason) if self.has_ended else None,
-            text_positions=self._timeline.add(chunk),
+            text_positions=positions,
             readings=(),
             segment=self._number,
         )
@@ -187,14 +232,15 @@ class _Timeline:
 
     def __init__(self, info: ModelInfo) -> None:
         self._sample_rate, self._frame_samples = info.sample_rate, info.frame_samples
-        self._start = self._before = self._delivered = 0
+        self._start = self._before = self._made = self._delivered = 0  # samples: before the segment, of it, as played
+        self._speed = 1.0
         self._dropped: int | None = None  # samples of the segment that were quiet at its start
         self._readings: list[Reading] = []
 
-    def begin(self, start: int) -> None:
+    def begin(self, start: int, speed: float) -> None:
         """A segment follows, before which the text has `start` characters."""
         self._before += self._delivered
-        self._start, self._delivered, self._dropped = start, 0, None
+        self._start, self._made, self._delivered, self._dropped, self._speed = start, 0, 0, None, speed
         self._readings = []
 
     def silence(self, seconds: float) -> bytes:
@@ -205,9 +251,9 @@ class _Timeline:
     def add(self, chunk: PcmChunk) -> tuple[tuple[float, float], ...]:
         """As `PcmChunk.text_positions`: the middle of each frame that was read. Nothing before the first sound."""
         self._readings += chunk.readings
-        self._delivered += len(chunk.pcm) // 2
+        self._made += len(chunk.pcm) // 2
         if chunk.pcm:
-            self._dropped = chunk.position - self._delivered
+            self._dropped = chunk.position - self._made
         if self._dropped is None:
             return ()
         readings, self._readings = self._readings, []
@@ -217,9 +263,19 @@ class _Timeline:
             for number, chars in enumerate(reading.chars)
         )
 
+    def deliver(self, num_samples: int) -> None:
+        """So many samples were sent, after a change of speed."""
+        self._delivered += num_samples
+
     def _seconds(self, frame: int, dropped: int) -> float:
-        samples = self._before + (frame + 0.5) * self._frame_samples - dropped
+        samples = self._before + ((frame + 0.5) * self._frame_samples - dropped) / self._speed
         return max(0.0, samples / self._sample_rate)
+
+
+def _filtered(faster: Filter, chunk: PcmChunk) -> bytes:
+    """The chunk's audio at its segment's speed; with the last chunk the rest."""
+    pcm = faster.feed(chunk.pcm)
+    return pcm + faster.close() if chunk.finish_reason is not None else pcm
 
 
 class _Segment:
@@ -267,13 +323,13 @@ def segment_start(text: str, before: list[str]) -> int:
     return start
 
 
-def segment_requests(request: SynthesisRequest, max_chars: int) -> list[SynthesisRequest]:
-    """The request itself if its text is short enough; else one for each segment.
+def _requests(request: SynthesisRequest, texts: list[str]) -> list[SynthesisRequest]:
+    """One for each segment. The first one is the request itself, with its text.
 
     A later segment continues speech that is being heard. Its id is the request's with its number after it, its seed
     follows from the request's seed and the number: the same request makes the same segments.
     """
-    first, *later = split_text(request.text, max_chars) or [request.text]
+    first, *later = texts
     return [replace(request, text=first, following=tuple(later))] + [
         segment_request(replace(request, text=text), number) for number, text in enumerate(later, start=2)
     ]

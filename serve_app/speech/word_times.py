@@ -6,15 +6,14 @@ form, lead from there to the written word.
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
 from deployments.protocol import ModelInfo, PcmChunk
-from deployments.voice.live_english import LiveEnglish, TextPart
-from serve_app.speech.live_text import TURN_CHARS, LivePlain, LiveText
+from serve_app.speech.live_text import LiveText
+from serve_app.speech.spoken_text import LEFT_OUT, SpokenPiece, SpokenText
 
-_WORD = re.compile(r"\S+")
+_WORD = re.compile(rf"[^\s{LEFT_OUT}](?:\S*[^\s{LEFT_OUT}])?")
 _USUAL_S = 0.3  # taken for the length of a word whose end is not known yet
 
 
@@ -50,14 +49,15 @@ class _Place:
 class WordTimes:
     """The words of one utterance, whose text is complete or still being written."""
 
-    def __init__(self, source: LiveText | str, info: ModelInfo, *, speed: float = 1.0) -> None:
+    def __init__(self, source: LiveText | SpokenText, info: ModelInfo, *, speed: float = 1.0) -> None:
         """The audio is played `speed` times as fast."""
-        self._live = None if isinstance(source, str) else source
-        self._text = "" if self._live else str(source)
-        self._made = iter(()) if self._live else _parts_of(self._text, info)
-        self._parts: list[TextPart] = self._live.parts if self._live else []
+        self._live = source if isinstance(source, LiveText) else None
+        self._text = source.sent if isinstance(source, SpokenText) else ""
+        self._made = source.pieces() if isinstance(source, SpokenText) else iter(())
+        self._parts: list[SpokenPiece] = self._live.parts if self._live else []
         self._num_parts = self._num_written = self._num_spoken = 0  # of the parts that were taken
         self._places: list[_Place] = []
+        self._word_end = -1  # of the last word, with what is not spoken behind it: text from here on belongs to it
         self._read_to: tuple[float, float] = (0.0, 0.0)  # seconds, characters of the spoken text
         self._starts_s: list[float] = []  # of the words that the frames so far have come to
         self._num_told = 0  # words whose end is known
@@ -134,16 +134,21 @@ class WordTimes:
             self._num_spoken += len(part.spoken)
             self._num_parts += 1
 
-    def _next_part(self) -> TextPart | None:
+    def _next_part(self) -> SpokenPiece | None:
         if self._num_parts == len(self._parts) and (made := next(self._made, None)) is not None:
             self._parts.append(made)
         return self._parts[self._num_parts] if self._num_parts < len(self._parts) else None
 
-    def _add(self, part: TextPart) -> None:
+    def _add(self, part: SpokenPiece) -> None:
+        if not part.spoken.strip():
+            is_within = not any(char.isspace() for char in part.written) and self._word_end == self._num_written
+            self._word_end = self._word_end + len(part.written) if is_within else -1
+            return
         written, spoken = list(_WORD.finditer(part.written)), list(_WORD.finditer(part.spoken))
-        places = self._places
-        if written and not written[0].start() and places and places[-1].end == self._num_written:  # a word was cut
-            places[-1].end += written.pop(0).end()
+        places, is_cut = self._places, self._word_end == self._num_written
+        self._word_end = self._num_written + len(part.written.rstrip()) if not part.written[-1:].isspace() else -1
+        if written and not written[0].start() and places and is_cut:
+            places[-1].end = self._num_written + written.pop(0).end()
             spoken = spoken[1:] if part.spoken[:1].strip() else spoken
         for match, begins in zip(written, _begins(written, spoken, len(part.spoken)), strict=True):
             start, end = (self._num_written + place for place in match.span())
@@ -171,10 +176,3 @@ def _num_same(some: list[re.Match[str]], others: list[re.Match[str]]) -> int:
 
 def _letters(word: str) -> str:
     return "".join(filter(str.isalnum, word)).lower()
-
-
-def _parts_of(text: str, info: ModelInfo) -> Iterator[TextPart]:
-    front = LiveEnglish() if info.spoken_form == "english" else LivePlain()
-    for start in range(0, len(text), TURN_CHARS):
-        yield from front.feed(text[start : start + TURN_CHARS], is_last=False)
-    yield from front.feed("", is_last=True)

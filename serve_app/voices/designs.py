@@ -46,7 +46,7 @@ class Description:
 async def keep(voices: Voices, spoken: Sequence[DesignedSpeech], description: Description) -> list[StoredDesign]:
     """The candidates as VISITOR's. Raises StoreFailed."""
     owner = VISITOR.get().name or ""
-    own = [each for each in await voices.designs() if each.owner == owner]
+    own = [each for each in await voices.all_of(StoredDesign) if each.owner == owner]
     for each in own[: max(0, len(own) + len(spoken) - MOST_KEPT)]:
         await voices.remove(each)
     kept = []
@@ -70,7 +70,8 @@ async def keep(voices: Voices, spoken: Sequence[DesignedSpeech], description: De
 
 async def find(voices: Voices, design_id: str, *, field: str = "design") -> StoredDesign:
     """The candidate that VISITOR means; `field` is the client's name for its id. Raises NotFound."""
-    known = [each for each in await voices.designs() if each.id == design_id.lower() and each.expires_at > now()]
+    designs = await voices.all_of(StoredDesign)
+    known = [each for each in designs if each.id == design_id.lower() and each.expires_at > now()]
     if not known:
         why = "it was made more than an hour ago, others took its place, or it is not yours"
         raise NotFound(f"{field}: no design {design_id[:80]!r} is kept: {why}.", field, "design_not_found")

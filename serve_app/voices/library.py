@@ -21,6 +21,7 @@ from deployments.serving import metrics
 from serve_app.audio import recordings
 from serve_app.audio.reference_doctor import Preparation
 from serve_app.config import VoiceSettings
+from serve_app.speech.lexicon import Lexicon
 from serve_app.voices.record import (
     ID,
     NEUTRAL,
@@ -28,6 +29,7 @@ from serve_app.voices.record import (
     Consent,
     StoredConsent,
     StoredDesign,
+    StoredLexicon,
     StoredVoice,
     Take,
     new_id,
@@ -46,7 +48,7 @@ _MOST_UNDERIVED = 256
 Forget = Callable[[tuple[bytes, ...]], Awaitable[None]]
 P = ParamSpec("P")
 T = TypeVar("T")
-R = TypeVar("R", StoredVoice, StoredConsent, StoredDesign)
+R = TypeVar("R", StoredVoice, StoredConsent, StoredDesign, StoredLexicon)
 C = TypeVar("C", StoredVoice, StoredConsent)  # what may be changed
 
 
@@ -85,6 +87,7 @@ class Voices:
         self._store, self._settings, self._why_not, self._forget = store, settings, why_not, forget
         self._records: dict[str, Record] = {}  # by path
         self._marks: dict[str, str] = {}
+        self._for_all = Lexicon.EMPTY
         self._reading, self._num_readings = asyncio.Lock(), 0
         self._to_forget: set[bytes] = set()  # replicas may keep these still
         self._underived: dict[bytes, tuple[StoredVoice, Reference]] = {}  # by key: their prompts are not stored yet
@@ -120,10 +123,30 @@ class Voices:
         await self._follow()
         return self._visible(StoredConsent)
 
-    async def designs(self) -> list[StoredDesign]:
-        """Candidates, the oldest first, some of which may be over. Raises StoreFailed."""
+    async def all_of(self, kind: type[R]) -> list[R]:
+        """The oldest first; designs may be over. Raises StoreFailed."""
         await self.refresh()
-        return self._visible(StoredDesign)
+        return self._visible(kind)
+
+    async def lexicon_for_all(self) -> Lexicon:
+        """How words are said for every caller; nothing while the store cannot be read."""
+        with contextlib.suppress(StoreFailed):  # `_look_again` logs it
+            await self._follow()
+        return self._for_all
+
+    async def get_lexicon(self, lexicon_id: str) -> StoredLexicon:
+        """Raises NotFound, also of a lexicon that is somebody else's."""
+        await self.refresh()
+        if (found := self._find(StoredLexicon, lexicon_id)) is None:
+            message = f"No lexicon {lexicon_id[:80]!r} is stored, or it is not yours."
+            raise NotFound(message, "lexicon", "lexicon_not_found")
+        return found
+
+    async def keep_lexicon(self, lexicon: StoredLexicon) -> StoredLexicon:
+        """Store a new one or its next version. Raises Conflict."""
+        self._check_quota(lexicon)
+        await self.keep(lexicon, {})
+        return lexicon
 
     async def find(self, id_or_name: str | None) -> StoredVoice | None:
         """The voice that a client means, in any case; its own ones come first."""
@@ -309,7 +332,11 @@ class Voices:
             elif record is not None:
                 records[path] = record
         over = _prefixes(self._records.values()) - _prefixes(records.values())
+        is_other = records != self._records
         self._records, self._marks = records, marks
+        if is_other:
+            for_all = [each for each in self._all(StoredLexicon) if each.for_all]
+            self._for_all = Lexicon({word: said for each in for_all for word, said in each.words.items()})
         if over:
             self._to_forget |= over
             self._underived = {key: entry for key, entry in self._underived.items() if entry[0].key_prefix not in over}
@@ -417,4 +444,4 @@ def _is_named(record: Record, name: str) -> bool:
 
 
 def _num_bytes(record: Record) -> int:
-    return record.num_bytes if isinstance(record, StoredVoice) else record.take.num_bytes
+    return record.num_bytes if isinstance(record, StoredVoice | StoredLexicon) else record.take.num_bytes

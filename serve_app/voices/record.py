@@ -27,9 +27,10 @@ from deployments.config import Strict
 from deployments.errors import InvalidRequest
 from deployments.protocol import Sampling
 from serve_app.audio.reference_doctor import Flaw, Preparation, check_recording
+from serve_app.speech.lexicon import Lexicon
 
 NEUTRAL = "neutral"  # the style of a voice's first recording
-ID = re.compile(r"(voice|cons|design)_[0-9a-f]{24}")
+ID = re.compile(r"(voice|cons|design|lexicon)_[0-9a-f]{24}")
 DESIGN_S = 3600.0  # a candidate may be locked for so long
 MAX_TAKES = 16
 FILE_SUFFIX = ".voice"
@@ -123,6 +124,7 @@ class StoredVoice(Strict):
     takes: Annotated[tuple[Take, ...], Field(min_length=1, max_length=MAX_TAKES)]
     language: str | None = None  # for requests that name none
     sampling: dict[str, bool | int | float] = Field(default_factory=dict)  # for options that a request does not name
+    lexicon: dict[str, str] = Field(default_factory=dict)  # how words are said, where a request does not say
     description: str = ""
     consent: Consent = Consent()
     provenance: str = ""  # how it came here: "openai", "elevenlabs", "import", ...
@@ -153,6 +155,7 @@ class StoredVoice(Strict):
             first = error.errors(include_url=False, include_input=False)[0]
             raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}.", str(first["loc"][0])) from None
         _check_sampling(voice.sampling)
+        Lexicon.checked(voice.lexicon, "lexicon")
         styles = [take.style.casefold() for take in voice.takes]
         if len(set(styles)) < len(styles):
             raise InvalidRequest("style: the takes of a voice have different styles.", "style")
@@ -205,6 +208,26 @@ class StoredDesign(Strict):
         return self.created_at + int(DESIGN_S)
 
 
+class StoredLexicon(Strict):
+    """How words are said, for requests that name it, or for all."""
+
+    id: Annotated[str, Field(pattern=r"^lexicon_[0-9a-f]{24}$")]
+    name: Name
+    owner: str = ""
+    created_at: int
+    version: str
+    words: dict[str, str]  # respelling by word
+    for_all: bool = False  # whether it holds for every request of the server
+
+    def with_words(self, words: Mapping[str, str]) -> Self:
+        """The next version. Raises InvalidRequest."""
+        return self.model_copy(update={"words": Lexicon.checked(words, "words").words, "version": new_version()})
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(word.encode()) + len(said.encode()) for word, said in self.words.items())
+
+
 def _is_same(word: str, style: str) -> bool:
     shared = next((n for n, (a, b) in enumerate(zip(word, style, strict=False)) if a != b), min(len(word), len(style)))
     return word == style or shared >= _SAME_STEM
@@ -222,7 +245,7 @@ def _check_sampling(sampling: Mapping[str, bool | int | float]) -> None:
             raise InvalidRequest(f"sampling: {name} must be of type {kind.__name__}, within {bounds}.", "sampling")
 
 
-def new_id(kind: Literal["voice", "cons", "design"]) -> str:
+def new_id(kind: Literal["voice", "cons", "design", "lexicon"]) -> str:
     return f"{kind}_{secrets.token_hex(12)}"
 
 

@@ -2,6 +2,7 @@
 
     voices/ID.json    consents/ID.json    the records, each with a checksum: a voice is there once its record is
     designs/ID.json                       candidates for voices, which `sweep` removes after an hour
+    lexicons/ID.json                      how words are said
     audio/ID/SHA256.flac                  recordings, written before the record that names them
     derived/ID/KEY.npz                    speaker vector and codes of a recording, for one checkpoint
 
@@ -30,16 +31,17 @@ from pydantic import ValidationError
 
 from deployments.errors import StartError, TalkrayError
 from deployments.protocol import ClonePrompt
-from serve_app.voices.record import DESIGN_S, ID, StoredConsent, StoredDesign, StoredVoice, Take
+from serve_app.voices.record import DESIGN_S, ID, StoredConsent, StoredDesign, StoredLexicon, StoredVoice, Take
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig
 
 T = TypeVar("T")
-Record = StoredVoice | StoredConsent | StoredDesign
+Record = StoredVoice | StoredConsent | StoredDesign | StoredLexicon
 
 _SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
 _KINDS: dict[str, type[Record]] = {"voices": StoredVoice, "consents": StoredConsent, "designs": StoredDesign}
+_KINDS["lexicons"] = StoredLexicon
 _OF_A_RECORD = ("audio", "derived")
 _RETRIES: "RetryConfig" = {"max_retries": 2, "retry_timeout": timedelta(seconds=5)}
 # What belongs to no record, or has no name yet, is left by a writer that died once it is older.

@@ -128,9 +128,12 @@ def test_a_websocket_names_it_too(url: str) -> None:
     assert set(reasons) == {"response_fromat", "a??set-cookie:?b", "instructions", "stream"}
 
 
-def test_dropped_markup_is_named(client: httpx.Client) -> None:
-    answer = client.post(SPEECH, json=HELLO | {"input": '<speak>Hello.<break time="2s"/></speak>'})
-    assert answer.headers["x-ignored"] == "input (markup is not spoken: speak, break)"
+def test_dropped_markup_is_named_and_its_pause_is_heard(client: httpx.Client) -> None:
+    text = '<speak>**Hello.**<break time="2s"/><u>Goodbye.</u></speak>'
+    answer = client.post(SPEECH, json=HELLO | {"input": text, "response_format": "pcm"})
+    assert answer.headers["x-ignored"] == "input (not read aloud: marks of Markdown 2, tag u 2)"
+    before, _, after = answer.content.partition(bytes(2 * 2 * int(answer.headers["x-sample-rate"])))
+    assert min(len(before), len(after)) > int(answer.headers["x-sample-rate"]) / 2
 
 
 @pytest.mark.parametrize(

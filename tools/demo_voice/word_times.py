@@ -19,6 +19,7 @@ from deployments.protocol import GenerateRequest, PcmChunk, SynthesisRequest
 from deployments.talker.engine import Engine
 from deployments.talker.loading import build_engine
 from deployments.weights.store import locate
+from serve_app.speech.spoken_text import TextRules, read
 from serve_app.speech.word_times import WordTimes
 from tools.demo_voice.shape import PHONES_PER_FRAME
 from tools.demo_voice.teacher import VOICES, Teacher
@@ -79,7 +80,7 @@ def _errors(engine: Engine, teacher: Teacher, *, sentences: int, full_text: bool
 def _speak(engine: Engine, request: SynthesisRequest) -> tuple[NDArray[np.int16], list[float]]:
     """Frames [frames, groups], and when each word of the text begins."""
     engine.add(0, GenerateRequest(request))
-    times, frames, told = WordTimes(request.text, engine.info), [], []
+    times, frames, told = WordTimes(read(request.text, TextRules(spoken_form="english")), engine.info), [], []
     frame_s = engine.info.frame_samples / engine.info.sample_rate
     while not engine.is_idle:
         for _, chunk in engine.step().chunks:

@@ -10,8 +10,9 @@ import pytest
 from deployments.protocol import ModelInfo
 from serve_app.api import ignored_fields
 from serve_app.api.client_json import parse_object
-from serve_app.api.ignored_fields import Reasons, as_header, find_ignored
+from serve_app.api.ignored_fields import Reasons, as_header, find_ignored, of_text
 from serve_app.api.request import parse_speech
+from serve_app.speech.spoken_text import TextRules, read
 from tests.serve_app.dialects.client import talking
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED, VOICE_DESIGN, FakeSynthesizer, utterance
 
@@ -22,7 +23,9 @@ EMBEDDED = replace(CUSTOM_VOICE, languages=("english",), supports_instructions=F
 
 def of(info: ModelInfo, **fields: object) -> Reasons:
     sent = {"input": "Hello.", **fields}
-    return find_ignored(sent, parse_speech(sent), info)
+    body = parse_speech(sent)
+    spoken = read(body.input, TextRules("auto", spoken_form=info.spoken_form))
+    return find_ignored(sent, body, info, reasons=of_text(spoken, info))
 
 
 @pytest.mark.parametrize(
@@ -33,7 +36,7 @@ def of(info: ModelInfo, **fields: object) -> Reasons:
         (CUSTOM_VOICE, {"text": "Bye.", "speaker": "ryan", "voice": "dylan"}, {"text", "speaker"}),
         (CUSTOM_VOICE, {"do_sample": False, "top_k": 5, "subtalker_top_k": 5}, {"top_k"}),
         (CUSTOM_VOICE, {"subtalker_dosample": False, "subtalker_top_p": 0.5, "top_p": 0.5}, {"subtalker_top_p"}),
-        (CUSTOM_VOICE, {"input": "<b>今天</b>"}, set()),
+        (CUSTOM_VOICE, {"input": "<b>今天</b>"}, {"input"}),
         (VOICE_DESIGN, {"voice": "alloy", "instructions": "Softly."}, {"voice"}),
         (BASE, {"voice": "alloy", "instructions": "Softly."}, {"voice", "instructions"}),
         (BASE, {"ref_text": "Hi.", "x_vector_only_mode": True}, {"ref_text"}),

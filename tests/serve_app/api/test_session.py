@@ -17,6 +17,7 @@ from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.segments import LongText
+from serve_app.speech.spoken_text import TextRules, read
 from serve_app.speech.word_times import Spoken
 from serve_app.voices.library import Voices
 from serve_app.voices.record import STRANGER
@@ -42,7 +43,7 @@ async def open_session(
     session = Session(
         synthesizer,
         ApiSettings(),
-        Wish(info, body, delivery or Delivery(AudioFormat.PCM), {}),
+        Wish(info, body, delivery or Delivery(AudioFormat.PCM), {}, read("", TextRules(spoken_form=info.spoken_form))),
         asker=asker,
         request_id="talk",
         voices=Voices(None, VoiceSettings()),

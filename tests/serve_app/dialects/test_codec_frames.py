@@ -1,4 +1,5 @@
 import asyncio
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from deployments.errors import Overloaded
 from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from serve_app.dialects.codec_frames import END_REASONS, HEADER, RECORD
+from tests.serve_app.asgi import post
 from tests.serve_app.dialects.client import talking
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FakeSynthesizer, chunk, followed, tone, utterance
 
@@ -109,3 +111,9 @@ async def test_a_failure_is_told() -> None:
 def test_the_document_lists_the_reasons_of_an_end_in_their_order() -> None:
     [line] = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("| `e` (0x65)")]
     assert re.findall(r"(\d) `(\w+)`", line) == [(str(number), reason) for number, reason in enumerate(END_REASONS)]
+
+
+async def test_a_rate_within_the_text_is_refused() -> None:
+    fields = {"input": '<prosody rate="80%">a</prosody>', "voice": "ryan"}
+    answer = await post(create_api(FakeSynthesizer(), ApiSettings()), "/v1/audio/frames", json.dumps(fields).encode())
+    assert (answer.status, json.loads(answer.content)["error"]["param"]) == (400, "input")

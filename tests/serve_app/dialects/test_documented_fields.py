@@ -98,7 +98,10 @@ OPENAI_SPEECH: Json = {
     "return_download_link": True,
     "allow_voice_tags": True,
     "voice_aliases": {},
-    "ssml": True,
+    "ssml": Sent(True, {"input": "*a*"}),
+    "markup": Sent("none", {"input": "*a*"}),
+    "lexicon": Sent({"a": "b"}, {"input": "a"}),
+    "max_segment_chars": Sent(50, {"input": "A sentence that is thirty long. " * 2}),
 }
 SPOKEN = {"input": "Hello.", "voice": "alloy"}
 VOICE_SETTINGS: Json = {
@@ -120,11 +123,10 @@ ELEVEN_BODY: Json = {
     "apply_text_normalization": "off",
     "pronunciation_dictionary_locators": [{"pronunciation_dictionary_id": "a"}],
 }
-ELEVEN_SOCKET: Json = {
+ELEVEN_SOCKET: Json = {  # enable_ssml_parsing changes no text without marks: test_text_fields.py has it
     "model_id": "eleven_v3",
     "language_code": "de",
     "enable_logging": "false",
-    "enable_ssml_parsing": "true",
     "output_format": "pcm_8000",
     "inactivity_timeout": "5",
     "sync_alignment": "true",

@@ -262,11 +262,10 @@ async def test_a_context_names_what_has_no_effect_once() -> None:
     assert messages[0]["ignored"] == [
         {"field": "voice_settings.speed", "reason": "no number from 0.25 to 4"},
         {"field": "voice_settings.stability", "reason": "unknown field"},
-        {"field": "pronunciation_dictionary_locators", "reason": "unknown field"},
     ]
     assert all("ignored" not in message for message in messages[1:])
     assert "sync_alignment" not in client.headers["x-ignored"]
-    assert "enable_ssml_parsing" in client.headers["x-ignored"]
+    assert "enable_ssml_parsing" not in client.headers["x-ignored"]
 
 
 async def test_contexts_that_never_speak_keep_little() -> None:

@@ -14,8 +14,10 @@ from deployments.serving.mailbox import read
 from deployments.voice.english import spoken_english
 from deployments.voice.live_english import LONGEST_UNCUT
 from serve_app.speech.characters import clean
-from serve_app.speech.live_text import TURN_CHARS, LivePlain, LiveText, LiveTexts
+from serve_app.speech.live_plain import LivePlain
+from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.segments import LongText
+from serve_app.speech.spoken_text import TURN_CHARS, TextRules
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
 
 pytestmark = pytest.mark.anyio
@@ -271,12 +273,12 @@ async def test_speech_that_ends_before_its_text_goes_on_in_another_segment(texts
 async def test_markup_is_left_out_and_its_pauses_are_heard(texts: LiveTexts, seed: int) -> None:
     text = '<speak><break time="1s"/>**Hello** there <break time="500ms"/>dear [you](http://x.y)!<break time="2s"/></p>'
     synthesizer = FakeSynthesizer(script=utterance(2))
-    with await texts.open(REQUEST, ENGLISH, max_chars=LONG, speakable=True) as live:
+    with await texts.open(REQUEST, ENGLISH, max_chars=LONG, rules=TextRules("auto", spoken_form="english")) as live:
         for part in cuts(text, seed):
             live.append(part)
         live.finish()
         heard = [item async for item in speak(live, synthesizer)]
-        assert live.text.strip() == "Hello there dear you!"
+        assert live.text == text
         assert await spoken(live) == ["Hello there.", "dear you!"]
     speech = pcm_of(utterance(2))
     pauses = [bytes(2 * int(24000 * seconds)) for seconds in (1, 0.5, 2)]

@@ -11,7 +11,7 @@ from deployments.errors import EngineError, Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
-from serve_app.speech.segments import LongText, segment_requests
+from serve_app.speech.segments import LongText, Segments
 from tests.serve_app.fake import CUSTOM_VOICE, NUM_TEXT_TOKENS, FakeSynthesizer, Step, chunk, pcm_of, utterance
 
 pytestmark = pytest.mark.anyio
@@ -188,8 +188,13 @@ async def test_an_error_closes_the_segment_ahead() -> None:
     assert sorted(recorder.log) == ["begin 1", "begin 2", "close 1", "close 2"]
 
 
+def requests(request: SynthesisRequest, max_chars: int) -> list[SynthesisRequest | None]:
+    segments = Segments.of(request, max_chars)
+    return [segments.known_segment(number) for number in range(len(request.text)) if segments.known_segment(number)]
+
+
 async def test_requests_of_the_segments() -> None:
-    first, second, third = segment_requests(REQUEST, INFO.max_segment_chars)
+    first, second, third = requests(REQUEST, INFO.max_segment_chars)
     assert first == replace(REQUEST, text="One two.", following=("Three four.", "Five six."))
     assert (second.text, third.text) == ("Three four.", "Five six.")
     assert (second.request_id, third.request_id) == ("id.2", "id.3")
@@ -197,8 +202,8 @@ async def test_requests_of_the_segments() -> None:
     assert second.sampling == REQUEST.sampling
     assert len({first.seed, second.seed, third.seed}) == 3
     assert all(0 <= request.seed < 2**64 for request in (second, third))
-    assert segment_requests(REQUEST, INFO.max_segment_chars) == [first, second, third]
-    assert segment_requests(REQUEST, 1000) == [REQUEST]
+    assert requests(REQUEST, INFO.max_segment_chars) == [first, second, third]
+    assert requests(REQUEST, 1000) == [REQUEST]
 
 
 async def post(synthesizer: FakeSynthesizer, text: str) -> httpx.Response:
@@ -221,7 +226,7 @@ async def test_the_service_makes_the_spoken_form_only_for_voices_that_need_it() 
     for synthesizer in (needy, able):
         assert (await post(synthesizer, "- **5** km\n- café")).status_code == 200
     assert [request.text for request in needy.requests] == ["five kilometers. cafe."]
-    assert [request.text for request in able.requests] == ["- **5** km - café"]
+    assert [request.text for request in able.requests] == ["5 km. café"]
 
 
 async def test_text_that_the_voice_cannot_speak_is_refused() -> None:

@@ -4,10 +4,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from deployments.protocol import FinishReason, PcmChunk, Reading, SynthesisRequest
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
 from deployments.voice.english import spoken_english
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.segments import LongText
+from serve_app.speech.spoken_text import SpokenText, TextRules, read
 from serve_app.speech.word_times import Spoken, Word, WordTimes
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, tone
 
@@ -16,6 +17,10 @@ ENGLISH = replace(CUSTOM_VOICE, spoken_form="english")
 FRAME_S, SIZE = 0.08, 1920
 CODES = np.zeros((1, 16), np.int16)
 TEXT = "Hello there, all of you!"
+
+
+def source(text: str, info: ModelInfo, **rules: object) -> SpokenText:
+    return read(text, TextRules(spoken_form=info.spoken_form, **rules))  # type: ignore[arg-type]
 
 
 def frame(number: int, chars: float, *, reason: FinishReason | None = None, dropped: int = 0) -> PcmChunk:
@@ -38,7 +43,7 @@ def told(times: WordTimes, chunk: PcmChunk) -> list[Word]:
 
 
 def test_a_word_begins_where_it_is_reached_and_ends_where_the_next_one_does() -> None:
-    times = WordTimes(TEXT, CUSTOM_VOICE)
+    times = WordTimes(source(TEXT, CUSTOM_VOICE), CUSTOM_VOICE)
     chunks = [heard([(0.04 + 0.1 * number, 3.0 * number)]) for number in range(8)]
     got = words(times, [*chunks, heard([(0.9, 24.0)], tone(24000), FinishReason.STOP)])
     assert [word.text for word in got] == ["Hello", "there,", "all", "of", "you!"]
@@ -48,7 +53,7 @@ def test_a_word_begins_where_it_is_reached_and_ends_where_the_next_one_does() ->
 
 
 def test_words_are_told_once_each_and_as_soon_as_the_next_one_begins() -> None:
-    times = WordTimes(TEXT, CUSTOM_VOICE)
+    times = WordTimes(source(TEXT, CUSTOM_VOICE), CUSTOM_VOICE)
     steps = [heard([(0.1, 2.0)]), heard([(0.2, 7.0), (0.3, 14.0)]), heard([(0.4, 14.0)]), heard([(0.5, 21.0)])]
     known = [[word.text for word in told(times, step)] for step in steps]
     assert known == [[], ["Hello", "there,"], [], ["all", "of"]]
@@ -56,7 +61,7 @@ def test_words_are_told_once_each_and_as_soon_as_the_next_one_begins() -> None:
 
 
 def test_frames_that_come_again_change_nothing() -> None:
-    times, again = WordTimes(TEXT, CUSTOM_VOICE), WordTimes(TEXT, CUSTOM_VOICE)
+    times, again = (WordTimes(source(TEXT, CUSTOM_VOICE), CUSTOM_VOICE) for _ in range(2))
     chunks = [heard([(0.1 * number, 3.0 * number)]) for number in range(1, 9)]
     repeated = [chunk for number in range(len(chunks)) for chunk in (chunks[number], chunks[max(0, number - 2)])]
     assert words(times, chunks) == words(again, repeated)
@@ -73,13 +78,13 @@ def test_frames_that_come_again_change_nothing() -> None:
     ],
 )
 def test_the_truth_of_an_interruption(played_s: float, spoken: tuple[str, str, str | None]) -> None:
-    times = WordTimes(TEXT, CUSTOM_VOICE)
+    times = WordTimes(source(TEXT, CUSTOM_VOICE), CUSTOM_VOICE)
     words(times, [heard([(0.1 * number, 2.0 * number) for number in range(1, 13)], tone(28800), FinishReason.STOP)])
     assert times.spoken(played_s) == Spoken(*spoken)
 
 
 def test_figures_are_one_word_as_it_was_written() -> None:
-    times = WordTimes("It costs $1,234 at most, they say.", ENGLISH)
+    times = WordTimes(source("It costs $1,234 at most, they say.", ENGLISH), ENGLISH)
     spoken = "It costs one thousand two hundred thirty-four dollars at most, they say."
     chunks = [heard([(0.01 * number, number)]) for number in range(1, len(spoken) + 1)]
     got = words(times, [*chunks, heard([], tone(24000), FinishReason.STOP)])
@@ -89,7 +94,7 @@ def test_figures_are_one_word_as_it_was_written() -> None:
 
 
 def test_nothing_is_told_where_nothing_is_known() -> None:
-    times = WordTimes(TEXT, CUSTOM_VOICE)
+    times = WordTimes(source(TEXT, CUSTOM_VOICE), CUSTOM_VOICE)
     assert words(times, [heard([], tone(SIZE)), heard([], b"", FinishReason.STOP)]) == []
     assert times.spoken(1.0) == Spoken("", TEXT, None)
 
@@ -146,7 +151,7 @@ def test_a_long_text_is_looked_at_as_far_as_it_is_heard(monkeypatch: pytest.Monk
         "deployments.voice.live_english.spoken_english", lambda text: turned.append(text) or spoken_english(text)
     )
     text = "Hello there, all of you! " * 2000
-    times = WordTimes(text, ENGLISH)
+    times = WordTimes(source(text, ENGLISH), ENGLISH)
     assert not turned
     assert [word.text for word in words(times, [heard([(0.0, 0.0), (1.0, 30.0)])])] == TEXT.split()
     assert sum(map(len, turned)) < 1000

@@ -1,0 +1,95 @@
+"""`talkray lexicon`: how words are said, for every request of the servers that follow a store of voices."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deployments.errors import InvalidRequest, StartError
+from serve_app.cli.voice_commands import Store, read_file, with_voices
+
+if TYPE_CHECKING:  # they import what decodes recordings
+    from serve_app.voices.library import Voices
+    from serve_app.voices.record import StoredLexicon
+
+_NAME = "server"
+
+lexicon = typer.Typer(help="How words are said, for every request.", no_args_is_help=True)
+
+Word = Annotated[str, typer.Argument(help="As it is written; in small letters it is meant in any case.")]
+
+
+@lexicon.command("list")
+def list_words(store: Store = None) -> None:
+    """Print each word and how it is said."""
+    for word, said in sorted(_words(store).items()):
+        print(f"{word}\t{said}")
+
+
+@lexicon.command()
+def add(word: Word, said: Annotated[str, typer.Argument(help="Its respelling.")], store: Store = None) -> None:
+    """Say a word as it is respelled. Running servers do so within seconds."""
+    print(_line(_keep(store, {**_words(store), word: said})))
+
+
+@lexicon.command()
+def remove(word: Word, store: Store = None) -> None:
+    """Say a word as it is written again."""
+    words = _words(store)
+    if words.pop(word, None) is None:
+        raise InvalidRequest(f"{word!r} is not in the lexicon: `talkray lexicon list` shows it", "word")
+    print(_line(_keep(store, words)))
+
+
+@lexicon.command("import")
+def import_words(
+    file: Annotated[Path, typer.Argument(help="A W3C Pronunciation Lexicon (PLS) with aliases.")], store: Store = None
+) -> None:
+    """Add the aliases of a PLS file; its words replace those of the same spelling."""
+    from serve_app.speech.lexicon import from_pls
+
+    print(_line(_keep(store, {**_words(store), **from_pls(read_file(file), str(file))})))
+
+
+@lexicon.command()
+def export(
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file.")] = Path("lexicon.pls"),
+    language: Annotated[str, typer.Option(help="That the file names.")] = "en",
+    store: Store = None,
+) -> None:
+    """Write all words to a PLS file."""
+    from serve_app.speech.lexicon import to_pls
+
+    words = _words(store)
+    try:
+        output.write_text(to_pls(sorted(words.items()), language), encoding="utf-8")
+    except OSError as error:
+        raise StartError(f"{output} cannot be written: {error.strerror}") from None
+    print(f"wrote {output} ({len(words)} words)")
+
+
+async def _found(stored: "Voices") -> "StoredLexicon | None":
+    from serve_app.voices.record import StoredLexicon
+
+    return next((each for each in await stored.all_of(StoredLexicon) if each.for_all), None)
+
+
+def _words(store: str | None) -> dict[str, str]:
+    found = with_voices(store, "", _found)
+    return {} if found is None else found.words
+
+
+def _keep(store: str | None, words: dict[str, str]) -> "StoredLexicon":
+    from serve_app.voices.record import StoredLexicon, new_id, new_version, now
+
+    async def work(stored: "Voices") -> StoredLexicon:
+        known = await _found(stored) or StoredLexicon(
+            id=new_id("lexicon"), name=_NAME, created_at=now(), version=new_version(), words={}, for_all=True
+        )
+        return await stored.keep_lexicon(known.with_words(words))
+
+    return with_voices(store, "", work)
+
+
+def _line(kept: "StoredLexicon") -> str:
+    return f"{len(kept.words)} words are said as they are respelled"

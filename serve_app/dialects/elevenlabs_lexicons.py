@@ -1,0 +1,117 @@
+"""ElevenLabs' pronunciation dictionaries, of aliases: a stored lexicon that requests name by its id."""
+
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from deployments.errors import InvalidRequest
+from serve_app.api.forms import read_form
+from serve_app.api.speech_service import SpeechService, read_object, text_of
+from serve_app.dialects.table import Dialect, Route
+from serve_app.speech.lexicon import Lexicon, from_pls, to_pls
+from serve_app.voices.record import VISITOR, StoredLexicon, new_id, new_version, now
+
+Json = dict[str, object]
+
+_BASE = "/v1/pronunciation-dictionaries"
+
+
+async def add_from_rules(service: SpeechService, request: Request) -> Response:
+    """Stores a dictionary of `rules` with a `name`."""
+    fields = await read_object(request, service)
+    return await _add(service, text_of(fields, "name"), _words(fields.get("rules")))
+
+
+async def add_from_file(service: SpeechService, request: Request) -> Response:
+    """Stores the dictionary of a PLS `file`."""
+    form = await read_form(request)
+    files = form.files_of("file")
+    if len(files) != 1:
+        raise InvalidRequest("file is required: one PLS lexicon.", "file", "missing_required_parameter")
+    return await _add(service, form.required("name"), from_pls(files[0].data, "file"))
+
+
+async def add_rules(service: SpeechService, request: Request, dictionary_id: str) -> Response:
+    """Adds `rules`; a rule of the same spelling goes."""
+    fields = await read_object(request, service)
+    found = await service.voices.get_lexicon(dictionary_id)
+    changed = found.with_words({**found.words, **_words(fields.get("rules"))})
+    return JSONResponse(_told(await service.voices.keep_lexicon(changed)))
+
+
+async def remove_rules(service: SpeechService, request: Request, dictionary_id: str) -> Response:
+    """Removes the rules of the spellings `rule_strings`."""
+    gone = (await read_object(request, service)).get("rule_strings")
+    if not isinstance(gone, list):
+        raise InvalidRequest("rule_strings must be a list of strings.", "rule_strings")
+    found = await service.voices.get_lexicon(dictionary_id)
+    changed = found.with_words({word: said for word, said in found.words.items() if word not in gone})
+    return JSONResponse(_told(await service.voices.keep_lexicon(changed)))
+
+
+async def show(service: SpeechService, dictionary_id: str) -> Json:
+    """One dictionary with its rules."""
+    found = await service.voices.get_lexicon(dictionary_id)
+    rules = [{"string_to_replace": word, "type": "alias", "alias": said} for word, said in found.words.items()]
+    return {**_told(found), "rules": rules}
+
+
+async def list_all(service: SpeechService) -> Json:
+    """All of them on one page."""
+    known = await service.voices.all_of(StoredLexicon)
+    return {"pronunciation_dictionaries": list(map(_told, known)), "has_more": False, "next_cursor": None}
+
+
+async def download(service: SpeechService, dictionary_id: str, version_id: str) -> Response:
+    """The newest version as a PLS file."""
+    found = await service.voices.get_lexicon(dictionary_id)
+    if version_id != found.version:
+        raise InvalidRequest(f"version_id: only {found.version}, the newest version, is kept.", "version_id")
+    return Response(to_pls(found.words.items(), "en"), media_type="application/pls+xml")
+
+
+async def _add(service: SpeechService, name: str, words: Mapping[str, str]) -> Response:
+    values = {"id": new_id("lexicon"), "created_at": now(), "version": new_version(), "owner": VISITOR.get().name or ""}
+    if not 0 < len(name) <= 80 or not name.isprintable():
+        raise InvalidRequest("name has 1 to 80 printable characters.", "name")
+    made = StoredLexicon.model_validate({**values, "name": name, "words": dict(words)})
+    return JSONResponse(_told(await service.voices.keep_lexicon(made)))
+
+
+def _words(rules: object) -> dict[str, str]:
+    """Raises InvalidRequest, also of rules that have phonemes."""
+    if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
+        raise InvalidRequest("rules must be a list of objects.", "rules")
+    words: dict[str, str] = {}
+    for rule in rules:
+        word, said = rule.get("string_to_replace"), rule.get("alias")
+        if rule.get("type") == "phoneme":
+            reason = "no model here reads phonemes: send an alias"
+            raise InvalidRequest(f"rules: {str(word)[:80]!r}: {reason}.", "rules", "phonemes_not_supported")
+        if not isinstance(word, str) or not isinstance(said, str):
+            raise InvalidRequest("rules: each has string_to_replace and alias, as strings.", "rules")
+        words[word] = said
+    return Lexicon.checked(words, "rules").words
+
+
+def _told(lexicon: StoredLexicon) -> Json:
+    version = {"version_id": lexicon.version, "latest_version_id": lexicon.version}
+    counts = {"version_rules_num": len(lexicon.words), "latest_version_rules_num": len(lexicon.words)}
+    made = {"created_by": lexicon.owner, "creation_time_unix": lexicon.created_at, "description": None}
+    return {"id": lexicon.id, "name": lexicon.name, **version, **counts, **made, "permission_on_resource": "admin"}
+
+
+DIALECT = Dialect(
+    "ElevenLabs dictionaries",
+    routes=(
+        Route(f"POST {_BASE}/add-from-rules", add_from_rules, "Store a pronunciation dictionary"),
+        Route(f"POST {_BASE}/add-from-file", add_from_file, "Store a pronunciation dictionary of a PLS file"),
+        Route(f"POST {_BASE}/{{dictionary_id}}/add-rules", add_rules, "Add rules to a dictionary"),
+        Route(f"POST {_BASE}/{{dictionary_id}}/remove-rules", remove_rules, "Remove rules of a dictionary"),
+        Route(f"GET {_BASE}", list_all, "List pronunciation dictionaries"),
+        Route(f"GET {_BASE}/{{dictionary_id}}", show, "Show a pronunciation dictionary"),
+        Route(f"GET {_BASE}/{{dictionary_id}}/{{version_id}}/download", download, "A dictionary as a PLS file"),
+    ),
+    heading="ElevenLabs",
+)

@@ -1,0 +1,190 @@
+"""Words and how they are said, by respelling: "SQL" as "sequel". No loaded model reads phonemes."""
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import ClassVar
+from xml.parsers import expat
+from xml.sax.saxutils import escape, quoteattr
+
+from deployments.errors import InvalidRequest
+from deployments.voice.live_english import TextPart
+from serve_app.speech.characters import is_ideograph
+
+MAX_WORDS = 1000
+LONGEST_WORD, LONGEST_RESPELLING = 80, 200
+MAX_PLS_BYTES = 1 << 20
+_PLS = "http://www.w3.org/2005/01/pronunciation-lexicon"
+# Letters of the IPA that no spelling has, and its marks of stress and length; stressed vowels of the CMU dictionary.
+_PHONEMES = re.compile("[\u0250-\u0258\u025a-\u02af\u02b0-\u02b8\u02c8\u02cc\u02d0\u02d1]|\\b[A-Z]{2}[0-2]\\b")
+_ATOM = re.compile(r"\s+|\w+|[^\w\s]")
+_LONGEST_PART = 256
+
+
+class Lexicon:
+    """An entry in small letters is meant in any case, any other one only as it is written. Entries match whole words,
+    the longest first.
+    """
+
+    EMPTY: ClassVar["Lexicon"]
+
+    def __init__(self, words: Mapping[str, str]) -> None:
+        """`words`: checked respellings by word."""
+        self.words = dict(words)
+
+    @classmethod
+    def checked(cls, words: Mapping[str, str], field: str) -> "Lexicon":
+        """Raises InvalidRequest that names the field and the word."""
+        if len(words) > MAX_WORDS:
+            raise InvalidRequest(f"{field} has {len(words)} words, at most {MAX_WORDS} are allowed.", field)
+        return cls({word.strip(): _respelling(word, said, field) for word, said in words.items()})
+
+    def over(self, below: "Lexicon") -> "Lexicon":
+        """Both; where a word is in both, this one counts."""
+        return Lexicon({**below.words, **self.words}) if self.words and below.words else self if self.words else below
+
+    def __bool__(self) -> bool:
+        return bool(self.words)
+
+    @cached_property
+    def _by_start(self) -> dict[str, list[int]]:
+        """The lengths of the entries that begin with an atom in small letters, the longest first."""
+        lengths: dict[str, set[int]] = {}
+        for word in self.words:
+            lengths.setdefault(_atom(word, 0).lower(), set()).add(len(word))
+        return {start: sorted(each, reverse=True) for start, each in lengths.items()}
+
+    def lengths(self, atom: str) -> list[int]:
+        return self._by_start.get(atom.lower(), [])
+
+    def find(self, text: str) -> str | None:
+        """How a text that may be an entry is said."""
+        said = self.words.get(text)
+        return self.words.get(text.lower()) if said is None else said
+
+
+Lexicon.EMPTY = Lexicon({})
+
+
+class LiveLexicon:
+    """Respells a text that comes in parts: wherever it is cut, the same comes out."""
+
+    def __init__(self, lexicon: Lexicon) -> None:
+        self._lexicon = lexicon
+        self._rest = ""
+
+    def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
+        """The text that no later part can change; with `is_last` all of the rest."""
+        self._rest += text
+        parts: list[TextPart] = []
+        at = begun = 0
+        while at < len(self._rest):
+            taken = self._entry(at, is_last=is_last)
+            if taken is None:
+                break
+            end, said = taken
+            if said is not None or end - begun > _LONGEST_PART:
+                parts += _same(self._rest[begun:at])
+                begun = at
+            if said is not None:
+                parts.append(TextPart(self._rest[at:end], said))
+                begun = end
+            at = end
+        parts += _same(self._rest[begun:at])
+        self._rest = self._rest[at:]
+        return parts
+
+    def _entry(self, at: int, *, is_last: bool) -> tuple[int, str | None] | None:
+        """The end of the entry or atom that begins here, and how an entry is said. None: more text has to come."""
+        text = self._rest
+        atom = _atom(text, at)
+        end = at + len(atom)
+        if end == len(text) and not is_last and _is_letter(atom[-1]):
+            return None
+        for length in self._lexicon.lengths(atom):
+            until = at + length
+            if until > len(text) or (until == len(text) and _is_letter(text[until - 1])):
+                if not is_last and self._may_become(text[at:], length):
+                    return None
+                if until > len(text):
+                    continue
+            said = self._lexicon.find(text[at:until])
+            ends = not (until < len(text) and _is_letter(text[until - 1]) and _is_letter(text[until]))
+            if said is not None and ends:
+                return until, said
+        return end, None
+
+    def _may_become(self, begun: str, length: int) -> bool:
+        """Whether an entry of this length begins with all that has been written."""
+        lower = begun.lower()
+        return any(len(word) == length and word.lower().startswith(lower) for word in self._lexicon.words)
+
+
+def _atom(text: str, at: int) -> str:
+    """Letters of one word, spaces, or one other character; of an ideograph it is the character."""
+    if is_ideograph(text[at]):
+        return text[at]
+    match = _ATOM.match(text, at, at + LONGEST_WORD + 1)
+    assert match is not None, "every character is in one class"
+    ends = (number for number, char in enumerate(match[0]) if not char.isascii() and is_ideograph(char))
+    return match[0][: next(ends, len(match[0]))]
+
+
+def _is_letter(char: str) -> bool:
+    return (char.isalnum() or char == "_") and not is_ideograph(char)
+
+
+def _same(text: str) -> list[TextPart]:
+    return [TextPart(text, text)] if text else []
+
+
+def _respelling(word: str, said: str, field: str) -> str:
+    name = f"{field}.{word.strip()[:LONGEST_WORD]}"
+    if not 0 < len(word.strip()) <= LONGEST_WORD or "\n" in word:
+        raise InvalidRequest(f"{name}: a word has 1 to {LONGEST_WORD} characters, on one line.", field)
+    if len(said) > LONGEST_RESPELLING or "\n" in said:
+        raise InvalidRequest(f"{name}: a respelling has at most {LONGEST_RESPELLING} characters, on one line.", field)
+    if found := _PHONEMES.search(said):
+        reason = f"{found[0]!r} is a phoneme, and no model here reads phonemes"
+        raise InvalidRequest(f"{name}: {reason}: respell it in letters.", field, "phonemes_not_supported")
+    return said.strip()
+
+
+def from_pls(content: bytes, field: str) -> dict[str, str]:
+    """The aliases of a W3C Pronunciation Lexicon (PLS 1.0). Raises InvalidRequest, also of phonemes, by name."""
+    if len(content) > MAX_PLS_BYTES:
+        raise InvalidRequest(f"{field} has more than {MAX_PLS_BYTES} bytes.", field)
+    builder = ET.TreeBuilder()
+    parser = expat.ParserCreate(namespace_separator="}")
+    parser.StartDoctypeDeclHandler = _refuse_doctype
+    parser.StartElementHandler = lambda name, values: builder.start(name.rpartition("}")[2], values)
+    parser.EndElementHandler = lambda name: builder.end(name.rpartition("}")[2])
+    parser.CharacterDataHandler = builder.data
+    try:
+        parser.Parse(content, True)
+    except (expat.ExpatError, ValueError) as error:
+        raise InvalidRequest(f"{field} is no PLS lexicon: {error}.", field) from None
+    words: dict[str, str] = {}
+    for lexeme in builder.close().iter("lexeme"):
+        graphemes = [(each.text or "").strip() for each in lexeme.iter("grapheme")]
+        alias = next((each.text or "" for each in lexeme.iter("alias")), None)
+        if alias is None:
+            reason = "no model here reads phonemes: give it an alias"
+            name = next(iter(graphemes), "a lexeme without grapheme")[:LONGEST_WORD]
+            raise InvalidRequest(f"{field}: {name}: {reason}.", field, "phonemes_not_supported")
+        words |= dict.fromkeys(graphemes, alias)
+    return Lexicon.checked(words, field).words
+
+
+def to_pls(words: Iterable[tuple[str, str]], language: str) -> str:
+    """A PLS document with an alias for each word."""
+    lexemes = (
+        f"  <lexeme><grapheme>{escape(word)}</grapheme><alias>{escape(said)}</alias></lexeme>\n" for word, said in words
+    )
+    head = f'<lexicon version="1.0" xmlns="{_PLS}" alphabet="ipa" xml:lang={quoteattr(language)}>'
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}\n{"".join(lexemes)}</lexicon>\n'
+
+
+def _refuse_doctype(*_: object) -> None:
+    raise ValueError("it has a DOCTYPE")

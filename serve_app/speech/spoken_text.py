@@ -1,0 +1,220 @@
+"""From a text as it was sent to what is spoken: one pipeline for every model and every door.
+
+Markup becomes prose, pauses and changes of speed (`markup.py`). Prose passes the stages: the lexicon, then the spoken
+form of the voice. A stage takes text in parts and returns parts that pair what it took with what it made of it, so that
+every spoken word leads back to the word as it was sent. One more stage is one more line in `_stages`.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from deployments.protocol import Stretch
+from deployments.voice.english import spoken_english
+from deployments.voice.live_english import LiveEnglish, TextPart
+from serve_app.speech.characters import clean, is_speakable
+from serve_app.speech.lexicon import Lexicon, LiveLexicon
+from serve_app.speech.live_plain import LivePlain
+from serve_app.speech.markup import LiveMarkup, Markup
+from serve_app.speech.ssml import SsmlCheck
+
+LEFT_OUT = "\ue000"  # of no script
+TURN_CHARS = 256  # become spoken text in one turn of the event loop, which takes milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """How a text is read."""
+
+    markup: Markup = "none"
+    paragraph_pause_s: float = 0.0  # 0: a paragraph ends like a sentence
+    lexicon: Lexicon = field(default_factory=lambda: Lexicon.EMPTY)
+    spoken_form: str | None = None  # as ModelInfo has it
+    max_segment_chars: int | None = None  # None: the model's
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenPiece:
+    """Consecutive text as it was sent, and what it is in speech."""
+
+    written: str  # with LEFT_OUT for each character that is not read aloud
+    spoken: str  # joins with that of other pieces
+    pause_s: float = 0.0  # silence in its place
+    speed: float | None = None  # of all text after it; None: as before
+
+    @property
+    def is_border(self) -> bool:
+        """Whether text before it and after it is spoken apart."""
+        return self.pause_s > 0 or self.speed is not None
+
+
+class TextStage(Protocol):
+    """Makes other text of a text that comes in parts: wherever it is cut, the same comes out."""
+
+    def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
+        """What no later text can change; with `is_last` the rest. The `written` of all parts is all that was fed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenText:
+    """What is spoken of a whole text, and what is not."""
+
+    sent: str
+    rules: TextRules
+    stretches: tuple[Stretch, ...]
+    left_out: Counter[str]  # how often each thing is not read aloud
+
+    @property
+    def text(self) -> str:
+        return joined(self.stretches)
+
+    def pieces(self) -> Iterator[SpokenPiece]:
+        """All of the text, made as they are taken."""
+        reader = TextReader(self.rules)
+        for start in range(0, len(self.sent), TURN_CHARS):
+            yield from reader.feed(self.sent[start : start + TURN_CHARS], is_last=False)
+        yield from reader.feed("", is_last=True)
+
+
+def joined(stretches: tuple[Stretch, ...]) -> str:
+    """The spoken text of all stretches."""
+    return " ".join(each.text for each in stretches if each.text)
+
+
+def read(sent: str, rules: TextRules, *, field: str = "input") -> SpokenText:
+    """The whole text at once, as `TextReader` reads it in parts. Raises InvalidRequest of bad SSML in the `field`."""
+    left_out: Counter[str] = Counter()
+    if rules.markup == "ssml":
+        check = SsmlCheck(field)
+        check.feed(sent, is_last=True)
+        left_out += check.without_effect
+    tokens = _new_markup(rules).feed(sent, is_last=True)
+    left_out.update(token.left_out for token in tokens if token.left_out)
+    stretches: list[Stretch] = []
+    prose: list[str] = []
+    pause_s, speed = 0.0, 1.0
+    for token in tokens:
+        prose.append(token.spoken)
+        if not token.pause_s and token.speed is None:
+            continue
+        if is_speakable(text := _spoken("".join(prose), rules)):
+            stretches.append(Stretch(text, pause_s, speed))
+            pause_s = 0.0
+        prose.clear()
+        pause_s, speed = pause_s + token.pause_s, speed if token.speed is None else token.speed
+    text = _spoken("".join(prose), rules)
+    text = text if is_speakable(text) or not stretches else ""
+    rest = [Stretch(text, pause_s, speed)] if text or pause_s else []
+    return SpokenText(sent, rules, (*stretches, *rest), left_out)
+
+
+def _new_markup(rules: TextRules) -> LiveMarkup:
+    return LiveMarkup(rules.markup, paragraph_pause_s=rules.paragraph_pause_s)
+
+
+def _spoken(prose: str, rules: TextRules) -> str:
+    """What the stages make of a whole stretch."""
+    if rules.lexicon:
+        prose = "".join(part.spoken for part in LiveLexicon(rules.lexicon).feed(prose, is_last=True))
+    return spoken_english(prose) if rules.spoken_form == "english" else clean(prose)
+
+
+class TextReader:
+    """Reads a text that comes in parts: wherever it is cut, the same is spoken."""
+
+    def __init__(self, rules: TextRules) -> None:
+        self._rules, self._markup = rules, _new_markup(rules)
+        self._begin()
+
+    @property
+    def will_speak(self) -> bool:
+        """Whether the waiting text becomes a word with any later text."""
+        return self._front.will_speak
+
+    def feed(self, text: str, *, is_last: bool) -> list[SpokenPiece]:
+        """The pieces that no later text can change; with `is_last` the rest."""
+        pieces: list[SpokenPiece] = []
+        prose: list[TextPart] = []
+        for token in self._markup.feed(text, is_last=is_last):
+            if token.pause_s or token.speed is not None:
+                pieces += self._end([*prose, TextPart("", token.spoken)] if token.spoken else prose)
+                pieces.append(SpokenPiece(token.written, self._space(), token.pause_s, token.speed))
+                prose = []
+            else:
+                is_heard = (token.spoken and not token.is_end) or token.written.isspace()
+                prose.append(TextPart(token.written if is_heard else LEFT_OUT * len(token.written), token.spoken))
+        return pieces + (self._end(prose) if is_last else self._pass(prose, is_last=False))
+
+    def _begin(self) -> None:
+        """A stretch follows."""
+        self._front: LiveEnglish | LivePlain = LiveEnglish() if self._rules.spoken_form == "english" else LivePlain()
+        lexicon: list[TextStage] = [LiveLexicon(self._rules.lexicon)] if self._rules.lexicon else []
+        self._stages = [(stage, _Trace()) for stage in (*lexicon, self._front)]
+        self._has_spoken = False
+
+    def _space(self) -> str:
+        """Between two stretches that are heard."""
+        had_spoken = self._has_spoken
+        self._begin()
+        return " " if had_spoken else ""
+
+    def _end(self, prose: list[TextPart]) -> list[SpokenPiece]:
+        return self._pass(prose, is_last=True)
+
+    def _pass(self, parts: list[TextPart], *, is_last: bool) -> list[SpokenPiece]:
+        """`parts`, which pair sent text with prose, through all stages."""
+        for stage, trace in self._stages:
+            made = stage.feed("".join(part.spoken for part in parts), is_last=is_last)
+            parts = trace.follow(parts, made, is_last=is_last)
+        self._has_spoken = self._has_spoken or any(part.spoken.strip() for part in parts)
+        return [SpokenPiece(part.written, part.spoken) for part in parts]
+
+
+class _Trace:
+    """Leads from what a stage made back to the text as it was sent."""
+
+    def __init__(self) -> None:
+        self._before: deque[TextPart] = deque()  # sent text, and what the stage was given for it
+        self._written = self._spoken = ""
+        self._owed = 0  # characters that the stage has taken, and whose sent text has not been found
+
+    def follow(self, given: list[TextPart], made: list[TextPart], *, is_last: bool) -> list[TextPart]:
+        """Parts that pair sent text with what the stage `made` of it, of all that was `given`."""
+        self._before.extend(given)
+        parts: list[TextPart] = []
+        for part in made:
+            parts += self._unspoken()
+            self._spoken += part.spoken
+            self._owed += len(part.written)
+            self._find()
+            if not self._owed:
+                parts.append(self._take())
+        if is_last:
+            parts += self._unspoken()
+            self._owed += sum(len(part.spoken) for part in self._before)
+            self._find()
+            parts += [self._take()] if self._written or self._spoken else []
+        return parts
+
+    def _unspoken(self) -> list[TextPart]:
+        """What was sent next and gave the stage nothing, where all before it is found."""
+        parts = []
+        while not self._owed and not self._written and self._before and not self._before[0].spoken:
+            parts.append(self._before.popleft())
+        return parts
+
+    def _find(self) -> None:
+        while self._owed > 0 and self._before:
+            part = self._before.popleft()
+            if len(part.spoken) > self._owed and part.written == part.spoken:
+                self._before.appendleft(TextPart(part.written[self._owed :], part.spoken[self._owed :]))
+                part = TextPart(part.written[: self._owed], part.spoken[: self._owed])
+            self._written += part.written
+            self._owed -= len(part.spoken)
+
+    def _take(self) -> TextPart:
+        part = TextPart(self._written, self._spoken)
+        self._written = self._spoken = ""
+        return part

@@ -1,0 +1,149 @@
+"""No text takes more than its time, whatever it is made of, at once or in parts; and none is a 5xx at any door."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.errors import InvalidRequest
+from serve_app.api.routes import create_api
+from serve_app.config import ApiSettings
+from serve_app.speech.lexicon import MAX_WORDS, Lexicon, from_pls
+from serve_app.speech.segments import Segments, SynthesisRequest
+from serve_app.speech.spoken_text import TURN_CHARS, TextReader, TextRules, read
+from tests.fuzz.conftest import Cases
+from tests.fuzz.texts import text
+from tests.serve_app.asgi import post
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
+from tests.serve_app.speech.test_markup import PIECES
+
+pytestmark = pytest.mark.anyio
+
+Way = Callable[[str, TextRules], None]
+
+SHORT, LONG, MOST = 4 << 10, 64 << 10, 20
+WORDS = Lexicon({"a": "ay", "a a a a b": "x", "word to": "y"} | {f"a {number}": "z" for number in range(MAX_WORDS - 3)})
+UNITS = [
+    *("a", "水", "1", "🙂", "a.", "a\u0301", "(", "👩\u200d", "word ", "a ", "One. ", "\n", "\n\n", "a\n\n", "\r\n"),
+    *("**a** ", "*", "_a", "`", "```\n", "~~~\n", "- a\n", "# a\n", "> ", "|", "|a|\n", "[", "[a](b) ", "](", "!["),
+    *(
+        "<",
+        "<a ",
+        "<b>",
+        "</b>",
+        "<!--",
+        "<!-- a -->",
+        "&",
+        "&amp;",
+        "&#65",
+        "<https://a.b>",
+        "http://a.b/c ",
+        "a@b.co ",
+    ),
+    *(
+        "<p>",
+        "<p>a</p>",
+        "<break/>a",
+        "[pause:1ms]a",
+        "[pause",
+        "<sub alias='a'>",
+        "<sub alias='a'>b</sub>",
+        "[laughs]",
+    ),
+    *("<prosody rate='2'>a", "<say-as interpret-as='digits'>1", "<speed ratio='2'/>a<speed ratio='1'/>a", "<desc>"),
+    *(
+        "SQL ",
+        "a a a a ",
+        "$1,234.56 ",
+        "3:45 p.m. ",
+        "Dr. ",
+        "e.g. ",
+        "e\u0301",
+        "\u200b",
+        "\u3002",
+        "、",
+        "“a” ",
+        "=\n",
+    ),
+    *("<spell>a", "[^1]", " ", "--"),
+]
+RULES = [
+    TextRules("auto", 0.5, WORDS),
+    TextRules("auto", 0.5, WORDS, "english"),
+    TextRules("none", 0.5, WORDS, "english"),
+    TextRules("ssml", 0.5, WORDS),
+]
+PROSE = "Some plain words, to say: they are many. "
+# A third of the units in each way in `make test`, all of them in `make fuzz`.
+STEP = 1 if "TALKRAY_FUZZ_CASES" in os.environ else 3
+
+
+def whole(sent: str, rules: TextRules) -> None:
+    try:
+        spoken = read(sent, rules)
+    except InvalidRequest:
+        assert rules.markup == "ssml"
+        return
+    Segments.of(SynthesisRequest("", spoken.text, stretches=spoken.stretches), 300)
+
+
+def in_parts(sent: str, rules: TextRules) -> None:
+    reader = TextReader(rules)
+    for at in range(0, len(sent), TURN_CHARS):
+        reader.feed(sent[at : at + TURN_CHARS], is_last=False)
+    reader.feed("", is_last=True)
+
+
+def least_s(work: Callable[[], object], times: int) -> float:
+    """Of the processor, for the fastest of several runs: what another process takes is not counted."""
+    taken = []
+    for _ in range(times):
+        begun = time.thread_time()
+        work()
+        taken.append(time.thread_time() - begun)
+    return min(taken)
+
+
+def growth(unit: str, way: Way, rules: TextRules, times: int) -> float:
+    """How many times as long 64 KiB take as 4 KiB, or as 4 KiB of prose where the pattern is cheaper than these."""
+    short_s = max(least_s(partial(way, (each * SHORT)[:SHORT], rules), 3 * times) for each in (unit, PROSE))
+    return least_s(partial(way, (unit * LONG)[:LONG], rules), times) / short_s
+
+
+@pytest.mark.parametrize("rules", RULES, ids=lambda rules: f"{rules.markup}-{rules.spoken_form}")
+@pytest.mark.parametrize(
+    ("way", "unit"),
+    [*((whole, unit) for unit in UNITS[::STEP]), *((in_parts, unit) for unit in UNITS[1::STEP])],
+)
+def test_sixteen_times_the_text_takes_at_most_twenty_times_as_long(way: Way, unit: str, rules: TextRules) -> None:
+    ratio = growth(unit, way, rules, 1)
+    if ratio > MOST:  # something else ran beside it
+        ratio = growth(unit, way, rules, 6)
+    assert ratio <= MOST
+
+
+@pytest.mark.parametrize("markup", ["auto", "none", "ssml"])
+async def test_a_dry_run_is_no_server_error(cases: Cases, markup: str) -> None:
+    for form in (None, "english"):
+        api = create_api(FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form=form), utterance(1)), ApiSettings())
+        for chance in cases:
+            sent = text(chance) if chance.random() < 0.5 else "".join(chance.choices(PIECES, k=30))
+            fields = {"input": sent, "voice": "alloy", "markup": markup, "max_segment_chars": chance.choice([50, 999])}
+            fields["lexicon"] = {text(chance)[:20]: text(chance)[:20]} if chance.random() < 0.3 else {"a": "ay"}
+            answer = await post(api, "/v1/audio/text", json.dumps(fields).encode())
+            cases.count(answer.status)
+            assert answer.status == 200 or 400 <= answer.status < 500, answer
+
+
+@given(content=st.one_of(st.binary(max_size=200), st.text(max_size=200).map(str.encode)))
+def test_no_file_is_more_than_a_client_error(content: bytes) -> None:
+    try:
+        from_pls(content, "file")
+    except InvalidRequest as error:
+        assert error.param == "file"  # noqa: PT017

@@ -1,0 +1,232 @@
+"""Markup, lexicons and pauses at the doors of all dialects, and where lexicons are kept."""
+
+import asyncio
+from contextvars import copy_context
+from functools import partial
+from pathlib import Path
+
+import pytest
+from httpx import ASGITransport, AsyncClient
+from starlette.types import ASGIApp
+from typer.testing import CliRunner
+
+from serve_app.api.routes import create_api
+from serve_app.cli.main import cli
+from serve_app.config import ApiSettings, TextSettings, VoiceSettings
+from tests.serve_app.dialects.client import talking
+from tests.serve_app.fake import FakeSynthesizer, pcm_of, utterance
+from tests.serve_app.voices.speakers import Server, store
+
+pytestmark = pytest.mark.anyio
+
+SPEECH = "/v1/audio/speech"
+
+
+def client_of(api: ASGIApp) -> AsyncClient:
+    return AsyncClient(transport=ASGITransport(api), base_url="http://127.0.0.1")
+
+
+MARKED = "**Hello** [there](http://x.y) 😀!"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (SPEECH, {"input": MARKED, "voice": "ryan"}),
+        ("/openai/deployments/x/audio/speech", {"input": MARKED, "voice": "ryan"}),
+        ("/v1/text-to-speech/ryan", {"text": MARKED}),
+        ("/v1/text-to-dialogue", {"inputs": [{"text": MARKED, "voice_id": "ryan"}]}),
+        ("/v1/speak?model=ryan", {"text": MARKED}),
+        ("/tts/bytes", {"transcript": MARKED, "voice": "ryan"}),
+        ("/dev/captioned_speech", {"input": MARKED, "voice": "ryan"}),
+        ("/generate", {"text": MARKED, "speaker": "ryan"}),
+    ],
+)
+async def test_no_door_reads_marks_aloud(path: str, body: dict[str, object]) -> None:
+    synthesizer = FakeSynthesizer(script=utterance(1))
+    async with client_of(create_api(synthesizer, ApiSettings())) as client:
+        answer = await client.post(path, json=body)
+    assert answer.status_code == 200
+    assert synthesizer.texts == ["Hello there!"]
+    assert "marks of Markdown 2, link target 1, emoji 1" in answer.headers["x-ignored"]
+
+
+@pytest.mark.parametrize(
+    ("path", "messages", "until"),
+    [
+        ("/v1/audio/speech/ws", [{"type": "speak", "input": MARKED, "voice": "ryan"}], {"type": "done"}),
+        (
+            "/v1/speak",
+            [{"type": "Speak", "text": MARKED[:9]}, {"type": "Speak", "text": MARKED[9:]}, {"type": "Flush"}],
+            {"type": "Flushed"},
+        ),
+        (
+            "/v2/speak?model=flux-ryan-en",
+            [{"type": "Speak", "text": MARKED}, {"type": "Flush"}],
+            {"type": "SpeechMetadata"},
+        ),
+        (
+            "/tts/websocket",
+            [{"context_id": "a", "transcript": MARKED, "voice": {"id": "ryan"}, "continue": False}],
+            {"type": "done"},
+        ),
+    ],
+)
+async def test_no_socket_reads_marks_aloud(path: str, messages: list[dict[str, object]], until: dict[str, str]) -> None:
+    synthesizer = FakeSynthesizer(script=utterance(1))
+    async with talking(synthesizer, path) as client:
+        client.send(*messages)
+        await client.until(**until)
+    assert synthesizer.texts == ["Hello there!"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "texts", "pause_s"),
+    [
+        (SPEECH, {"input": "One [pause:2s] two", "voice": "ryan"}, ["One", "two"], 2),
+        (SPEECH, {"input": "One<break time='1s'/>two", "voice": "ryan", "ssml": True}, ["One", "two"], 1),
+        ("/v1/speak?encoding=linear16&container=none", {"text": "One \\{pause:500ms\\} two"}, ["One", "two"], 0.5),
+        (
+            "/v1/text-to-speech/ryan?output_format=pcm_24000&enable_ssml_parsing=true",
+            {"text": "One &lt; <break/>two"},
+            ["One <", "two"],
+            0.4,
+        ),
+        ("/tts/bytes", {"transcript": 'One <break time="300ms"/> two', "voice": "ryan"}, ["One", "two"], 0.3),
+    ],
+)
+async def test_pauses_of_each_dialect(path: str, body: dict[str, object], texts: list[str], pause_s: float) -> None:
+    synthesizer = FakeSynthesizer(script=utterance(1))
+    more = {"response_format": "pcm"} if path == SPEECH else {}
+    async with client_of(create_api(synthesizer, ApiSettings())) as client:
+        answer = await client.post(path, json={**body, **more})
+    assert synthesizer.texts == texts
+    speech = pcm_of(utterance(1))
+    assert answer.content == speech + bytes(2 * int(24000 * pause_s)) + speech
+    assert "x-ignored" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "reason"),
+    [
+        (SPEECH, {"input": "<b>a", "voice": "ryan", "markup": "ssml"}, "input", "at character 4: "),
+        (SPEECH, {"input": "a", "voice": "ryan", "markup": "html"}, "markup", "'auto', 'none' or 'ssml'"),
+        (SPEECH, {"input": "a", "voice": "ryan", "lexicon": {"a": "ˈa"}}, "lexicon", "no model here reads phonemes"),
+        (
+            SPEECH,
+            {"input": "a", "voice": "ryan", "max_segment_chars": 49},
+            "max_segment_chars",
+            "greater than or equal to 50",
+        ),
+        (SPEECH, {"input": "```\ncode\n```", "voice": "ryan"}, "input", "all of it is left out \\(code block\\)"),
+        ("/tts/bytes", {"transcript": "a <<h|i>>", "voice": "ryan"}, "transcript", "'<<h|i>>' at character 2"),
+        (
+            "/v1/text-to-speech/ryan?enable_ssml_parsing=true",
+            {"text": "<phoneme>a</phoneme>"},
+            "input",
+            "reads phonemes",
+        ),
+    ],
+)
+async def test_what_is_refused_says_where(path: str, body: dict[str, object], param: str, reason: str) -> None:
+    async with client_of(create_api(FakeSynthesizer(script=utterance(1)), ApiSettings())) as client:
+        answer = await client.post(path, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert reason.replace("\\", "") in error["message"]
+
+
+async def test_bad_ssml_in_a_conversation_is_an_error_and_adds_nothing() -> None:
+    path = "/v1/text-to-speech/ryan/multi-stream-input?enable_ssml_parsing=true&output_format=pcm_24000"
+    synthesizer = FakeSynthesizer(script=utterance(1))
+    async with talking(synthesizer, path) as client:
+        client.send({"text": "One <b>two</i> ", "context_id": "a"})
+        messages, _ = await client.until(contextId="a")
+    assert "text: this is no SSML that can be spoken" in messages[-1]["error"]
+
+
+async def test_settings_say_how_texts_are_read() -> None:
+    synthesizer = FakeSynthesizer(script=utterance(1))
+    text = TextSettings(markup="none", paragraph_pause_s=0, max_segment_chars=50)
+    async with client_of(create_api(synthesizer, ApiSettings(text=text))) as client:
+        await client.post(SPEECH, json={"input": "*a*\n\nb", "voice": "ryan"})
+        sent = "A sentence that is thirty long. " * 2
+        await client.post(SPEECH, json={"input": sent, "voice": "ryan"})
+        answer = await client.post(SPEECH, json={"input": sent, "voice": "ryan", "max_segment_chars": 5000})
+    assert synthesizer.texts == ["*a* b", *2 * ["A sentence that is thirty long."], sent.strip()]
+    assert "max_segment_chars" in answer.headers["x-ignored"]
+
+
+def server_of(folder: Path, synthesizer: FakeSynthesizer) -> ASGIApp:
+    return create_api(synthesizer, ApiSettings(voices=VoiceSettings(store=str(folder))))
+
+
+async def lexicon(folder: Path, *arguments: str, code: int = 0) -> str:
+    """A command has an event loop of its own."""
+    invoke = partial(CliRunner().invoke, cli, ["lexicon", *arguments, "--store", str(folder)])
+    result = await asyncio.to_thread(copy_context().run, invoke)
+    assert (result.exit_code != 0) == bool(code), result.output
+    return result.output
+
+
+async def test_the_lexicon_of_the_server_holds_for_every_door(tmp_path: Path) -> None:
+    folder, file = tmp_path / "store", tmp_path / "words.pls"
+    await lexicon(folder, "add", "SQL", "sequel")
+    await lexicon(folder, "add", "nginx", "engine x")
+    assert (await lexicon(folder, "list")).split("\n")[:2] == ["SQL\tsequel", "nginx\tengine x"]
+    await lexicon(folder, "export", "-o", str(file))
+    await lexicon(folder, "remove", "nginx")
+    await lexicon(folder, "remove", "nginx", code=1)
+    await lexicon(folder, "add", "a", "ˈeɪ", code=1)
+    synthesizer = FakeSynthesizer(script=utterance(1))
+    async with client_of(server_of(folder, synthesizer)) as client:
+        await client.post(SPEECH, json={"input": "SQL and nginx", "voice": "ryan"})
+        await client.post("/v1/speak?model=ryan", json={"text": "SQL"})
+        await client.post(SPEECH, json={"input": "SQL", "voice": "ryan", "lexicon": {"SQL": "S Q L"}})
+    assert synthesizer.texts == ["sequel and nginx", "sequel", "S Q L"]
+    await lexicon(folder, "import", str(file))
+    assert "nginx" in await lexicon(folder, "list")
+
+
+async def test_a_stored_voice_has_a_lexicon_of_its_own(tmp_path: Path) -> None:
+    server = Server(tmp_path / "store")
+    async with server.client() as client:
+        told = await store(client, "ada")
+        changed = await client.post(f"/v1/audio/voices/{told['id']}", json={"lexicon": {"SQL": "sequel"}})
+        assert changed.json()["lexicon"] == {"SQL": "sequel"}
+        bad = await client.post(f"/v1/audio/voices/{told['id']}", json={"lexicon": {"SQL": "ˈs"}})
+        assert (bad.status_code, bad.json()["error"]["param"]) == (400, "lexicon")
+        await client.post(SPEECH, json={"input": "SQL", "voice": "ada"})
+    assert server.synthesizer.texts == ["sequel"]
+
+
+DICTIONARIES = "/v1/pronunciation-dictionaries"
+RULE = {"string_to_replace": "SQL", "type": "alias", "alias": "sequel"}
+
+
+async def test_pronunciation_dictionaries_of_elevenlabs(tmp_path: Path) -> None:
+    synthesizer = FakeSynthesizer(script=utterance(1))
+    async with client_of(server_of(tmp_path / "store", synthesizer)) as client:
+        added = (await client.post(f"{DICTIONARIES}/add-from-rules", json={"name": "it", "rules": [RULE]})).json()
+        own = f"{DICTIONARIES}/{added['id']}"
+        more = {**RULE, "string_to_replace": "nginx", "alias": "engine x"}
+        grown = (await client.post(f"{own}/add-rules", json={"rules": [more]})).json()
+        assert (grown["version_rules_num"], grown["version_id"] == added["version_id"]) == (2, False)
+        pls = await client.get(f"{own}/{grown['version_id']}/download")
+        copied = await client.post(f"{DICTIONARIES}/add-from-file", data={"name": "b"}, files={"file": pls.content})
+        listed = (await client.get(DICTIONARIES)).json()["pronunciation_dictionaries"]
+        assert {each["id"] for each in listed} == {added["id"], copied.json()["id"]}
+        await client.post(f"{own}/remove-rules", json={"rule_strings": ["nginx"]})
+        assert (await client.get(own)).json()["rules"] == [RULE]
+        phonemes = await client.post(f"{own}/add-rules", json={"rules": [{**RULE, "type": "phoneme", "phoneme": "x"}]})
+        assert phonemes.json()["error"]["code"] == "phonemes_not_supported"
+        for locator, spoken, is_told in (
+            ({"pronunciation_dictionary_id": added["id"]}, "sequel", False),
+            ({"pronunciation_dictionary_id": added["id"], "version_id": "old"}, "sequel", True),
+            ({"pronunciation_dictionary_id": "21m00Tcm4TlvDq8ikWAM"}, "SQL", True),
+        ):
+            fields = {"text": "SQL", "pronunciation_dictionary_locators": [locator]}
+            answer = await client.post("/v1/text-to-speech/ryan", json=fields)
+            assert ("pronunciation_dictionary_locators" in answer.headers.get("x-ignored", "")) == is_told
+            assert synthesizer.texts.pop() == spoken
+        assert (await client.get(f"{DICTIONARIES}/lexicon_0")).status_code == 404
