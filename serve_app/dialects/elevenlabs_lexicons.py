@@ -73,9 +73,9 @@ async def download(service: SpeechService, dictionary_id: str, version_id: str) 
 
 async def _add(service: SpeechService, name: str, words: Mapping[str, str]) -> Response:
     values = {"id": new_id("lexicon"), "created_at": now(), "version": new_version(), "owner": VISITOR.get().name or ""}
-    if not 0 < len(name) <= 80 or not name.isprintable():
+    if not name.isprintable():
         raise InvalidRequest("name has 1 to 80 printable characters.", "name")
-    made = StoredLexicon.model_validate({**values, "name": name, "words": dict(words)})
+    made = StoredLexicon.made(**values, name=name, words=dict(words))
     return JSONResponse(_told(await service.voices.keep_lexicon(made)))
 
 

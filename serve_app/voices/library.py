@@ -186,7 +186,7 @@ class Voices:
 
         `field` is the client's name for the recordings. Raises InvalidRequest, Conflict.
         """
-        store = self._writable()
+        self._writable()
         consent = await self._consent(details.consent)
         taken = [await self._take(recording, field) for recording in sent]
         voice = StoredVoice.made(
@@ -201,14 +201,10 @@ class Voices:
             consent=consent,
             provenance=details.provenance,
         )
-        await self._check_name(voice)
-        self._check_quota(voice)
-        await self._aside(store.write, voice, {take.sha256: flac for take, flac in taken})
-        await self.refresh()
-        return voice
+        return await self.put(voice, {take.sha256: flac for take, flac in taken})
 
     async def put(self, voice: StoredVoice, files: dict[str, bytes]) -> StoredVoice:
-        """Store a voice that was exported, under its own id. Raises Conflict."""
+        """Store a new voice, or one that was exported under its own id. Raises Conflict."""
         await self._check_name(voice)
         self._check_quota(voice)
         await self.keep(voice, files)
@@ -221,13 +217,12 @@ class Voices:
 
     async def add_consent(self, name: str, language: str, sent: SentRecording, *, field: str) -> StoredConsent:
         """Kept as it was sent: it is evidence. Raises InvalidRequest, Conflict."""
-        store = self._writable()
+        self._writable()
         take, flac = await self._take(replace(sent, prepare="none"), field)
-        owner = VISITOR.get().name or ""
-        made = StoredConsent(id=new_id("cons"), name=name, owner=owner, created_at=now(), language=language, take=take)
+        values = {"id": new_id("cons"), "owner": VISITOR.get().name or "", "created_at": now()}
+        made = StoredConsent.made(**values, name=name, language=language, take=take)
         self._check_quota(made)
-        await self._aside(store.write, made, {take.sha256: flac})
-        await self.refresh()
+        await self.keep(made, {take.sha256: flac})
         return made
 
     async def change(
@@ -242,7 +237,7 @@ class Voices:
             await self._check_name(changed)
             self._check_quota(changed)
         else:
-            changed = record.model_copy(update=changes)
+            changed = record.changed(**changes)
         await self._aside(store.write, changed, {take.sha256: flac for take, flac in taken})
         await self._told()
         return changed

@@ -113,13 +113,32 @@ class Consent(Strict):
     recording: str | None = None  # id of a stored consent recording
 
 
-class StoredVoice(Strict):
-    """One voice. A new version has another `version`, so that nothing made of the old one is taken for its."""
+class Stored(Strict):
+    """What every record has."""
 
-    id: Annotated[str, Field(pattern=r"^voice_[0-9a-f]{24}$")]
+    id: str
     name: Name
     owner: str = ""  # the name of the API key; "" where no keys are asked for
     created_at: int  # seconds since 1970
+
+    @classmethod
+    def made(cls, **values: object) -> Self:
+        """With a client's own words among the values. Raises InvalidRequest that names the field."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}.", str(first["loc"][0])) from None
+
+    def changed(self, **changes: object) -> Self:
+        """With other values in place of some. Raises InvalidRequest that names the field."""
+        return type(self).made(**{**dict(self), **changes})
+
+
+class StoredVoice(Stored):
+    """One voice. A new version has another `version`, so that nothing made of the old one is taken for its."""
+
+    id: Annotated[str, Field(pattern=r"^voice_[0-9a-f]{24}$")]
     version: str
     takes: Annotated[tuple[Take, ...], Field(min_length=1, max_length=MAX_TAKES)]
     language: str | None = None  # for requests that name none
@@ -144,16 +163,12 @@ class StoredVoice(Strict):
 
     def changed(self, **changes: object) -> Self:
         """The next version. Raises InvalidRequest that names the field."""
-        return type(self).made(**{**dict(self), **changes, "version": new_version()})
+        return super().changed(**{**changes, "version": new_version()})
 
     @classmethod
     def made(cls, **values: object) -> Self:
         """From checked takes and a client's own words. Raises InvalidRequest that names the field."""
-        try:
-            voice = cls.model_validate(values)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}.", str(first["loc"][0])) from None
+        voice = super().made(**values)
         _check_sampling(voice.sampling)
         Lexicon.checked(voice.lexicon, "lexicon")
         styles = [take.style.casefold() for take in voice.takes]
@@ -178,24 +193,19 @@ class StoredVoice(Strict):
         return (take.style, text[tag.end() :]) if tag and is_named else (None, text)
 
 
-class StoredConsent(Strict):
+class StoredConsent(Stored):
     """A recording in which a speaker agrees."""
 
     id: Annotated[str, Field(pattern=r"^cons_[0-9a-f]{24}$")]
-    name: Name
-    owner: str = ""
-    created_at: int
     language: str
     take: Take
 
 
-class StoredDesign(Strict):
+class StoredDesign(Stored):
     """A voice made from a description: a candidate for an hour, from which a StoredVoice may be made."""
 
     id: Annotated[str, Field(pattern=r"^design_[0-9a-f]{24}$")]
     name: Name = "design"
-    owner: str = ""
-    created_at: int
     description: str
     language: str | None = None
     model: str  # that spoke
@@ -208,13 +218,10 @@ class StoredDesign(Strict):
         return self.created_at + int(DESIGN_S)
 
 
-class StoredLexicon(Strict):
+class StoredLexicon(Stored):
     """How words are said, for requests that name it, or for all."""
 
     id: Annotated[str, Field(pattern=r"^lexicon_[0-9a-f]{24}$")]
-    name: Name
-    owner: str = ""
-    created_at: int
     version: str
     words: dict[str, str]  # respelling by word
     for_all: bool = False  # whether it holds for every request of the server

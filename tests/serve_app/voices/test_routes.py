@@ -484,6 +484,19 @@ async def test_our_socket_has_tags(folder: Path) -> None:
     assert server.synthesizer.requests[0].text == "Hi."
 
 
+@pytest.mark.parametrize("name", ["x" * 81, "two\nlines"])
+async def test_a_consent_has_a_name_that_can_be_kept(folder: Path, name: str) -> None:
+    async with Server(folder).client() as client:
+        fields, files = {"language": "en"}, {"recording": ("c.wav", wav())}
+        agreed = await client.post("/v1/audio/voice_consents", data={**fields, "name": "c"}, files=files)
+        place = f"/v1/audio/voice_consents/{agreed.json()['id']}"
+        added = await client.post("/v1/audio/voice_consents", data={**fields, "name": name}, files=files)
+        renamed = await client.post(place, data={"name": name})
+        for refused in (added, renamed):
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "name")
+        assert (await client.get(place)).json()["name"] == "c"
+
+
 async def test_others_can_neither_see_nor_change_it(folder: Path) -> None:
     server = Server(folder, "ada", "eve", admins=("root",))
     async with server.client("ada") as client:
