@@ -198,11 +198,8 @@ class _Utterance:
         """A chunk of the current segment, which is the last one or may have others after it."""
         positions = self._timeline.add(chunk)
         if self._filter is not None:
-            pcm = await asyncio.to_thread(_filtered, self._filter, chunk)
-            self._timeline.deliver(len(pcm) // 2)
-            chunk = replace(chunk, pcm=pcm)
-        else:
-            self._timeline.deliver(len(chunk.pcm) // 2)
+            chunk = replace(chunk, pcm=await asyncio.to_thread(_filtered, self._filter, chunk))
+        self._timeline.deliver(len(chunk.pcm) // 2)
         self._tokens, self.has_sound = chunk.num_text_tokens, self.has_sound or bool(chunk.pcm)
         if chunk.finish_reason is not FinishReason.STOP:
             self._cut_short = self._cut_short or chunk.finish_reason

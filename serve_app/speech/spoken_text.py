@@ -2,7 +2,8 @@
 
 Markup becomes prose, pauses and changes of speed (`markup.py`). Prose passes the stages: the lexicon, then the spoken
 form of the voice. A stage takes text in parts and returns parts that pair what it took with what it made of it, so that
-every spoken word leads back to the word as it was sent. One more stage is one more line in `_stages`.
+every spoken word leads back to the word as it was sent. A stage stands in `_spoken`, for a whole text at once, and in
+`TextReader._begin`, for a text in parts.
 """
 
 from collections import Counter, deque
