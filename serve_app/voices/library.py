@@ -129,9 +129,10 @@ class Voices:
         return self._visible(kind)
 
     async def lexicon_for_all(self) -> Lexicon:
-        """How words are said for every caller; nothing while the store cannot be read."""
-        with contextlib.suppress(StoreFailed):  # `_look_again` logs it
-            await self._follow()
+        """How words are said for every caller; nothing while the store cannot be read, or where nobody follows it."""
+        if self._following is not None and not self._num_readings:
+            with contextlib.suppress(StoreFailed):  # `_look_again` logs it
+                await self.refresh()
         return self._for_all
 
     async def get_lexicon(self, lexicon_id: str) -> StoredLexicon:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from serve_app.api.routes import create_api
 from serve_app.cli.main import cli
 from serve_app.config import ApiSettings, TextSettings, VoiceSettings
+from serve_app.voices.library import Voices
 from tests.serve_app.dialects.client import talking
 from tests.serve_app.fake import FakeSynthesizer, pcm_of, utterance
 from tests.serve_app.voices.speakers import Server, store
@@ -158,7 +159,10 @@ async def test_settings_say_how_texts_are_read() -> None:
 
 
 def server_of(folder: Path, synthesizer: FakeSynthesizer) -> ASGIApp:
-    return create_api(synthesizer, ApiSettings(voices=VoiceSettings(store=str(folder))))
+    settings = VoiceSettings(store=str(folder))
+    voices = Voices.of(settings)
+    voices.follow()  # as an ingress replica does
+    return create_api(synthesizer, ApiSettings(voices=settings), voices=voices)
 
 
 async def lexicon(folder: Path, *arguments: str, code: int = 0) -> str:
