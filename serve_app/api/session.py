@@ -14,7 +14,7 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api.context import RequestState
 from serve_app.api.errors import translate
-from serve_app.api.request import SpeechBody, build_request, stored_voice
+from serve_app.api.request import SpeechBody, build_request, check_length, stored_voice
 from serve_app.api.request_log import SAMPLE_BYTES, RequestRecord, Usage
 from serve_app.api.wish import Wish
 from serve_app.config import ApiSettings
@@ -353,6 +353,7 @@ class Session:
             turn.changed.clear()
             await turn.changed.wait()
         text = turn.take()
+        check_length("input", text, self._settings)  # before the text is read, which takes as long as the text is
         body, spoken = self._body.model_copy(update={"input": text}), read(text, self._rules, field="text")
         if self._live_texts is not None and not is_speakable(spoken.text):
             return  # a conversation treats no text as an error
