@@ -1,0 +1,270 @@
+"""Figures, signs and abbreviations in words, for a request that wishes so: one language at a time.
+
+English is read by the rules of the embedded voice, Chinese and Japanese by wetext, the others by the rules in
+`readings/`, whose numbers num2words spells. What stands far from any figure stays as it is.
+"""
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from difflib import SequenceMatcher
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from num2words import num2words
+
+from deployments.errors import InvalidRequest
+from deployments.voice.english import spoken_english
+from deployments.voice.live_english import TextPart
+from serve_app.speech.languages import language_code
+
+EXTRA = "pip install 'talkray[text]'"
+_FOLDER = Path(__file__).parent / "readings"
+_HARD = re.compile(r"[\d%‰€$£¥￥₩₽°º℃№&§+½¼¾²³㎡]|\b[IVXLC]++(?:e|er|re|ème)?\b")
+_WORDS, _CHARACTERS = re.compile(r"\s*+\S{1,64}|\s++"), re.compile(r"\s*+\S|\s++")
+_NEAR_WORDS, _NEAR_CHARACTERS = 2, 8  # a cut is so far from what is hard, on both sides
+_LONGEST_RUN = 240  # characters that are read together
+_LONGEST_NUMBER = 15  # digits; longer ones are read one by one
+_MACRO = re.compile(r"<(\w+)>")
+_BLANK = re.compile(r"\{(\d)(?::([^{}]*))?\}")
+_ROMAN = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
+_SHORTENED = re.compile(r"[A-Za-z]{1,4}\.$")
+
+Read = Callable[[str], list[TextPart]]
+
+
+class LiveNormaliser:
+    """Normalises a text that comes in parts: wherever it is cut, the same comes out."""
+
+    def __init__(self, language: str) -> None:
+        """`language`: one that `prepare` has taken."""
+        self._read, self._hard_words = _reader(language)
+        is_wide = language in ("chinese", "japanese")
+        self._atoms, self._near = (_CHARACTERS, _NEAR_CHARACTERS) if is_wide else (_WORDS, _NEAR_WORDS)
+        self._rest = ""
+
+    def feed(self, text: str, *, is_last: bool) -> list[TextPart]:
+        """The text that no later text can change; with `is_last` all of the rest."""
+        self._rest += text
+        atoms = [match.span() for match in self._atoms.finditer(self._rest)]
+        complete = len(atoms) if is_last else len(atoms) - 1
+        hard = [self._is_hard(self._rest[start:end]) for start, end in atoms]
+        parts: list[TextPart] = []
+        begun = 0
+        for number in range(1, complete):
+            is_long = atoms[number][1] - atoms[begun][0] > _LONGEST_RUN
+            if not is_long and not is_last and number + self._near > complete:
+                break
+            if is_long or not any(hard[max(begun, number - self._near) : number + self._near]):
+                parts += self._unit(self._rest[atoms[begun][0] : atoms[number][0]], any(hard[begun:number]))
+                begun = number
+        if is_last and atoms:
+            parts += self._unit(self._rest[atoms[begun][0] :], any(hard[begun:]))
+        self._rest = "" if is_last or not atoms else self._rest[atoms[begun][0] :]
+        return parts
+
+    def _unit(self, text: str, is_hard: bool) -> list[TextPart]:
+        return self._read(text) if is_hard else [TextPart(text, text)]
+
+    def _is_hard(self, atom: str) -> bool:
+        return _HARD.search(atom) is not None or self._hard_words(atom.strip(" \n\t(«»„“”\",;:!?)"))
+
+
+def prepare(language: str) -> None:
+    """Loads what the language needs, which takes up to a second. Raises InvalidRequest where it is not to be had."""
+    if language_code(language) is None:
+        raise InvalidRequest(f"text_normalization: {language[:80]!r} has no rules here.", "text_normalization")
+    for part in LiveNormaliser(language).feed("1", is_last=True):
+        assert part.spoken
+
+
+@lru_cache
+def _reader(language: str) -> tuple[Read, Callable[[str], bool]]:
+    """Reads a run of text, and knows the words without figures that belong to one."""
+    if language == "english":
+        return _read_english, lambda word: _SHORTENED.search(word) is not None
+    code = language_code(language)
+    assert code is not None, "prepare has refused it"
+    if code in ("zh", "ja"):
+        return _wetext(language, code), lambda _: False
+    readings = Readings(code)
+    return readings.read, readings.short_words.__contains__
+
+
+def _wetext(language: str, code: str) -> Read:
+    if find_spec("wetext") is None:
+        message = f"text_normalization: {language.title()} needs the package wetext, not installed here: {EXTRA}."
+        raise InvalidRequest(message, "text_normalization", "extra_not_installed")
+    from wetext import Normalizer  # its model takes memory
+
+    normalizer = Normalizer(lang=code, operator="tn")
+
+    def read(text: str) -> list[TextPart]:
+        core = text.strip()
+        start = text.index(core)
+        try:
+            spoken = normalizer.normalize(core)
+        except (AssertionError, RuntimeError):  # its grammars know no reading: the text stays as it is
+            return [TextPart(text, text)]
+        return _aligned(text, text[:start] + spoken + text[start + len(core) :], _CHARACTERS)
+
+    return read
+
+
+def _read_english(text: str) -> list[TextPart]:
+    core = text.rstrip()
+    spoken = spoken_english(f"{core} so").removesuffix("so.").rstrip()  # the end of a run ends no sentence
+    spoken += "." * (core.endswith(".") and not spoken.endswith("."))
+    start = len(core) - len(core.lstrip())
+    return _aligned(text, core[:start] + spoken + text[len(core) :], _WORDS)
+
+
+def _aligned(written: str, spoken: str, atoms: re.Pattern[str]) -> list[TextPart]:
+    """Pairs `atoms` that are the same, and what is between them."""
+    before, behind = (atoms.findall(each) for each in (written, spoken))
+    parts: list[TextPart] = []
+    for kind, start, end, first, last in SequenceMatcher(None, before, behind, autojunk=False).get_opcodes():
+        if kind == "equal":
+            parts += [TextPart(word, word) for word in before[start:end]]
+        else:
+            parts.append(TextPart("".join(before[start:end]), "".join(behind[first:last])))
+    return parts
+
+
+class Readings:
+    """The rules of one file in `readings/`."""
+
+    def __init__(self, code: str) -> None:
+        self._code = code
+        given: dict[str, Any] = yaml.safe_load((_FOLDER / f"{code}.yaml").read_text("utf-8"))
+        self._given, (self._decimal, self._point) = given, given["decimal"]
+        self._tables: dict[str, dict[str, str]] = {
+            name: {str(key): said for key, said in table.items()} for name, table in given["tables"].items()
+        }
+        self.short_words = {word for key in self._tables.get("abbreviations", ()) for word in key.split()}
+        rules = given["rules"]
+        patterns = (f"(?P<r{number}>{_MACRO.sub(self._macro, rule[0])})" for number, rule in enumerate(rules))
+        self._pattern = re.compile("|".join(patterns))
+        self._spoken = {f"r{number}": str(rule[1]) for number, rule in enumerate(rules)}
+
+    def read(self, text: str) -> list[TextPart]:
+        parts: list[TextPart] = []
+        at = 0
+        for match in self._pattern.finditer(text):
+            parts += [TextPart(text[at : match.start()], text[at : match.start()])] if match.start() > at else []
+            parts.append(TextPart(match[0], self._say(match)))
+            at = match.end()
+        return parts + ([TextPart(text[at:], text[at:])] if at < len(text) else [])
+
+    def _macro(self, macro: re.Match[str]) -> str:
+        """`<n>` is a number, `<month>` one of twelve, another one an entry of the table of that name."""
+        if macro[1] == "n":
+            group, point = self._given["group"], re.escape(self._decimal)
+            digits = rf"(?:\d{{1,3}}(?:{group}\d{{3}})++(?!\d)|\d++)(?:{point}\d++)?"
+            return rf"(?<![\d{point}])(?<!\d[.,])((?:(?<![\w.,\-])[-−])?{digits})(?!{point}?\d)"
+        if macro[1] == "month":
+            return "(0?[1-9]|1[0-2])"
+        entries = sorted(self._tables[macro[1]], key=len, reverse=True)
+        return f"({'|'.join(map(re.escape, entries))})"
+
+    def _say(self, match: re.Match[str]) -> str:
+        rule = match.lastgroup
+        assert rule is not None, "each rule is a group"
+        first = match.re.groupindex[rule]
+
+        def fill(blank: re.Match[str]) -> str:
+            return self._fill(match[first + int(blank[1])] or "", blank[2], lambda group: match[first + group] or "0")
+
+        said = " ".join(_BLANK.sub(fill, self._spoken[rule]).split())
+        said += " " * match[0].endswith(" ") if not self._spoken[rule].endswith("} ") else " "
+        return said + "." * (match[0].endswith(".") and match.end() == len(match.string.rstrip()))
+
+    def _fill(self, written: str, kind: str | None, group: Callable[[int], str]) -> str:
+        """`kind` as README.md of the folder has it: a kind of number, a table or forms to choose from."""
+        if kind is None:
+            return written
+        if "|" in kind:
+            return self._form(kind, self._value(written))
+        table, _, counted = kind.partition("/")
+        if table in self._tables:
+            entry = self._tables[table].get(written) or self._tables[table][written.lstrip("0")]
+            return self._form(entry, Decimal(counted) if "." in counted else self._value(group(int(counted or 0) or 1)))
+        name, _, variant = kind.partition(".")
+        return self._number(written, name, variant)
+
+    def _form(self, forms: str, number: Decimal) -> str:
+        """The form of a noun that is counted."""
+        known, plural = forms.split("|"), self._given.get("plural")
+        if len(known) == 1:
+            return known[0]
+        if plural == "ru":
+            if number != int(number):
+                return known[1]
+            last, two = int(number) % 10, int(number) % 100
+            return known[2 if not 1 <= last <= 4 or 11 <= two <= 14 else last > 1]
+        return known[abs(number) >= 2 if plural == "fr" else abs(number) != 1]
+
+    def _value(self, written: str) -> Decimal:
+        digits = re.sub(self._given["group"], "", written) if self._decimal == "." else written
+        plain = re.sub(r"[^\d.\-]", "", digits.replace("−", "-").replace(".", "") if self._decimal == "," else digits)
+        if self._decimal == ",":
+            plain = re.sub(r"[^\d,\-]", "", written.replace("−", "-")).replace(",", ".")
+        return Decimal(plain or 0)
+
+    def _number(self, written: str, name: str, variant: str) -> str:
+        if name in ("r", "ro"):
+            written, name = str(_roman(written)), "o" if name == "ro" else "n"
+        digits = re.sub(r"\D", "", written)
+        if name == "p":
+            return " ".join(self._number(each, "d" if each[0] == "0" else "n", "") for each in written.split())
+        if name == "t":
+            return self._number(written, "n", variant) if digits.strip("0") else ""
+        if name == "z" and digits[:1] == "0":
+            name = "d"
+        if name == "d" or len(digits) > _LONGEST_NUMBER:
+            joint = "" if self._code == "ko" else " "
+            return joint.join(self._digit(digit) for digit in digits)
+        if name == "k":
+            return self._native(int(digits))
+        value = self._value(written)
+        if name == "n" and value != int(value):
+            return self._decimal_number(written, value, variant)
+        return self._varied({"o": "ordinal", "y": "year"}.get(name, "cardinal"), int(value), variant)
+
+    def _varied(self, kind: str, number: int | Decimal, variant: str) -> str:
+        changes = self._given["variants"].get(variant, [])
+        options = changes if isinstance(changes, dict) else {}
+        said = cast(str, num2words(number, lang=self._code, to=kind, **options))
+        for pattern, becomes in () if options else changes:
+            said = re.sub(pattern, becomes, said)
+        return said
+
+    def _decimal_number(self, written: str, value: Decimal, variant: str) -> str:
+        kind = self._given.get("fraction")
+        if kind == "library":
+            return self._varied("cardinal", value, variant)
+        whole, _, fraction = written.partition(self._decimal)
+        is_whole = kind == "whole" and len(fraction) <= 2 and fraction[0] != "0"
+        behind = self._number(fraction, "n", "") if is_whole else " ".join(map(self._digit, fraction))
+        sign = "-" if whole[0] in "-−" and not whole.strip("-−0") else ""
+        before = self._varied("cardinal", int(self._value(whole)), "")
+        minus = self._varied("cardinal", -1, "").split()[0] + " " if sign else ""
+        return f"{minus}{before} {self._point} {behind}"
+
+    def _digit(self, digit: str) -> str:
+        zero = self._given.get("zero")
+        return str(zero) if zero and digit == "0" else self._varied("cardinal", int(digit), "")
+
+    def _native(self, number: int) -> str:
+        tens, ones = self._given["native"]
+        if not 0 < number < 100:
+            return self._number(str(number), "n", "")
+        return (tens[number // 10 - 1] if number >= 10 else "") + (ones[number % 10 - 1] if number % 10 else "")
+
+
+def _roman(written: str) -> int:
+    values = [_ROMAN[letter] for letter in written]
+    return sum(-value if value < max(values[place:]) else value for place, value in enumerate(values))
