@@ -180,6 +180,7 @@ class SynthesisRequest:
     following: tuple[str, ...] = ()  # texts of the later segments: the request is refused where one is too long
     stretches: tuple[Stretch, ...] = ()  # the text, cut at its pauses
     max_segment_chars: int | None = None  # None: the model's
+    languages: tuple[str, ...] = ()  # each segment is in one of these; where it is not certain, `language` stands
     live: Mailbox | None = None  # where the text is while the client writes it; `text` is empty then
 
     # A stream that goes on elsewhere: set by `Received` of deployments/serving/failover.py.

@@ -8,6 +8,7 @@ from pydantic import AliasChoices
 
 from deployments.protocol import FILTERS, SUBTALKER, ModelInfo, ModelKind
 from serve_app.api.request import SpeechBody
+from serve_app.speech.detection import DETECT
 from serve_app.speech.languages import foreign_letters, has_region, language_name, looks_foreign
 from serve_app.speech.spoken_text import SpokenText
 from serve_app.voices.record import StoredVoice
@@ -141,7 +142,9 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
         if getattr(body, switch) is False:
             options = (prefix + option for option in FILTERS)
             yield from ((name, f"{switch} is false") for name in options if name in sent)
-    if (language := language_name(body.language)) not in ("auto", *info.languages):
+    if (language := language_name(body.language)) == DETECT and not body.input:
+        yield "language", "a text that is still written is not looked at: spoken as auto"
+    elif language not in ("auto", DETECT, *info.languages):
         yield "language", f"not of the loaded voice, which speaks {', '.join(info.languages)}: tried as auto"
     elif has_region(body.language):
         yield "language", f"spoken as {language}: regions and scripts are not told apart"

@@ -1,5 +1,6 @@
 """From a client's fields to a request to the replicas, checked against the loaded model."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -24,6 +25,7 @@ from serve_app.audio.reference_doctor import Preparation, decode_prepared
 from serve_app.config import LEAST_SEGMENT_CHARS, ApiSettings
 from serve_app.speech.admission import draw_seed
 from serve_app.speech.characters import clean, is_speakable, without_halves
+from serve_app.speech.detection import DETECT, detected
 from serve_app.speech.languages import foreign_language, language_name
 from serve_app.speech.markup import Markup
 from serve_app.speech.spoken_text import SpokenText
@@ -79,7 +81,7 @@ class SpeechBody(BaseModel):
     stream: bool = True
     speed: Annotated[float, Field(ge=0.25, le=4)] = 1.0
 
-    language: str = "auto"  # a name or an ISO code
+    language: str = "auto"  # a name or an ISO code; "detect": of each segment
     any_language: bool = False  # also one that the loaded voice has not learnt
     ref_audio: Annotated[str | None, Field(validation_alias=AliasChoices("ref_audio", "reference_audio"))] = None
     ref_text: Annotated[str | None, Field(validation_alias=AliasChoices("ref_text", "reference_text"))] = None
@@ -91,6 +93,7 @@ class SpeechBody(BaseModel):
     leading_silence: bool = False
     word_timestamps: bool = False  # events say when which word is heard
     markup: Markup | None = None  # None: as api.text.markup
+    text_normalization: Literal["on", "off"] | None = None  # on: figures and signs become words
     lexicon: dict[str, str] | None = None  # how words are said
     max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # None: as api.text has it
 
@@ -141,6 +144,11 @@ async def build_request(
     if body.ref_audio is not None and info.kind is not ModelKind.BASE:  # before `voice` is missed: it would not help
         raise InvalidRequest(f"{info.name} does not clone voices: load a Base checkpoint.", "ref_audio")
     body = body if stored is None else _with_defaults(body, stored, info)
+    language, of_each = _language(body, info), False
+    if language == DETECT:
+        of_each = not live
+        whole = await asyncio.to_thread(detected, spoken.text, info.languages) if of_each else None
+        language = whole or "auto"
     return SynthesisRequest(
         request_id=request_id,
         client=client,
@@ -148,7 +156,8 @@ async def build_request(
         text="" if live else _text(body, info, settings, spoken),
         stretches=() if live else spoken.stretches,
         max_segment_chars=spoken.rules.max_segment_chars,
-        language=_language(body, info),
+        language=language,
+        languages=info.languages if of_each else (),
         instructions=_instructions(body, info, settings),
         reference=await _reference(body, info, settings, stored, voices),
         sampling=body.sampling,
@@ -182,7 +191,7 @@ def check_length(param: str, text: str, settings: ApiSettings) -> None:
 def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings, spoken: SpokenText) -> str:
     """The text that the model reads; may have nothing to speak."""
     check_length("input", body.input, settings)
-    if not body.any_language and language_name(body.language) == "auto":
+    if not body.any_language and language_name(body.language) in ("auto", DETECT):
         foreign = foreign_language(body.input, info.languages)
         if foreign is not None:
             raise _not_spoken("input", f"it is written in {foreign}", body, info)
@@ -209,7 +218,7 @@ def _voice(body: SpeechBody, info: ModelInfo) -> str | None:
 
 def _language(body: SpeechBody, info: ModelInfo) -> str:
     language = language_name(body.language)
-    if language in ("auto", *info.languages):
+    if language in ("auto", DETECT, *info.languages):
         return language
     if not body.any_language:
         raise _not_spoken("language", f"{body.language[:80]!r} is none of the loaded voice's", body, info)

@@ -5,6 +5,7 @@ for clients of other services, which cannot know them: the default speaks instea
 whose fields need a translation has a function `wished`, which translates them and ends in one of the two.
 """
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,8 +18,10 @@ from serve_app.api.request import SpeechBody, check_length, parse_speech, stored
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wish import Delivery, Wish, negotiate
 from serve_app.audio.formats import AudioFormat, check_bit_rate
+from serve_app.speech.detection import DETECT, detected
 from serve_app.speech.languages import language_name
 from serve_app.speech.lexicon import Lexicon
+from serve_app.speech.normalisation import prepare
 from serve_app.speech.spoken_text import SpokenText, TextRules, read
 from serve_app.voices.record import StoredVoice
 
@@ -32,6 +35,7 @@ _STRICT_NAMES: ignored_fields.Names = {
     "instruction": "instructions",
     "lang_code": "language",
     "ssml": None,
+    "normalization_options": None,
 }
 
 
@@ -57,6 +61,8 @@ async def strict_wish(
     info = await model_for(service, body, fields)
     if body.voice is not None:
         _check_voice(service, body.voice, info)
+    if isinstance(options := fields.get("normalization_options"), dict) and set(options) - {"normalize"}:
+        found["normalization_options"] = "of these only normalize has an effect"
     delivery = negotiate(body, accept, default=default)
     if body.word_timestamps and not delivery.events and "word_timestamps" not in made:
         found["word_timestamps"] = "only events carry words: stream_format"
@@ -152,10 +158,37 @@ async def read_text(
         lexicon.over(await service.voices.lexicon_for_all()),
         info.spoken_form,
         chars or settings.max_segment_chars,
+        await _normalised(body, info, stored, reasons),
     )
-    spoken = read(body.input, rules)
+    is_long = rules.normalised is not None
+    spoken = await asyncio.to_thread(read, body.input, rules) if is_long else read(body.input, rules)
     reasons |= ignored_fields.of_text(spoken, info)
     return spoken
+
+
+async def _normalised(
+    body: SpeechBody, info: ModelInfo, stored: StoredVoice | None, reasons: dict[str, str]
+) -> str | None:
+    """The language whose words figures become; None: they stay. Raises InvalidRequest."""
+    if info.spoken_form is not None or body.text_normalization != "on":
+        if info.spoken_form is not None and body.text_normalization == "off":
+            reasons["text_normalization"] = "the loaded voice speaks nothing but words"
+        return None
+    named = body.language
+    if stored is not None and stored.language and "language" not in body.model_fields_set:
+        named = stored.language
+    language: str | None = language_name(named)
+    if language in ("auto", DETECT):
+        known = info.languages
+        language = known[0] if len(known) == 1 else await asyncio.to_thread(detected, body.input, known)
+    if language is not None:
+        await asyncio.to_thread(prepare, language)
+    elif body.any_language:
+        reasons["text_normalization"] = "the language of the text is not certain: name it"
+    else:
+        message = "text_normalization: the language of the text is not certain: name it in language."
+        raise InvalidRequest(message, "text_normalization")
+    return language
 
 
 async def voiced(service: SpeechService, wish: Wish, voice: str) -> Wish:
@@ -203,6 +236,9 @@ def spelled(fields: Mapping[str, object]) -> dict[str, object]:
         del ours["lang_code"]
     if ours.get("ssml") is True and "markup" not in ours:  # Kokoro-FastAPI
         ours["markup"] = "ssml"
+    options = ours.get("normalization_options")
+    if isinstance(options, dict) and isinstance(options.get("normalize"), bool):  # Kokoro-FastAPI
+        ours.setdefault("text_normalization", "on" if options["normalize"] else "off")
     model = ours.get("model")
     named = _WITH_LANGUAGE.fullmatch(model) if isinstance(model, str) else None
     if named and language_name(named[2]) != named[2]:

@@ -33,6 +33,7 @@ _NAMES: ignored_fields.Names = {
     "sample_rate": "sample_rate",
     "bit_rate": "bit_rate",
     "speech_rate": "speed",
+    "enable_tn": "text_normalization",
 }
 _SESSION_NAMES: ignored_fields.Names = {**_NAMES, "mode": None}
 _REST_NAMES: ignored_fields.Names = {
@@ -81,6 +82,8 @@ async def _wished(
     bit_rate = number("bit_rate", given.get("bit_rate"))  # kbit/s
     audio_format = format_named("response_format", str(given.get("response_format", default)), _FORMATS)
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate * 1000), files=True)
+    if isinstance(given.get("enable_tn"), bool):
+        made = {**(made or {}), "text_normalization": "on" if given["enable_tn"] else "off"}
     return await lenient_wish(service, sent, names, delivery=delivery, made=made)
 
 

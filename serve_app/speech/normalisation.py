@@ -30,6 +30,7 @@ _LONGEST_RUN = 240  # characters that are read together
 _LONGEST_NUMBER = 15  # digits; longer ones are read one by one
 _MACRO = re.compile(r"<(\w+)>")
 _BLANK = re.compile(r"\{(\d)(?::([^{}]*))?\}")
+_MINUS = ("-", "\u2212")
 _ROMAN = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
 _SHORTENED = re.compile(r"[A-Za-z]{1,4}\.$")
 
@@ -70,7 +71,7 @@ class LiveNormaliser:
         return self._read(text) if is_hard else [TextPart(text, text)]
 
     def _is_hard(self, atom: str) -> bool:
-        return _HARD.search(atom) is not None or self._hard_words(atom.strip(" \n\t(«»„“”\",;:!?)"))
+        return _HARD.search(atom) is not None or self._hard_words(atom.strip(' \n\t(«»„“”",;:!?)'))
 
 
 def prepare(language: str) -> None:
@@ -164,7 +165,7 @@ class Readings:
         if macro[1] == "n":
             group, point = self._given["group"], re.escape(self._decimal)
             digits = rf"(?:\d{{1,3}}(?:{group}\d{{3}})++(?!\d)|\d++)(?:{point}\d++)?"
-            return rf"(?<![\d{point}])(?<!\d[.,])((?:(?<![\w.,\-])[-−])?{digits})(?!{point}?\d)"
+            return rf"(?<![\d{point}])(?<!\d[.,])((?:(?<![\w.,\-])[{''.join(_MINUS)}])?{digits})(?!{point}?\d)"
         if macro[1] == "month":
             return "(0?[1-9]|1[0-2])"
         entries = sorted(self._tables[macro[1]], key=len, reverse=True)
@@ -208,11 +209,8 @@ class Readings:
         return known[abs(number) >= 2 if plural == "fr" else abs(number) != 1]
 
     def _value(self, written: str) -> Decimal:
-        digits = re.sub(self._given["group"], "", written) if self._decimal == "." else written
-        plain = re.sub(r"[^\d.\-]", "", digits.replace("−", "-").replace(".", "") if self._decimal == "," else digits)
-        if self._decimal == ",":
-            plain = re.sub(r"[^\d,\-]", "", written.replace("−", "-")).replace(",", ".")
-        return Decimal(plain or 0)
+        whole, _, fraction = (re.sub(r"\D", "", each) for each in written.partition(self._decimal))
+        return Decimal(f"{'-' if written.startswith(_MINUS) else ''}{whole or 0}.{fraction or 0}")
 
     def _number(self, written: str, name: str, variant: str) -> str:
         if name in ("r", "ro"):
@@ -237,7 +235,7 @@ class Readings:
     def _varied(self, kind: str, number: int | Decimal, variant: str) -> str:
         changes = self._given["variants"].get(variant, [])
         options = changes if isinstance(changes, dict) else {}
-        said = cast(str, num2words(number, lang=self._code, to=kind, **options))
+        said = cast("str", num2words(number, lang=self._code, to=kind, **options))
         for pattern, becomes in () if options else changes:
             said = re.sub(pattern, becomes, said)
         return said
@@ -246,13 +244,11 @@ class Readings:
         kind = self._given.get("fraction")
         if kind == "library":
             return self._varied("cardinal", value, variant)
-        whole, _, fraction = written.partition(self._decimal)
+        fraction = written.partition(self._decimal)[2]
         is_whole = kind == "whole" and len(fraction) <= 2 and fraction[0] != "0"
+        minus = f"{self._varied('cardinal', -1, '').split()[0]} " if value < 0 else ""
         behind = self._number(fraction, "n", "") if is_whole else " ".join(map(self._digit, fraction))
-        sign = "-" if whole[0] in "-−" and not whole.strip("-−0") else ""
-        before = self._varied("cardinal", int(self._value(whole)), "")
-        minus = self._varied("cardinal", -1, "").split()[0] + " " if sign else ""
-        return f"{minus}{before} {self._point} {behind}"
+        return f"{minus}{self._varied('cardinal', int(abs(value)), '')} {self._point} {behind}"
 
     def _digit(self, digit: str) -> str:
         zero = self._given.get("zero")

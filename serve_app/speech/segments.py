@@ -14,6 +14,7 @@ from deployments.errors import Overloaded
 from deployments.listener import ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, Stretch, SynthesisRequest
 from serve_app.audio.formats import Filter
+from serve_app.speech.detection import detected
 from serve_app.speech.splitting import split_text
 from serve_app.speech.synthesizer import Synthesizer
 
@@ -46,6 +47,8 @@ class Segments:
                 made._speeds |= dict.fromkeys(range(len(texts), len(texts) + len(parts)), stretch.speed)
             texts += parts
         made._segments = _requests(replace(request, stretches=(), max_segment_chars=None), texts or [request.text])
+        if request.languages:
+            made._segments = [_in_its_language(each, request.languages) for each in made._segments]
         return made
 
     def plan(self) -> list[Stretch]:
@@ -330,6 +333,10 @@ def _requests(request: SynthesisRequest, texts: list[str]) -> list[SynthesisRequ
     return [replace(request, text=first, following=tuple(later))] + [
         segment_request(replace(request, text=text), number) for number, text in enumerate(later, start=2)
     ]
+
+
+def _in_its_language(request: SynthesisRequest, languages: tuple[str, ...]) -> SynthesisRequest:
+    return replace(request, language=detected(request.text, languages) or request.language, languages=())
 
 
 def segment_request(request: SynthesisRequest, number: int) -> SynthesisRequest:

@@ -1,9 +1,9 @@
 """From a text as it was sent to what is spoken: one pipeline for every model and every door.
 
-Markup becomes prose, pauses and changes of speed (`markup.py`). Prose passes the stages: the lexicon, then the spoken
-form of the voice. A stage takes text in parts and returns parts that pair what it took with what it made of it, so that
-every spoken word leads back to the word as it was sent. A stage stands in `_spoken`, for a whole text at once, and in
-`TextReader._begin`, for a text in parts.
+Markup becomes prose, pauses and changes of speed (`markup.py`). Prose passes the stages: the lexicon, figures in words
+where this is wished, then the spoken form of the voice. A stage takes text in parts and returns parts that pair what it
+took with what it made of it, so that every spoken word leads back to the word as it was sent. One more stage is one
+more line in `_prose_stages`.
 """
 
 from collections import Counter, deque
@@ -18,6 +18,7 @@ from serve_app.speech.characters import clean, is_speakable
 from serve_app.speech.lexicon import Lexicon, LiveLexicon
 from serve_app.speech.live_plain import LivePlain
 from serve_app.speech.markup import LiveMarkup, Markup
+from serve_app.speech.normalisation import LiveNormaliser
 from serve_app.speech.ssml import SsmlCheck
 
 LEFT_OUT = "\ue000"  # of no script
@@ -33,6 +34,7 @@ class TextRules:
     lexicon: Lexicon = field(default_factory=lambda: Lexicon.EMPTY)
     spoken_form: str | None = None  # as ModelInfo has it
     max_segment_chars: int | None = None  # None: the model's
+    normalised: str | None = None  # the language whose words figures become; None: they stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +117,20 @@ def _new_markup(rules: TextRules) -> LiveMarkup:
     return LiveMarkup(rules.markup, paragraph_pause_s=rules.paragraph_pause_s)
 
 
+def _prose_stages(rules: TextRules) -> list[TextStage]:
+    """What prose passes before the spoken form of the voice, made anew for each stretch."""
+    stages: list[TextStage] = []
+    if rules.lexicon:
+        stages.append(LiveLexicon(rules.lexicon))
+    if rules.normalised:
+        stages.append(LiveNormaliser(rules.normalised))
+    return stages
+
+
 def _spoken(prose: str, rules: TextRules) -> str:
     """What the stages make of a whole stretch."""
-    if rules.lexicon:
-        prose = "".join(part.spoken for part in LiveLexicon(rules.lexicon).feed(prose, is_last=True))
+    for stage in _prose_stages(rules):
+        prose = "".join(part.spoken for part in stage.feed(prose, is_last=True))
     return spoken_english(prose) if rules.spoken_form == "english" else clean(prose)
 
 
@@ -151,8 +163,7 @@ class TextReader:
     def _begin(self) -> None:
         """A stretch follows."""
         self._front: LiveEnglish | LivePlain = LiveEnglish() if self._rules.spoken_form == "english" else LivePlain()
-        lexicon: list[TextStage] = [LiveLexicon(self._rules.lexicon)] if self._rules.lexicon else []
-        self._stages = [(stage, _Trace()) for stage in (*lexicon, self._front)]
+        self._stages = [(stage, _Trace()) for stage in (*_prose_stages(self._rules), self._front)]
         self._has_spoken = False
 
     def _space(self) -> str:
