@@ -44,7 +44,7 @@ NAMES: ignored_fields.Names = {
     "seed": "seed",
     "output_format": None,
     "enable_ssml_parsing": None,
-    "apply_text_normalization": None,
+    "apply_text_normalization": "text_normalization",
     LOCATORS: None,
 }
 _FORM_FIELDS = ("name", "description", "labels", "files", "consent", "ref_text", "reference_text", "prepare")

@@ -93,7 +93,8 @@ OPENAI_SPEECH: Json = {
     "extra_params": {"x": 1},
     "references": [],
     "volume_multiplier": 2,
-    "normalization_options": {"normalize": False},
+    "normalization_options": Sent({"normalize": True}, {"input": "3 kg", "language": "english"}),
+    "text_normalization": Sent("on", {"input": "3 kg", "language": "english"}),
     "download_format": "mp3",
     "return_download_link": True,
     "allow_voice_tags": True,
@@ -120,10 +121,11 @@ ELEVEN_BODY: Json = {
     "previous_text": "A.",
     "next_text": "B.",
     "previous_request_ids": ["a"],
-    "apply_text_normalization": "off",
+    "apply_text_normalization": Sent("on", {"text": "3 kg", "language_code": "en"}),
     "pronunciation_dictionary_locators": [{"pronunciation_dictionary_id": "a"}],
 }
-ELEVEN_SOCKET: Json = {  # enable_ssml_parsing changes no text without marks: test_text_fields.py has it
+# These change no text without marks and figures: test_text_fields.py has enable_ssml_parsing, and what becomes figures.
+ELEVEN_SOCKET: Json = {
     "model_id": "eleven_v3",
     "language_code": "de",
     "enable_logging": "false",
@@ -131,7 +133,6 @@ ELEVEN_SOCKET: Json = {  # enable_ssml_parsing changes no text without marks: te
     "inactivity_timeout": "5",
     "sync_alignment": "true",
     "auto_mode": "true",
-    "apply_text_normalization": "off",
     "seed": "5",
 }
 ELEVEN_FIRST: Json = {
@@ -172,7 +173,7 @@ DASHSCOPE: Json = {
     "bit_rate": Sent(64, {"response_format": "opus"}),
     "instructions": "Softly.",
     "optimize_instructions": True,
-    "enable_tn": False,
+    "enable_tn": True,
 }
 DEEPGRAM: Json = {
     "model": "aura-2-ryan-en",
@@ -370,7 +371,7 @@ DIALECTS = {
         [
             Place(ELEVEN_QUERY, None),
             Place({name: ELEVEN_BODY[name] for name in ("model_id", "language_code", "seed")}),
-            Place({"settings": {"stability": 0.5}, "apply_text_normalization": "off"}),
+            Place({"settings": {"stability": 0.5}, "apply_text_normalization": "on"}),
             Place({"voice_id": "ryan", "new_turn": True}, inside="inputs"),
         ],
     ),

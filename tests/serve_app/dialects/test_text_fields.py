@@ -2,6 +2,7 @@
 
 import asyncio
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from serve_app.cli.main import cli
 from serve_app.config import ApiSettings, TextSettings, VoiceSettings
 from serve_app.voices.library import Voices
 from tests.serve_app.dialects.client import talking
-from tests.serve_app.fake import FakeSynthesizer, pcm_of, utterance
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
 from tests.serve_app.voices.speakers import Server, store
 
 pytestmark = pytest.mark.anyio
@@ -234,3 +235,107 @@ async def test_pronunciation_dictionaries_of_elevenlabs(tmp_path: Path) -> None:
             assert ("pronunciation_dictionary_locators" in answer.headers.get("x-ignored", "")) == is_told
             assert synthesizer.texts.pop() == spoken
         assert (await client.get(f"{DICTIONARIES}/lexicon_0")).status_code == 404
+
+
+FIGURES = "Der Zug fährt um 8:05 und kostet 3,50 €."
+IN_WORDS = "Der Zug fährt um acht Uhr fünf und kostet drei Euro fünfzig."
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "spoken"),
+    [
+        (SPEECH, {"input": FIGURES, "voice": "ryan", "text_normalization": "on"}, IN_WORDS),
+        (SPEECH, {"input": FIGURES, "voice": "ryan", "text_normalization": "off"}, FIGURES),
+        (SPEECH, {"input": FIGURES, "voice": "ryan"}, FIGURES),
+        (SPEECH, {"input": FIGURES, "voice": "ryan", "normalization_options": {"normalize": True}}, IN_WORDS),
+        (SPEECH, {"input": FIGURES, "voice": "ryan", "normalization_options": {"normalize": False}}, FIGURES),
+        ("/v1/text-to-speech/ryan", {"text": FIGURES, "apply_text_normalization": "on"}, IN_WORDS),
+        ("/v1/text-to-speech/ryan", {"text": FIGURES, "apply_text_normalization": "auto"}, FIGURES),
+        ("/v1/text-to-speech/ryan", {"text": FIGURES, "apply_text_normalization": "off"}, FIGURES),
+    ],
+)
+@pytest.mark.parametrize("language", ["de", None])
+async def test_figures_become_words_where_this_is_wished(
+    path: str, body: dict[str, object], spoken: str, language: str | None
+) -> None:
+    synthesizer = FakeSynthesizer(CUSTOM_VOICE, utterance())
+    named = {} if language is None else {"language_code" if "text" in body else "language": language}
+    async with client_of(create_api(synthesizer, ApiSettings())) as client:
+        answer = await client.post(path, json={**body, **named})
+        assert answer.status_code == 200, answer.text
+        assert "text_normalization" not in answer.headers.get("x-ignored", "")
+        assert [request.text for request in synthesizer.requests] == [spoken]
+
+
+async def test_figures_in_a_language_that_is_not_certain_are_an_error_or_named() -> None:
+    synthesizer = FakeSynthesizer(CUSTOM_VOICE, utterance())
+    async with client_of(create_api(synthesizer, ApiSettings())) as client:
+        refused = await client.post(SPEECH, json={"input": "12:30", "voice": "ryan", "text_normalization": "on"})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "text_normalization"
+        lenient = await client.post("/v1/text-to-speech/ryan", json={"text": "12:30", "apply_text_normalization": "on"})
+        assert "apply_text_normalization (the language of the text is not certain" in lenient.headers["x-ignored"]
+        wrong = await client.post("/v1/text-to-speech/ryan", json={"text": "1", "apply_text_normalization": "yes"})
+        assert (wrong.status_code, "apply_text_normalization" in wrong.text) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "messages"),
+    [
+        (
+            "/api-ws/v1/realtime",
+            [
+                {"type": "session.update", "session": {"enable_tn": True, "language_type": "German"}},
+                {"type": "input_text_buffer.append", "text": FIGURES[:20]},
+                {"type": "input_text_buffer.append", "text": FIGURES[20:]},
+                {"type": "session.finish"},
+            ],
+        ),
+        (
+            "/v1/text-to-speech/ryan/stream-input?apply_text_normalization=on&language_code=de",
+            [{"text": " "}, {"text": FIGURES[:20]}, {"text": FIGURES[20:]}, {"text": ""}],
+        ),
+    ],
+)
+async def test_figures_become_words_while_they_are_written(path: str, messages: list[dict[str, object]]) -> None:
+    synthesizer = FakeSynthesizer(CUSTOM_VOICE, utterance())
+    async with talking(synthesizer, path) as client:
+        client.send(*messages)
+        await client.until(closed=1000)
+    assert [text.strip() for text in synthesizer.texts] == [IN_WORDS]
+
+
+async def test_an_embedded_voice_reads_figures_in_any_case() -> None:
+    synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form="english"), utterance())
+    async with client_of(create_api(synthesizer, ApiSettings())) as client:
+        body = {"input": "I have 3 cats.", "voice": "ryan"}
+        off = await client.post(SPEECH, json={**body, "text_normalization": "off"})
+        assert "text_normalization (the loaded voice speaks nothing but words)" in off.headers["x-ignored"]
+        on = await client.post(SPEECH, json={**body, "text_normalization": "on"})
+        assert "x-ignored" not in on.headers
+    assert [request.text for request in synthesizer.requests] == ["I have three cats."] * 2
+
+
+async def test_each_segment_is_spoken_in_its_own_language() -> None:
+    synthesizer = FakeSynthesizer(CUSTOM_VOICE, utterance())
+    german, english = "Das Treffen wurde auf Donnerstag verschoben.", "The meeting was moved to Thursday."
+    body = {"input": f"{german}\n\n12:30\n\n{english} {english} {english}", "voice": "ryan", "language": "detect"}
+    async with client_of(create_api(synthesizer, ApiSettings())) as client:
+        answer = await client.post(SPEECH, json=body)
+        assert answer.status_code == 200, answer.text
+        assert "x-ignored" not in answer.headers
+        languages = [(request.language, request.languages) for request in synthesizer.requests]
+        assert languages[::2] == [("german", ()), ("english", ())]
+        assert languages[1] == ("english", ())  # the whole text's
+        synthesizer.requests.clear()
+        await client.post(SPEECH, json={**body, "input": "12:30"})
+        assert [request.language for request in synthesizer.requests] == ["auto"]
+
+
+@pytest.mark.parametrize(("given", "name"), [("en-GB", "english"), ("de-AT", "german")])
+async def test_a_region_is_named_as_without_effect(given: str, name: str) -> None:
+    synthesizer = FakeSynthesizer(CUSTOM_VOICE, utterance())
+    async with client_of(create_api(synthesizer, ApiSettings())) as client:
+        answer = await client.post(SPEECH, json={"input": "Hello.", "voice": "ryan", "language": given})
+        assert answer.headers["x-ignored"] == f"language (spoken as {name}: regions and scripts are not told apart)"
+    assert synthesizer.requests[0].language == name

@@ -2,6 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from deployments.errors import InvalidRequest
+from serve_app.speech import detection
+from serve_app.speech.detection import detected
 from serve_app.speech.languages import foreign_language, foreign_letters, language_name, looks_foreign
 
 ENGLISH = ("english",)
@@ -137,3 +140,34 @@ def test_a_voice_of_which_no_language_is_known_is_let_try(text: str) -> None:
 def test_letters_are_counted() -> None:
     assert foreign_letters("Hello 今天, Привет!", ENGLISH) == {"CJK": 2, "CYRILLIC": 6}
     assert foreign_letters("Hello 今天, Привет!", RELEASED) == {}
+
+
+def known_lines() -> list[tuple[str, str]]:
+    path = Path(__file__).parents[2] / "data" / "languages" / "lines.tsv"
+    return [(name, text) for name, text in (line.split("\t") for line in path.read_text("utf-8").splitlines())]
+
+
+def test_short_lines_are_told_apart_or_left_open() -> None:
+    found = [(name, detected(text, RELEASED)) for name, text in known_lines()]
+    assert len(found) == 200
+    certain = [(name, guess) for name, guess in found if guess is not None]
+    assert all(name == guess for name, guess in certain)
+    document = (Path(__file__).parents[3] / "docs" / "text.md").read_text("utf-8")
+    assert f"it names {len(certain)}, all rightly" in document
+
+
+@pytest.mark.parametrize("text", ["", "12:30", "OK", "http://x.y/z", "Berlin", "😀"])
+def test_a_text_of_no_certain_language(text: str) -> None:
+    assert detected(text, RELEASED) is None
+
+
+def test_a_single_language_is_no_finding() -> None:
+    assert detected("Das Treffen wurde auf Donnerstag verschoben.", ENGLISH) is None
+
+
+def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    detection._identifier.cache_clear()
+    monkeypatch.setattr(detection, "find_spec", lambda _: None)
+    with pytest.raises(InvalidRequest, match=r"py3langid.*talkray\[text\]") as error:
+        detected("Hello there.", RELEASED)
+    assert error.value.param == "language"
