@@ -1,22 +1,44 @@
 """Where a long text may be cut, also while it is being written."""
 
+# ruff: noqa: RUF001 (characters that look like others are what a part of this file is about)
+
 import re
 import sys
 import unicodedata
 from bisect import bisect_right
 from itertools import accumulate
 
-_CLOSING = "\"')\\]»”’」』）"  # noqa: RUF001
+_CLOSING = "\"')\\]»”’」』）》"
+_CJK = "\u3040-\u30ff\u3400-\u9fff"
 _PARAGRAPH = re.compile(r"\n\s*?\n")
-_SENTENCE = re.compile(rf"[.!?؟।]++[{_CLOSING}]*+(?=\s)|[。！？]++[{_CLOSING}]*+")  # noqa: RUF001
-_CLAUSE = re.compile(rf"[,;:—][{_CLOSING}]*+(?=\s)|\s[–-](?=\s)|[，、；：]")  # noqa: RUF001
+_SENTENCE = re.compile(
+    rf"(?<![.!?؟।…])[.!?؟।…]++(?:[\xa0\u202f ]?»|[{_CLOSING}“])*+(?=\s|\Z)"
+    rf"|(?<=[A-Za-z])[.!?]++(?=[{_CJK}])|[。！？]++[{_CLOSING}]*+"
+)
+_CLAUSE = re.compile(rf"[,;:—][{_CLOSING}“]*+(?=\s)|\s[–-](?=\s)|[，、；：]")
 _WORD = re.compile(r"\s(?=\S)")
 _SPACE = re.compile(r"\s")
+# No sentence ends behind these, nor behind a single letter, but for English "I".
+_ABBREVIATIONS = (
+    r"mrs?|ms|dra?|profa?|ste?|sra?|srta|sigg?|dott|ing|avv|hr|fr|fa|mme?|mlle|pr|rev|gen|exm[oa]|jr|av|ul|dña|ee|uu"
+    r"|e\.g|i\.e|z\.b|d\.h|u\.a|p\.ex|p\.es|p\.ej|bzw|ca|cfr?|vgl|ggf|inkl|zzgl|evtl|bspw|approx|aprox|env|vs"
+    r"|ул|им|проф|акад|гр|см|напр|т\.е|inc|ltd|u\.s"
+)
+_BEFORE_NUMBERS = "nos?|nr|figs?|vol|pp|págs?|pag|art|cap|kap|abb|bd|núm|nº|tel|стр|рис|гл"
 _NOT_AN_END = re.compile(
-    r"(?:\b(?:mr|mrs|ms|dr|prof|st|no|nos|fig|vol|vs|jr|sr|inc|ltd|approx|e\.g|i\.e|u\.s|ca|cf|bzw|z\.b)|\b[a-z])\.$",
+    rf"(?:\b(?:{_ABBREVIATIONS}|[^\W\d_])\.|《[^》]*》"
+    r"|\b(?:am|im|vom|zum|zur|beim|der|die|das|dem|den|des) \d{1,3}\.|\d{4}\. \d\d?\. \d\d?\.)$",
     re.I,
 )
-_LONGEST_ABBREVIATION = 8
+_NOT_BEFORE_NUMBERS = re.compile(rf"(?:\b(?:{_BEFORE_NUMBERS})|str|\d)\.$", re.I)
+_LISTED = re.compile(r"(^|\D[.!?]\s)\d\d?\.$")
+_I = re.compile(r"[a-z] I\.$")
+_DOTS = re.compile(r"(?:\.\.|…)\W*$")
+_NEXT = re.compile(r"[\s—–\-«„“\"'(\[¿¡‘「『]*+(.)", re.S)
+# After a quotation: he said.
+_SAID = re.compile(rf"と|って|\s*(?:라고|이라고|하고|고)|[{_CJK}]{{1,4}}(?:说道?|[问喊答叫]道?)[。，：]")
+_CONTEXT = 24  # characters before an end
+_AHEAD = 8  # characters after it
 _WIDE_WEIGHT = 3  # an ideograph takes about as long to say as three letters
 
 
@@ -49,6 +71,7 @@ class LiveSplit:
         self._text = ""  # of the segment
         self._given = 0  # characters of it
         self._positions = [0]  # of `_text`
+        self._sure = 0  # an end is found there or behind it
         self._space = self._looked = 0  # its last whitespace; no end of a sentence or clause is before this place
 
     def feed(self, text: str) -> list[str]:
@@ -60,7 +83,7 @@ class LiveSplit:
                 texts[-1] += self._take(end)
                 texts.append("")
                 self.restart()
-            texts[-1] += self._take(max(self._reached(3), self._space))
+            texts[-1] += self._take(min(max(self._reached(3), self._space), self._sure))
         return texts
 
     def finish(self) -> list[str]:
@@ -92,18 +115,24 @@ class LiveSplit:
     def _end(self) -> int:
         """Where the segment ends, 0 as long as it may go on."""
         text, (middle, late, limit) = self._text, map(self._reached, (2, 3, 4))
+        self._sure = len(text)
         if middle >= len(text) - 1:
             return 0
-        sentences = [end for end in _ends(_SENTENCE, text, self._looked) if end > middle]
-        clauses = [end for end in _ends(_CLAUSE, text, self._looked) if end > late]
-        first = min(sentences + clauses, default=len(text))
-        if first < len(text) and first <= limit:
+        known = len(text) - _AHEAD  # the text after an end decides whether it is one
+        matches = [match for match in _SENTENCE.finditer(text, self._looked) if match.end() > middle]
+        open_matches = [match for match in matches if match.end() > known]
+        ends = [match.end() for match in matches if match.end() > known or _ends_sentence(text, match.end())]
+        first = min(ends + [end for end in _ends(_CLAUSE, text, self._looked) if end > late], default=len(text))
+        if first <= min(known, limit):
             return first
-        self._looked = self._space
-        if self._positions[-1] <= self._max_chars:
-            return 0
-        words = _ends(_WORD, text, late, limit + 1)
-        return words[-1] if words else max(1, limit)
+        words = _ends(_WORD, text, late, limit + 1) if len(text) > limit else [len(text)]
+        last = words[-1] if words else max(1, limit)
+        if limit <= known:
+            return last
+        self._sure = min(first, last)
+        self._looked = min(self._space, self._looked if first < len(text) else len(text))
+        self._looked = min([self._looked, *(match.start() for match in open_matches)])
+        return 0
 
 
 def _positions(text: str, before: int = 0) -> list[int]:
@@ -127,12 +156,32 @@ def _best_end(text: str, start: int, limit: int) -> int:
     return words[-1] if words and words[-1] > start else _hard_end(text, start, limit)
 
 
+def sentence_ends(text: str) -> list[int]:
+    """Where sentences of the whole `text` end, but for its own end."""
+    return [end for end in _ends(_SENTENCE, text, 0) if end < len(text.rstrip())]
+
+
 def _ends(pattern: re.Pattern[str], text: str, start: int, stop: int = sys.maxsize) -> list[int]:
-    """Where matches of `pattern` within these places end; an abbreviation ends no sentence."""
+    """Where matches of `pattern` within these places end; some that look like a sentence's end are none."""
     ends = [match.end() for match in pattern.finditer(text, start, stop)]
-    if pattern is not _SENTENCE:
-        return ends
-    return [end for end in ends if not _NOT_AN_END.search(text[max(0, end - _LONGEST_ABBREVIATION) : end])]
+    return ends if pattern is not _SENTENCE else [end for end in ends if _ends_sentence(text, end)]
+
+
+def _ends_sentence(text: str, end: int) -> bool:
+    before, behind = text[max(0, end - _CONTEXT) : end], text[end : end + _AHEAD]
+    if _NOT_AN_END.search(before) and not _I.search(before):
+        return False
+    if listed := _LISTED.search(before):
+        opener = before[: listed.end(1)].rstrip()
+        return _NOT_AN_END.search(opener) is not None or _NOT_BEFORE_NUMBERS.search(opener) is not None
+    found = _NEXT.match(behind)
+    following = found[1] if found else ""
+    if following.islower() or (following.isdigit() and _NOT_BEFORE_NUMBERS.search(before)):
+        return False
+    is_uncased = following.isalpha() and not following.isupper()
+    if is_uncased and _DOTS.search(before) and behind[:1].isspace():
+        return False
+    return not (before[-1] in _CLOSING + "“" and _SAID.match(behind))
 
 
 def _hard_end(text: str, start: int, limit: int) -> int:

@@ -1,7 +1,8 @@
 """Figures in words: hard lines of ten languages, whose readings were written down before any rule or library read them.
 
-A line that is read in another way than any of its readings (apart by " | ") stays, and is marked as a miss. docs/text.md
-has the counts. Upper and lower case, hyphens, 零 and 〇, and in Chinese, Japanese and Korean spaces make no difference.
+A line that is read in another way than any of its readings (apart by " | ") stays, and is marked as a miss.
+docs/text.md has the counts. Upper and lower case, hyphens, 零 and 〇, and in Chinese, Japanese and Korean spaces make
+no difference.
 """
 
 import builtins

@@ -1,8 +1,10 @@
 import random
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from serve_app.speech.splitting import split_text
+from serve_app.speech.splitting import LiveSplit, sentence_ends, split_text
 
 
 @pytest.mark.parametrize(
@@ -48,3 +50,62 @@ def test_a_long_text_without_good_places(piece: str, max_chars: int) -> None:
     """Searching all of the rest for each part would run for minutes here."""
     parts = split_text(piece * 50_000, max_chars)
     assert "".join("".join(parts).split()) == "".join((piece * 50_000).split())
+
+
+SENTENCES = Path(__file__).parents[2] / "data" / "sentences"
+LANGUAGES = ("zh", "en", "ja", "ko", "de", "fr", "ru", "pt", "es", "it")
+
+
+def traps(code: str) -> list[tuple[list[str], bool]]:
+    """Lines in sentences, and whether a miss is known."""
+    rows = [line.split("\t") for line in (SENTENCES / f"{code}.txt").read_text("utf-8").splitlines()]
+    return [(row[0].split("¦"), row[1:] == ["miss"]) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("sentences", "is_missed"), [trap for code in LANGUAGES for trap in traps(code)], ids=lambda value: str(value)[:40]
+)
+def test_traps_of_sentence_ends_in_ten_languages(sentences: list[str], is_missed: bool) -> None:
+    text = "".join(sentences)
+    ends = [0, *sentence_ends(text), len(text)]
+    found = [text[start:end] for start, end in pairwise(ends)]
+    assert (found == sentences) is not is_missed
+
+
+def test_the_document_states_how_many_traps_are_missed() -> None:
+    known = [trap for code in LANGUAGES for trap in traps(code)]
+    missed = sum(is_missed for _, is_missed in known)
+    document = (Path(__file__).parents[3] / "docs" / "text.md").read_text("utf-8")
+    assert f"{len(known) - missed} of {len(known)} lines of traps" in " ".join(document.split())
+
+
+@pytest.mark.parametrize("code", LANGUAGES)
+@pytest.mark.parametrize("max_chars", [50, 90, 200])
+def test_a_text_is_cut_at_the_same_places_however_it_comes(code: str, max_chars: int) -> None:
+    text = " ".join("".join(sentences) for sentences, _ in traps(code))
+
+    def segments(sizes: list[int]) -> list[str]:
+        split, found, at = LiveSplit(max_chars), [""], 0
+        for size in sizes:
+            first, *more = split.feed(text[at : at + size])
+            found[-1] += first
+            found += more
+            at += size
+        found[-1] += "".join(split.finish())
+        return found
+
+    whole = segments([len(text)])
+    assert "".join("".join(whole).split()) == "".join(text.split())
+    draw = random.Random(7)
+    for sizes in ([1] * len(text), [draw.randint(1, 12) for _ in text], [draw.randint(1, 120) for _ in text]):
+        assert segments(sizes) == whole
+
+
+@pytest.mark.parametrize("code", LANGUAGES)
+def test_live_segments_end_with_sentences_where_these_are_short(code: str) -> None:
+    lines = [sentences for sentences, is_missed in traps(code) if not is_missed]
+    text = " ".join("".join(sentences) for sentences in lines)
+    first, *more = LiveSplit(240).feed(text)
+    ends = {end for line in lines for sentence in line for end in [sentence.strip()]}
+    assert more
+    assert all(any(segment.rstrip().endswith(end) for end in ends) for segment in [first, *more][:-1])
