@@ -161,13 +161,11 @@ class Readings:
         return parts + ([TextPart(text[at:], text[at:])] if at < len(text) else [])
 
     def _macro(self, macro: re.Match[str]) -> str:
-        """`<n>` is a number, `<month>` one of twelve, another one an entry of the table of that name."""
+        """`<n>` is a number, another one an entry of the table of that name."""
         if macro[1] == "n":
             group, point = self._given["group"], re.escape(self._decimal)
             digits = rf"(?:\d{{1,3}}(?:{group}\d{{3}})++(?!\d)|\d++)(?:{point}\d++)?"
             return rf"(?<![\d{point}])(?<!\d[.,])((?:(?<![\w.,\-])[{''.join(_MINUS)}])?{digits})(?!{point}?\d)"
-        if macro[1] == "month":
-            return "(0?[1-9]|1[0-2])"
         entries = sorted(self._tables[macro[1]], key=len, reverse=True)
         return f"({'|'.join(map(re.escape, entries))})"
 
@@ -177,24 +175,20 @@ class Readings:
         first = match.re.groupindex[rule]
 
         def fill(blank: re.Match[str]) -> str:
-            return self._fill(match[first + int(blank[1])] or "", blank[2], lambda group: match[first + group] or "0")
+            """The group in the way that README.md of the folder names: a number, a table or forms to choose from."""
+            written, kind = match[first + int(blank[1])] or "", blank[2]
+            if kind is None:
+                return written
+            if "|" in kind:
+                return self._form(kind, self._value(written))
+            table, _, counted = kind.partition("/")
+            if table in self._tables:
+                number = match[first + int(counted)] if counted else ""
+                return self._form(self._tables[table][written], self._value(number))
+            return self._number(written, *kind.partition(".")[::2])
 
-        said = " ".join(_BLANK.sub(fill, self._spoken[rule]).split())
-        said += " " * match[0].endswith(" ") if not self._spoken[rule].endswith("} ") else " "
+        said = _BLANK.sub(fill, self._spoken[rule])
         return said + "." * (match[0].endswith(".") and match.end() == len(match.string.rstrip()))
-
-    def _fill(self, written: str, kind: str | None, group: Callable[[int], str]) -> str:
-        """`kind` as README.md of the folder has it: a kind of number, a table or forms to choose from."""
-        if kind is None:
-            return written
-        if "|" in kind:
-            return self._form(kind, self._value(written))
-        table, _, counted = kind.partition("/")
-        if table in self._tables:
-            entry = self._tables[table].get(written) or self._tables[table][written.lstrip("0")]
-            return self._form(entry, Decimal(counted) if "." in counted else self._value(group(int(counted or 0) or 1)))
-        name, _, variant = kind.partition(".")
-        return self._number(written, name, variant)
 
     def _form(self, forms: str, number: Decimal) -> str:
         """The form of a noun that is counted."""
@@ -216,17 +210,10 @@ class Readings:
         if name in ("r", "ro"):
             written, name = str(_roman(written)), "o" if name == "ro" else "n"
         digits = re.sub(r"\D", "", written)
-        if name == "p":
-            return " ".join(self._number(each, "d" if each[0] == "0" else "n", "") for each in written.split())
         if name == "t":
-            return self._number(written, "n", variant) if digits.strip("0") else ""
-        if name == "z" and digits[:1] == "0":
-            name = "d"
-        if name == "d" or len(digits) > _LONGEST_NUMBER:
-            joint = "" if self._code == "ko" else " "
-            return joint.join(self._digit(digit) for digit in digits)
-        if name == "k":
-            return self._native(int(digits))
+            return f" {self._number(written, 'n', variant)}" if digits.strip("0") else ""
+        if name == "d" or (name == "z" and digits[0] == "0") or len(digits) > _LONGEST_NUMBER:
+            return " ".join(self._varied("cardinal", int(digit), variant) for digit in digits)
         value = self._value(written)
         if name == "n" and value != int(value):
             return self._decimal_number(written, value, variant)
@@ -247,18 +234,8 @@ class Readings:
         fraction = written.partition(self._decimal)[2]
         is_whole = kind == "whole" and len(fraction) <= 2 and fraction[0] != "0"
         minus = f"{self._varied('cardinal', -1, '').split()[0]} " if value < 0 else ""
-        behind = self._number(fraction, "n", "") if is_whole else " ".join(map(self._digit, fraction))
+        behind = self._number(fraction, "n", "") if is_whole else self._number(fraction, "d", "")
         return f"{minus}{self._varied('cardinal', int(abs(value)), '')} {self._point} {behind}"
-
-    def _digit(self, digit: str) -> str:
-        zero = self._given.get("zero")
-        return str(zero) if zero and digit == "0" else self._varied("cardinal", int(digit), "")
-
-    def _native(self, number: int) -> str:
-        tens, ones = self._given["native"]
-        if not 0 < number < 100:
-            return self._number(str(number), "n", "")
-        return (tens[number // 10 - 1] if number >= 10 else "") + (ones[number % 10 - 1] if number % 10 else "")
 
 
 def _roman(written: str) -> int:
