@@ -30,7 +30,9 @@ def detected(text: str, languages: tuple[str, ...]) -> str | None:
 @lru_cache
 def _identifier(codes: tuple[str, ...]) -> "LanguageIdentifier":
     if find_spec("py3langid") is None:
-        message = f"language: {DETECT!r} needs the package py3langid, not installed here: {EXTRA}."
+        message = (
+            f"language: to tell languages apart takes py3langid, not installed here: {EXTRA}, or name the language."
+        )
         raise InvalidRequest(message, "language", "extra_not_installed")
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 

@@ -19,9 +19,9 @@ from num2words import num2words
 from deployments.errors import InvalidRequest
 from deployments.voice.english import spoken_english
 from deployments.voice.live_english import TextPart
+from serve_app.speech.detection import EXTRA
 from serve_app.speech.languages import language_code
 
-EXTRA = "pip install 'talkray[text]'"
 _FOLDER = Path(__file__).parent / "readings"
 _HARD = re.compile(r"[\d%‰€$£¥￥₩₽°º℃№&§+½¼¾²³㎡]|\b[IVXLC]++(?:e|er|re|ème)?\b")
 _WORDS, _CHARACTERS = re.compile(r"\s*+\S{1,64}|\s++"), re.compile(r"\s*+\S|\s++")
