@@ -295,7 +295,7 @@ class ModelInfo:
     codec_precision: str = "float32"  # in which the talker's device decodes
     spoken_form: str | None = None  # a language, where the voice has learnt only words and needs figures as words
     max_segment_chars: int = 1000  # longer texts are synthesised in segments
-    word_times: bool = False  # whether its talkers bring readings
+    word_times: bool = False  # whether its alignment head is known: readings are exact, else estimates
     checkpoint: str = ""  # of one of several models; `name` is then its name in settings. Empty of a single model.
     fingerprint: str = ""  # hash of the weights that make clone prompts, which fit no others. Empty unless base.
 

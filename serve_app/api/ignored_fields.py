@@ -15,8 +15,6 @@ from serve_app.voices.record import StoredVoice
 
 HEADER = "x-ignored"
 
-NO_WORD_TIMES = "of the loaded model they are not known"
-
 Reasons = dict[str, str]  # reason by field, both fit for a header
 # A dialect's fields, fields of nested objects after a dot, and which field of a SpeechBody each becomes. None: it has
 # another effect. "bit_rate" is no field of a SpeechBody, but treated as one.
@@ -136,8 +134,6 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
         yield from ((name, "the loaded model does not clone voices") for name in _FOR_CLONING if name in sent)
     elif body.x_vector_only_mode and body.ref_text is not None:
         yield "ref_text", "x_vector_only_mode is true"
-    if body.word_timestamps and not info.word_times:
-        yield "word_timestamps", NO_WORD_TIMES
     for switch, prefix in (("do_sample", ""), ("subtalker_dosample", SUBTALKER)):
         if getattr(body, switch) is False:
             options = (prefix + option for option in FILTERS)

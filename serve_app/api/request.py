@@ -166,7 +166,7 @@ async def build_request(
         non_streaming_mode=body.non_streaming_mode,
         ignore_eos=body.ignore_eos,
         leading_silence=body.leading_silence,
-        word_times=body.word_timestamps and info.word_times,
+        word_times=body.word_timestamps,
         model=info.route,
     )
 

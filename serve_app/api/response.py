@@ -26,7 +26,7 @@ from serve_app.api.request import SpeechBody
 from serve_app.api.request_log import Usage
 from serve_app.api.wish import Delivery
 from serve_app.audio.formats import AudioFormat, Rendering
-from serve_app.speech.word_times import Word, WordTimes
+from serve_app.speech.word_times import Word, WordTimes, marked
 
 T = TypeVar("T")
 
@@ -139,7 +139,7 @@ def _delta(audio: bytes) -> bytes:
 
 
 def _words(words: list[Word]) -> bytes:
-    return _event({"type": "speech.audio.words", "words": word_entries(words)})
+    return _event({"type": "speech.audio.words", "words": word_entries(words), **marked(words)})
 
 
 def word_entries(words: Iterable[Word]) -> list[dict[str, object]]:

@@ -80,7 +80,7 @@ class Turn:
             return None
         heard = self.times.spoken(played_s - self.start_s)
         end = _end_of(self.text, len("".join(heard.text_spoken.split())))
-        return Spoken(self.text[:end], self.text[end:], heard.last_word)
+        return replace(heard, text_spoken=self.text[:end], text_remaining=self.text[end:])
 
     def write(self) -> None:
         """Pass new text on to the live text. Raises InvalidRequest where it has become too long."""

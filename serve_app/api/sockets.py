@@ -299,7 +299,7 @@ class WishedConnection(Connection):
         else:
             connection = cls(socket, service)
             connection.wish = wish
-            await connection.serve({**ignored_fields.as_header(wish.ignored), **wish.take_header()})
+            await connection.serve(wish.headers())
 
 
 class ContextConnection(Connection):

@@ -83,11 +83,7 @@ class SpeechService:
         stream = make(self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info), usage, times, kept)
         if as_body is not None:
             stream = as_body(stream, times)
-        headers = {
-            **speech_headers(wish.delivery, wish.info),
-            **ignored_fields.as_header(wish.ignored),
-            **wish.take_header(),
-        }
+        headers = {**speech_headers(wish.delivery, wish.info), **wish.headers()}
         if content_type is not None:
             headers["content-type"] = content_type
         return SpeechResponse(stream, headers, usage=usage, kept=kept)

@@ -13,6 +13,7 @@ from serve_app.voices.record import StoredVoice
 
 EVENT_STREAM = "text/event-stream"
 TAKE_HEADER = "x-voice-take"
+WORD_TIMES_HEADER = "x-word-times"
 L16 = "audio/l16"
 
 CONTENT_TYPES = {
@@ -100,9 +101,14 @@ class Wish:
         by_vector = "" if take.text else ", by its vector only: it has no transcript"
         return f"{take.style} ({why}{by_vector})"
 
-    def take_header(self) -> dict[str, str]:
-        """For an HTTP response or a handshake: none where no stored voice speaks."""
-        return {} if self.voice_take is None else {TAKE_HEADER: quote(self.voice_take, safe=" (),:")}
+    def headers(self) -> dict[str, str]:
+        """For an HTTP response or a handshake: what was ignored, which recording speaks, how the times of words are
+        known.
+        """
+        take = {} if self.voice_take is None else {TAKE_HEADER: quote(self.voice_take, safe=" (),:")}
+        known = "exact" if self.info.word_times else "estimated"
+        times = {WORD_TIMES_HEADER: known} if self.body.word_timestamps else {}
+        return {**ignored_fields.as_header(self.ignored), **take, **times}
 
     def told(self) -> dict[str, object]:
         """For a socket's message, beside its other fields: what was ignored, and which recording speaks."""

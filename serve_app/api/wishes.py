@@ -66,6 +66,7 @@ async def strict_wish(
     delivery = negotiate(body, accept, default=default)
     if body.word_timestamps and not delivery.events and "word_timestamps" not in made:
         found["word_timestamps"] = "only events carry words: stream_format"
+        body = body.model_copy(update={"word_timestamps": False})
     stored = await stored_voice(body, info, service.voices)
     return await wish_of(service, fields, _STRICT_NAMES, body, info, delivery=delivery, reasons=found, stored=stored)
 

@@ -24,7 +24,7 @@ from serve_app.api.wishes import lenient_wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.languages import language_name
-from serve_app.speech.word_times import Word, WordTimes
+from serve_app.speech.word_times import Word, WordTimes, marked
 from serve_app.voices.library import Details, SentRecording
 
 RAW = {
@@ -187,7 +187,7 @@ def _timestamps(context_id: str, words: Sequence[Word]) -> dict[str, object]:
         "end": [round(word.end_s, 3) for word in words],
     }
     step = {"status_code": 206, "done": False}
-    return {"type": "timestamps", "context_id": context_id, "word_timestamps": entries, **step}
+    return {"type": "timestamps", "context_id": context_id, "word_timestamps": entries, **step, **marked(words)}
 
 
 async def _events(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:

@@ -19,7 +19,7 @@ from serve_app.api.wishes import lenient_wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 from serve_app.speech.characters import is_ideograph
-from serve_app.speech.word_times import Word, WordTimes
+from serve_app.speech.word_times import Word, WordTimes, marked
 from serve_app.voices.library import Details, SentRecording
 from serve_app.voices.record import NEUTRAL
 from serve_app.voices.store import StoreFailed
@@ -296,15 +296,15 @@ def characters(words: Sequence[Word]) -> tuple[list[str], list[float], list[floa
 
 def _timed(audio: bytes, times: WordTimes | None) -> Iterator[bytes]:
     """Audio and the words that have become known."""
-    alignment = None
-    if times is not None and (words := times.take()):
+    alignment, words = None, [] if times is None else times.take()
+    if words:
         chars, starts_s, ends_s = characters(words)
         alignment = {
             "characters": chars,
             "character_start_times_seconds": [round(start_s, 3) for start_s in starts_s],
             "character_end_times_seconds": [round(end_s, 3) for end_s in ends_s],
         }
-    fields = {"audio_base64": AUDIO_HERE, "alignment": alignment, "normalized_alignment": alignment}
+    fields = {"audio_base64": AUDIO_HERE, "alignment": alignment, "normalized_alignment": alignment, **marked(words)}
     return object_with(fields, audio)
 
 

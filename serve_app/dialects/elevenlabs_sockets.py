@@ -17,7 +17,7 @@ from serve_app.api.wishes import read_text, voiced
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.elevenlabs import LOCATORS, NAMES, characters, dialogue, encoded, located, unheard, wished
 from serve_app.dialects.table import Dialect, Sample
-from serve_app.speech.word_times import Word
+from serve_app.speech.word_times import Word, marked
 
 _ONLY = ""  # the name of the one context of stream-input
 _SPEED = "voice_settings.speed"
@@ -145,11 +145,12 @@ class _Contexts(ContextConnection, WishedConnection):
 
     def _timed(self, name: str, audio: bytes) -> dict[str, object]:
         """Audio and the words that have become known. Clients without a common clock add up the times of messages."""
+        mark = marked(self._words.get(name, ()))
         chars, starts_ms, durations_ms = self._taken(name)
         timed = {"chars": chars, "charStartTimesMs": starts_ms, "charDurationsMs": durations_ms} if chars else None
         if chars and not self._is_cumulative:
             self._clocks_ms[name] = self._clocks_ms.get(name, 0) + starts_ms[-1] + durations_ms[-1]
-        return {"audio": encoded(audio), "alignment": timed, "normalizedAlignment": timed}
+        return {"audio": encoded(audio), "alignment": timed, "normalizedAlignment": timed, **mark}
 
     def _taken(self, name: str) -> tuple[list[str], list[int], list[int]]:
         """Characters of the words that are to be told, and their times in milliseconds of the context's clock."""
@@ -207,10 +208,11 @@ class _Dialogues(_Contexts):
 
     async def _send_audio(self, name: str, audio: bytes) -> None:
         """Times count from the beginning of the message's audio."""
+        mark = marked(self._words.get(name, ()))
         chars, starts_ms, durations_ms = self._taken(name)
         timed = {"chars": chars, "char_start_times_ms": starts_ms, "char_durations_ms": durations_ms}
         self._clocks_ms[name] = self._clocks_ms.get(name, 0) + 8000 * len(audio) / self._bit_rate
-        alignment = {"alignment": timed} if chars else {}
+        alignment = {"alignment": timed, **mark} if chars else {}
         await self.socket.send_json({"context_id": name, "audio": encoded(audio), **alignment, **self.told(name)})
 
     async def _send_final(self, name: str) -> None:

@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict
 from hashlib import blake2b
 
 from deployments.errors import InvalidRequest
@@ -141,7 +140,7 @@ class FluxSocket(TurnSocket):
         self._told_ms = self._interrupted_ms = played_ms
         self._is_interrupting = False
         metadata = self._metadata(self._speech_id(turn), samples=samples, characters=len(turn.text))
-        texts = {} if spoken is None else asdict(spoken)
+        texts = {} if spoken is None else spoken.told()
         await self.send("SpeechInterrupted", audio_played_ms=played_ms, **texts, metadata=metadata)
 
     def _metadata(self, speech_id: str, *, samples: int, characters: int) -> dict[str, object]:

@@ -11,7 +11,7 @@ from serve_app.api.response import in_parts
 from serve_app.api.speech_service import SpeechService, read_object
 from serve_app.api.wishes import strict_wish
 from serve_app.dialects.table import Dialect, Route, Sample
-from serve_app.speech.word_times import WordTimes
+from serve_app.speech.word_times import WordTimes, marked
 
 # Parts of every answer, and the fields for them, whose other values have no effect.
 _ALWAYS = {"word_timestamps": True, "return_timestamps": True, "return_timing": True, "stream_format": "audio"}
@@ -38,12 +38,12 @@ async def speak(service: SpeechService, request: Request) -> Response:
 
 
 def _line(audio: bytes, times: WordTimes | None, audio_format: str) -> bytes:
+    words = [] if times is None else times.take()
     timestamps = [
-        {"word": word.text, "start_time": round(word.start_s, 3), "end_time": round(word.end_s, 3)}
-        for word in (times.take() if times is not None else ())
+        {"word": word.text, "start_time": round(word.start_s, 3), "end_time": round(word.end_s, 3)} for word in words
     ]
     told = {"audio": base64.b64encode(audio).decode(), "audio_format": audio_format, "timestamps": timestamps}
-    return json.dumps(told).encode() + b"\n"
+    return json.dumps({**told, **marked(words)}).encode() + b"\n"
 
 
 DIALECT = Dialect(

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,6 +22,7 @@ from serve_app.api.wish import Delivery
 from serve_app.api.wishes import model_for, wish_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect
+from serve_app.speech.word_times import marked
 
 
 class Resumption(BaseModel):
@@ -108,7 +109,7 @@ class SpeakMessage:
             case Audio(_, pcm):
                 await self._send_pcm(pcm)
             case Words(_, words):
-                await self._send("words", words=word_entries(words))
+                await self._send("words", words=word_entries(words), **marked(words))
             case Flushed(turn):
                 await self._send(
                     "done",
@@ -182,7 +183,7 @@ class SpeechSocket(Connection):
         frames, samples = (stopped.usage.frames, stopped.samples) if stopped else (0, 0)
         turn = self._utterance.turn if self._utterance is not None else None
         spoken = turn.spoken(played_ms / 1000) if turn is not None and played_ms is not None else None
-        texts = {} if spoken is None else asdict(spoken)
+        texts = {} if spoken is None else spoken.told()
         await self.send("cancelled", request_id=request_id, frames=frames, samples=samples, **texts)
 
 

@@ -1,15 +1,17 @@
 """The time of each word in the audio, and the part of a text that a listener heard before an interruption.
 
-The talker's attention gives each frame a place in the spoken text. The parts, which pair written text with its spoken
-form, lead from there to the written word.
+The talker gives each frame a place in the spoken text: by its attention where the model's alignment head is known, else
+by an estimate. The parts, which pair written text with its spoken form, lead from there to the written word.
 """
 
 import re
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from itertools import takewhile
+from math import inf
 
-from deployments.protocol import ModelInfo, PcmChunk
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from serve_app.speech.live_text import LiveText
 from serve_app.speech.spoken_text import LEFT_OUT, SpokenPiece, SpokenText
 
@@ -26,6 +28,12 @@ class Word:
     end: int
     start_s: float
     end_s: float
+    is_estimate: bool = False  # whether its time is
+
+
+def marked(words: Iterable[Word]) -> dict[str, object]:
+    """For a message with the times of words, beside its other fields: whether they are estimates."""
+    return {"estimated": True} if any(word.is_estimate for word in words) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,12 @@ class Spoken:
     text_spoken: str
     text_remaining: str
     last_word: str | None
+    is_estimate: bool = False
+
+    def told(self) -> dict[str, object]:
+        """For a message, beside its other fields."""
+        told = asdict(self)
+        return {**told, "estimated": True} if told.pop("is_estimate") else told
 
 
 @dataclass(slots=True)
@@ -50,7 +64,8 @@ class WordTimes:
     """The words of one utterance, whose text is complete or still being written."""
 
     def __init__(self, source: LiveText | SpokenText, info: ModelInfo, *, speed: float = 1.0) -> None:
-        """The audio is played `speed` times as fast."""
+        """The audio is played `speed` times as fast. Times are estimates unless `info` says that they are known."""
+        self._is_estimate = not info.word_times
         self._live = source if isinstance(source, LiveText) else None
         self._text = source.sent if isinstance(source, SpokenText) else ""
         self._made = source.pieces() if isinstance(source, SpokenText) else iter(())
@@ -82,6 +97,8 @@ class WordTimes:
             self._hear(seconds, chars)
         if chunk.finish_reason is not None:
             self._is_over = True
+            if self._is_estimate and chunk.finish_reason is FinishReason.STOP and self._read_to[0]:
+                self._spread_rest()
         over = len(self._starts_s) if self._is_over else max(0, len(self._starts_s) - 1)
         told, self._num_told = self._num_told, max(self._num_told, over)
         self._told += [self._word(number) for number in range(told, self._num_told)]
@@ -102,7 +119,7 @@ class WordTimes:
         if known and (known[-1].start_s + known[-1].end_s) / 2 > played_s:
             known.pop()
         end = known[-1].end if known else 0
-        return Spoken(self.text[:end], self.text[end:], known[-1].text if known else None)
+        return Spoken(self.text[:end], self.text[end:], known[-1].text if known else None, self._is_estimate)
 
     def _hear(self, seconds: float, chars: float) -> None:
         before_s, before = self._read_to
@@ -114,6 +131,16 @@ class WordTimes:
             self._starts_s.append(before_s + share * (seconds - before_s))
         self._read_to = seconds, max(chars, before)
 
+    def _spread_rest(self) -> None:
+        """The speech is complete, so the words that no reading has come to share what is left of the audio, behind the
+        beginning of the last word that one has come to.
+        """
+        self._take_parts(inf)
+        begun = len(self._starts_s)
+        start_s, start = (self._starts_s[-1], self._places[begun - 1].spoken) if begun else (0.0, 0)
+        step_s = max(0.0, self._num_samples / self._sample_rate - start_s) / max(1, self._num_spoken - start)
+        self._starts_s += [start_s + (place.spoken - start) * step_s for place in self._places[begun:]]
+
     def _word(self, number: int) -> Word:
         place, start_s = self._places[number], self._starts_s[number]
         if number + 1 < len(self._starts_s):
@@ -121,7 +148,7 @@ class WordTimes:
         else:
             end_s = max(start_s, self._num_samples / self._sample_rate) if self._is_over else start_s + _USUAL_S
         text = self.text[place.start : place.end]
-        return Word(text, place.start, place.end, start_s / self._speed, end_s / self._speed)
+        return Word(text, place.start, place.end, start_s / self._speed, end_s / self._speed, self._is_estimate)
 
     def _take_parts(self, chars: float) -> None:
         """Find the words in the first `chars` characters of the spoken text, to the end of the last one.

@@ -43,7 +43,7 @@ def of(info: ModelInfo, **fields: object) -> Reasons:
         (BASE, {"ref_text": "Hi.", "prepare": "auto"}, set()),
         (CUSTOM_VOICE, {"prepare": "none"}, {"prepare"}),
         (EMBEDDED, {"instructions": ""}, set()),
-        (EMBEDDED, {"word_timestamps": True}, {"word_timestamps"}),
+        (EMBEDDED, {"word_timestamps": True}, set()),
         (FOLLOWED, {"word_timestamps": True}, set()),
         (EMBEDDED, {"input": "Hello 今天."}, {"input"}),
         (EMBEDDED, {"language": "fr", "any_language": True}, {"language"}),

@@ -114,7 +114,10 @@ async def test_events_carry_words_on_request() -> None:
     assert told[-1]["end"] == 0.88
     audio = b"".join(base64.b64decode(str(event["audio"])) for event in events if "audio" in event)
     assert audio == pcm_of(fake.followed())
-    bare = await post(FakeSynthesizer(fake.FOLLOWED, fake.followed()), asked)
+    synthesizer = FakeSynthesizer(fake.FOLLOWED, fake.followed())
+    bare = await post(synthesizer, asked)
+    assert not synthesizer.requests[0].word_times
+    assert "x-word-times" not in bare.headers
     assert bare.headers["x-ignored"].startswith("word_timestamps (only events carry words")
     assert bare.content == audio
 

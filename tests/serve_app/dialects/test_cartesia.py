@@ -211,5 +211,5 @@ async def test_the_first_reply_of_a_context_names_what_has_no_effect() -> None:
             client.send(write("", context=context, more=False, generation_config={"volume": 2}))
             messages, _ = await client.until(type="done", context_id=context)
             fields = {entry["field"] for entry in messages[0]["ignored"]}
-            assert fields == {"model_id", "add_timestamps", "generation_config.volume"}
+            assert fields == {"model_id", "generation_config.volume"}
             assert all("ignored" not in message for message in messages[1:])

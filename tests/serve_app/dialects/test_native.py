@@ -331,13 +331,6 @@ async def test_a_cancellation_says_what_was_heard() -> None:
     assert (last["text_spoken"], last["text_remaining"], last["last_word"]) == ("Hello there", " all of you", "there")
 
 
-async def test_words_that_no_talker_tells_are_named_as_ignored() -> None:
-    async with speech_socket(speaking()) as socket:
-        socket.send({**SPEAK, "word_timestamps": True})
-        started = await socket.event()
-        assert started["ignored"] == [{"field": "word_timestamps", "reason": "of the loaded model they are not known"}]
-
-
 LARGE = "A" * connection_module.MAX_MESSAGE_BYTES
 
 

@@ -10,10 +10,11 @@ from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.segments import LongText
 from serve_app.speech.spoken_text import SpokenText, TextRules, read
 from serve_app.speech.word_times import Spoken, Word, WordTimes
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, tone
+from tests.serve_app.fake import FOLLOWED, FakeSynthesizer, tone
 
 pytestmark = pytest.mark.anyio
-ENGLISH = replace(CUSTOM_VOICE, spoken_form="english")
+ENGLISH = replace(FOLLOWED, spoken_form="english")
+ESTIMATED = replace(FOLLOWED, word_times=False)
 FRAME_S, SIZE = 0.08, 1920
 CODES = np.zeros((1, 16), np.int16)
 TEXT = "Hello there, all of you!"
@@ -43,7 +44,7 @@ def told(times: WordTimes, chunk: PcmChunk) -> list[Word]:
 
 
 def test_a_word_begins_where_it_is_reached_and_ends_where_the_next_one_does() -> None:
-    times = WordTimes(source(TEXT, CUSTOM_VOICE), CUSTOM_VOICE)
+    times = WordTimes(source(TEXT, FOLLOWED), FOLLOWED)
     chunks = [heard([(0.04 + 0.1 * number, 3.0 * number)]) for number in range(8)]
     got = words(times, [*chunks, heard([(0.9, 24.0)], tone(24000), FinishReason.STOP)])
     assert [word.text for word in got] == ["Hello", "there,", "all", "of", "you!"]
@@ -53,7 +54,7 @@ def test_a_word_begins_where_it_is_reached_and_ends_where_the_next_one_does() ->
 
 
 def test_words_are_told_once_each_and_as_soon_as_the_next_one_begins() -> None:
-    times = WordTimes(source(TEXT, CUSTOM_VOICE), CUSTOM_VOICE)
+    times = WordTimes(source(TEXT, FOLLOWED), FOLLOWED)
     steps = [heard([(0.1, 2.0)]), heard([(0.2, 7.0), (0.3, 14.0)]), heard([(0.4, 14.0)]), heard([(0.5, 21.0)])]
     known = [[word.text for word in told(times, step)] for step in steps]
     assert known == [[], ["Hello", "there,"], [], ["all", "of"]]
@@ -61,7 +62,7 @@ def test_words_are_told_once_each_and_as_soon_as_the_next_one_begins() -> None:
 
 
 def test_frames_that_come_again_change_nothing() -> None:
-    times, again = (WordTimes(source(TEXT, CUSTOM_VOICE), CUSTOM_VOICE) for _ in range(2))
+    times, again = (WordTimes(source(TEXT, FOLLOWED), FOLLOWED) for _ in range(2))
     chunks = [heard([(0.1 * number, 3.0 * number)]) for number in range(1, 9)]
     repeated = [chunk for number in range(len(chunks)) for chunk in (chunks[number], chunks[max(0, number - 2)])]
     assert words(times, chunks) == words(again, repeated)
@@ -78,7 +79,7 @@ def test_frames_that_come_again_change_nothing() -> None:
     ],
 )
 def test_the_truth_of_an_interruption(played_s: float, spoken: tuple[str, str, str | None]) -> None:
-    times = WordTimes(source(TEXT, CUSTOM_VOICE), CUSTOM_VOICE)
+    times = WordTimes(source(TEXT, FOLLOWED), FOLLOWED)
     words(times, [heard([(0.1 * number, 2.0 * number) for number in range(1, 13)], tone(28800), FinishReason.STOP)])
     assert times.spoken(played_s) == Spoken(*spoken)
 
@@ -93,10 +94,64 @@ def test_figures_are_one_word_as_it_was_written() -> None:
     assert got[-1].start_s == pytest.approx(0.01 * spoken.index("say"))
 
 
-def test_nothing_is_told_where_nothing_is_known() -> None:
-    times = WordTimes(source(TEXT, CUSTOM_VOICE), CUSTOM_VOICE)
+@pytest.mark.parametrize("info", [FOLLOWED, ESTIMATED])
+def test_nothing_is_told_where_nothing_is_known(info: ModelInfo) -> None:
+    times = WordTimes(source(TEXT, info), info)
     assert words(times, [heard([], tone(SIZE)), heard([], b"", FinishReason.STOP)]) == []
-    assert times.spoken(1.0) == Spoken("", TEXT, None)
+    assert not times.are_known
+    assert times.spoken(1.0) == Spoken("", TEXT, None, is_estimate=info is ESTIMATED)
+
+
+FRAMES = [(0.04 + 0.08 * number, 2.0 * number) for number in range(5)]  # to within "there,"
+
+
+@pytest.mark.parametrize("again", [0, 3])
+def test_estimated_words_that_no_reading_came_to_share_the_rest_of_the_audio(again: int) -> None:
+    """Also where the last readings bring nothing new."""
+    times = WordTimes(source(TEXT, ESTIMATED), ESTIMATED)
+    more = [(0.44 + 0.08 * number, 8.0) for number in range(again)]
+    got = words(times, [heard(FRAMES + more), heard([], tone(24000), FinishReason.STOP)])
+    assert [word.text for word in got] == TEXT.split()
+    assert all(word.is_estimate for word in got)
+    begins = [word.start_s for word in got]
+    assert begins[:2] == pytest.approx([0, 0.28])
+    assert begins[2:] == pytest.approx([0.28 + (TEXT.index(word) - 6) / 18 * 0.72 for word in ("all", "of", "you!")])
+    assert [word.end_s for word in got] == pytest.approx([*begins[1:], 1.0])
+    assert times.spoken(1.0) == Spoken(TEXT, "", "you!", is_estimate=True)
+
+
+def test_what_was_told_stays_when_the_rest_is_spread() -> None:
+    times = WordTimes(source(TEXT, ESTIMATED), ESTIMATED)
+    early = told(times, heard(FRAMES, tone(12000)))
+    assert early[0].text == "Hello"
+    rest = told(times, heard([], tone(12000), FinishReason.STOP))
+    assert (rest[0].text, rest[0].start_s) == ("there,", early[0].end_s)
+
+
+@pytest.mark.parametrize("reason", [reason for reason in FinishReason if reason is not FinishReason.STOP])
+def test_words_of_speech_that_was_cut_short_are_not_told(reason: FinishReason) -> None:
+    times = WordTimes(source(TEXT, ESTIMATED), ESTIMATED)
+    got = words(times, [heard(FRAMES), heard([], tone(24000), reason)])
+    assert [word.text for word in got] == ["Hello", "there,"]
+
+
+def test_a_known_head_that_came_to_no_word_says_that_it_was_not_spoken() -> None:
+    times = WordTimes(source(TEXT, FOLLOWED), FOLLOWED)
+    got = words(times, [heard(FRAMES), heard([], tone(24000), FinishReason.STOP)])
+    assert [(word.text, word.is_estimate) for word in got] == [("Hello", False), ("there,", False)]
+
+
+async def test_estimated_words_of_a_text_that_is_being_written_are_told_to_its_end() -> None:
+    texts = LiveTexts()
+    try:
+        with await texts.open(SynthesisRequest("r", ""), ESTIMATED, max_chars=1000) as live:
+            times = WordTimes(live, ESTIMATED)
+            live.append(TEXT)
+            live.finish()
+            got = words(times, [heard(FRAMES), heard([], tone(24000), FinishReason.STOP)])
+    finally:
+        await texts.aclose()
+    assert [word.text for word in got] == TEXT.split()
 
 
 async def test_times_are_those_of_the_audio_that_is_delivered() -> None:
@@ -104,7 +159,7 @@ async def test_times_are_those_of_the_audio_that_is_delivered() -> None:
     script = [frame(number, 2.0 * number, dropped=3000) for number in range(6)]
     script.append(replace(frame(6, 12.0), finish_reason=FinishReason.STOP))
     request = SynthesisRequest("r", "Hello there. And goodbye now.", word_times=True)
-    info = replace(CUSTOM_VOICE, max_segment_chars=17)
+    info = replace(FOLLOWED, max_segment_chars=17)
     chunks = [chunk async for chunk in LongText(FakeSynthesizer(script=script)).synthesize(request, info)]
     delivered_s = (7 * SIZE - 3000) / 24000
     first = [(max(0.0, (number + 0.5) * FRAME_S - 0.125), 2.0 * number) for number in range(7)]
@@ -133,8 +188,8 @@ async def test_words_of_a_text_that_is_being_written() -> None:
 
 async def test_cut_words_of_other_texts_are_whole_words() -> None:
     texts = LiveTexts()
-    with await texts.open(SynthesisRequest("r", ""), CUSTOM_VOICE, max_chars=1000) as live:
-        times = WordTimes(live, CUSTOM_VOICE)
+    with await texts.open(SynthesisRequest("r", ""), FOLLOWED, max_chars=1000) as live:
+        times = WordTimes(live, FOLLOWED)
         for char in TEXT:
             live.append(char)
         live.finish()
