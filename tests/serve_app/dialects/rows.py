@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from serve_app.dialects import DIALECTS
 from serve_app.dialects.table import Sample
@@ -39,10 +39,22 @@ class SocketRow:
     refusal: Json = field(default_factory=lambda: {"type": "error"})  # fields of the answer to each bad message
     drain: Json | None = None  # closes the socket behind what is being spoken, where the sample does not
     queries: Sequence[str] = ()  # others than the sample's, for the fuzzers
+    words: str = ""  # the field of an answer that carries times of words; "": the protocol has none
+    timed: Json = field(default_factory=dict)  # fields of its first message that ask for them
+    clock: Literal["beginning", "words", "audio"] = "beginning"  # times count from there, or a message's words or audio
 
     def speak(self, text: str, *, again: bool = False) -> list[Json]:
         messages = self.again if again and self.again is not None else self.sample.messages
         return _filled(messages, text)
+
+    def speak_timed(self, text: str) -> list[Json]:
+        first, *others = self.speak(text)
+        return [{**first, **self.timed}, *others]
+
+    @property
+    def place(self) -> str:
+        """As documents have it."""
+        return ", ".join([f"WS {_shown(self.sample)}", *self.sample.protocols])
 
     def speak_in_parts(self, *texts: str) -> list[Json]:
         place = next(index for index, message in enumerate(self.cut) if "$text" in str(message))
@@ -76,14 +88,25 @@ class PostRow:
     query_numbers: Sequence[tuple[str, str]] = ()  # the end of a query, the field
     has_results: bool = False  # whether what is wrong with speech stands in a result of each item
     more: Json = field(default_factory=dict)  # fields for the fuzzers
+    words: str = ""  # as of a SocketRow
+    timed: Json = field(default_factory=dict)
 
     @property
     def path(self) -> str:
         return self.sample.filled(voice=VOICE).path
 
+    @property
+    def place(self) -> str:
+        """As documents have it."""
+        return f"POST {_shown(self.sample)}"
+
     def body(self, text: str = "Hello.", **more: object) -> Json:
         body = {**(self.sample.body or {}), **more}
         return dict(Sample("", body=body).filled(text=text, voice=VOICE).body or {})
+
+
+def _shown(sample: Sample) -> str:
+    return sample.path.partition("?")[0].replace("$voice", "{voice}").replace("/any/", "/{deployment}/")
 
 
 def _filled(messages: Sequence[Mapping[str, object]], text: str) -> list[Json]:
@@ -120,6 +143,8 @@ SOCKETS = {
         cancel={"type": "cancel"},
         cancelled={"type": "cancelled"},
         failed=None,
+        words="words",
+        timed={"word_timestamps": True},
     ),
     "frames": SocketRow(
         Sample("/v1/audio/frames/ws", NATIVE),
@@ -167,6 +192,7 @@ SOCKETS = {
         cut=SAMPLES["Deepgram Flux"].messages,
         cancel={"type": "Interrupt"},
         cancelled={"type": "SpeechInterrupted"},
+        words="text_spoken",
     ),
     "elevenlabs": SocketRow(
         SAMPLES["ElevenLabs"],
@@ -185,6 +211,8 @@ SOCKETS = {
         full=None,
         failed=None,
         queries=["output_format=pcm_24000&sync_alignment=true", "output_format=mp3_44100_128"],
+        words="alignment",
+        clock="words",
     ),
     "elevenlabs-text": SocketRow(
         Sample(
@@ -202,6 +230,8 @@ SOCKETS = {
         goes_on=False,
         full=1000,
         failed=1000,
+        words="alignment",
+        clock="words",
     ),
     "elevenlabs-dialogue": SocketRow(
         Sample(
@@ -226,6 +256,8 @@ SOCKETS = {
         cancelled={"is_final": True},
         full=None,
         failed=None,
+        words="alignment",
+        clock="audio",
     ),
     "cartesia": SocketRow(
         SAMPLES["Cartesia"],
@@ -251,6 +283,8 @@ SOCKETS = {
         cancel=context(cancel=True),
         full=None,
         failed=None,
+        words="word_timestamps",
+        timed={"add_timestamps": True},
     ),
     "realtime": SocketRow(
         SAMPLES["OpenAI Realtime"],
@@ -374,6 +408,7 @@ SOCKETS = {
 
 SPEECH: Json = {"input": "$text", "voice": "$voice"}
 TEXT: Json = {"text": "$text"}
+EVENTS: Json = {"word_timestamps": True, "stream_format": "sse"}
 REST = "/api/v1/services/aigc/multimodal-generation/generation"
 ELEVENLABS = [
     f"{base}{way}"
@@ -391,12 +426,16 @@ POSTS = {
                 ('{"input": "x", "voice": "ryan", "unknown": [{"a": ?}]}', "unknown.a"),
             ],
             more={"voice_id": VOICE, "response_format": "pcm", "stream": True},
+            words="words",
+            timed=EVENTS,
         ),
-        PostRow(Sample("/openai/v1/audio/speech", body=SPEECH), "input"),
+        PostRow(Sample("/openai/v1/audio/speech", body=SPEECH), "input", words="words", timed=EVENTS),
         PostRow(
             Sample("/openai/deployments/any/audio/speech", body=SPEECH),
             "input",
             more={"model": "tts-1-hd-zh", "lang_code": "a"},
+            words="words",
+            timed=EVENTS,
         ),
         PostRow(
             Sample("/v1/speak", body=TEXT),
@@ -414,6 +453,7 @@ POSTS = {
                 [('{"text": "x", "voice_settings": {"speed": ?}}', "speed")],
                 [("output_format=mp3_44100_", "output_format"), ("output_format=pcm_", "output_format")],
                 more={"voice_settings": {"speed": 1.1}, "language_code": "en", "seed": 5},
+                words="alignment" if "with-timestamps" in path else "",
             )
             for path in ELEVENLABS
         ),
@@ -427,6 +467,8 @@ POSTS = {
             Sample("/tts/sse", body={"transcript": "$text", "voice": "$voice"}),
             "transcript",
             more={"language": None, "add_timestamps": True},
+            words="word_timestamps",
+            timed={"add_timestamps": True},
         ),
         PostRow(
             Sample(REST, body={"model": "qwen-tts", "input": {"text": "$text", "voice": "$voice"}}),
@@ -447,7 +489,7 @@ POSTS = {
             [('{"text": "x", "audio": ?}', "audio")],
             more={"streaming": "true", "x_vector_only_mode": False, "speaker": VOICE},
         ),
-        PostRow(SAMPLES["Kokoro-FastAPI"], "input", more={"stream": False, "speed": 1.1}),
+        PostRow(SAMPLES["Kokoro-FastAPI"], "input", more={"stream": False, "speed": 1.1}, words="timestamps"),
         PostRow(Sample("/v1/audio/frames", body=SPEECH), "input", more={"seed": 5}),
     )
 }
