@@ -293,6 +293,7 @@ class Engine:
                 sequence.append(frame)
             if sequence.finish_reason is not None:
                 self.intake.close(sequence.id)
+                self.intake.learn(sequence)
             self.outgoing.add(sequence, now_s)
 
     def _not_finite(self) -> TalkerLost:

@@ -2,10 +2,15 @@
 
 from dataclasses import asdict, dataclass, field, replace
 
-from deployments.protocol import GenerateRequest, ModelInfo, Sampling
+from deployments.protocol import FinishReason, GenerateRequest, ModelInfo, Sampling
 from deployments.talker.prompt import Prompt, PromptBuilder
 from deployments.talker.sequence import LengthLimits, Sequence
 from deployments.talker.tokenizer import LiveTokens
+
+# What a token of text takes to say until the voices that speak here have shown it, and how much each utterance shows,
+# which counts as between half and twice of that: speech may be over early.
+_TOKEN_S = 0.3
+_SHOWS = 0.05
 
 
 @dataclass(slots=True)
@@ -24,6 +29,7 @@ class Intake:
     def __init__(self, info: ModelInfo, prompts: PromptBuilder, limits: LengthLimits) -> None:
         self._info, self._prompts, self._limits = info, prompts, limits
         self._live: dict[int, LiveRequest] = {}
+        self._token_s = _TOKEN_S
 
     def add(self, sequence_id: int, request: GenerateRequest) -> Sequence | None:
         """The sequence of a request; None of a live one, whose text `append` brings."""
@@ -57,12 +63,18 @@ class Intake:
         """The sequence takes no more text."""
         self._live.pop(sequence_id, None)
 
+    def learn(self, sequence: Sequence) -> None:
+        """How long a token takes, from speech that has ended by itself: later words are placed by that."""
+        if sequence.finish_reason is FinishReason.STOP:
+            took_s = sequence.num_frames * sequence.frame_s / sequence.num_text_positions
+            self._token_s += _SHOWS * (min(max(took_s, _TOKEN_S / 2), 2 * _TOKEN_S) - self._token_s)
+
     def _make(
         self, sequence_id: int, request: GenerateRequest, prompt: Prompt, tokens: LiveTokens | None = None
     ) -> Sequence:
         """`tokens`: of a live request."""
         model, synthesis, starts = self._prompts.config, request.synthesis, list[int]()
-        if synthesis.word_times and model.text.alignment_head is not None:
+        if synthesis.word_times:
             text = synthesis.text.lstrip()
             places = self._prompts.tokenizer.encode_places(text)[1]
             starts = [*places, len(text)] if tokens is None else tokens.starts
@@ -70,9 +82,10 @@ class Intake:
         limit = self._limits.frame_limit(request, sampling, prompt)
         prefix = [] if request.prefix is None else list(request.prefix)
         frame_s, clone_prompt = self._info.frame_s, self._prompts.clone_prompt(request)
+        token_frames = self._token_s / frame_s if model.text.alignment_head is None else None
         return Sequence(
             sequence_id, request, prompt, sampling, limit, prefix,
-            frame_s=frame_s, token_starts=starts, clone_prompt=clone_prompt,
+            frame_s=frame_s, token_starts=starts, token_frames=token_frames, clone_prompt=clone_prompt,
         )  # fmt: skip
 
     def _extend(self, sequence: Sequence, more: list[int], *, is_last: bool) -> None:

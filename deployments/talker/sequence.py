@@ -43,6 +43,7 @@ class Sequence:
     token_starts: list[int] = field(default_factory=list)  # for word times: characters before each token, and in all
     next_reading: float = 0.0  # the next frame's place in the text, in characters
     readings: list[float] = field(default_factory=list)  # one for each frame after `num_sent`
+    token_frames: float | None = None  # how many a token may take; None where the alignment head tells the readings
     num_reread: int = 0  # frames far before the furthest token
     furthest_token: float = 0.0  # that a frame has read
     clone_prompt: ClonePrompt | None = None  # until it is sent
@@ -52,6 +53,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.num_sent = self._num_played = len(self.frames)
+        self._estimate()
 
     @property
     def num_frames(self) -> int:
@@ -87,6 +89,7 @@ class Sequence:
         self.frames.append(frame)
         if self.token_starts:
             self.readings.append(self.next_reading)
+            self._estimate()
         if self.num_frames >= self.limit.frames:
             self.finish_reason = self.limit.reason
 
@@ -98,13 +101,22 @@ class Sequence:
         self.num_reread += token < self.furthest_token - _BACK_TOKENS
         self.furthest_token = max(self.furthest_token, token)
         if self.token_starts:
-            chars = np.interp(token, np.arange(len(self.token_starts)), self.token_starts)
-            self.next_reading = max(self.next_reading, float(chars))
+            self._come_to(token)
 
     def end(self) -> None:
         """End the sequence: the talker sampled its end-of-speech code."""
         spoke_twice = self.num_reread >= frames_of(LATE_PATIENCE_S, self.frame_s)
         self.finish_reason = FinishReason.LOOP if spoke_twice else FinishReason.STOP
+
+    def _estimate(self) -> None:
+        """Find the next frame's place in the text where nothing reads it: by the number of frames."""
+        if self.token_starts and self.token_frames is not None:
+            self._come_to(self.num_frames / self.token_frames)
+
+    def _come_to(self, token: float) -> None:
+        """The next frame speaks that token, unless an earlier frame has spoken a later one."""
+        chars = np.interp(token, np.arange(len(self.token_starts)), self.token_starts)
+        self.next_reading = max(self.next_reading, float(chars))
 
     def play(self, now_s: float) -> None:
         """Count the frames since the last call as delivered to the listener."""

@@ -227,13 +227,15 @@ def following(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.T
     return build_engine(directory, CONFIG)
 
 
-def test_readings_go_with_the_frames_and_change_none(following: Engine, whole: Spoken) -> None:
-    readings = follow(following, at_once())
+@pytest.mark.parametrize("by", ["head", "estimate"])
+def test_readings_go_with_the_frames_and_change_none(by: str, following: Engine, engine: Engine, whole: Spoken) -> None:
+    speaker = following if by == "head" else engine
+    readings = follow(speaker, at_once())
     assert [number for number, _ in readings] == list(range(len(whole.codes)))
     chars = [chars for _, chars in readings]
     assert chars == sorted(chars)
     assert 0 < chars[-1] <= len(TEXT)
-    assert same(speak(following, at_once()), whole)
+    assert same(speak(speaker, at_once()), whole)
 
 
 def test_readings_of_a_text_that_is_written_are_those_of_the_whole(following: Engine) -> None:
@@ -248,5 +250,14 @@ def test_readings_beside_a_prompt_with_all_text(following: Engine) -> None:
     assert readings[-1][1] > 0
 
 
-def test_nobody_is_followed_without_a_head(engine: Engine) -> None:
-    assert follow(engine, at_once(frames=3)) == []
+def test_estimates_learn_from_speech_that_ends_by_itself(
+    tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build_engine(tiny_checkpoint("CustomVoice"), CONFIG)
+    before = follow(engine, at_once(frames=6))
+    push_end_of_speech(monkeypatch, 1e4)
+    for _ in range(40):
+        speak(engine, at_once(frames=6, ignore_eos=False))  # over at once: far faster than assumed
+    monkeypatch.undo()
+    after = follow(engine, at_once(frames=6))
+    assert after[-1][1] > 1.5 * before[-1][1] > 0
