@@ -115,8 +115,8 @@ class _Track:
 
 @dataclass(frozen=True, slots=True)
 class _Speaker:
-    vector: Tensor  # [hidden], on the encoder's device
-    on_host: Tensor  # the same; the copy is queued before any work that reads it, so that no wait is needed
+    vector: Tensor  # [hidden], as the text table has its rows
+    on_host: Tensor  # as the encoder made it; the copy is queued before any work that reads it: no wait is needed
 
 
 class PromptBuilder:
@@ -253,22 +253,28 @@ class PromptBuilder:
         """The row of a built-in speaker or of the reference's x-vector; none for described voices."""
         if request.reference is not None:
             assert self.speaker_encoder is not None, "only base checkpoints are asked to clone"
-            vector = self._speaker_vector(self.speaker_encoder, request.reference)
-            return _Track(self._dense(1), (vector.to(self.tables.text)[None],))
+            row = self._speaker_vector(self.speaker_encoder, request.reference)
+            return _Track(self._dense(1), (row[None],))
         if self.config.kind is ModelKind.CUSTOM_VOICE:
             assert request.voice is not None, "the ingress names a speaker"
             return _Track([self.config.speakers[request.voice]])
         return _Track([])
 
     def _speaker_vector(self, encoder: SpeakerEncoder, reference: Reference) -> Tensor:
-        if reference.prompt is not None:
-            return torch.from_numpy(reference.prompt.speaker.copy())
+        """The row [hidden] of the text table's type and device."""
 
         def embed() -> _Speaker:
             vector = encoder.embed(torch.from_numpy(reference.samples.copy()))
-            return _Speaker(vector, vector.to("cpu", non_blocking=True))
+            return _Speaker(vector.to(self.tables.text), vector.to("cpu", non_blocking=True))
 
-        return self.speakers.get(reference.key, embed).vector
+        if reference.prompt is None:
+            return self.speakers.get(reference.key, embed).vector
+        speaker = self.speakers.find(reference.key)
+        if speaker is None:  # on the device once, because each copy waits for the device
+            on_host = torch.from_numpy(reference.prompt.speaker.copy())
+            speaker = _Speaker(on_host.to(self.tables.text), on_host)
+            self.speakers.keep(reference.key, speaker)
+        return speaker.vector
 
     def _clone_rows(
         self, request: GenerateRequest, body: list[int], frames: _Track
