@@ -41,7 +41,7 @@ CORE = (  # what docs/architecture.md says to read first, in its order
     "deployments/talker/engine.py",
     "deployments/talker/scheduler.py",
     "deployments/talker/runner.py",
-    "deployments/talker/audio.py",
+    "deployments/talker/audio_streams.py",
     "serve_app/api/response.py",
 )
 GENERATORS = (  # between the socket and the engine

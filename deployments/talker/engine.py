@@ -13,14 +13,14 @@ from torch import Tensor
 
 from deployments.errors import EngineError, Overloaded, TalkerLost, TalkrayError
 from deployments.protocol import Codes, FrameChunk, GenerateRequest, ModelInfo
-from deployments.talker.audio import AudioStreams
+from deployments.talker.audio_streams import AudioStreams
 from deployments.talker.intake import Intake
+from deployments.talker.networks import MIN_NEW_TOKENS, NOT_FINITE
 from deployments.talker.outgoing import Outgoing
 from deployments.talker.prompt import PromptBuilder
 from deployments.talker.runner import LaunchedStep, ModelRunner
 from deployments.talker.scheduler import Scheduler
 from deployments.talker.sequence import LengthLimits, Sequence
-from deployments.talker.step import MIN_NEW_TOKENS, NOT_FINITE
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,19 @@ class StepInFlight:
 
 
 class Engine:
-    """Continuous batching over one checkpoint on one device. `loading.build_engine` puts one together."""
+    """Continuous batching over one checkpoint on one device. `loading.build_engine` puts one together.
+
+    A step makes one frame for each running sequence. It has two halves: `predict` makes the frames, and `advance` has
+    the talker read them, which needs no answer from the host. On a GPU the host works beside both:
+
+        talker   | prefill | predict 1 | advance 1     | predict 2 | advance 2      |
+        codec    |                     | first frames 1 | other frames 1 | ...
+        host     | launch 1 | wait     | collect 1: codes leave, ends are found | launch 2, before `next_due_ns` | wait
+
+    `_launch` queues both halves, so the device has work while the host collects. `_starting` names the sequences that
+    cannot end yet: a GPU decodes their frames without asking the host. On a CPU `_launch` returns when the frames
+    exist, `_collect` hands them on, and `_finish_step` runs `advance` at the next call: no listener waits for it.
+    """
 
     def __init__(
         self,

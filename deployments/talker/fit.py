@@ -17,7 +17,7 @@ from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.slots import slots_on
 from deployments.config import TalkerConfig
 from deployments.errors import TalkrayError
-from deployments.talker.audio import SLOTS_PER_RECORDING
+from deployments.talker.audio_streams import SLOTS_PER_RECORDING
 from deployments.talker.kv_cache import BESIDE_BYTES, KVCache
 from deployments.talker.loading import block_size_of, dtype_of, gpu_share
 from deployments.talker.model.config import ModelConfig

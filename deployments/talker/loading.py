@@ -22,7 +22,7 @@ from deployments.codec.slots import Prepare, SlotDecoder, slots_on
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
 from deployments.protocol import GenerateRequest, Reference, Sampling, SynthesisRequest
-from deployments.talker.audio import AudioStreams
+from deployments.talker.audio_streams import AudioStreams
 from deployments.talker.engine import Engine
 from deployments.talker.kv_cache import GIB, BlockManager, GpuMemory, KVCache, Wanted
 from deployments.talker.model.config import ModelConfig

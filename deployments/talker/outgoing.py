@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, ModelInfo, Reading
-from deployments.talker.audio import AudioStreams
+from deployments.talker.audio_streams import AudioStreams
 from deployments.talker.pacing import may_wait
 from deployments.talker.sequence import Sequence
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from deployments.gpu.graphs import Staging
+from deployments.talker.networks import PrefillTensors
 from deployments.talker.prompt import Ids, InputTables
 from deployments.talker.sequence import Sequence
-from deployments.talker.step import PrefillTensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,12 @@ from torch import Tensor
 from deployments.gpu.graphs import Graphs, Staging, buckets
 from deployments.protocol import Codes
 from deployments.talker.kv_cache import BlockManager, KVCache, padded_length
+from deployments.talker.networks import FrameNetworks
 from deployments.talker.prefill import Pass, PrefillInputs, pack
 from deployments.talker.prompt import MAX_PASS_POSITIONS, InputTables
 from deployments.talker.sampling import Breadth, FilterOptions
 from deployments.talker.sequence import Sequence
 from deployments.talker.state import BatchState, StateSize
-from deployments.talker.step import FrameStep
 
 # Powers of two, with finer steps above 32; no 4: the kernels are faster with 8 rows (measured).
 BATCHES = (1, 2, 8, 16, 32, 48, 64, 96, 128, 192, 256)
@@ -89,8 +89,8 @@ class LaunchedStep:
         return frames
 
     def readings(self) -> list[list[float]]:
-        """[sequences, 2] of `FrameStep.readings`; empty without an alignment head. To be called once a later step has
-        its codes, and before the one after that is launched.
+        """[sequences, 2] of `FrameNetworks.readings`; empty without an alignment head. To be called once a later step
+        has its codes, and before the one after that is launched.
         """
         return [] if self._readings is None else self._readings.tolist()
 
@@ -109,7 +109,7 @@ class ModelRunner:
         self._on_cpu, self._by_rows = self.device.type == "cpu", shape.by_rows
         size = StateSize(shape.max_num_seqs, shape.max_model_len, blocks.block_size)
         self.state = BatchState(tables.talker.config, size, dtype=tables.dtype, device=self.device)
-        self.step = _build_step(tables, self.state, cache, shape)
+        self.networks = _build_networks(tables, self.state, cache, shape)
         self.graphs = Graphs()
         self.buckets = (
             [shape.max_num_seqs] if shape.by_rows or shape.deterministic else buckets(shape.max_num_seqs, BATCHES)
@@ -119,12 +119,12 @@ class ModelRunner:
         self._rows = torch.zeros(shape.max_num_seqs, dtype=torch.long, device=self.device)
         self._staging = Staging(2 * shape.max_num_seqs, device=self.device)
         self._retraces = shape.deterministic and not shape.by_rows
-        self._given = Staging(self.step.given.numel(), device=self.device) if self._retraces else None
+        self._given = Staging(self.networks.given.numel(), device=self.device) if self._retraces else None
         self._batch: _Batch | None = None
         self._deferred: Callable[[], None] | None = None  # the talker's half of the last step, until it is done
-        self._codes = torch.zeros_like(self.step.codes, device="cpu", pin_memory=not self._on_cpu)
+        self._codes = torch.zeros_like(self.networks.codes, device="cpu", pin_memory=not self._on_cpu)
         num_buffers = 0 if tables.talker.config.text.alignment_head is None else 2  # one is read, one is written
-        buffers = torch.zeros((num_buffers, *self.step.readings.shape), pin_memory=not self._on_cpu)
+        buffers = torch.zeros((num_buffers, *self.networks.readings.shape), pin_memory=not self._on_cpu)
         self._readings = deque(buffers)
 
     def capture(self, progress: Callable[[int, int], None]) -> None:
@@ -153,17 +153,17 @@ class ModelRunner:
         for bucket in reversed(self.buckets):
             rows = self._rows[:bucket]
             rows.fill_(self.state.scratch_row)
-            for breadth in reversed(self.step.breadths):
-                yield ("predict", bucket, breadth), partial(self.step.predict, rows, breadth)
-            yield ("advance", bucket), partial(self.step.advance, rows, length=most)
+            for breadth in reversed(self.networks.breadths):
+                yield ("predict", bucket, breadth), partial(self.networks.predict, rows, breadth)
+            yield ("advance", bucket), partial(self.networks.advance, rows, length=most)
             if self._retraces:
-                yield ("feed_given", bucket), partial(self.step.feed_given, rows)
+                yield ("feed_given", bucket), partial(self.networks.feed_given, rows)
         for inputs in reversed(self._prefills):
             inputs.fill([])
             for length in {0, most if inputs is self._prefills[-1] else 0}:
                 yield (
                     ("prefill", inputs.num_positions, length),
-                    partial(self.step.prefill, inputs.tensors, length=length),
+                    partial(self.networks.prefill, inputs.tensors, length=length),
                 )
 
     @torch.inference_mode()
@@ -196,7 +196,7 @@ class ModelRunner:
             if sequence.num_positions % self.blocks.block_size == 0:
                 self._send_block(sequence)
         self._predict(batch)
-        frames = self.step.codes[: len(sequences)]
+        frames = self.networks.codes[: len(sequences)]
         codes = self._codes[: len(sequences)]
         codes.copy_(frames, non_blocking=True)
         made = self._record()
@@ -244,24 +244,24 @@ class ModelRunner:
             going = [sequence for sequence in sequences if number < sequence.num_frames]
             batch = self._as_batch(going)
             self._send_frames([sequence.frames[number] for sequence in going])
-            self.graphs.run(("feed_given", len(batch.rows)), partial(self.step.feed_given, batch.rows))
+            self.graphs.run(("feed_given", len(batch.rows)), partial(self.networks.feed_given, batch.rows))
             self._advance(batch, length=self._length(0))
 
     def _send_frames(self, frames: list[Codes]) -> None:
         assert self._given is not None
-        given = self.step.given
+        given = self.networks.given
         staged = self._given.take()
         staged.values.reshape(given.shape)[: len(frames)] = frames
         given.copy_(staged.tensor.view(given.shape), non_blocking=True)
 
     def _predict(self, batch: _Batch) -> None:
-        work = partial(self.step.predict, batch.rows, batch.breadth)
+        work = partial(self.networks.predict, batch.rows, batch.breadth)
         self.graphs.run(("predict", len(batch.rows), batch.breadth), work)
 
     def _advance(self, batch: _Batch, *, length: int, readings: Tensor | None = None) -> None:
-        self.graphs.run(("advance", len(batch.rows)), partial(self.step.advance, batch.rows, length=length))
+        self.graphs.run(("advance", len(batch.rows)), partial(self.networks.advance, batch.rows, length=length))
         if readings is not None:
-            readings.copy_(self.step.readings[: len(readings)], non_blocking=True)
+            readings.copy_(self.networks.readings[: len(readings)], non_blocking=True)
 
     def _run_prefill(self, parts: Pass) -> None:
         continued = parts[0].start > 0
@@ -270,7 +270,7 @@ class ModelRunner:
         inputs.fill(parts)
         length = self._length(parts[-1].stop) if self._by_rows or continued else 0
         key: Hashable = ("prefill", inputs.num_positions, length)
-        self.graphs.run(key, lambda: self.step.prefill(inputs.tensors, length=length))
+        self.graphs.run(key, lambda: self.networks.prefill(inputs.tensors, length=length))
 
     def _as_batch(self, sequences: list[Sequence]) -> _Batch:
         """The batch on the device, uploaded where a sequence has joined, left or moved to another row."""
@@ -290,7 +290,7 @@ class ModelRunner:
         needed = Breadth.of(options + [FilterOptions.for_predictor(each.sampling) for each in sequences])
         if self._by_rows:
             return needed
-        return next(breadth for breadth in self.step.breadths if breadth.covers(needed))
+        return next(breadth for breadth in self.networks.breadths if breadth.covers(needed))
 
     def _send_block(self, sequence: Sequence) -> None:
         """Upload the number of the block in which the next position is the first."""
@@ -310,12 +310,12 @@ class ModelRunner:
         return event
 
 
-def _build_step(tables: InputTables, state: BatchState, cache: KVCache, shape: RunnerShape) -> FrameStep:
+def _build_networks(tables: InputTables, state: BatchState, cache: KVCache, shape: RunnerShape) -> FrameNetworks:
     if shape.networks == "fused":
-        from deployments.talker.fused_step import FusedStep  # needs Triton, which a CPU has not
+        from deployments.talker.fused_networks import FusedNetworks  # needs Triton, which a CPU has not
 
-        return FusedStep(tables, state, cache, attention=shape.attention, pdl=tables.device.type == "cuda")
-    return FrameStep(tables, state, cache, by_rows=shape.by_rows)
+        return FusedNetworks(tables, state, cache, attention=shape.attention, pdl=tables.device.type == "cuda")
+    return FrameNetworks(tables, state, cache, by_rows=shape.by_rows)
 
 
 def _row(sequence: Sequence) -> int:

@@ -94,7 +94,7 @@ class Sequence:
             self.finish_reason = self.limit.reason
 
     def read(self, mass: float, moment: float) -> None:
-        """Find the next frame's place in the text: see `FrameStep.readings`."""
+        """Find the next frame's place in the text: see `FrameNetworks.readings`."""
         if mass <= _ATTENTIVE:
             return
         token = moment / mass - _AHEAD_TOKENS

@@ -67,7 +67,7 @@ def test_a_checkpoint_that_speaks_passes(
 def test_speech_that_never_ends_fails(
     tiny_checkpoint: Checkpoints, tmp_path: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.talker.step.MIN_NEW_TOKENS", 10**6)
+    monkeypatch.setattr("deployments.talker.networks.MIN_NEW_TOKENS", 10**6)
     out = tmp_path / "out"
     model = str(tiny_checkpoint("VoiceDesign"))
     assert main([*SHORT, "--model", model, "--out", str(out)]) == 1
@@ -86,7 +86,7 @@ def test_what_serves_is_judged_by_another_path(
 
     def wrong(self: Engine) -> object:
         output = original_step(self)
-        if self.runner.step.name == "exact":
+        if self.runner.networks.name == "exact":
             for _, chunk in output.chunks:
                 chunk.codes[:, 3] = (chunk.codes[:, 3] + 700) % 2048
         return output

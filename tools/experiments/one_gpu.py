@@ -34,8 +34,8 @@ from deployments.protocol import (
 )
 from deployments.serving import failover, metrics
 from deployments.serving.frames import forward
-from deployments.talker import audio, scheduler
-from deployments.talker.audio import AudioStreams
+from deployments.talker import audio_streams, scheduler
+from deployments.talker.audio_streams import AudioStreams
 from deployments.talker.kv_cache import BlockManager
 from deployments.talker.loading import _MAX_LEAD_S
 from deployments.talker.prompt import Prompt
@@ -366,7 +366,7 @@ def serve(
     clock = SimpleNamespace(monotonic=loop.time)
     try:
         with ExitStack() as patched:
-            for module in (admission, scheduler, audio, failover):
+            for module in (admission, scheduler, audio_streams, failover):
                 patched.enter_context(mock.patch.object(module, "time", clock))
             return loop.run_until_complete(_serve(rate, seconds, settle_s, costs, seed, rows))
     finally:

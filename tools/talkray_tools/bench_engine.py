@@ -242,7 +242,7 @@ class EngineBench:
 
     def _floor(self, batch: int) -> float:
         """Milliseconds to read what a step has to read: every weight as often as it is used, and the contexts."""
-        talker, config = self.engine.runner.step.talker, self.engine.model
+        talker, config = self.engine.runner.networks.talker, self.engine.model
         size = talker.codec_head.weight.element_size()
         layers = sum(weight.numel() for weight in talker.model.layers.parameters())
         predictor = sum(weight.numel() for weight in talker.code_predictor.model.layers.parameters())
@@ -307,7 +307,7 @@ def measure(
     clock = StartClock(report)
     engine = load_engine(directory, config, clock)
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    result = EngineReport(name, engine.runner.step.name, clock.seconds)
+    result = EngineReport(name, engine.runner.networks.name, clock.seconds)
     bench = EngineBench(engine, steps=options.steps, bandwidth=options.bandwidth * 1e12)
     before = engine.runner.graphs.num_eager
     result.prefills = [bench.prefill_time(prompts) for prompts in (1, 2, 4, 8) if prompts <= config.max_num_seqs]

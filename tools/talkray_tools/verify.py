@@ -422,7 +422,7 @@ def _checks(options: argparse.Namespace) -> Iterator[Check]:
     given = options.reference
     reference = read_reference(given, options.reference_text, sample_rate=rate) if given else None
     subject = Subject(directory, reference, options)
-    info, step = subject.engine.info, subject.engine.runner.step.name
+    info, step = subject.engine.info, subject.engine.runner.networks.name
     device = torch.cuda.get_device_name() if subject.on_gpu else f"CPU, torch threads: {options.threads}"
     detail = f"{directory}: every tensor has its place; {device}, talker {step}, codec {subject.precision}"
     yield Check("it loads", True, detail, {"device": device, "talker": step, "codec": subject.precision})
@@ -436,7 +436,7 @@ def _checks(options: argparse.Namespace) -> Iterator[Check]:
     greedy = Sampling(do_sample=False, subtalker_dosample=False, max_new_tokens=options.frames + 1)
     request = subject.request(greedy)
     [fast] = subject.speak(request, most=options.frames)
-    is_rounded = subject.engine.runner.step.talker.codec_head.weight.dtype is not torch.float32
+    is_rounded = subject.engine.runner.networks.talker.codec_head.weight.dtype is not torch.float32
     del subject  # large weights fit once
     gc.collect()
     exact = Exact(directory, threads=options.threads)

@@ -147,7 +147,7 @@ class _TritonCall(Call):
         residual: Signal | None = None,
     ) -> Signal:
         gates, added = None if gate is None else gate.weight, None if residual is None else residual.rows
-        step = _Step(linear.weight[None], linear.bias, gates, residual=added, norm=norm, gelu=gelu)
+        step = _Launch(linear.weight[None], linear.bias, gates, residual=added, norm=norm, gelu=gelu)
         return Signal(self._multiply(x.rows, step, time=len(x.rows))[0])
 
     def attend(self, qkv: Signal, layer: Layer) -> Signal:
@@ -180,7 +180,7 @@ class _TritonCall(Call):
         memory = self.backend.memories[conv] if conv.context else None
         rows, added = x.rows if x.snaked is None else x.snaked, None if residual is None else residual.rows
         time = len(rows) // self.batch
-        step = _Step(
+        step = _Launch(
             conv.weight, conv.bias, residual=added, snake=snake, memory=memory, dilation=conv.dilation, plain=keep
         )
         y, snaked = self._multiply(rows, step, time=time)
@@ -214,7 +214,7 @@ class _TritonCall(Call):
             **self._launch,
         )  # fmt: skip
 
-    def _multiply(self, x: Tensor, step: "_Step", *, time: int) -> tuple[Tensor, Tensor]:
+    def _multiply(self, x: Tensor, step: "_Launch", *, time: int) -> tuple[Tensor, Tensor]:
         """Plain output and output after the snake, each [rows, outs]; one not asked for is x."""
         taps, num_in, num_out = step.weight.shape
         y = self._empty(len(x), num_out) if step.plain else x
@@ -244,7 +244,7 @@ class _TritonCall(Call):
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _Launch:
     """The flags of one launch, as `conv_kernel` describes them."""
 
     weight: Tensor  # [taps, in, out]

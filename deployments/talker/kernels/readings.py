@@ -72,7 +72,7 @@ class TextWitness:
     heads: Heads
     state: BatchState
     rows: Tensor  # [batch] int64: rows of the state
-    out: Tensor  # [batch, 2] float32: see `FrameStep.readings`
+    out: Tensor  # [batch, 2] float32: see `FrameNetworks.readings`
     pdl: bool
 
     def look(self, qkv: Tensor, norms: HeadNorms, keys: Tensor, context: Context) -> None:

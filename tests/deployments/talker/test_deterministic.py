@@ -77,7 +77,7 @@ def test_codes_do_not_depend_on_company(shape: object, tmp_path: Path, monkeypat
     write_checkpoint(tmp_path / "checkpoint", shape, Options())  # type: ignore[arg-type]
     requests = random_requests(40)
     engine = load(tmp_path / "checkpoint")
-    assert "fused" in engine.runner.step.name
+    assert "fused" in engine.runner.networks.name
     warm_up(engine)
     before = engine.runner.graphs.num_eager
     alone = [speak(engine, request) for request in requests]

@@ -418,8 +418,10 @@ def test_frames_a_listener_does_not_need_yet_are_sent_together(
 
 def test_a_frame_leaves_before_the_talker_reads_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    advance = engine.runner.step.advance
-    monkeypatch.setattr(engine.runner.step, "advance", lambda *args, **more: (read.append(1), advance(*args, **more)))
+    advance = engine.runner.networks.advance
+    monkeypatch.setattr(
+        engine.runner.networks, "advance", lambda *args, **more: (read.append(1), advance(*args, **more))
+    )
     engine.add(0, MIX[0])
     assert len(engine.step().chunks) == 1
     assert not read

@@ -106,6 +106,6 @@ def test_four_streams_speak_within_a_small_gpu(name: str, most: float, tmp_path:
             frames[number] += len(chunk.codes)
     assert (most_at_once, frames) == (4, dict.fromkeys(range(4), 100))
     used = free_before - torch.cuda.mem_get_info()[0]
-    granted = engine.runner.step.cache.blocks.nbytes
+    granted = engine.runner.networks.cache.blocks.nbytes
     assert used < most
     assert abs(granted - fit.kv) < 0.75e9

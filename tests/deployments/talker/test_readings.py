@@ -38,7 +38,7 @@ def given(engine: Engine, request: GenerateRequest, frames: np.ndarray) -> list[
             sequence.append(frame)
             batch = runner._as_batch([sequence])
             runner._send_frames([frame])
-            runner.step.feed_given(batch.rows)
+            runner.networks.feed_given(batch.rows)
             runner._advance(batch, length=runner._length(0), readings=readings)
             torch.cuda.synchronize()
             sequence.read(*readings[0].tolist())

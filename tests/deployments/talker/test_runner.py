@@ -39,7 +39,7 @@ def like_a_gpu(directory: Path, *, deterministic: bool = False, networks: Networ
         device=old.device,
     )
     shape = RunnerShape(CONFIG.max_num_seqs, CONFIG.max_model_len, deterministic, networks)
-    engine.runner = ModelRunner(old.step.tables, cache, blocks, shape)
+    engine.runner = ModelRunner(old.networks.tables, cache, blocks, shape)
     return engine
 
 

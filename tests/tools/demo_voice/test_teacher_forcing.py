@@ -82,9 +82,9 @@ def setting(tiny_checkpoint: Callable[[str], Path]) -> Setting:
 def test_rows_are_the_prompts_and_the_frames(setting: Setting, number: int) -> None:
     sample = setting.samples[number]
     runner, sequence = setting.runner_of(sample, sample.utterance.frames)
-    inputs = PrefillInputs(64, scratch_row=1, tables=runner.step.tables)
+    inputs = PrefillInputs(64, scratch_row=1, tables=runner.networks.tables)
     inputs.fill([SequencePart(sequence, 0, sequence.num_positions, is_last=True)])
-    served = runner.step.tables.rows(inputs.tensors.text_ids, inputs.tensors.codec_ids)[: sequence.num_positions]
+    served = runner.networks.tables.rows(inputs.tensors.text_ids, inputs.tensors.codec_ids)[: sequence.num_positions]
     assert setting.layout.length(sample) == len(served)
     torch.testing.assert_close(setting.rows()[number, : len(served)], served, rtol=0, atol=1e-5)
 

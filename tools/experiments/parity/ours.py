@@ -112,7 +112,7 @@ class Ours:
         """[frames, groups] of a case decoded with `options`."""
         sampling = Sampling(max_new_tokens=extent.max_new_tokens, **options)
         full = complete(sampling, self.engine.model.generation)
-        self.engine.runner.step.noise = OfficialNoise(SEED, self.engine.model, full)
+        self.engine.runner.networks.noise = OfficialNoise(SEED, self.engine.model, full)
         request = GenerateRequest(_synthesis(case, sampling), reference_codes if case.ref_text else None)
         return run(self.engine, request)
 
@@ -130,7 +130,7 @@ class Ours:
         full = complete(sampling, self.engine.model.generation)
 
         def begin(known: int) -> None:
-            self.engine.runner.step.noise = OfficialNoise(SEED, self.engine.model, full, drawn=known)
+            self.engine.runner.networks.noise = OfficialNoise(SEED, self.engine.model, full, drawn=known)
 
         request = GenerateRequest(_synthesis(case, sampling), reference_codes if case.ref_text else None)
         return divergences(self.engine, request, expected, most=extent.max_new_tokens - 1, begin=begin)

@@ -58,7 +58,7 @@ def prepared(made_by: ModelRunner, talker: Talker, *, count: int) -> list[Sequen
     speaking = sequences(talker)
     for sequence in speaking:
         made_by.blocks.grow(sequence.id, sequence.num_positions + count)
-        made_by.step.tables.project(np.concatenate((sequence.prompt.text_ids, sequence.prompt.trailing)))
+        made_by.networks.tables.project(np.concatenate((sequence.prompt.text_ids, sequence.prompt.trailing)))
     return speaking
 
 

@@ -36,7 +36,7 @@ class PrefillTensors:
     finished: Tensor  # [sequences] int32: the sequences' rows of the state; padded with the scratch row
 
 
-class FrameStep:
+class FrameNetworks:
     """The networks of one talker over the state of a batch, in plain PyTorch on any device."""
 
     breadths: tuple[Breadth, ...] = (NARROW, WIDE)  # breadths that are worth a recording of their own

@@ -1,4 +1,4 @@
-"""The step of a batch in Triton kernels: the same functions as `FrameStep`, in a tenth of the launches."""
+"""The step of a batch in Triton kernels: the same functions as `FrameNetworks`, in a tenth of the launches."""
 
 import torch
 from torch import Tensor
@@ -12,13 +12,13 @@ from deployments.talker.kernels.sampler import FirstCodeRules, sample_first_code
 from deployments.talker.kernels.stack import FusedStack
 from deployments.talker.kernels.state import Gathered, StateKernels
 from deployments.talker.kv_cache import KVCache
+from deployments.talker.networks import MIN_NEW_TOKENS, NOT_FINITE, FrameNetworks, PrefillTensors
 from deployments.talker.prompt import MAX_PASS_POSITIONS, InputTables
 from deployments.talker.sampling import WIDE, Breadth, Draw
 from deployments.talker.state import BatchState
-from deployments.talker.step import MIN_NEW_TOKENS, NOT_FINITE, FrameStep, PrefillTensors
 
 
-class FusedStep(FrameStep):
+class FusedNetworks(FrameNetworks):
     """All of a decoding step, and prompts. Plain PyTorch runs the later rows of a long prompt.
 
     With `pdl` the order of the launches is a part of the result: see `FusedStack`.

@@ -14,8 +14,8 @@ from deployments.codec.slots import CODE_RING, Pcm, PlainSlots
 from deployments.codec.state import DecoderState
 from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import ALL_FRAMES, Codes, Reference
-from deployments.talker import audio as audio_streams
-from deployments.talker.audio import AudioStreams
+from deployments.talker import audio_streams
+from deployments.talker.audio_streams import AudioStreams
 from deployments.talker.engine import Engine, StepOutput
 from deployments.talker.loading import build_engine
 from tests.clock import Clock
