@@ -189,7 +189,8 @@ class _Trace:
 
     def __init__(self) -> None:
         self._before: deque[TextPart] = deque()  # sent text, and what the stage was given for it
-        self._written = self._spoken = ""
+        self._written: list[str] = []  # sent text that was found, and what the stage made of it, for the next part
+        self._spoken: list[str] = []
         self._owed = 0  # characters that the stage has taken, and whose sent text has not been found
 
     def follow(self, given: list[TextPart], made: list[TextPart], *, is_last: bool) -> list[TextPart]:
@@ -198,7 +199,7 @@ class _Trace:
         parts: list[TextPart] = []
         for part in made:
             parts += self._unspoken()
-            self._spoken += part.spoken
+            self._spoken.append(part.spoken)
             self._owed += len(part.written)
             self._find()
             if not self._owed:
@@ -223,10 +224,11 @@ class _Trace:
             if len(part.spoken) > self._owed and part.written == part.spoken:
                 self._before.appendleft(TextPart(part.written[self._owed :], part.spoken[self._owed :]))
                 part = TextPart(part.written[: self._owed], part.spoken[: self._owed])
-            self._written += part.written
+            self._written.append(part.written)
             self._owed -= len(part.spoken)
 
     def _take(self) -> TextPart:
-        part = TextPart(self._written, self._spoken)
-        self._written = self._spoken = ""
+        part = TextPart("".join(self._written), "".join(self._spoken))
+        self._written.clear()
+        self._spoken.clear()
         return part

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -19,6 +18,7 @@ from serve_app.speech.segments import Segments, SynthesisRequest
 from serve_app.speech.spoken_text import TURN_CHARS, TextReader, TextRules, read
 from tests.fuzz.conftest import Cases
 from tests.fuzz.texts import text
+from tests.processor_time import least_s
 from tests.serve_app.asgi import post
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
 from tests.serve_app.speech.test_markup import PIECES
@@ -98,16 +98,6 @@ def in_parts(sent: str, rules: TextRules) -> None:
     for at in range(0, len(sent), TURN_CHARS):
         reader.feed(sent[at : at + TURN_CHARS], is_last=False)
     reader.feed("", is_last=True)
-
-
-def least_s(work: Callable[[], object], times: int) -> float:
-    """Of the processor, for the fastest of several runs: what another process takes is not counted."""
-    taken = []
-    for _ in range(times):
-        begun = time.thread_time()
-        work()
-        taken.append(time.thread_time() - begun)
-    return min(taken)
 
 
 def growth(unit: str, way: Way, rules: TextRules, times: int) -> float:

@@ -1,7 +1,5 @@
 import difflib
 import json
-import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import httpx
@@ -13,6 +11,7 @@ from serve_app.api.client_json import parse_object
 from serve_app.api.ignored_fields import Reasons, as_header, find_ignored, of_text
 from serve_app.api.request import parse_speech
 from serve_app.speech.spoken_text import TextRules, read
+from tests.processor_time import least_s
 from tests.serve_app.dialects.client import talking
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED, VOICE_DESIGN, FakeSynthesizer, utterance
 
@@ -124,16 +123,6 @@ async def test_so_it_is_on_sockets(path: str, messages: list[dict[str, object]],
     assert message["ignored"][-1] == {"field": "others", "reason": "11992 more"}
     assert len(message["ignored"]) == 9
     assert len(matched) == 8
-
-
-def least_s(work: Callable[[], object]) -> float:
-    """Seconds of the quickest of a few."""
-    took_s = []
-    for _ in range(5):
-        begun_s = time.perf_counter()
-        work()
-        took_s.append(time.perf_counter() - begun_s)
-    return min(took_s)
 
 
 def test_unknown_fields_cost_less_than_their_parsing() -> None:
