@@ -16,6 +16,8 @@ _PIECE = 1 << 20
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a file that stand for all of it
 _SEGMENT_CHARS = 1000
 _RELEASED = "12 Hz, released"
+# Beside a checkpoint: what Talkray has found out of it. It comes before the section `talkray` of config.json.
+OWN_FACTS = "talkray.json"
 
 
 def describe(model: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo | None:
@@ -30,11 +32,18 @@ def describe(model: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo | N
 def described(directory: Path, name: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo:
     """The same of a checkpoint directory, under the `name` that it shall have. Raises CheckpointError."""
     top, codec = _read(directory / "config.json"), _read(directory / "speech_tokenizer" / "config.json")
+    top["talkray"] = own_facts(directory, top)
     try:
         info = _info(top, codec, name, config, on_gpu=on_gpu)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{directory}: its config.json files describe no Qwen3-TTS model: {error!r}") from None
     return replace(info, fingerprint=cloning_fingerprint(directory)) if info.kind is ModelKind.BASE else info
+
+
+def own_facts(directory: Path, top: Mapping[str, Any]) -> dict[str, Any]:
+    """Talkray's own section of a checkpoint whose config.json holds `top`. Raises CheckpointError."""
+    file = directory / OWN_FACTS
+    return {**(top.get("talkray") or {}), **(_read(file) if file.exists() else {})}
 
 
 def cloning_fingerprint(directory: Path) -> str:
@@ -53,7 +62,7 @@ def cloning_fingerprint(directory: Path) -> str:
 
 
 def _info(top: Any, codec: Any, name: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo:
-    kind, talker, needs = ModelKind(top["tts_model_type"]), top["talker_config"], top.get("talkray") or {}
+    kind, talker, needs = ModelKind(top["tts_model_type"]), top["talker_config"], top["talkray"]
     spoken_form = needs.get("spoken_form")
     # For the small CustomVoice model the official package drops them too; a voice that needs a spoken form has learnt
     # nothing but to read.

@@ -9,10 +9,14 @@ import pytest
 import soundfile
 import torch
 
+from deployments.config import TalkerConfig
 from deployments.talker.engine import Engine
+from deployments.talker.model.config import ModelConfig
+from deployments.weights.description import described
 from talkray_tools import verify
 from talkray_tools.unfolded_codec import DecoderNetwork
 from talkray_tools.verify import find_official, main
+from tests.tools.planted import HEAD, LAYER, plant
 
 Checkpoints = Callable[[str], Path]
 SHORT = ("--threads", "1", "--frames", "6", "--device", "cpu")
@@ -23,6 +27,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the official package, and with few of the tiny codec's codes."""
     monkeypatch.setattr(verify, "find_official", lambda named: None)
     monkeypatch.setattr(verify, "TEXT", "Hm.")
+    monkeypatch.setattr(verify, "FOLLOWED_TEXTS", ("This goes on a little.",))
+    monkeypatch.setattr(verify, "_FOLLOWED_FRAMES", 30)
     codes = torch.zeros(1, 4, 16, dtype=torch.long)
     monkeypatch.setattr("talkray_tools.unfolded_codec.every_code", lambda config: codes)
 
@@ -59,6 +65,8 @@ def test_a_checkpoint_that_speaks_passes(
     assert checks["the waveform is that of float32"]["values"]["snr_db"] > 35
     assert checks["first audio"]["values"]["first_audio_ms"] > 0
     assert checks["memory"]["values"]["host_gib"] > 0.1
+    assert checks["a head follows the text"]["passed"] is None
+    assert "estimates" in checks["a head follows the text"]["detail"]
     assert "pip install" in checks["greedy codes are the official package's"]["detail"]
     assert lines(said)[-1].startswith("PASS: ")
     assert soundfile.info(out / "speech-1.wav").samplerate == 24000
@@ -76,6 +84,22 @@ def test_speech_that_never_ends_fails(
     ]
     assert lines(said)[-1].startswith("FAIL: speech ends, seed 1; ")
     assert str(out / "verify.json") in lines(said)[-1]
+
+
+def test_a_head_that_follows_the_text_is_found_and_noted(
+    tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.talker.networks.MIN_NEW_TOKENS", 10**6)  # random weights end where they like
+    model, recording, out = plant(tiny_checkpoint("Base"), tmp_path / "model"), tmp_path / "voice.wav", tmp_path / "out"
+    soundfile.write(recording, np.random.RandomState(0).uniform(-0.1, 0.1, 24000), 24000)
+    before = described(model, "planted", TalkerConfig(), on_gpu=True)
+    main([*SHORT, "--model", str(model), "--out", str(out), "--reference", str(recording)])
+    check = next(check for check in report(out)["checks"] if check["name"] == "a head follows the text")
+    assert check["passed"], check["detail"]
+    assert ModelConfig.load(model).text.alignment_head == (LAYER, HEAD)
+    after = described(model, "planted", TalkerConfig(), on_gpu=True)
+    assert (before.word_times, after.word_times) == (False, True)
+    assert after.fingerprint == before.fingerprint  # stored voices stay what they are
 
 
 def test_what_serves_is_judged_by_another_path(

@@ -20,8 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,14 +32,12 @@ import torch
 import typer
 from numpy.typing import NDArray
 
-from deployments.audio.listening import EndingGuard, Pcm, first_sound, runaway_frames
+from deployments.audio.listening import EndingGuard, first_sound
 from deployments.codec.config import SpeechTokenizerConfig
-from deployments.codec.decoder import MIN_SNR_DB, PCM_SCALE, snr_db, to_pcm16
-from deployments.codec.loading import Codec, load_codec
-from deployments.config import CodecConfig, TalkerConfig
+from deployments.codec.decoder import MIN_SNR_DB, PCM_SCALE, snr_db
+from deployments.config import TalkerConfig
 from deployments.errors import TalkrayError
 from deployments.protocol import (
-    ALL_FRAMES,
     Codes,
     FinishReason,
     GenerateRequest,
@@ -49,16 +47,22 @@ from deployments.protocol import (
     SynthesisRequest,
 )
 from deployments.talker.engine import Engine
-from deployments.talker.loading import StartClock, build_engine, load_engine, throttled
+from deployments.talker.loading import build_engine, throttled
 from deployments.weights.store import locate
+from talkray_tools.alignment import find_head, write_head
 from talkray_tools.arguments import run_command
 from talkray_tools.choices import Tolerance, divergences, near_ties
+from talkray_tools.subject import Speech, Subject
 from talkray_tools.unfolded_codec import DecoderNetwork, largest_activation
 
 logger = logging.getLogger(__name__)
 
 TEXT = "Hello! This is a plain sentence, and it should come to an end."
-DESCRIPTION = "A calm, friendly voice."
+FOLLOWED_TEXTS = (  # with TEXT, what heads are to follow
+    "The quick brown fox jumps over the lazy dog near the river.",
+    "She has three small boats in the harbour, and two of them are blue.",
+)
+_FOLLOWED_FRAMES = 150
 SEEDS = (1, 2, 3)
 _AUDIBLE_DB = -46.0  # of full scale; speech has about -26 to -14
 _FIRST_AUDIO_TRIALS = 5
@@ -88,105 +92,6 @@ class Check:
         return f"{verdict} {self.name}: {self.detail}"
 
 
-@dataclass(frozen=True, slots=True)
-class Speech:
-    """One utterance, its leading silence included."""
-
-    codes: Codes
-    pcm: Pcm
-    reason: FinishReason | None
-    num_text_tokens: int
-    first_audio_s: float  # from the request on
-    took_s: float
-
-
-class Subject:
-    """The checkpoint under test, loaded as this machine would serve it."""
-
-    def __init__(self, directory: Path, reference: Reference | None, options: argparse.Namespace) -> None:
-        config = TalkerConfig(
-            device=options.device, threads=options.threads, max_num_seqs=4, deterministic=options.deterministic
-        )
-        self.reference = reference
-        self.engine: Engine = load_engine(directory, config, StartClock(_paced(logger.info)))
-        self.on_gpu = self.engine.info.talker_on_gpu
-        self.codec: Codec = load_codec(str(directory), CodecConfig(placement="inline"))  # it need not be warm
-        torch.set_num_threads(options.threads)
-        self.size = self.engine.info.frame_samples
-        self.sample_rate = self.engine.info.sample_rate
-
-    @property
-    def precision(self) -> str:
-        """In which audio is made here."""
-        return self.engine.info.codec_precision if self.on_gpu else self.codec.decoder.precision
-
-    def request(self, sampling: Sampling, *, seed: int = 0) -> GenerateRequest:
-        """The test sentence, in whatever voice this kind of checkpoint takes."""
-        model = self.engine.model
-        language = "english" if "english" in model.languages else "auto"
-        synthesis = SynthesisRequest(
-            "verify", TEXT, language=language, sampling=sampling, seed=seed, leading_silence=True
-        )
-        if model.kind is ModelKind.CUSTOM_VOICE:
-            return GenerateRequest(replace(synthesis, voice=next(iter(model.speakers))))
-        if model.kind is ModelKind.VOICE_DESIGN:
-            return GenerateRequest(replace(synthesis, instructions=DESCRIPTION))
-        assert self.reference is not None, "a base checkpoint was given one"
-        codes = None if self.reference.x_vector_only else self.codec.codes(self.reference)
-        return GenerateRequest(replace(synthesis, reference=self.reference), codes)
-
-    def speak(self, *requests: GenerateRequest, most: int | None = None) -> list[Speech]:
-        """Requests that come together; `most` frames of each are expected, else as many as their text can take."""
-        started_s, made = time.perf_counter(), [_Stream() for _ in requests]
-        progress = throttled(f"speaking, {len(requests)} at once: frame", logger.info)
-        for number, request in enumerate(requests):
-            self.engine.add(number, replace(request, gpu_frames=ALL_FRAMES if self.on_gpu else 0))
-        while not self.engine.is_idle:
-            output = self.engine.step()
-            for _, error in output.failures:
-                raise error
-            for number, chunk in output.chunks:
-                stream = made[number]
-                if len(chunk.codes) and not self.on_gpu and not stream.codes:
-                    self.decode(chunk.codes[:1])  # what its listener waits for
-                stream.codes += list(chunk.codes)
-                stream.pcm += chunk.pcm
-                stream.reason = chunk.finish_reason
-                stream.num_text_tokens = max(stream.num_text_tokens, chunk.num_text_tokens)
-                stream.took_s = time.perf_counter() - started_s
-                if stream.first_audio_s is None and (chunk.pcm or not self.on_gpu):
-                    stream.first_audio_s = stream.took_s
-            tokens = max(stream.num_text_tokens for stream in made)
-            progress(
-                max(len(stream.codes) for stream in made), most or runaway_frames(tokens, self.engine.info.frame_s)
-            )
-        return [self._speech(stream) for stream in made]
-
-    def _speech(self, stream: "_Stream") -> Speech:
-        codes = np.stack(stream.codes) if stream.codes else np.zeros((0, self.engine.info.num_code_groups), np.int16)
-        pcm = np.frombuffer(bytes(stream.pcm), np.int16) if self.on_gpu else self.decode(codes)
-        first_s = stream.took_s if stream.first_audio_s is None else stream.first_audio_s
-        return Speech(codes, pcm, stream.reason, stream.num_text_tokens, first_s, stream.took_s)
-
-    def decode(self, codes: Codes) -> Pcm:
-        """[samples] of a whole utterance, as the codec pool makes them."""
-        if not len(codes):
-            return np.zeros(0, np.int16)
-        decoder = self.codec.decoder
-        audio, _ = decoder.decode(torch.from_numpy(codes.astype(np.int64))[None], [decoder.initial_state()])
-        return to_pcm16(audio[0])
-
-
-@dataclass(slots=True)
-class _Stream:
-    codes: list[Codes] = field(default_factory=list)
-    pcm: bytearray = field(default_factory=bytearray)
-    reason: FinishReason | None = None
-    num_text_tokens: int = 0
-    first_audio_s: float | None = None
-    took_s: float = 0.0
-
-
 def check_speech(subject: Subject, spoken: list[Speech], folder: Path) -> Iterator[Check]:
     """Speech ends by itself, can be heard, and is neither silence nor a loop. Writes the samples."""
     for seed, speech in zip(SEEDS, spoken, strict=True):
@@ -213,7 +118,7 @@ def check_batched(subject: Subject, together: Speech) -> Check:
     name = "codes are the same alone and with others"
     if subject.on_gpu and not subject.engine.runner.shape.deterministic:
         return Check(name, None, "on a GPU only with deterministic: true; --deterministic loads it so")
-    [alone] = subject.speak(subject.request(Sampling(), seed=SEEDS[0]))
+    [alone] = subject.speak(subject.request(TEXT, Sampling(), seed=SEEDS[0]))
     common = min(len(alone.codes), len(together.codes))
     differing = np.flatnonzero((alone.codes[:common] != together.codes[:common]).any(axis=1))
     if len(differing) or len(alone.codes) != len(together.codes):
@@ -222,9 +127,28 @@ def check_batched(subject: Subject, together: Speech) -> Check:
     return Check(name, passed=True, detail=f"{common} frames")
 
 
+def check_head(engine: Engine, spoken: list[tuple[GenerateRequest, Codes]], directory: Path) -> Check:
+    """Whether an attention head follows the text, so that times of words are exact. Notes one that does."""
+    name, named = "a head follows the text", engine.model.text.alignment_head
+    logger.info("looking for the head that follows the text, in %d utterances", len(spoken))
+    heads = find_head(engine, spoken)
+    if named is not None:
+        known = next(each for each in heads if (each.layer, each.head) == named)
+        better = "" if known.follows else f"; the best is {heads[0]}"
+        return Check(name, known.follows, f"named by the checkpoint: {known}{better}", asdict(known))
+    best = heads[0]
+    if not best.follows:
+        return Check(name, None, f"none, so times of words are estimates; the best is {best}", asdict(best))
+    try:
+        noted = f"noted in {write_head(directory, best)}, which belongs to the checkpoint"
+    except OSError as error:
+        return Check(name, False, f"{best}, but it cannot be noted: {error}", asdict(best))
+    return Check(name, True, f"{best}: {noted}", asdict(best))
+
+
 def measure(subject: Subject, spoken: list[Speech]) -> Iterator[Check]:
     """Numbers that nothing is demanded of."""
-    request = subject.request(Sampling(max_new_tokens=3))
+    request = subject.request(TEXT, Sampling(max_new_tokens=3))
     times_ms = [1e3 * subject.speak(request, most=2)[0].first_audio_s for _ in range(_FIRST_AUDIO_TRIALS)]
     middle_ms = statistics.median(times_ms)
     detail = f"{middle_ms:.1f} ms from the request to the first frame's audio (median of {len(times_ms)}, no HTTP)"
@@ -350,19 +274,6 @@ def read_reference(file: Path, text: str | None, *, sample_rate: int) -> Referen
     return Reference(np.ascontiguousarray(audio.mean(axis=1)), text, x_vector_only=text is None)
 
 
-def _paced(report: Callable[[str], None]) -> Callable[[str], None]:
-    """The phases of a start, those that count up once."""
-    said: set[str] = set()
-
-    def tell(stage: str) -> None:
-        what = stage.rstrip("0123456789/ ")
-        if what not in said:
-            said.add(what)
-            report(stage)
-
-    return tell
-
-
 def _decibels(amplitude: float) -> float:
     return 20 * float(np.log10(max(amplitude, 1e-10)))
 
@@ -429,19 +340,25 @@ def _checks(options: argparse.Namespace) -> Iterator[Check]:
     if info.kind is ModelKind.BASE and reference is None:
         yield Check("everything else", None, "a base checkpoint clones: pass --reference RECORDING")
         return
-    spoken = subject.speak(*(subject.request(Sampling(), seed=seed) for seed in SEEDS))
+    spoken = subject.speak(*(subject.request(TEXT, Sampling(), seed=seed) for seed in SEEDS))
     yield from check_speech(subject, spoken, options.out)
     yield check_batched(subject, spoken[0])
     yield from measure(subject, spoken)
     greedy = Sampling(do_sample=False, subtalker_dosample=False, max_new_tokens=options.frames + 1)
-    request = subject.request(greedy)
+    request = subject.request(TEXT, greedy)
     [fast] = subject.speak(request, most=options.frames)
+    requests = [subject.request(TEXT, Sampling(), seed=seed) for seed in SEEDS]
+    most = Sampling(max_new_tokens=_FOLLOWED_FRAMES + 1)
+    requests += [subject.request(text, most, seed=SEEDS[0]) for text in FOLLOWED_TEXTS]
+    spoken += subject.speak(*requests[len(SEEDS) :], most=_FOLLOWED_FRAMES)
+    said = [(request, speech.codes) for request, speech in zip(requests, spoken, strict=True)]
     is_rounded = subject.engine.runner.networks.talker.codec_head.weight.dtype is not torch.float32
     del subject  # large weights fit once
     gc.collect()
     exact = Exact(directory, threads=options.threads)
     tolerance = ROUNDED if is_rounded else FLOAT32
     yield exact.check_codes("greedy codes are those of float32", request, fast.codes, tolerance)
+    yield check_head(exact.engine, said, directory)
     heard = fast.pcm.astype(np.float32) / PCM_SCALE
     yield exact.check_audio("the waveform is that of float32", fast.codes, heard, MIN_SNR_DB)
     yield exact.check_every_code()

@@ -10,6 +10,7 @@ from pydantic import AliasPath, BeforeValidator, Field
 from deployments.protocol import SAMPLING_DEFAULTS, ModelKind, Sampling
 from deployments.talker.model.speaker_encoder import SpeakerEncoderConfig
 from deployments.weights.checkpoint import as_config, read_json
+from deployments.weights.description import own_facts
 
 
 def _named(values: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -94,7 +95,7 @@ class ModelConfig:
     dialects: Annotated[Mapping[str, str], Named, _at("talker_config", "spk_is_dialect")] = Field(default_factory=dict)
     """speaker -> language it always speaks"""
     speaker_encoder: Annotated[SpeakerEncoderConfig | None, _at("speaker_encoder_config")] = None
-    text: Annotated[TextNeeds, BeforeValidator(lambda values: values or {}), _at("talkray")] = TextNeeds()
+    text: Annotated[TextNeeds, _at("talkray")] = TextNeeds()
 
     @property
     def num_suppressed(self) -> int:
@@ -114,7 +115,8 @@ class ModelConfig:
         file, options = directory / "config.json", directory / "generation_config.json"
         top = read_json(file)
         generation = SAMPLING_DEFAULTS | (read_json(options) if options.exists() else {})
-        config = as_config(cls, {**top, "tokens": top, "generation": generation}, file)
+        values = {**top, "tokens": top, "generation": generation, "talkray": own_facts(directory, top)}
+        config = as_config(cls, values, file)
         if config.kind is ModelKind.BASE:
             return config
         return replace(config, speaker_encoder=None)  # a fine-tuned voice keeps the section, not the tensors

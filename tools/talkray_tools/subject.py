@@ -1,0 +1,144 @@
+"""A checkpoint under test, loaded as this machine would serve it, and what it says."""
+
+import argparse
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from deployments.audio.listening import Pcm, runaway_frames
+from deployments.codec.decoder import to_pcm16
+from deployments.codec.loading import Codec, load_codec
+from deployments.config import CodecConfig, TalkerConfig
+from deployments.protocol import (
+    ALL_FRAMES,
+    Codes,
+    FinishReason,
+    GenerateRequest,
+    ModelKind,
+    Reference,
+    Sampling,
+    SynthesisRequest,
+)
+from deployments.talker.engine import Engine
+from deployments.talker.loading import StartClock, load_engine, throttled
+
+logger = logging.getLogger(__name__)
+
+_DESCRIPTION = "A calm, friendly voice."
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """One utterance, its leading silence included."""
+
+    codes: Codes
+    pcm: Pcm
+    reason: FinishReason | None
+    num_text_tokens: int
+    first_audio_s: float  # from the request on
+    took_s: float
+
+
+class Subject:
+    """The checkpoint under test, loaded as this machine would serve it."""
+
+    def __init__(self, directory: Path, reference: Reference | None, options: argparse.Namespace) -> None:
+        config = TalkerConfig(
+            device=options.device, threads=options.threads, max_num_seqs=4, deterministic=options.deterministic
+        )
+        self.reference = reference
+        self.engine: Engine = load_engine(directory, config, StartClock(_paced(logger.info)))
+        self.on_gpu = self.engine.info.talker_on_gpu
+        self.codec: Codec = load_codec(str(directory), CodecConfig(placement="inline"))  # it need not be warm
+        torch.set_num_threads(options.threads)
+        self.size = self.engine.info.frame_samples
+        self.sample_rate = self.engine.info.sample_rate
+
+    @property
+    def precision(self) -> str:
+        """In which audio is made here."""
+        return self.engine.info.codec_precision if self.on_gpu else self.codec.decoder.precision
+
+    def request(self, text: str, sampling: Sampling, *, seed: int = 0) -> GenerateRequest:
+        """A text in whatever voice this kind of checkpoint takes."""
+        model = self.engine.model
+        language = "english" if "english" in model.languages else "auto"
+        synthesis = SynthesisRequest(
+            "verify", text, language=language, sampling=sampling, seed=seed, leading_silence=True
+        )
+        if model.kind is ModelKind.CUSTOM_VOICE:
+            return GenerateRequest(replace(synthesis, voice=next(iter(model.speakers))))
+        if model.kind is ModelKind.VOICE_DESIGN:
+            return GenerateRequest(replace(synthesis, instructions=_DESCRIPTION))
+        assert self.reference is not None, "a base checkpoint was given one"
+        codes = None if self.reference.x_vector_only else self.codec.codes(self.reference)
+        return GenerateRequest(replace(synthesis, reference=self.reference), codes)
+
+    def speak(self, *requests: GenerateRequest, most: int | None = None) -> list[Speech]:
+        """Requests that come together; `most` frames of each are expected, else as many as their text can take."""
+        started_s, made = time.perf_counter(), [_Stream() for _ in requests]
+        progress = throttled(f"speaking, {len(requests)} at once: frame", logger.info)
+        for number, request in enumerate(requests):
+            self.engine.add(number, replace(request, gpu_frames=ALL_FRAMES if self.on_gpu else 0))
+        while not self.engine.is_idle:
+            output = self.engine.step()
+            for _, error in output.failures:
+                raise error
+            for number, chunk in output.chunks:
+                stream = made[number]
+                if len(chunk.codes) and not self.on_gpu and not stream.codes:
+                    self.decode(chunk.codes[:1])  # what its listener waits for
+                stream.codes += list(chunk.codes)
+                stream.pcm += chunk.pcm
+                stream.reason = chunk.finish_reason
+                stream.num_text_tokens = max(stream.num_text_tokens, chunk.num_text_tokens)
+                stream.took_s = time.perf_counter() - started_s
+                if stream.first_audio_s is None and (chunk.pcm or not self.on_gpu):
+                    stream.first_audio_s = stream.took_s
+            tokens = max(stream.num_text_tokens for stream in made)
+            progress(
+                max(len(stream.codes) for stream in made), most or runaway_frames(tokens, self.engine.info.frame_s)
+            )
+        return [self._speech(stream) for stream in made]
+
+    def _speech(self, stream: "_Stream") -> Speech:
+        codes = np.stack(stream.codes) if stream.codes else np.zeros((0, self.engine.info.num_code_groups), np.int16)
+        pcm = np.frombuffer(bytes(stream.pcm), np.int16) if self.on_gpu else self.decode(codes)
+        first_s = stream.took_s if stream.first_audio_s is None else stream.first_audio_s
+        return Speech(codes, pcm, stream.reason, stream.num_text_tokens, first_s, stream.took_s)
+
+    def decode(self, codes: Codes) -> Pcm:
+        """[samples] of a whole utterance, as the codec pool makes them."""
+        if not len(codes):
+            return np.zeros(0, np.int16)
+        decoder = self.codec.decoder
+        audio, _ = decoder.decode(torch.from_numpy(codes.astype(np.int64))[None], [decoder.initial_state()])
+        return to_pcm16(audio[0])
+
+
+@dataclass(slots=True)
+class _Stream:
+    codes: list[Codes] = field(default_factory=list)
+    pcm: bytearray = field(default_factory=bytearray)
+    reason: FinishReason | None = None
+    num_text_tokens: int = 0
+    first_audio_s: float | None = None
+    took_s: float = 0.0
+
+
+def _paced(report: Callable[[str], None]) -> Callable[[str], None]:
+    """The phases of a start, those that count up once."""
+    said: set[str] = set()
+
+    def tell(stage: str) -> None:
+        what = stage.rstrip("0123456789/ ")
+        if what not in said:
+            said.add(what)
+            report(stage)
+
+    return tell
