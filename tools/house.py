@@ -1,20 +1,23 @@
 """How large the house is, and which of its rules are broken: `python -m tools.house`. Budgets stand in pyproject.toml.
 
-The table counts all lines of Python files; "all" is serving, load test and tools, without the experiments. The way of
-one request is HTTP on one GPU with `codec.placement: inline`: all files that the modules of its three processes import,
-in functions too, with the classes in them. Settings are the fields of `AppConfig` that hold no settings themselves.
-The async generators are listed by name, because no syntax tells which of them a request passes.
+The table counts all lines of Python files; "all" is serving, load test and tools, without the experiments. A plain
+request is HTTP on one GPU with `codec.placement: inline`. The routes to read first and the files that it crosses are
+those that docs/architecture.md names. Its three processes import more: that counts imports in functions too. Settings
+are the fields of `AppConfig` that hold no settings themselves. The async generators are listed by name, because no
+syntax tells which of them a request passes.
 
 The rules, beside the one of folders (`lint-imports`):
 1. The name of a public class stands once in the tree.
 2. A file has 60 to 450 lines. A smaller one needs two importers.
 3. No keyword has a default that only tests set.
 4. A folder keeps its budget of lines.
+5. The documents print how much there is to read first, and how many files a request crosses.
 """
 
 import argparse
 import ast
 import dataclasses
+import re
 import sys
 import tomllib
 import typing
@@ -30,20 +33,13 @@ EXPERIMENTS = "tools/experiments"
 DOCUMENTS = ("docs/**/*.md", "README.md", "CONTRIBUTING.md", "cluster/README.md")
 # The HTTP surface, the talker's replica and its engine, which the replica starts by name.
 PROCESSES = ("serve_app.ingress", "deployments.talker.deployment", "deployments.talker.process")
-CORE = (  # what docs/architecture.md says to read first, in its order
-    "serve_app/dialects/openai_speech.py",
-    "serve_app/api/wishes.py",
-    "serve_app/api/request.py",
-    "serve_app/api/speech_service.py",
-    "serve_app/speech/admission.py",
-    "serve_app/ingress.py",
-    "deployments/serving/frames.py",
-    "deployments/talker/engine.py",
-    "deployments/talker/scheduler.py",
-    "deployments/talker/runner.py",
-    "deployments/talker/audio_streams.py",
-    "serve_app/api/response.py",
-)
+ARCHITECTURE, READ_FIRST, CROSSED = "docs/architecture.md", "## What to read first", "## One request, inline"
+_FILE = re.compile(r"\]\(\.\./((?:serve_app|deployments)/[\w/]+\.py)\)")
+_ROUTE = re.compile(r"^\d\. \*\*(.+?)\*\*.*?(?=^\d\. |\n\n)", re.DOTALL | re.MULTILINE)
+# What documents say: "20 files, 5,000 lines" to read first, "crosses 76 of the 208 files".
+PRINTED = re.compile(r"(\d+)\s+files,\s+([\d,]+)\s+lines.*?crosses\s+(\d+)\s+of\s+(?:the\s+)?(\d+)\s+files", re.DOTALL)
+PRINTED_IN = ("README.md", ARCHITECTURE)
+ROUNDED = 0.05  # printed numbers of lines and of all files may differ by as much
 GENERATORS = (  # between the socket and the engine
     ("serve_app/api/response.py", "audio_body"),
     ("serve_app/speech/admission.py", "Admission.synthesize"),
@@ -61,8 +57,8 @@ Trees = Mapping[str, ast.Module]  # by path
 
 
 @dataclass(frozen=True, slots=True)
-class Crossed:
-    """The files of one request and the classes in them."""
+class Imported:
+    """The files that the processes of one request import, and the classes in them."""
 
     files: tuple[Path, ...]
     num_classes: int
@@ -98,7 +94,42 @@ def num_words(root: Path) -> int:
     return sum(len(file.read_text(encoding="utf-8").split()) for each in DOCUMENTS for file in root.glob(each))
 
 
-def way_of_a_request(root: Path) -> Crossed:
+def routes(root: Path) -> dict[str, list[str]]:
+    """The files of each route to read first, in its order."""
+    section = _section(root, READ_FIRST)
+    return {route[1].lower(): _FILE.findall(route[0]) for route in _ROUTE.finditer(section)}
+
+
+def crossed(root: Path) -> set[str]:
+    """The files that carry a plain request."""
+    rows = [line for line in _section(root, CROSSED).splitlines() if line.startswith("|")]
+    return set(_FILE.findall("\n".join(rows)))
+
+
+def _section(root: Path, heading: str) -> str:
+    text = (root / ARCHITECTURE).read_text(encoding="utf-8")
+    return text.partition(f"{heading}\n")[2].partition("\n## ")[0]
+
+
+def misprinted(root: Path) -> list[str]:
+    """Documents that print other numbers than are counted."""
+    files = [file for route in routes(root).values() for file in route]
+    lines, everything = sum(num_lines(root / file) for file in files), sum(size(root, name)[1] for name in SERVING)
+    exact = [len(files), len(crossed(root))]
+    counted = f"{exact[0]} files, {lines} lines; crosses {exact[1]} of {everything} files"
+    return [f"{name}: it is {counted}" for name in PRINTED_IN if not _prints(root / name, exact, [lines, everything])]
+
+
+def _prints(document: Path, exact: list[int], rounded: list[int]) -> bool:
+    found = PRINTED.search(document.read_text(encoding="utf-8"))
+    if found is None:
+        return False
+    num_first, first_lines, num_crossed, num_all = (int(number.replace(",", "")) for number in found.groups())
+    near = zip((first_lines, num_all), rounded, strict=True)
+    return [num_first, num_crossed] == exact and all(abs(said - is_so) <= ROUNDED * is_so for said, is_so in near)
+
+
+def way_of_a_request(root: Path) -> Imported:
     """The modules of the three processes and all they import of ours, without files that only say what a folder is."""
     found: dict[Path, ast.Module] = {}
     waiting = list(PROCESSES)
@@ -108,7 +139,7 @@ def way_of_a_request(root: Path) -> Crossed:
             found[file] = ast.parse(file.read_text(encoding="utf-8"))
             waiting += imported(found[file])
     files = tuple(sorted(file for file, tree in found.items() if len(tree.body) > (file.name == "__init__.py")))
-    return Crossed(files, sum(isinstance(node, ast.ClassDef) for file in files for node in ast.walk(found[file])))
+    return Imported(files, sum(isinstance(node, ast.ClassDef) for file in files for node in ast.walk(found[file])))
 
 
 def _file(root: Path, module: str) -> Path | None:
@@ -186,8 +217,13 @@ def table(root: Path) -> Iterator[str]:
     yield f"{'documents':28}{num_words(root):7} words"
     way = way_of_a_request(root)
     lines = sum(map(num_lines, way.files))
-    yield f"{'one inline request':28}{lines:7} lines {len(way.files):4} files {way.num_classes:4} classes"
-    yield f"{'to read first':28}{sum(num_lines(root / file) for file in CORE):7} lines {len(CORE):4} files"
+    yield f"{'imported for one request':28}{lines:7} lines {len(way.files):4} files {way.num_classes:4} classes"
+    to_read = routes(root)
+    listed = [("crossed by it", crossed(root))]
+    listed += [(f"read first: {name}", set(route)) for name, route in to_read.items()]
+    listed.append(("read first: all routes", {file for route in to_read.values() for file in route}))
+    for name, named in listed:
+        yield f"{name:28}{sum(num_lines(root / file) for file in named):7} lines {len(named):4} files"
     yield f"{'settings':28}{len(settings()):7}"
     passed = generators(root)
     yield f"{'async generators':28}{len(passed):7}"
@@ -300,6 +336,7 @@ def faults(root: Path) -> dict[str, list[str]]:
         "sizes": sizes(root, code),
         "keywords": set_by_tests_only(code, tests),
         "budgets": over_budget(root, _numbers(root)["budgets"]),
+        "printed": misprinted(root),
     }
 
 
@@ -312,7 +349,9 @@ def _numbers(root: Path) -> dict[str, dict[str, int]]:
 def main() -> None:
     """The table, then the breaches; the exit status is 1 where there are more than pyproject.toml still allows."""
     parser = argparse.ArgumentParser(prog="python -m tools.house", description=__doc__.splitlines()[0])
-    parser.add_argument("--names", action="store_true", help="list the files of a request and the settings as well")
+    parser.add_argument(
+        "--names", action="store_true", help="list the files that are imported for a request, and the settings"
+    )
     arguments = parser.parse_args()
     root = Path(__file__).parents[1]
     print(*table(root), sep="\n")

@@ -1,13 +1,18 @@
 """What is counted of the house, and what breaks its rules."""
 
 import ast
-import re
 import shutil
+import sys
 import tomllib
 from pathlib import Path
+from types import FrameType
 
 import pytest
+from httpx import ASGITransport, AsyncClient
 
+from serve_app.api.routes import create_api
+from serve_app.config import ApiSettings
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 from tools import house
 
 ROOT = Path(__file__).parents[2]
@@ -20,10 +25,51 @@ def test_a_request_crosses_the_modules_of_its_processes_and_what_they_import() -
     assert not {"serve_app/cli/main.py", "deployments/codec/deployment.py", "deployments/__init__.py"} & names
 
 
-def test_the_files_to_read_first_are_those_of_the_document() -> None:
-    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    listed = text.partition("## What to read first")[2].partition("Options join them")[0]
-    assert tuple(re.findall(r"\]\(\.\./([\w/]+\.py)\)", listed)) == house.CORE
+def test_the_routes_and_the_files_that_a_request_crosses_are_those_of_the_document() -> None:
+    found = house.routes(ROOT)
+    assert list(found) == ["surface", "engine", "kernels and codec"]
+    assert all(files for files in found.values())
+    assert {file for files in found.values() for file in files} <= house.crossed(ROOT)
+
+
+@pytest.mark.anyio
+async def test_a_plain_request_calls_no_file_of_the_ingress_that_the_table_leaves_out() -> None:
+    api, called = create_api(FakeSynthesizer(CUSTOM_VOICE), ApiSettings()), set[str]()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(ROOT / "serve_app")):
+            called.add(str(Path(frame.f_code.co_filename).relative_to(ROOT)))
+
+    body = {"model": "tts-1", "input": "Hello there.", "voice": "alloy", "response_format": "pcm"}
+    async with AsyncClient(transport=ASGITransport(api), base_url="http://127.0.0.1") as client:
+        await client.post("/v1/audio/speech", json=body)  # imports what is imported late
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            answer = await client.post("/v1/audio/speech", json=body)
+        finally:
+            sys.setprofile(before)
+    assert answer.status_code == 200
+    assert called - house.crossed(ROOT) == set()
+    assert len(called) > 20
+
+
+@pytest.mark.parametrize(
+    ("printed", "is_true"),
+    [
+        ("2 files, 20 lines. It crosses 1 of the 4 files", True),
+        ("2 files, 21 lines. It crosses\n1 of 4 files", True),
+        ("2 files, 22 lines. It crosses 1 of 4 files", False),
+        ("3 files, 20 lines. It crosses 1 of 4 files", False),
+        ("2 files, 20 lines. It crosses 2 of 4 files", False),
+        ("2 files, 20 lines. It crosses 1 of 5 files", False),
+        ("nothing", False),
+    ],
+)
+def test_a_document_that_prints_other_numbers_is_found(tmp_path: Path, printed: str, is_true: bool) -> None:
+    document = tmp_path / "README.md"
+    document.write_text(printed)
+    assert house._prints(document, [2, 1], [20, 4]) is is_true
 
 
 def test_a_generator_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +105,10 @@ def parsed(**files: str) -> dict[str, ast.Module]:
 
 def test_every_rule_is_counted(tmp_path: Path) -> None:
     """`make lint` counts the breaches of this checkout."""
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "docs").mkdir()
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / house.ARCHITECTURE).write_text("")
     assert house.faults(tmp_path).keys() == ALLOWED.keys()
 
 
