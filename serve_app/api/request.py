@@ -23,9 +23,9 @@ from serve_app.audio.formats import AudioFormat, OutputRate
 from serve_app.audio.recordings import read_aside
 from serve_app.audio.reference_doctor import Preparation, decode_prepared
 from serve_app.config import LEAST_SEGMENT_CHARS, ApiSettings
-from serve_app.speech.admission import draw_seed
 from serve_app.speech.characters import clean, is_speakable, without_halves
 from serve_app.speech.detection import DETECT, detected
+from serve_app.speech.first_audio import draw_seed
 from serve_app.speech.languages import foreign_language, language_name
 from serve_app.speech.markup import Markup
 from serve_app.speech.spoken_text import SpokenText

@@ -1,80 +1,31 @@
 """Admission: a synthesizer that refuses a request whose audio would come late, and that measures the audio it sends.
 
-The queues of the replicas are bounded too, but no replica knows the queue of another. Admission sees all requests of
-its ingress replica from arrival to first audio, so it knows how long a request waits for a replica.
+`room.py` says who is let in, `first_audio.py` waits for the first audio.
 """
 
-import asyncio
-import logging
-import math
-import secrets
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack
 
 import numpy as np
 
 from deployments.audio.listening import FirstSound
-from deployments.errors import NotReady, Overloaded, Starting
-from deployments.limits import Rate, StreamLimit
 from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.config import AdmissionSettings
-from serve_app.speech.live_text import LiveText, LiveTexts, without_clicks
-from serve_app.speech.models import ModelState, ModelStatus, ready
-from serve_app.speech.segments import LongText
+from serve_app.speech.first_audio import FirstAudioWait
+from serve_app.speech.live_text import LiveText, LiveTexts
+from serve_app.speech.models import ModelState, ready
+from serve_app.speech.room import Room
 from serve_app.speech.synthesizer import Synthesizer
 
-logger = logging.getLogger(__name__)
-
-_ATTEMPTS = 3  # seeds that are tried while speech ends before any sound
-_SEED_BITS = 53  # JavaScript's numbers keep so many, and a client may send the seed back
-# The usual time to first audio is the least of the latest _LATEST times, and _USUAL_S before the first of them.
-_LATEST = 50
-_USUAL_S = 1.0
-_TOLD_S = 5.0  # between two lines in the log about a start that a request waits for
 _SAMPLE_BYTES = 2
-# What raises the limit, by the reason of a refusal.
-_MORE_REPLICAS = "more or faster replicas raise the limit"
-_REMEDIES = {
-    "streams": "api.admission.max_streams ({settings.max_streams}) raises the limit",
-    "pauses": f"more would be heard with pauses, so {_MORE_REPLICAS}",
-    "line": f"{_MORE_REPLICAS}, api.admission.max_line_s ({{settings.max_line_s:g}}) lets more of them wait",
-    "late": f"{_MORE_REPLICAS}, api.admission.max_wait_s ({{settings.max_wait_s:g}}) lets them wait longer",
-}
 
 
 def always() -> bool:
     """Whether replicas run, of a pool that never has none."""
     return True
-
-
-class _Speech:
-    """Audio of one utterance: the chunks that were read until the first one with samples, then the others."""
-
-    def __init__(self, chunks: AsyncGenerator[PcmChunk, None]) -> None:
-        self._chunks = chunks
-        self._read: deque[PcmChunk] = deque()
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether chunks were read, and the last of them ended speech before any samples."""
-        return bool(self._read) and not self._read[-1].pcm
-
-    @property
-    def reason(self) -> FinishReason | None:
-        return self._read[-1].finish_reason
-
-    async def begin(self, *, seed: int | None) -> None:
-        """Read up to the first samples. The chunks read get the `seed`, if it is not the request's."""
-        while not (self._read and self._read[-1].pcm) and (chunk := await anext(self._chunks, None)) is not None:
-            self._read.append(chunk if seed is None else replace(chunk, seed=seed))
-
-    async def next(self) -> PcmChunk | None:
-        return self._read.popleft() if self._read else await anext(self._chunks, None)
 
 
 class _Client:
@@ -123,34 +74,30 @@ class Admission:
         model: str = "",
     ) -> None:
         """`live_texts`: the texts that clients are still writing, if there may be any."""
-        self._synthesizer, self._long_text, self._live_texts = synthesizer, LongText(synthesizer), live_texts
-        self._settings = settings
-        self._is_running, self.state, self._model = is_running, state, model
-        self._num_streams = self._num_speaking = 0
-        # When each waiting request came, and its client, the oldest first. Two kinds are left out, because their wait
-        # is not the pools': a recording has to be read, and a client that writes its text may take its time.
-        self._waiting: dict[object, tuple[float, str]] = {}
-        self._limit = StreamLimit(least=settings.min_streams)
-        self._starts = Rate()
-        self._waits_s: deque[float] = deque(maxlen=_LATEST)
+        self._synthesizer, self._live_texts = synthesizer, live_texts
+        self.state, self._model, self._max_late_s = state, model, settings.max_late_s
+        self.room = Room(settings, is_running=is_running, state=state, model=model)
+        self._first_audio = FirstAudioWait(synthesizer, self.room)
 
     async def describe(self) -> ModelInfo:
         return await self._synthesizer.describe()
 
     async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         """Audio of one utterance. Raises Overloaded where it would come late, NotReady while no talker has started."""
+        room = self.room
         if not request.is_underway:
-            self.check_room(request.client)
-        came_s, live = time.monotonic(), self._live_text(request)
+            room.check(request.client)
+        came_s = time.monotonic()
+        live = self._live_text(request)
         is_speaking = False
-        self._count(+1)
+        room.enter()
         try:
             info = await self.describe()
             client = _Client(info.sample_rate, live, came_s=came_s)
-            async with AsyncExitStack() as opened, ReaderWatch(self._give_place_back, self._take_place_again) as reader:
-                speech = await self._begin(request, live, info, opened)
+            async with AsyncExitStack() as opened, ReaderWatch(room.give_place_back, room.take_place_again) as reader:
+                speech = await self._first_audio.begin(request, live, info, opened)
                 is_speaking = True
-                self._num_speaking += 1
+                room.begin_speaking()
                 while (chunk := await speech.next()) is not None:
                     self._measure(chunk, client)
                     client.give(chunk)
@@ -161,44 +108,13 @@ class Admission:
             spoken_s, audio_s = time.monotonic() - came_s, client.listener.audio_s
             metrics.finished(spoken_s, audio_s=audio_s, reason=client.reason, model=self._model)
         finally:
-            self._num_speaking -= is_speaking
-            self._count(-1)
+            room.leave(was_speaking=is_speaking)
 
-    def check_room(self, client: str) -> None:
-        """Raises Overloaded or NotReady where a request of this client would be refused now."""
-        reason = self.would_refuse(client)
-        if reason is not None:
-            raise self._refusal(reason)
-
-    def would_refuse(self, client: str) -> str | None:
-        """Why a request of this client would be refused now; None where it would be let in."""
-        if self._num_streams >= self._settings.max_streams:
-            return "streams"
-        if not self._is_running():
-            self._waiting.clear()  # these requests wait for a start, not for a free replica
-            return "starting" if self.state().status is ModelStatus.FAILED else None
-        if not self._limit.has_room(self._num_streams):
-            return "pauses"
-        is_long = self._line_s(client) > self._usual_s + self._settings.max_line_s
-        return "line" if is_long else None
-
-    def _line_s(self, client: str) -> float:
-        """How long the oldest waiting request that counts for this client has waited, in seconds.
-
-        The client's own requests count. Of the other clients the one that waits longest does not, because its text
-        alone may be the reason. In a line that is too long for all, the next client waits nearly as long.
-        """
-        oldest: dict[str, float] = {}
-        for since_s, whose in self._waiting.values():
-            oldest.setdefault(whose, since_s)
-        own_s = oldest.pop(client, math.inf)
-        others_s = sorted(oldest.values())[1:2]
-        return time.monotonic() - min(own_s, *others_s, math.inf)
-
-    @property
-    def _usual_s(self) -> float:
-        """The time to first audio when nothing waits."""
-        return min(self._waits_s, default=_USUAL_S)
+    def _live_text(self, request: SynthesisRequest) -> LiveText | None:
+        """The text of the request, if the client is still writing it."""
+        if request.live is None or self._live_texts is None:
+            return None
+        return self._live_texts.find(request.live)
 
     def _measure(self, chunk: PcmChunk, client: _Client) -> None:
         """Count a chunk that is sent now."""
@@ -218,148 +134,5 @@ class Admission:
         if is_first:
             metrics.ttfp(now_s - client.came_s, model=self._model)
             return
-        is_late = late_s > 0 and listener.stalled_s > self._settings.max_late_s
-        self._limit.delivered(late=is_late, streams=self._num_streams, now_s=now_s)
-
-    async def _begin(
-        self, request: SynthesisRequest, live: LiveText | None, info: ModelInfo, opened: AsyncExitStack
-    ) -> _Speech:
-        """Speech whose first samples have come, which they have to within a time limit. `opened` closes its calls."""
-        is_starting = not self._is_running()
-        is_in_line = request.reference is None and not is_starting
-        allowed_s = self._settings.start_wait_s if is_starting else self._settings.max_wait_s
-        ticket, came_s = object(), time.monotonic()
-
-        def join_line() -> None:
-            if is_in_line:
-                self._waiting[ticket] = time.monotonic(), request.client
-
-        try:
-            async with _limited(allowed_s, live, join_line), self._start_told(request, is_starting):
-                speech = await self._until_audio(request, live, info, opened)
-        except Overloaded:
-            metrics.refused("stage", model=self._model)
-            raise
-        except TimeoutError:
-            raise self._refusal("late" if self._is_running() else "starting") from None
-        finally:
-            self._waiting.pop(ticket, None)
-        if is_in_line:
-            self._starts.count(time.monotonic())
-        if is_in_line and live is None:
-            self._waits_s.append(time.monotonic() - came_s)
-        return speech
-
-    async def _until_audio(
-        self, request: SynthesisRequest, live: LiveText | None, info: ModelInfo, opened: AsyncExitStack
-    ) -> _Speech:
-        """The result of `_begin`. Speech that ends before any sound is made again if the request allows it."""
-        for attempt in range(_ATTEMPTS):
-            seed = draw_seed() if attempt else None
-            may_redraw = request.redraws and attempt < _ATTEMPTS - 1
-            asked = replace(request, seed=request.seed if seed is None else seed, redraws=may_redraw)
-            audio = self._long_text.synthesize(asked, info) if live is None else self._spoken(asked, live, info)
-            speech = _Speech(await opened.enter_async_context(aclosing(audio)))
-            await speech.begin(seed=seed)
-            if not (may_redraw and speech.is_silent):
-                break
-            metrics.redrawn(speech.reason, model=self._model)
-            logger.warning("request %s ended before any sound (%s): another seed", asked.request_id, speech.reason)
-        return speech
-
-    def _spoken(self, request: SynthesisRequest, live: LiveText, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of a text while the client writes it. It is silent while the client pauses."""
-        speech = self._long_text.speak(request, live, info)
-        return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_over)
-
-    def _live_text(self, request: SynthesisRequest) -> LiveText | None:
-        """The text of the request, if the client is still writing it."""
-        if request.live is None or self._live_texts is None:
-            return None
-        return self._live_texts.find(request.live)
-
-    def _refusal(self, reason: str) -> Exception:
-        metrics.refused(reason, model=self._model)
-        if reason == "starting":
-            return self._starting()
-        after_s = self._starts.retry_after_s(len(self._waiting), time.monotonic())
-        num_waiting = self._num_streams - self._num_speaking
-        load = f"being spoken: {self._num_speaking}, waiting for their first audio: {num_waiting}"
-        remedy = _REMEDIES[reason].format(settings=self._settings)
-        return Overloaded(f"The server is at its limit ({load}); {remedy}.", after_s)
-
-    def _starting(self) -> NotReady:
-        state = self.state()
-        if state.ready_in_s is None:
-            return NotReady()
-        name = f"The model {self._model}" if self._model else "The model"
-        how = (
-            "its start failed, /v1/models says why"
-            if state.status is ModelStatus.FAILED
-            else f"{state.status}{_percent(state)}"
-        )
-        return Starting(f"{name} is not ready: {how}.", state.ready_in_s)
-
-    @asynccontextmanager
-    async def _start_told(self, request: SynthesisRequest, is_starting: bool) -> AsyncIterator[None]:
-        """Logs every _TOLD_S seconds how far the start is that the request waits for."""
-
-        async def tell() -> None:
-            while not self._is_running():
-                logger.info("request %s waits for %s: %s", request.request_id, self._model or "the model", self.state())
-                await asyncio.sleep(_TOLD_S)
-
-        telling = asyncio.create_task(tell()) if is_starting else None
-        try:
-            yield
-        finally:
-            if telling is not None:
-                telling.cancel()
-
-    async def _give_place_back(self) -> None:
-        """A stream whose reader takes nothing does not count for the limits."""
-        self._num_speaking -= 1
-        self._count(-1)
-
-    def _take_place_again(self) -> None:
-        self._num_speaking += 1
-        self._count(+1)
-
-    def _count(self, change: int) -> None:
-        self._num_streams += change
-        metrics.ingress_load(self._num_streams, most=self._settings.max_streams, model=self._model)
-
-
-def draw_seed() -> int:
-    """A seed for a request whose client gave none."""
-    return secrets.randbits(_SEED_BITS)
-
-
-def _percent(state: ModelState) -> str:
-    return "" if state.percent is None else f", {state.percent} %"
-
-
-@asynccontextmanager
-async def _limited(allowed_s: float, live: LiveText | None, begin: Callable[[], None]) -> AsyncIterator[None]:
-    """Calls `begin`, and raises TimeoutError where the block takes `allowed_s` seconds from then on.
-
-    It begins at once, or as soon as the client has written enough of a `live` text to be spoken.
-    """
-    if live is None:
-        begin()
-        async with asyncio.timeout(allowed_s):
-            yield
-        return
-    is_plenty, loop = live.is_plenty, asyncio.get_running_loop()
-    async with asyncio.timeout(None) as limit:
-
-        async def begin_once_written() -> None:
-            await is_plenty()
-            limit.reschedule(loop.time() + allowed_s)
-            begin()
-
-        beginning = asyncio.create_task(begin_once_written())
-        try:
-            yield
-        finally:
-            beginning.cancel()
+        is_late = late_s > 0 and listener.stalled_s > self._max_late_s
+        self.room.delivered(late=is_late)

@@ -101,8 +101,8 @@ class Models:
 
         The default model's refusal counts then, and none where another one has room.
         """
-        if all(admission.would_refuse(client) for admission in self._admissions.values()):
-            next(iter(self._admissions.values())).check_room(client)
+        if all(admission.room.would_refuse(client) for admission in self._admissions.values()):
+            next(iter(self._admissions.values())).room.check(client)
 
     def states(self) -> dict[str, ModelState]:
         """The state of each model, by its name."""

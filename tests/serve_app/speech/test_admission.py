@@ -12,7 +12,7 @@ from deployments import listener
 from deployments.errors import NotReady, Overloaded
 from deployments.protocol import FinishReason, PcmChunk, Reference, SynthesisRequest
 from serve_app.config import AdmissionSettings
-from serve_app.speech import admission as module
+from serve_app.speech import admission, first_audio, room
 from serve_app.speech.admission import Admission
 from serve_app.speech.live_text import LiveTexts
 from tests.clock import Clock
@@ -27,7 +27,8 @@ PROMPT = AdmissionSettings(max_streams=8, max_line_s=1000, max_wait_s=1000)
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(100.0)
-    monkeypatch.setattr(module, "time", clock)
+    for module in (admission, first_audio, room):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 
@@ -202,11 +203,11 @@ async def test_while_listeners_hear_pauses_fewer_streams_are_let_in(clock: Clock
     async with AsyncExitStack() as opened:
         await hear(admission, opened, streams=10, frames=40, clock=clock)
         with pytest.raises(Overloaded):
-            admission.check_room("")
+            admission.room.check("")
         with pytest.raises(Overloaded):
             await anext(admission.synthesize(REQUEST))
         assert len(synthesizer.requests) == 10  # nobody behind the ingress heard of the last one
-    admission.check_room("")
+    admission.room.check("")
 
 
 async def test_a_listener_who_is_slow_is_no_reason_to_refuse_others(clock: Clock) -> None:
@@ -214,7 +215,7 @@ async def test_a_listener_who_is_slow_is_no_reason_to_refuse_others(clock: Clock
     admission = Admission(Slow(clock, 0.001), settings)
     async with AsyncExitStack() as opened:
         await hear(admission, opened, streams=10, frames=40, clock=clock)  # 100 ms of them for each frame
-        admission.check_room("")
+        admission.room.check("")
 
 
 async def test_a_recording_takes_its_time_and_is_no_line(clock: Clock) -> None:
@@ -264,6 +265,18 @@ async def test_a_line_without_a_talker_is_no_reason_to_refuse(clock: Clock) -> N
     await line.join()
     line.talkers = 1
     await line.join()
+    await line.finish()
+
+
+async def test_to_ask_whether_a_request_would_be_refused_changes_nothing(clock: Clock) -> None:
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
+    await line.join()
+    clock.now_s += 7.0
+    assert line.admission.room.would_refuse("") == "line"
+    line.talkers = 0
+    assert line.admission.room.would_refuse("") is None
+    line.talkers = 1
+    assert line.admission.room.would_refuse("") == "line"
     await line.finish()
 
 
@@ -343,13 +356,13 @@ async def test_a_reader_that_takes_nothing_gives_its_place_back(monkeypatch: pyt
     line = Line(AdmissionSettings(max_streams=1, max_line_s=1000, max_wait_s=1000))
     line.gate.set()
     left = asyncio.Event()
-    make_room = line.admission._give_place_back
+    make_room = line.admission.room.give_place_back
 
     async def tell_and_make_room() -> None:
         await make_room()
         left.set()
 
-    monkeypatch.setattr(line.admission, "_give_place_back", tell_and_make_room)
+    monkeypatch.setattr(line.admission.room, "give_place_back", tell_and_make_room)
     async with aclosing(line.admission.synthesize(REQUEST)) as paused:
         heard = [await anext(paused)]
         await asyncio.wait_for(left.wait(), 5.0)
@@ -360,7 +373,7 @@ async def test_a_reader_that_takes_nothing_gives_its_place_back(monkeypatch: pyt
             await line.speak()
         heard += [item async for item in paused]
     assert pcm_of(heard) == pcm_of(utterance(2))
-    assert (line.admission._num_streams, line.admission._num_speaking) == (0, 0)
+    assert (line.admission.room.num_streams, line.admission.room.num_speaking) == (0, 0)
 
 
 async def test_who_leaves_while_away_is_counted_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,5 +384,5 @@ async def test_who_leaves_while_away_is_counted_out_once(monkeypatch: pytest.Mon
         await anext(paused)
         for _ in range(10):
             await asyncio.sleep(0)
-        assert (line.admission._num_streams, line.admission._num_speaking) == (0, 0)
-    assert (line.admission._num_streams, line.admission._num_speaking) == (0, 0)
+        assert (line.admission.room.num_streams, line.admission.room.num_speaking) == (0, 0)
+    assert (line.admission.room.num_streams, line.admission.room.num_speaking) == (0, 0)

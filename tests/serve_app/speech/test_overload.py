@@ -14,7 +14,7 @@ import pytest
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.config import AdmissionSettings
-from serve_app.speech import admission as module
+from serve_app.speech import admission, first_audio, room
 from serve_app.speech.admission import Admission
 from tests.serve_app.fake import CUSTOM_VOICE, chunk
 
@@ -140,7 +140,8 @@ async def offer(rates: list[tuple[float, float]], seed: int) -> list[list[Heard]
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualLoop]:
     loop = VirtualLoop()
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=loop.time))
+    for module in (admission, first_audio, room):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=loop.time))
     yield loop
     loop.close()
 

@@ -1,0 +1,158 @@
+"""The wait for first audio: within a time limit, again with another seed where speech ends before any sound."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
+
+from deployments.errors import Overloaded
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
+from deployments.serving import metrics
+from serve_app.speech.live_text import LiveText, without_clicks
+from serve_app.speech.room import Room
+from serve_app.speech.segments import LongText
+from serve_app.speech.synthesizer import Synthesizer
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS = 3  # seeds that are tried while speech ends before any sound
+_SEED_BITS = 53  # JavaScript's numbers keep so many, and a client may send the seed back
+_TOLD_S = 5.0  # between two lines in the log about a start that a request waits for
+
+
+class BegunSpeech:
+    """Audio of one utterance: the chunks that were read until the first one with samples, then the others."""
+
+    def __init__(self, chunks: AsyncGenerator[PcmChunk, None]) -> None:
+        self._chunks = chunks
+        self._read: deque[PcmChunk] = deque()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether chunks were read, and the last of them ended speech before any samples."""
+        return bool(self._read) and not self._read[-1].pcm
+
+    @property
+    def reason(self) -> FinishReason | None:
+        return self._read[-1].finish_reason
+
+    async def begin(self, *, seed: int | None) -> None:
+        """Read up to the first samples. The chunks read get the `seed`, if it is not the request's."""
+        while not (self._read and self._read[-1].pcm) and (chunk := await anext(self._chunks, None)) is not None:
+            self._read.append(chunk if seed is None else replace(chunk, seed=seed))
+
+    async def next(self) -> PcmChunk | None:
+        return self._read.popleft() if self._read else await anext(self._chunks, None)
+
+
+class FirstAudioWait:
+    """Begins the speech of requests, and waits for the first audio of each."""
+
+    def __init__(self, synthesizer: Synthesizer, room: Room) -> None:
+        self._long_text, self._room = LongText(synthesizer), room
+
+    async def begin(
+        self, request: SynthesisRequest, live: LiveText | None, info: ModelInfo, opened: AsyncExitStack
+    ) -> BegunSpeech:
+        """Speech whose first samples have come, which they have to within a time limit. `opened` closes its calls.
+
+        `live`: the text of the request, if the client is still writing it. Raises Overloaded, NotReady.
+        """
+        room, settings = self._room, self._room.settings
+        is_starting = not room.is_running()
+        is_in_line = request.reference is None and not is_starting
+        allowed_s = settings.start_wait_s if is_starting else settings.max_wait_s
+        ticket = object()
+        came_s = time.monotonic()
+
+        def join_line() -> None:
+            if is_in_line:
+                room.join_line(ticket, request.client)
+
+        try:
+            async with _limited(allowed_s, live, join_line), self._start_told(request, is_starting):
+                speech = await self._until_audio(request, live, info, opened)
+        except Overloaded:
+            metrics.refused("stage", model=room.model)
+            raise
+        except TimeoutError:
+            raise room.refusal("late" if room.is_running() else "starting") from None
+        finally:
+            room.leave_line(ticket)
+        if is_in_line:
+            room.count_start(time.monotonic() - came_s if live is None else None)
+        return speech
+
+    async def _until_audio(
+        self, request: SynthesisRequest, live: LiveText | None, info: ModelInfo, opened: AsyncExitStack
+    ) -> BegunSpeech:
+        """The result of `begin`. Speech that ends before any sound is made again if the request allows it."""
+        for attempt in range(_ATTEMPTS):
+            seed = draw_seed() if attempt else None
+            may_redraw = request.redraws and attempt < _ATTEMPTS - 1
+            asked = replace(request, seed=request.seed if seed is None else seed, redraws=may_redraw)
+            audio = self._long_text.synthesize(asked, info) if live is None else self._spoken(asked, live, info)
+            speech = BegunSpeech(await opened.enter_async_context(aclosing(audio)))
+            await speech.begin(seed=seed)
+            if not (may_redraw and speech.is_silent):
+                break
+            metrics.redrawn(speech.reason, model=self._room.model)
+            logger.warning("request %s ended before any sound (%s): another seed", asked.request_id, speech.reason)
+        return speech
+
+    def _spoken(self, request: SynthesisRequest, live: LiveText, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+        """The audio of a text while the client writes it. It is silent while the client pauses."""
+        speech = self._long_text.speak(request, live, info)
+        return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_over)
+
+    @asynccontextmanager
+    async def _start_told(self, request: SynthesisRequest, is_starting: bool) -> AsyncIterator[None]:
+        """Logs every _TOLD_S seconds how far the start is that the request waits for."""
+
+        async def tell() -> None:
+            room = self._room
+            while not room.is_running():
+                logger.info("request %s waits for %s: %s", request.request_id, room.model or "the model", room.state())
+                await asyncio.sleep(_TOLD_S)
+
+        telling = asyncio.create_task(tell()) if is_starting else None
+        try:
+            yield
+        finally:
+            if telling is not None:
+                telling.cancel()
+
+
+def draw_seed() -> int:
+    """A seed for a request whose client gave none."""
+    return secrets.randbits(_SEED_BITS)
+
+
+@asynccontextmanager
+async def _limited(allowed_s: float, live: LiveText | None, begin: Callable[[], None]) -> AsyncIterator[None]:
+    """Calls `begin`, and raises TimeoutError where the block takes `allowed_s` seconds from then on.
+
+    It begins at once, or as soon as the client has written enough of a `live` text to be spoken.
+    """
+    if live is None:
+        begin()
+        async with asyncio.timeout(allowed_s):
+            yield
+        return
+    is_plenty, loop = live.is_plenty, asyncio.get_running_loop()
+    async with asyncio.timeout(None) as limit:
+
+        async def begin_once_written() -> None:
+            await is_plenty()
+            limit.reschedule(loop.time() + allowed_s)
+            begin()
+
+        beginning = asyncio.create_task(begin_once_written())
+        try:
+            yield
+        finally:
+            beginning.cancel()

@@ -1,0 +1,159 @@
+"""Room for streams: who is let in now, and what is answered to whom there is no room for.
+
+The queues of the replicas are bounded too, but no replica knows the queue of another. Admission sees all requests of
+its ingress replica from arrival to first audio, so it knows how long a request waits for a replica.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+
+from deployments.errors import NotReady, Overloaded, Starting
+from deployments.limits import Rate, StreamLimit
+from deployments.serving import metrics
+from serve_app.config import AdmissionSettings
+from serve_app.speech.models import ModelState, ModelStatus
+
+# The usual time to first audio is the least of the latest _LATEST times, and _USUAL_S before the first of them.
+_LATEST = 50
+_USUAL_S = 1.0
+# What raises the limit, by the reason of a refusal.
+_MORE_REPLICAS = "more or faster replicas raise the limit"
+_REMEDIES = {
+    "streams": "api.admission.max_streams ({settings.max_streams}) raises the limit",
+    "pauses": f"more would be heard with pauses, so {_MORE_REPLICAS}",
+    "line": f"{_MORE_REPLICAS}, api.admission.max_line_s ({{settings.max_line_s:g}}) lets more of them wait",
+    "late": f"{_MORE_REPLICAS}, api.admission.max_wait_s ({{settings.max_wait_s:g}}) lets them wait longer",
+}
+
+
+class Room:
+    """Counts the streams of one model at one ingress replica, and estimates how long the line for first audio is."""
+
+    def __init__(
+        self,
+        settings: AdmissionSettings,
+        *,
+        is_running: Callable[[], bool],
+        state: Callable[[], ModelState],
+        model: str,
+    ) -> None:
+        """`is_running`, `state`, `model`: those of Admission."""
+        self.settings, self.is_running, self.state, self.model = settings, is_running, state, model
+        self.num_streams = self.num_speaking = 0
+        # When each waiting request came, and its client, the oldest first. Two kinds are left out, because their wait
+        # is not the pools': a recording has to be read, and a client that writes its text may take its time.
+        self._waiting: dict[object, tuple[float, str]] = {}
+        self._limit = StreamLimit(least=settings.min_streams)
+        self._starts = Rate()
+        self._waits_s: deque[float] = deque(maxlen=_LATEST)
+
+    def check(self, client: str) -> None:
+        """Raises Overloaded or NotReady where a request of this client would be refused now."""
+        if not self.is_running():
+            self._waiting.clear()  # these requests wait for a start, not for a free replica
+        reason = self.would_refuse(client)
+        if reason is not None:
+            raise self.refusal(reason)
+
+    def would_refuse(self, client: str) -> str | None:
+        """Why a request of this client would be refused now; None where it would be let in."""
+        if self.num_streams >= self.settings.max_streams:
+            return "streams"
+        if not self.is_running():
+            return "starting" if self.state().status is ModelStatus.FAILED else None
+        if not self._limit.has_room(self.num_streams):
+            return "pauses"
+        is_long = self._line_s(client) > self._usual_s + self.settings.max_line_s
+        return "line" if is_long else None
+
+    def _line_s(self, client: str) -> float:
+        """How long the oldest waiting request that counts for this client has waited, in seconds.
+
+        The client's own requests count. Of the other clients the one that waits longest does not, because its text
+        alone may be the reason. In a line that is too long for all, the next client waits nearly as long.
+        """
+        oldest: dict[str, float] = {}
+        for since_s, whose in self._waiting.values():
+            oldest.setdefault(whose, since_s)
+        own_s = oldest.pop(client, math.inf)
+        others_s = sorted(oldest.values())[1:2]
+        return time.monotonic() - min(own_s, *others_s, math.inf)
+
+    @property
+    def _usual_s(self) -> float:
+        """The time to first audio when nothing waits."""
+        return min(self._waits_s, default=_USUAL_S)
+
+    def join_line(self, ticket: object, client: str) -> None:
+        """A request waits from now on for a free replica. Its `ticket` identifies it."""
+        self._waiting[ticket] = time.monotonic(), client
+
+    def leave_line(self, ticket: object) -> None:
+        """The request waits no longer. It need not have joined the line."""
+        self._waiting.pop(ticket, None)
+
+    def count_start(self, wait_s: float | None) -> None:
+        """First audio came to a request in the line. `wait_s`: its wait, None where its client was writing."""
+        self._starts.count(time.monotonic())
+        if wait_s is not None:
+            self._waits_s.append(wait_s)
+
+    def delivered(self, *, late: bool) -> None:
+        """A chunk was sent. The limit on streams learns from `late` ones."""
+        self._limit.delivered(late=late, streams=self.num_streams, now_s=time.monotonic())
+
+    def enter(self) -> None:
+        """A stream takes a place, before its first audio."""
+        self._count(+1)
+
+    def begin_speaking(self) -> None:
+        """The first audio of a stream came."""
+        self.num_speaking += 1
+
+    def leave(self, *, was_speaking: bool) -> None:
+        """A stream is over."""
+        self.num_speaking -= was_speaking
+        self._count(-1)
+
+    def refusal(self, reason: str) -> Exception:
+        """The error of a refusal, which is counted."""
+        metrics.refused(reason, model=self.model)
+        if reason == "starting":
+            return self._starting()
+        after_s = self._starts.retry_after_s(len(self._waiting), time.monotonic())
+        num_waiting = self.num_streams - self.num_speaking
+        load = f"being spoken: {self.num_speaking}, waiting for their first audio: {num_waiting}"
+        remedy = _REMEDIES[reason].format(settings=self.settings)
+        return Overloaded(f"The server is at its limit ({load}); {remedy}.", after_s)
+
+    def _starting(self) -> NotReady:
+        state = self.state()
+        if state.ready_in_s is None:
+            return NotReady()
+        name = f"The model {self.model}" if self.model else "The model"
+        how = (
+            "its start failed, /v1/models says why"
+            if state.status is ModelStatus.FAILED
+            else f"{state.status}{_percent(state)}"
+        )
+        return Starting(f"{name} is not ready: {how}.", state.ready_in_s)
+
+    async def give_place_back(self) -> None:
+        """A stream whose reader takes nothing does not count for the limits."""
+        self.num_speaking -= 1
+        self._count(-1)
+
+    def take_place_again(self) -> None:
+        """The reader takes audio again. Its stream counts, whatever the limits say."""
+        self.num_speaking += 1
+        self._count(+1)
+
+    def _count(self, change: int) -> None:
+        self.num_streams += change
+        metrics.ingress_load(self.num_streams, most=self.settings.max_streams, model=self.model)
+
+
+def _percent(state: ModelState) -> str:
+    return "" if state.percent is None else f", {state.percent} %"
