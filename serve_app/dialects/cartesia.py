@@ -15,12 +15,12 @@ from serve_app.api import catalogue, ignored_fields
 from serve_app.api.client_json import number
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.forms import read_form
+from serve_app.api.make_wish import lenient_wish
 from serve_app.api.response import named_event
 from serve_app.api.session import Audio, Done, Event, Failed, Flushed, Session, Words
 from serve_app.api.sockets import ContextConnection
 from serve_app.api.speech_service import SpeechService, format_named, read_object, text_of
 from serve_app.api.wish import EVENT_STREAM, Delivery, Wish
-from serve_app.api.wishes import lenient_wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.languages import language_name

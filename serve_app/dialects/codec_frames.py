@@ -15,12 +15,12 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from serve_app.api import ignored_fields
 from serve_app.api.context import state_of
+from serve_app.api.make_wish import strict_wish
 from serve_app.api.request_log import Usage
 from serve_app.api.response import Kept, SpeechResponse
 from serve_app.api.sockets import Connection, unknown_type
 from serve_app.api.speech_service import SpeechService, read_object
 from serve_app.api.wish import Wish
-from serve_app.api.wishes import strict_wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 

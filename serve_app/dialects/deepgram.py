@@ -13,11 +13,11 @@ from deployments.errors import InvalidRequest
 from serve_app.api import ignored_fields
 from serve_app.api.client_json import number
 from serve_app.api.errors import ErrorReply
+from serve_app.api.make_wish import lenient_wish
 from serve_app.api.session import Audio, Cleared, Event, Flushed
 from serve_app.api.sockets import WishedConnection, unknown_type
 from serve_app.api.speech_service import SpeechService, format_named, read_object, text_of
 from serve_app.api.wish import Delivery, Wish
-from serve_app.api.wishes import lenient_wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 

@@ -9,11 +9,11 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored_fields
 from serve_app.api.errors import ErrorReply
+from serve_app.api.make_wish import read_text, voiced
 from serve_app.api.session import Audio, Done, Event, Failed, Flushed, Rest, Session, Words
 from serve_app.api.sockets import MAX_CONTEXTS, ContextConnection, WishedConnection
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wish import Wish
-from serve_app.api.wishes import read_text, voiced
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.elevenlabs import LOCATORS, NAMES, characters, dialogue, encoded, located, unheard, wished
 from serve_app.dialects.table import Dialect, Sample

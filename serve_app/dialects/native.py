@@ -12,6 +12,7 @@ from deployments.errors import InvalidRequest, Overloaded
 from serve_app.api import ignored_fields
 from serve_app.api.context import state_of
 from serve_app.api.errors import Unauthorized, translate
+from serve_app.api.make_wish import model_for, wish_of
 from serve_app.api.request import SpeechBody, check_length, parse_speech, stored_voice, validated
 from serve_app.api.request_log import SAMPLE_BYTES, Usage
 from serve_app.api.response import word_entries
@@ -19,7 +20,6 @@ from serve_app.api.session import Audio, Event, Failed, Flushed, Session, Starte
 from serve_app.api.sockets import Connection, unknown_type
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wish import Delivery
-from serve_app.api.wishes import model_for, wish_of
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect
 from serve_app.speech.word_times import marked

@@ -9,11 +9,11 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored_fields
 from serve_app.api.errors import ErrorReply, translate
+from serve_app.api.make_wish import lenient_wish
 from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Flushed, Started, Turn
 from serve_app.api.sockets import Connection
 from serve_app.api.speech_service import SpeechService, format_named
 from serve_app.api.wish import Delivery, Wish
-from serve_app.api.wishes import lenient_wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Sample
 

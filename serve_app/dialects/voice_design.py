@@ -15,12 +15,12 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelKind, Sampling
 from serve_app.api import catalogue, ignored_fields
 from serve_app.api.context import state_of
+from serve_app.api.make_wish import choosing_fields, lenient_wish, read_text
 from serve_app.api.model_choice import not_deployed
 from serve_app.api.request_log import Usage
 from serve_app.api.response import Kept, unless_left
 from serve_app.api.speech_service import SpeechService, read_object
 from serve_app.api.wish import Delivery, Wish
-from serve_app.api.wishes import choosing_fields, lenient_wish, read_text
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 from serve_app.speech.languages import language_name

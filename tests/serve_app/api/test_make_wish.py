@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve_app.api.wishes import spelled
+from serve_app.api.make_wish import spelled
 
 
 @pytest.mark.parametrize(
