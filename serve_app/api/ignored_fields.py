@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pydantic import AliasChoices
 
 from deployments.protocol import FILTERS, SUBTALKER, ModelInfo, ModelKind
-from serve_app.api.request import SpeechBody
+from serve_app.api.speech_body import SpeechBody
 from serve_app.speech.detection import DETECT
 from serve_app.speech.languages import foreign_letters, has_region, language_name, looks_foreign
 from serve_app.speech.spoken_text import SpokenText

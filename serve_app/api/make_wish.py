@@ -14,7 +14,8 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api import catalogue, ignored_fields
 from serve_app.api.model_choice import ModelWish, choose_model
-from serve_app.api.request import SpeechBody, check_length, parse_speech, stored_voice
+from serve_app.api.request import stored_voice
+from serve_app.api.speech_body import SpeechBody, parse_speech
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wish import Delivery, Wish, negotiate
 from serve_app.audio.formats import AudioFormat, check_bit_rate
@@ -56,8 +57,9 @@ async def strict_wish(
     """
     made, found = made or {}, dict(reasons or {})
     given = {**spelled(fields), **made}
-    body = parse_speech({name: given[name] for name in ignored_fields.SPEECH if given.get(name) is not None})
-    check_length("input", body.input, service.settings)
+    body = parse_speech(
+        {name: given[name] for name in ignored_fields.SPEECH if given.get(name) is not None}, service.settings
+    )
     info = await model_for(service, body, fields)
     if body.voice is not None:
         _check_voice(service, body.voice, info)
@@ -106,7 +108,7 @@ async def lenient_wish(
     if bit_rate is not None and not delivery.has_bit_rate:
         found["bit_rate"] = f"{delivery.audio_format} has none"
     given = {name: value for name, value in given.items() if value is not None}
-    body = parse_speech({"input": "", "any_language": True, **given, "voice": speaker})
+    body = parse_speech({"input": "", "any_language": True, **given, "voice": speaker}, service.settings)
     if info.kind is ModelKind.BASE and name is not None:
         body = body.model_copy(update={"voice": name})
     body, stored, instead = await _with_stored(service, body, info)
@@ -134,10 +136,9 @@ async def wish_of(
 ) -> Wish:
     """How every wish ends: a tag of the text chooses the recording, the text is read, and what has no effect is listed.
 
-    `body` was made of `sent` for the model `info`; the voice `stored` speaks. Raises InvalidRequest of a long text.
+    `body` was made of `sent` for the model `info`; the voice `stored` speaks. Raises as `read_text` does.
     """
     body, is_tagged = _tagged(body, stored, reasons)
-    check_length("input", body.input, service.settings)
     names, spoken = {**names, **choosing_fields(service)}, await read_text(service, body, info, stored, reasons)
     without_effect = ignored_fields.find_ignored(sent, body, info, names, reasons=reasons, stored=stored)
     return Wish(info, body, delivery, without_effect, spoken, stored, is_tagged)

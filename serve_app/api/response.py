@@ -22,8 +22,8 @@ from deployments.protocol import Mark, Marks, ModelInfo, PcmChunk, SynthesisRequ
 from deployments.serving import metrics
 from serve_app.api.callers import FairShare
 from serve_app.api.errors import ErrorReply, translate
-from serve_app.api.request import SpeechBody
 from serve_app.api.request_log import Usage
+from serve_app.api.speech_body import SpeechBody
 from serve_app.api.wish import Delivery
 from serve_app.audio.formats import AudioFormat, Rendering
 from serve_app.speech.word_times import Word, WordTimes, marked

@@ -14,8 +14,9 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api.context import RequestState
 from serve_app.api.errors import translate
-from serve_app.api.request import SpeechBody, build_request, check_length, stored_voice
+from serve_app.api.request import build_request, stored_voice
 from serve_app.api.request_log import SAMPLE_BYTES, RequestRecord, Usage
+from serve_app.api.speech_body import SpeechBody, check_length
 from serve_app.api.wish import Wish
 from serve_app.config import ApiSettings
 from serve_app.speech.characters import (
@@ -184,6 +185,7 @@ class Session:
         one.
         """
         self._synthesizer, self._settings, self._voices = synthesizer, settings, voices
+        self._wish = wish
         self._info, self._body, self._delivery, self._rules = wish.info, wish.body, wish.delivery, wish.spoken.rules
         self._asker, self._request_id, self._live_texts = asker, request_id, live_texts
         self._turns: deque[Turn] = deque()  # the one that is spoken first
@@ -383,10 +385,9 @@ class Session:
         self._asker.caller.request()
         who = {"request_id": turn.record.request_id, "client": self._asker.caller.name}
         # A turn may come an hour after the wish: by then its voice may have another version, or be gone.
-        stored, voices = await stored_voice(body, self._info, self._voices), self._voices
-        request = await build_request(
-            body, self._info, self._settings, spoken=spoken, stored=stored, voices=voices, live=live, **who
-        )
+        stored = await stored_voice(body, self._info, self._voices)
+        wish = replace(self._wish, body=body, spoken=spoken, stored=stored)
+        request = await build_request(wish, self._settings, self._voices, live=live, **who)
         turn.record.begin(request.voice, self._info.sample_rate * body.speed)
         return request
 

@@ -93,16 +93,8 @@ class SpeechService:
     ) -> SynthesisRequest:
         """The utterance of a request, or of a socket's message with its own `record`. Raises InvalidRequest."""
         record = record or state_of(request).record
-        asked = await build_request(
-            wish.body,
-            wish.info,
-            self.settings,
-            stored=wish.stored,
-            spoken=wish.spoken,
-            voices=self.voices,
-            request_id=record.request_id,
-            client=state_of(request).caller.name,
-        )
+        client = state_of(request).caller.name
+        asked = await build_request(wish, self.settings, self.voices, request_id=record.request_id, client=client)
         state_of(request).upload.release()
         record.begin(
             asked.voice if wish.stored is None else wish.stored.id, wish.info.sample_rate * wish.delivery.speed

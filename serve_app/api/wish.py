@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from deployments.protocol import ModelInfo
 from serve_app.api import ignored_fields
-from serve_app.api.request import SpeechBody
+from serve_app.api.speech_body import SpeechBody
 from serve_app.audio.formats import CODECS, AudioFormat, Rendering
 from serve_app.speech.spoken_text import SpokenText
 from serve_app.voices.record import StoredVoice

@@ -13,14 +13,16 @@ from serve_app.api import ignored_fields
 from serve_app.api.context import state_of
 from serve_app.api.errors import Unauthorized, translate
 from serve_app.api.make_wish import model_for, wish_of
-from serve_app.api.request import SpeechBody, check_length, parse_speech, stored_voice, validated
+from serve_app.api.request import stored_voice
 from serve_app.api.request_log import SAMPLE_BYTES, Usage
 from serve_app.api.response import word_entries
 from serve_app.api.session import Audio, Event, Failed, Flushed, Session, Started, Turn, Words
 from serve_app.api.sockets import Connection, unknown_type
+from serve_app.api.speech_body import SpeechBody, parse_speech, validated
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wish import Delivery
 from serve_app.audio.formats import AudioFormat
+from serve_app.config import ApiSettings
 from serve_app.dialects.table import Dialect
 from serve_app.speech.word_times import marked
 
@@ -82,8 +84,7 @@ class SpeakMessage:
             await self._connection.pass_on(session, self._say)
 
     async def _open(self, fields: dict[str, object], service: SpeechService) -> Session:
-        body, resumption = _speech_body(fields), parse_resumption(fields)
-        check_length("input", body.input, service.settings)
+        body, resumption = _speech_body(fields, service.settings), parse_resumption(fields)
         info, reasons = await model_for(service, body, fields), ignored_fields.always_streamed(fields)
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
@@ -187,8 +188,8 @@ class SpeechSocket(Connection):
         await self.send("cancelled", request_id=request_id, frames=frames, samples=samples, **texts)
 
 
-def _speech_body(fields: dict[str, object]) -> SpeechBody:
-    body = parse_speech(fields)
+def _speech_body(fields: dict[str, object], settings: ApiSettings) -> SpeechBody:
+    body = parse_speech(fields, settings)
     if body.response_format not in (None, AudioFormat.PCM):
         raise InvalidRequest("The WebSocket sends pcm only.", "response_format")
     return body

@@ -5,7 +5,7 @@ from starlette.responses import JSONResponse, Response
 
 from serve_app.api import ignored_fields
 from serve_app.api.make_wish import strict_wish
-from serve_app.api.request import SpeechBody
+from serve_app.api.speech_body import SpeechBody
 from serve_app.api.speech_service import SpeechService, read_object
 from serve_app.api.wish import CONTENT_TYPES, EVENT_STREAM
 from serve_app.dialects import mistral

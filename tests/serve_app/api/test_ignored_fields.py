@@ -9,7 +9,8 @@ from deployments.protocol import ModelInfo
 from serve_app.api import ignored_fields
 from serve_app.api.client_json import parse_object
 from serve_app.api.ignored_fields import Reasons, as_header, find_ignored, of_text
-from serve_app.api.request import parse_speech
+from serve_app.api.speech_body import parse_speech
+from serve_app.config import ApiSettings
 from serve_app.speech.spoken_text import TextRules, read
 from tests.processor_time import least_s
 from tests.serve_app.dialects.client import talking
@@ -22,7 +23,7 @@ EMBEDDED = replace(CUSTOM_VOICE, languages=("english",), supports_instructions=F
 
 def of(info: ModelInfo, **fields: object) -> Reasons:
     sent = {"input": "Hello.", **fields}
-    body = parse_speech(sent)
+    body = parse_speech(sent, ApiSettings())
     spoken = read(body.input, TextRules("auto", spoken_form=info.spoken_form))
     return find_ignored(sent, body, info, reasons=of_text(spoken, info))
 
@@ -127,5 +128,5 @@ async def test_so_it_is_on_sockets(path: str, messages: list[dict[str, object]],
 
 def test_unknown_fields_cost_less_than_their_parsing() -> None:
     sent: dict[str, object] = {"input": "Hello.", **MANY}
-    raw, body = json.dumps(sent), parse_speech(sent)
+    raw, body = json.dumps(sent), parse_speech(sent, ApiSettings())
     assert least_s(lambda: find_ignored(sent, body, CUSTOM_VOICE)) < least_s(lambda: parse_object(raw))

@@ -7,8 +7,8 @@ from starlette.types import Message
 
 from deployments.protocol import Mark, PcmChunk, SynthesisRequest, with_mark
 from deployments.serving import metrics
-from serve_app.api.request import SpeechBody
 from serve_app.api.response import SpeechResponse, Usage, audio_body, server_timing, start_marks
+from serve_app.api.speech_body import SpeechBody
 from serve_app.api.wish import negotiate
 from serve_app.audio.formats import AudioFormat, Rendering
 from tests.serve_app.fake import FakeSynthesizer

@@ -9,9 +9,9 @@ from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api.callers import Caller
 from serve_app.api.context import RequestState
-from serve_app.api.request import SpeechBody
 from serve_app.api.request_log import RequestRecord
 from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Done, Event, Failed, Flushed, Session, Started, Words
+from serve_app.api.speech_body import SpeechBody
 from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings, VoiceSettings
