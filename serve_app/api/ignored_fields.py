@@ -59,6 +59,27 @@ def renamed(sent: Mapping[str, object], names: Names) -> dict[str, object]:
     return {ours: sent[theirs] for theirs, ours in reversed(names.items()) if ours is not None and theirs in sent}
 
 
+class Ignored:
+    """Collects which fields of one request have no effect, and why."""
+
+    def __init__(self, sent: Mapping[str, object], names: Names, reasons: Mapping[str, str] | None = None) -> None:
+        """`sent`, `names`: as `find_ignored` takes them. `reasons`: those that the dialect knows, by field."""
+        self._sent, self._names, self._reasons = sent, names, dict(reasons or {})
+
+    def note(self, field: str, why: str | None) -> None:
+        """`field`: the dialect's name or ours. None: the field has its effect."""
+        if why is not None:
+            self._reasons[field] = why
+
+    def note_all(self, reasons: Reasons) -> None:
+        self._reasons |= reasons
+
+    def found(self, body: SpeechBody, info: ModelInfo, *, choosing: Names, stored: StoredVoice | None) -> Reasons:
+        """All of them, once `body` is complete. `choosing`: further fields that are known: they chose the model."""
+        names = {**self._names, **choosing}
+        return find_ignored(self._sent, body, info, names, reasons=self._reasons, stored=stored)
+
+
 def find_ignored(
     sent: Mapping[str, object],
     body: SpeechBody,

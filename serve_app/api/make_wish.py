@@ -8,11 +8,12 @@ whose fields need a translation has a function `wished`, which translates them a
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api import catalogue, ignored_fields
+from serve_app.api.ignored_fields import Ignored
 from serve_app.api.model_choice import ModelWish, choose_model
 from serve_app.api.request import stored_voice
 from serve_app.api.speech_body import SpeechBody, parse_speech
@@ -55,22 +56,22 @@ async def strict_wish(
     body nor `accept` names one. `made`: fields that the dialect sets itself. `reasons`: why fields have no effect, by
     field. Raises InvalidRequest, ModelNotFound, NotReady.
     """
-    made, found = made or {}, dict(reasons or {})
+    made = made or {}
+    ignored = Ignored(fields, _STRICT_NAMES, reasons)
     given = {**spelled(fields), **made}
-    body = parse_speech(
-        {name: given[name] for name in ignored_fields.SPEECH if given.get(name) is not None}, service.settings
-    )
+    known = {name: given[name] for name in ignored_fields.SPEECH if given.get(name) is not None}
+    body = parse_speech(known, service.settings)
     info = await model_for(service, body, fields)
     if body.voice is not None:
         _check_voice(service, body.voice, info)
     if isinstance(options := fields.get("normalization_options"), dict) and set(options) - {"normalize"}:
-        found["normalization_options"] = "of these only normalize has an effect"
+        ignored.note("normalization_options", "of these only normalize has an effect")
     delivery = negotiate(body, accept, default=default)
     if body.word_timestamps and not delivery.events and "word_timestamps" not in made:
-        found["word_timestamps"] = "only events carry words: stream_format"
+        ignored.note("word_timestamps", "only events carry words: stream_format")
         body = body.model_copy(update={"word_timestamps": False})
     stored = await stored_voice(body, info, service.voices)
-    return await wish_of(service, fields, _STRICT_NAMES, body, info, delivery=delivery, reasons=found, stored=stored)
+    return await wish_of(service, body, info, delivery=delivery, ignored=ignored, stored=stored)
 
 
 async def lenient_wish(
@@ -90,92 +91,96 @@ async def lenient_wish(
     fields of a SpeechBody that the dialect sets itself. `reasons`: why fields have no effect, by field. Raises
     InvalidRequest that names the field, NotReady.
     """
-    given, found = {**ignored_fields.renamed(sent, names), **(made or {})}, dict(reasons or {})
-    model, bit_rate, named = given.pop("model", None), given.pop("bit_rate", None), given.pop("voice", None)
-    name, models = named if isinstance(named, str) else None, await service.described()
-    wanted = ModelWish(
-        model=model if isinstance(model, str) else None,
-        has_recording=given.get("ref_audio") is not None or await _is_stored(service, name, models),
-        task_type=sent.get("task_type"),
-        voice=name,
-        instructions=given.get("instructions"),
-    )
-    info = choose_model(wanted, models, service.settings, lenient=True)
-    speaker, reason = _nearest(service, named, info)
-    found |= {"voice": reason} if reason is not None else {}
+    ignored = Ignored(sent, names, reasons)
+    given = {**ignored_fields.renamed(sent, names), **(made or {})}
+    model = given.pop("model", None)
+    bit_rate = given.pop("bit_rate", None)
+    named = given.pop("voice", None)
+    info = await _lenient_model(service, model, named, given, task_type=sent.get("task_type"))
+    known = {name: value for name, value in given.items() if value is not None}
+    unvoiced = parse_speech({"input": "", "any_language": True, **known}, service.settings)
+    voice = await _lenient_voice(service, named, unvoiced, info)
+    ignored.note("voice", voice.reason)
     if model is not None and not catalogue.is_known(model, info, service.settings):
-        found["model"] = f"the loaded model is {info.name}"
+        ignored.note("model", f"the loaded model is {info.name}")
     if bit_rate is not None and not delivery.has_bit_rate:
-        found["bit_rate"] = f"{delivery.audio_format} has none"
-    given = {name: value for name, value in given.items() if value is not None}
-    body = parse_speech({"input": "", "any_language": True, **given, "voice": speaker}, service.settings)
-    if info.kind is ModelKind.BASE and name is not None:
-        body = body.model_copy(update={"voice": name})
-    body, stored, instead = await _with_stored(service, body, info)
-    if stored is not None and instead is None:
-        found.pop("voice", None)
-    if instead is not None and named is not None:
-        found["voice"] = instead
+        ignored.note("bit_rate", f"{delivery.audio_format} has none")
+    body = unvoiced.model_copy(update={"voice": voice.name})
     delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate or delivery.sample_rate)
-    wish = await wish_of(service, sent, names, body, info, delivery=delivery, reasons=found, stored=stored)
+    wish = await wish_of(service, body, info, delivery=delivery, ignored=ignored, stored=voice.stored)
     if delivery.bit_rate is not None:
         check_bit_rate(delivery.audio_format, delivery.bit_rate)
     return wish
 
 
+async def voiced(service: SpeechService, wish: Wish, voice: str) -> Wish:
+    """The same lenient wish in another voice; `ignored` is about that voice only."""
+    chosen = await _lenient_voice(service, voice, wish.body, wish.info)
+    body = wish.body.model_copy(update={"voice": chosen.name})
+    spoken, _ = await read_text(service, body, wish.info, chosen.stored)
+    ignored = {"voice": chosen.reason} if chosen.reason else {}
+    return replace(wish, body=body, ignored=ignored, spoken=spoken, stored=chosen.stored)
+
+
 async def wish_of(
     service: SpeechService,
-    sent: Mapping[str, object],
-    names: ignored_fields.Names,
     body: SpeechBody,
     info: ModelInfo,
     *,
     delivery: Delivery,
-    reasons: dict[str, str],
+    ignored: Ignored,
     stored: StoredVoice | None,
 ) -> Wish:
     """How every wish ends: a tag of the text chooses the recording, the text is read, and what has no effect is listed.
 
-    `body` was made of `sent` for the model `info`; the voice `stored` speaks. Raises as `read_text` does.
+    `body` was made for the model `info`; the voice `stored` speaks. Raises as `read_text` does.
     """
-    body, is_tagged = _tagged(body, stored, reasons)
-    names, spoken = {**names, **choosing_fields(service)}, await read_text(service, body, info, stored, reasons)
-    without_effect = ignored_fields.find_ignored(sent, body, info, names, reasons=reasons, stored=stored)
-    return Wish(info, body, delivery, without_effect, spoken, stored, is_tagged)
+    tagged = _tagged(body, stored)
+    if tagged is not None and body.instructions is not None:
+        ignored.note("instructions", "a tag of the text chose the recording")
+    body = tagged or body
+    spoken, unread = await read_text(service, body, info, stored)
+    ignored.note_all(unread)
+    without_effect = ignored.found(body, info, choosing=choosing_fields(service), stored=stored)
+    return Wish(info, body, delivery, without_effect, spoken, stored, is_tagged=tagged is not None)
 
 
 async def read_text(
-    service: SpeechService, body: SpeechBody, info: ModelInfo, stored: StoredVoice | None, reasons: dict[str, str]
-) -> SpokenText:
-    """What is spoken of `body.input`; `reasons` learns what is not. Raises InvalidRequest of bad SSML or a lexicon."""
+    service: SpeechService, body: SpeechBody, info: ModelInfo, stored: StoredVoice | None
+) -> tuple[SpokenText, ignored_fields.Reasons]:
+    """What is spoken of `body.input`, and why the rest and some fields about the text have no effect. Raises
+    InvalidRequest of bad SSML, of a lexicon, and of figures in an uncertain language.
+    """
     settings, chars = service.settings.text, body.max_segment_chars
+    reasons: ignored_fields.Reasons = {}
     if chars is not None and chars > info.max_segment_chars:
         reasons["max_segment_chars"] = f"the model takes up to {info.max_segment_chars}"
     lexicon = Lexicon.checked(body.lexicon or {}, "lexicon")
     if stored is not None:
         lexicon = lexicon.over(Lexicon(stored.lexicon))
+    if info.spoken_form is not None and body.text_normalization == "off":
+        reasons["text_normalization"] = "the loaded voice speaks nothing but words"
+    wants_words = info.spoken_form is None and body.text_normalization == "on"
+    language = await _language_of_figures(body, info, stored) if wants_words else None
+    if wants_words and language is None:
+        reasons["text_normalization"] = "the language of the text is not certain: name it"
     rules = TextRules(
         body.markup or settings.markup,
         settings.paragraph_pause_s,
         lexicon.over(await service.voices.lexicon_for_all()),
         info.spoken_form,
         chars or settings.max_segment_chars,
-        await _normalised(body, info, stored, reasons),
+        language,
     )
     is_long = rules.normalised is not None
     spoken = await asyncio.to_thread(read, body.input, rules) if is_long else read(body.input, rules)
-    reasons |= ignored_fields.of_text(spoken, info)
-    return spoken
+    return spoken, reasons | ignored_fields.of_text(spoken, info)
 
 
-async def _normalised(
-    body: SpeechBody, info: ModelInfo, stored: StoredVoice | None, reasons: dict[str, str]
-) -> str | None:
-    """The language whose words figures become; None: they stay. Raises InvalidRequest."""
-    if info.spoken_form is not None or body.text_normalization != "on":
-        if info.spoken_form is not None and body.text_normalization == "off":
-            reasons["text_normalization"] = "the loaded voice speaks nothing but words"
-        return None
+async def _language_of_figures(body: SpeechBody, info: ModelInfo, stored: StoredVoice | None) -> str | None:
+    """The language whose words figures become; None where it is not certain and any language may be tried. Raises
+    InvalidRequest where it has to be named.
+    """
     named = body.language
     if stored is not None and stored.language and "language" not in body.model_fields_set:
         named = stored.language
@@ -185,22 +190,10 @@ async def _normalised(
         language = known[0] if len(known) == 1 else await asyncio.to_thread(detected, body.input, known)
     if language is not None:
         await asyncio.to_thread(prepare, language)
-    elif body.any_language:
-        reasons["text_normalization"] = "the language of the text is not certain: name it"
-    else:
+    elif not body.any_language:
         message = "text_normalization: the language of the text is not certain: name it in language."
         raise InvalidRequest(message, "text_normalization")
     return language
-
-
-async def voiced(service: SpeechService, wish: Wish, voice: str) -> Wish:
-    """The same lenient wish in another voice; `ignored` is about that voice only."""
-    speaker, reason = _nearest(service, voice, wish.info)
-    body = wish.body.model_copy(update={"voice": voice if wish.info.kind is ModelKind.BASE else speaker})
-    body, stored, instead = await _with_stored(service, body, wish.info)
-    reason = instead or (reason if stored is None else None)
-    spoken = await read_text(service, body, wish.info, stored, {})
-    return replace(wish, body=body, ignored={"voice": reason} if reason else {}, spoken=spoken, stored=stored)
 
 
 async def model_for(service: SpeechService, body: SpeechBody, sent: Mapping[str, object]) -> ModelInfo:
@@ -259,17 +252,48 @@ async def _is_stored(service: SpeechService, voice: str | None, models: Sequence
     return (service.voices.known(voice) if is_theirs else await service.voices.find(voice)) is not None
 
 
-async def _with_stored(
-    service: SpeechService, body: SpeechBody, info: ModelInfo
-) -> tuple[SpeechBody, StoredVoice | None, str | None]:
-    """The stored voice that speaks a lenient request, in the body too, and the reason if it is `api.default_voice`."""
-    stored = await stored_voice(body, info, service.voices)
-    if stored is not None or info.kind is not ModelKind.BASE or body.ref_audio is not None:
-        return body, stored, None
+async def _lenient_model(
+    service: SpeechService, model: object, voice: object, given: Mapping[str, object], *, task_type: object
+) -> ModelInfo:
+    """The model for names of another service; `given`: the other fields. Raises NotReady."""
+    name, models = voice if isinstance(voice, str) else None, await service.described()
+    wanted = ModelWish(
+        model=model if isinstance(model, str) else None,
+        has_recording=given.get("ref_audio") is not None or await _is_stored(service, name, models),
+        task_type=task_type,
+        voice=name,
+        instructions=given.get("instructions"),
+    )
+    return choose_model(wanted, models, service.settings, lenient=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _LenientVoice:
+    """The voice that speaks for a client that cannot know the voices here."""
+
+    name: str | None  # as `SpeechBody.voice`
+    stored: StoredVoice | None
+    reason: str | None  # why it is not the one that was named
+
+
+async def _lenient_voice(service: SpeechService, named: object, body: SpeechBody, info: ModelInfo) -> _LenientVoice:
+    """The voice that the client `named`, else the nearest: of a model that clones a stored voice, or
+    `api.default_voice`. A recording in `body` goes before both.
+    """
+    speaker, reason = _nearest(service, named, info)
+    if info.kind is not ModelKind.BASE:
+        return _LenientVoice(speaker, None, reason)
+    name = named if isinstance(named, str) else speaker
+    if body.ref_audio is not None:
+        return _LenientVoice(name, None, reason)
+    stored = None if name is None else await service.voices.find(name)
+    if stored is not None:
+        return _LenientVoice(name, stored, None)
     default = await service.voices.find(service.settings.default_voice)
     if default is None:
-        return body, None, None
-    return body.model_copy(update={"voice": default.id}), default, f"no such voice here, {default.name} speaks"
+        return _LenientVoice(name, None, reason)
+    instead = f"no such voice here, {default.name} speaks"
+    return _LenientVoice(default.id, default, reason if named is None else instead)
 
 
 def _check_voice(service: SpeechService, voice: str, info: ModelInfo) -> None:
@@ -291,13 +315,9 @@ def _nearest(service: SpeechService, named: object, info: ModelInfo) -> tuple[st
     return speaker, reason
 
 
-def _tagged(body: SpeechBody, stored: StoredVoice | None, reasons: dict[str, str]) -> tuple[SpeechBody, bool]:
-    """The body whose text has lost a tag that chooses a recording of the voice, and whether there was one; it chooses
-    as `instructions` do, in whose place it comes. `reasons` learns where these had no effect.
+def _tagged(body: SpeechBody, stored: StoredVoice | None) -> SpeechBody | None:
+    """The body whose text has lost a tag that chooses a recording of the voice; None where there was none. The tag
+    chooses as `instructions` do, in whose place it comes.
     """
     style, text = (None, body.input) if stored is None else stored.tagged(body.input)
-    if style is None:
-        return body, False
-    if body.instructions is not None:
-        reasons["instructions"] = "a tag of the text chose the recording"
-    return body.model_copy(update={"input": text, "instructions": style}), True
+    return None if style is None else body.model_copy(update={"input": text, "instructions": style})

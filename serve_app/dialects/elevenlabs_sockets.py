@@ -104,8 +104,8 @@ class _Contexts(ContextConnection, WishedConnection):
         reasons: dict[str, str] = {}
         words = await located(self.service, fields[LOCATORS], reasons)
         body = self.wish.body.model_copy(update={"lexicon": words})
-        spoken = await read_text(self.service, body, self.wish.info, self.wish.stored, reasons)
-        return replace(self.wish, body=body, spoken=spoken, ignored=reasons)
+        spoken, unread = await read_text(self.service, body, self.wish.info, self.wish.stored)
+        return replace(self.wish, body=body, spoken=spoken, ignored=reasons | unread)
 
     async def _close(self, name: str) -> None:
         session = self.find(name)

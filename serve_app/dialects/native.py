@@ -12,6 +12,7 @@ from deployments.errors import InvalidRequest, Overloaded
 from serve_app.api import ignored_fields
 from serve_app.api.context import state_of
 from serve_app.api.errors import Unauthorized, translate
+from serve_app.api.ignored_fields import Ignored
 from serve_app.api.make_wish import model_for, wish_of
 from serve_app.api.request import stored_voice
 from serve_app.api.request_log import SAMPLE_BYTES, Usage
@@ -85,12 +86,13 @@ class SpeakMessage:
 
     async def _open(self, fields: dict[str, object], service: SpeechService) -> Session:
         body, resumption = _speech_body(fields, service.settings), parse_resumption(fields)
-        info, reasons = await model_for(service, body, fields), ignored_fields.always_streamed(fields)
+        info = await model_for(service, body, fields)
+        ignored = Ignored(fields, _NAMES, ignored_fields.always_streamed(fields))
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
         stored = await stored_voice(body, info, service.voices)
-        wish = await wish_of(service, fields, _NAMES, body, info, delivery=delivery, reasons=reasons, stored=stored)
+        wish = await wish_of(service, body, info, delivery=delivery, ignored=ignored, stored=stored)
         self._told = wish.told()
         session = service.session(
             self._connection.socket, replace(wish, ignored={}), request_id=self.request_id, live=False

@@ -123,7 +123,8 @@ async def wished(
     if len(body.input) > _MOST_CHARS:
         message = f"text has {len(body.input)} characters: a candidate says {_MOST_CHARS} at most."
         raise InvalidRequest(message, "text", "string_above_max_length")
-    return replace(wish, body=body, spoken=await read_text(service, body, wish.info, wish.stored, {}))
+    spoken, _ = await read_text(service, body, wish.info, wish.stored)
+    return replace(wish, body=body, spoken=spoken)
 
 
 async def candidates(service: SpeechService, request: Request, wish: Wish) -> Candidates:
