@@ -123,8 +123,13 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def read_object(request: Request, service: SpeechService) -> dict[str, object]:
-    """The JSON object that is the body. Raises InvalidRequest, and Overloaded where parsing it would be in vain."""
+async def read_object(request: Request) -> dict[str, object]:
+    """The JSON object that is the body. Raises InvalidRequest."""
+    return parse_object(await read_body(request))
+
+
+async def read_speech(request: Request, service: SpeechService) -> dict[str, object]:
+    """The JSON object that asks for speech. Raises InvalidRequest, and Overloaded where parsing it would be in vain."""
     content = await read_body(request)
     service.models.check_room(state_of(request).caller.name)
     return parse_object(content)

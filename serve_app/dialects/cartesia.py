@@ -19,7 +19,7 @@ from serve_app.api.make_wish import lenient_wish
 from serve_app.api.response import named_event
 from serve_app.api.session import Audio, Done, Event, Failed, Flushed, Session, Words
 from serve_app.api.sockets import ContextConnection
-from serve_app.api.speech_service import SpeechService, format_named, read_object, text_of
+from serve_app.api.speech_service import SpeechService, format_named, read_speech, text_of
 from serve_app.api.wish import EVENT_STREAM, Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
@@ -58,7 +58,7 @@ _LANGUAGE |= {"portuguese": "pt", "russian": "ru", "japanese": "ja", "korean": "
 
 async def speak_bytes(service: SpeechService, request: Request) -> Response:
     """Speaks `transcript`."""
-    fields = await read_object(request, service)
+    fields = await read_speech(request, service)
     text_of(fields, "transcript")
     made = {"word_timestamps": False}
     reasons = {"add_timestamps": "/tts/sse tells them"} if fields.get("add_timestamps") else {}
@@ -67,7 +67,7 @@ async def speak_bytes(service: SpeechService, request: Request) -> Response:
 
 async def speak_events(service: SpeechService, request: Request) -> Response:
     """Speaks `transcript` as the messages that a WebSocket would have."""
-    fields = await read_object(request, service)
+    fields = await read_speech(request, service)
     text_of(fields, "transcript")
     wish = await _wished(service, fields)
     return await service.respond(request, wish, as_body=_events, content_type=EVENT_STREAM)

@@ -19,7 +19,7 @@ from serve_app.api.make_wish import strict_wish
 from serve_app.api.request_log import Usage
 from serve_app.api.response import Kept, SpeechResponse
 from serve_app.api.sockets import Connection, unknown_type
-from serve_app.api.speech_service import SpeechService, read_object
+from serve_app.api.speech_service import SpeechService, read_speech
 from serve_app.api.wish import Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
@@ -36,7 +36,7 @@ _OF_AUDIO = ("response_format", "stream_format", "sample_rate", "speed", "word_t
 
 async def speak(service: SpeechService, request: Request) -> Response:
     """Speaks `input` as a stream of records; the other fields are those of `/v1/audio/speech`."""
-    wish = await _wished(service, await read_object(request, service))
+    wish = await _wished(service, await read_speech(request, service))
     utterance = await service.utterance(request, wish)
     usage = state_of(request).record.usage
     kept = Kept(state_of(request).caller.name) if wish.delivery.whole else None

@@ -15,7 +15,7 @@ from serve_app.api.make_wish import lenient_wish
 from serve_app.api.request_log import Usage
 from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, object_with
 from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
-from serve_app.api.speech_service import SpeechService, format_named, read_object, text_of
+from serve_app.api.speech_service import SpeechService, format_named, read_speech, text_of
 from serve_app.api.wish import EVENT_STREAM, Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.realtime import ResponseSocket, response
@@ -46,7 +46,7 @@ _MODES = ("server_commit", "commit")
 
 async def speak_text(service: SpeechService, request: Request) -> Response:
     """Speaks `input.text`: as WAV in JSON, or as PCM in events with `X-DashScope-SSE: enable`."""
-    fields = await read_object(request, service)
+    fields = await read_speech(request, service)
     sent = ignored_fields.flat(fields, _REST_NAMES)
     if not isinstance(sent.get("input.text"), str):
         raise InvalidRequest("input.text is required, as a string.", "input", "missing_required_parameter")

@@ -16,7 +16,7 @@ from serve_app.api.errors import ErrorReply
 from serve_app.api.make_wish import lenient_wish
 from serve_app.api.session import Audio, Cleared, Event, Flushed
 from serve_app.api.sockets import WishedConnection, unknown_type
-from serve_app.api.speech_service import SpeechService, format_named, read_object, text_of
+from serve_app.api.speech_service import SpeechService, format_named, read_speech, text_of
 from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
@@ -77,7 +77,7 @@ async def wished(
 
 async def speak_text(service: SpeechService, request: Request) -> Response:
     """Speaks `text` of a JSON body, MP3 unless the query says otherwise."""
-    wish = await wished(service, request.query_params, body=await read_object(request, service))
+    wish = await wished(service, request.query_params, body=await read_speech(request, service))
     return await service.respond(request, wish)
 
 

@@ -14,7 +14,7 @@ from serve_app.api.context import state_of
 from serve_app.api.forms import SentForm, read_form
 from serve_app.api.make_wish import lenient_wish
 from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, object_with
-from serve_app.api.speech_service import SpeechService, format_named, read_object, text_of
+from serve_app.api.speech_service import SpeechService, format_named, read_speech, text_of
 from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
@@ -58,7 +58,7 @@ def _speaking(
 ) -> Callable[[SpeechService, Request], Awaitable[Response]]:
     async def speak(service: SpeechService, request: Request) -> Response:
         """Speaks `text`, or the `inputs` of a dialogue, MP3 unless `output_format` says otherwise."""
-        fields = await read_object(request, service)
+        fields = await read_speech(request, service)
         voice = request.path_params.get("voice_id")
         wish = await wished(service, fields, request.query_params, voice=voice, words=timestamps)
         if not timestamps:

@@ -5,7 +5,7 @@ from starlette.responses import JSONResponse, Response
 
 from serve_app.api import catalogue, ignored_fields
 from serve_app.api.forms import read_form
-from serve_app.api.speech_service import SpeechService, read_object, text_of
+from serve_app.api.speech_service import SpeechService, read_speech, text_of
 from serve_app.api.wish import Delivery
 from serve_app.dialects.elevenlabs import DEFAULT_FORMAT, encoded, output, voice_entry
 from serve_app.dialects.table import Dialect, Route
@@ -27,7 +27,7 @@ _CREATED = ("voice_name", "voice_description", "generated_voice_id", "labels", "
 
 async def preview_voices(service: SpeechService, request: Request) -> Response:
     """Three voices of one `voice_description`, that speak `text` or a text of ours."""
-    fields = await read_object(request, service)
+    fields = await read_speech(request, service)
     text_of(fields, "voice_description")
     if fields.get("auto_generate_text") is True:
         fields.pop("text", None)

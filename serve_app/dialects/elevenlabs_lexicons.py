@@ -19,7 +19,7 @@ _BASE = "/v1/pronunciation-dictionaries"
 
 async def add_from_rules(service: SpeechService, request: Request) -> Response:
     """Stores a dictionary of `rules` with a `name`."""
-    fields = await read_object(request, service)
+    fields = await read_object(request)
     return await _add(service, text_of(fields, "name"), _words(fields.get("rules")))
 
 
@@ -34,7 +34,7 @@ async def add_from_file(service: SpeechService, request: Request) -> Response:
 
 async def add_rules(service: SpeechService, request: Request, dictionary_id: str) -> Response:
     """Adds `rules`; a rule of the same spelling goes."""
-    fields = await read_object(request, service)
+    fields = await read_object(request)
     found = await service.voices.get_lexicon(dictionary_id)
     changed = found.with_words({**found.words, **_words(fields.get("rules"))})
     return JSONResponse(_told(await service.voices.keep_lexicon(changed)))
@@ -42,7 +42,7 @@ async def add_rules(service: SpeechService, request: Request, dictionary_id: str
 
 async def remove_rules(service: SpeechService, request: Request, dictionary_id: str) -> Response:
     """Removes the rules of the spellings `rule_strings`."""
-    gone = (await read_object(request, service)).get("rule_strings")
+    gone = (await read_object(request)).get("rule_strings")
     if not isinstance(gone, list):
         raise InvalidRequest("rule_strings must be a list of strings.", "rule_strings")
     found = await service.voices.get_lexicon(dictionary_id)

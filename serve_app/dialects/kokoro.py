@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from serve_app.api.make_wish import strict_wish
 from serve_app.api.response import in_parts
-from serve_app.api.speech_service import SpeechService, read_object
+from serve_app.api.speech_service import SpeechService, read_speech
 from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.word_times import WordTimes, marked
 
@@ -19,7 +19,7 @@ _ALWAYS = {"word_timestamps": True, "return_timestamps": True, "return_timing": 
 
 async def speak(service: SpeechService, request: Request) -> Response:
     """Speaks `input` as lines of JSON, one line with `stream` false; a word stands in the line where it ends."""
-    fields = await read_object(request, service)
+    fields = await read_speech(request, service)
     for name in [name for name, value in _ALWAYS.items() if fields.get(name) == value]:
         del fields[name]
     reasons = {name: "lines of JSON with times always come" for name in _ALWAYS if name in fields}

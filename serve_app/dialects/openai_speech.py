@@ -6,7 +6,7 @@ from starlette.responses import JSONResponse, Response
 from serve_app.api import ignored_fields
 from serve_app.api.make_wish import strict_wish
 from serve_app.api.speech_body import SpeechBody
-from serve_app.api.speech_service import SpeechService, read_object
+from serve_app.api.speech_service import SpeechService, read_object, read_speech
 from serve_app.api.wish import CONTENT_TYPES, EVENT_STREAM
 from serve_app.dialects import mistral
 from serve_app.dialects.table import Dialect, Route, Sample
@@ -39,7 +39,7 @@ _TEXT_DOCS = {"requestBody": SPEECH_DOCS["requestBody"]}
 
 async def speech(service: SpeechService, request: Request) -> Response:
     """Speaks `input`, streaming unless `stream` is false."""
-    fields = await read_object(request, service)
+    fields = await read_speech(request, service)
     if "voice_id" in fields:
         return await mistral.speak(service, request, fields)
     return await service.respond(request, await strict_wish(service, fields, accept=_accept(request)))
@@ -47,7 +47,7 @@ async def speech(service: SpeechService, request: Request) -> Response:
 
 async def speak_deployment(service: SpeechService, request: Request, deployment: str) -> Response:
     """The same for Azure's clients, whose deployments have names of their own."""
-    fields = await read_object(request, service)
+    fields = await read_speech(request, service)
     reasons = {"model": "a deployment of any name is the loaded model"} if "model" in fields else {}
     wish = await strict_wish(service, fields, accept=_accept(request), made={"model": None}, reasons=reasons)
     return await service.respond(request, wish)
@@ -59,7 +59,7 @@ def _accept(request: Request) -> str:
 
 async def show_text(service: SpeechService, request: Request) -> Response:
     """Takes the fields of `/v1/audio/speech`, and answers what would be spoken, what would not, and in which parts."""
-    fields = await read_object(request, service)
+    fields = await read_object(request)
     wish = await strict_wish(service, fields)
     spoken = wish.spoken
     told = {

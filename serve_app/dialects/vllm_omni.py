@@ -17,7 +17,7 @@ from serve_app.api.request_log import Usage
 from serve_app.api.response import AUDIO_HERE, Kept, SpeechResponse, audio_body, collected, object_with
 from serve_app.api.session import Audio, Event, Flushed, Session, Started
 from serve_app.api.sockets import Connection, unknown_type
-from serve_app.api.speech_service import SpeechService, read_object, text_of
+from serve_app.api.speech_service import SpeechService, read_speech, text_of
 from serve_app.api.wish import CONTENT_TYPES
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
@@ -29,7 +29,7 @@ MAX_ITEMS = 64
 
 async def speak_all(service: SpeechService, request: Request) -> Response:
     """Speaks `items`, each with the fields around them unless it has its own: one after the other."""
-    fields = await read_object(request, service)
+    fields = await read_speech(request, service)
     items = fields.pop("items", None)
     if not isinstance(items, list) or not 0 < len(items) <= MAX_ITEMS:
         raise InvalidRequest(f"items must be a list of 1 to {MAX_ITEMS} objects.", "items")

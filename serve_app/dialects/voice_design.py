@@ -19,7 +19,7 @@ from serve_app.api.make_wish import choosing_fields, lenient_wish, read_text
 from serve_app.api.model_choice import not_deployed
 from serve_app.api.request_log import Usage
 from serve_app.api.response import Kept, unless_left
-from serve_app.api.speech_service import SpeechService, read_object
+from serve_app.api.speech_service import SpeechService, read_speech
 from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
@@ -72,7 +72,7 @@ class Candidates:
 
 async def design_voice(service: SpeechService, request: Request) -> Response:
     """Speaks a text with three voices of one description. Each can be locked within an hour."""
-    sent = await read_object(request, service)
+    sent = await read_speech(request, service)
     made = {"any_language": sent.get("any_language", False)}
     wish = await wished(service, sent, _NAMES, delivery=Delivery(AudioFormat.MP3, whole=True), made=made)
     if isinstance(model := sent.get("model"), str):

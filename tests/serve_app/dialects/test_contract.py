@@ -18,6 +18,7 @@ from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
 from serve_app.speech.live_text import LiveTexts
+from serve_app.speech.models import Models
 from tests.serve_app import asgi
 from tests.serve_app.dialects.client import Client, Json, audio_in, connect
 from tests.serve_app.dialects.rows import POSTS, SOCKETS, VOICE, PostRow, SocketRow
@@ -388,6 +389,26 @@ async def test_without_room_it_is_a_429(row: PostRow) -> None:
         answer = await client.post(row.path, json=row.body())
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
     assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/audio/text", {"input": "Hello.", "voice": "alloy"}),
+        ("/v1/pronunciation-dictionaries/add-from-rules", {"name": "names", "rules": []}),
+    ],
+)
+async def test_without_room_what_speaks_nothing_is_answered(
+    path: str, body: Json, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(models: Models, client: str) -> None:
+        raise Overloaded("full", 1.5)
+
+    monkeypatch.setattr(Models, "check_room", full)
+    async with posting(FakeSynthesizer()) as client:
+        assert (await client.post(path, json=body)).status_code != 429
+        spoken = await client.post("/v1/audio/speech", json={"input": "Hello.", "voice": "alloy"})
+    assert spoken.status_code == 429
 
 
 @post_rows
