@@ -55,7 +55,7 @@ class Deployed:
     talker: DeploymentHandle | None = None  # where its GPU decodes: `inline`
 
     def described(self) -> ModelInfo | None:
-        """From its files, or else as an ingress has been told since the head began; a call would start its talkers."""
+        """The description from its files, else the one that an ingress has left. A call would start its talkers."""
         try:
             info = describe(self.checkpoint, self.config, on_gpu=self.on_gpu)
         except CheckpointError as error:  # its talkers will not start; those of the others do
@@ -172,7 +172,8 @@ class Forgetting:
     """Has every replica of the application drop what it keeps of stored voices that are no more."""
 
     def __init__(self, app_name: str) -> None:
-        self._app_name, self._handles = app_name, dict[str, DeploymentHandle]()
+        self._app_name = app_name
+        self._handles: dict[str, DeploymentHandle] = {}
 
     async def forget(self, voices: tuple[bytes, ...]) -> None:
         """Raises NotReady where a replica does not answer: ask again. A pool without replicas has nothing to drop."""

@@ -86,8 +86,8 @@ def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings, spoken: Spok
             raise _not_spoken("input", f"it is written in {foreign}", info, speaker)
     text = spoken.text
     if spoken.left_out and not text and is_speakable(body.input) and not body.any_language:
-        told = ", ".join(spoken.left_out)
-        raise InvalidRequest(f'input: all of it is left out ({told}); "markup": "none" reads it as it is.', "input")
+        names = ", ".join(spoken.left_out)
+        raise InvalidRequest(f'input: all of it is left out ({names}); "markup": "none" reads it as it is.', "input")
     if not clean(body.input) or (not text and is_speakable(body.input) and not body.any_language):
         raise InvalidRequest(f"input has no characters that can be spoken: {_speaks(info, speaker)}.", "input")
     if len(text) > (most := _MOST_GROWTH * settings.max_input_chars):

@@ -60,10 +60,10 @@ def create_api(
 ) -> FastAPI:
     """The application with all dialects.
 
-    `synthesizer`: of several models a mapping from name to synthesizer and its limits, the default model first.
-    `node`: without it there are no routes for metrics. `live_texts`: the texts that clients are still writing.
-    `voices`: stored voices, by default those that `settings` name. `echo_request_id`: False where the server in front
-    adds `x-request-id` to responses, as Ray Serve does.
+    With several models `synthesizer` maps each name to its synthesizer and limits, the default model first. Without a
+    `node` there are no routes for metrics. `live_texts` holds the texts that clients are still writing, `voices` the
+    stored voices; by default `settings` name these. `echo_request_id` is False where the server in front adds
+    `x-request-id` to responses, as Ray Serve does.
     """
     live_texts, voices = live_texts or LiveTexts(), voices or Voices.of(settings.voices)
     models = Models(_admissions(synthesizer, settings, node, live_texts))

@@ -48,7 +48,7 @@ class Delivery:
 
     @property
     def has_bit_rate(self) -> bool:
-        """Whether the format's may be chosen."""
+        """Whether the bit rate of the format may be chosen."""
         return self.audio_format in CODECS and CODECS[self.audio_format].bit_rate is not None
 
     def rate(self, info: ModelInfo) -> int:
@@ -102,16 +102,16 @@ class Wish:
         return f"{take.style} ({why}{by_vector})"
 
     def headers(self) -> dict[str, str]:
-        """For an HTTP response or a handshake: what was ignored, which recording speaks, how the times of words are
-        known.
+        """Headers of an HTTP response or a handshake. They say what was ignored, which recording speaks, and how the
+        times of words are known.
         """
         take = {} if self.voice_take is None else {TAKE_HEADER: quote(self.voice_take, safe=" (),:")}
         known = "exact" if self.info.word_times else "estimated"
         times = {WORD_TIMES_HEADER: known} if self.body.word_timestamps else {}
         return {**ignored_fields.as_header(self.ignored), **take, **times}
 
-    def told(self) -> dict[str, object]:
-        """For a socket's message, beside its other fields: what was ignored, and which recording speaks."""
+    def notes(self) -> dict[str, object]:
+        """Fields of a socket's message that say what was ignored, and which recording speaks."""
         take = {} if self.voice_take is None else {"voice_take": self.voice_take}
         return {**take, **ignored_fields.in_message(self.ignored)}
 

@@ -135,7 +135,7 @@ class FramesSocket(Connection):
                 async for data in records:
                     await self.socket.send_bytes(data)
             frames, reason = record.usage.frames, record.usage.finish_reason
-            told = wish.told()
+            told = wish.notes()
             await self.send("done", request_id=request_id, finish_reason=reason, frames=frames, **told)
         except (WebSocketDisconnect, RuntimeError):  # the client left
             raise

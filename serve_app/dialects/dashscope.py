@@ -99,7 +99,7 @@ class DashScopeSocket(ResponseSocket):
         self._session: Session | None = None
         self._buffer = ""  # text that waits for a commit
         self._begun: set[int] = set()  # turns that are responses to the client
-        self._has_told, self._untold = False, Json()  # `Wish.told`
+        self._has_told, self._untold = False, Json()  # `Wish.notes`
 
     @property
     def owes_speech(self) -> bool:
@@ -142,7 +142,7 @@ class DashScopeSocket(ResponseSocket):
         wish = await self._wished(updated)
         self._settings = {name: value for name, value in updated.items() if name in _SESSION_NAMES}
         self._has_told = True
-        await self.tell("session.updated", session=self._shown(), **wish.told())
+        await self.tell("session.updated", session=self._shown(), **wish.notes())
 
     async def _wished(self, settings: Json) -> Wish:
         return await _wished(self.service, settings, _SESSION_NAMES, made={"model": self._model})
@@ -150,7 +150,7 @@ class DashScopeSocket(ResponseSocket):
     async def _opened_session(self) -> Session:
         if self._session is None:
             wish = await self._wished(self._settings)
-            self._untold = {} if self._has_told else wish.told()
+            self._untold = {} if self._has_told else wish.notes()
             session = self.service.session(self.socket, wish, request_id=self.request_id)
             self._session = self.converse(session, self.say)
         return self._session

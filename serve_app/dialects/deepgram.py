@@ -118,7 +118,7 @@ class AuraSocket(TurnSocket):
         await super().opened()
         self._num_flushed = self._num_cleared = 0
         name = self.wish.info.name
-        told = {"model_version": "1", "model_uuid": self.request_id, **self.wish.told()}
+        told = {"model_version": "1", "model_uuid": self.request_id, **self.wish.notes()}
         await self.send("Metadata", request_id=self.request_id, model_name=name, **told)
 
     async def obey(self, fields: dict[str, object]) -> None:

@@ -32,7 +32,7 @@ class FluxSocket(TurnSocket):
         self._offset_ms: int | None = None
         self._is_interrupting = False
         named = {"model_name": self.wish.info.name, "model_version": "1", "model_uuids": []}
-        await self.send("Connected", request_id=self.request_id, **named, **self.wish.told())
+        await self.send("Connected", request_id=self.request_id, **named, **self.wish.notes())
 
     async def obey(self, fields: dict[str, object]) -> None:
         match fields.get("type"):

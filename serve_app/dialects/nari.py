@@ -67,7 +67,7 @@ class NariSocket(WishedConnection):
         wish = await strict_wish(self.service, asked, made=made, reasons=reasons)
         self._audio["sample_rate"] = wish.delivery.rate(wish.info)
         self._session = self.converse(self.service.session(self.socket, wish, request_id=self.request_id), self.say)
-        await self.send("request.configured", request_id=self.request_id, **wish.told())
+        await self.send("request.configured", request_id=self.request_id, **wish.notes())
 
     def _begun(self) -> Session:
         if self._session is None:

@@ -93,7 +93,7 @@ class SpeakMessage:
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
         stored = await stored_voice(body, info, service.voices)
         wish = await wish_of(service, body, info, delivery=delivery, ignored=ignored, stored=stored)
-        self._told = wish.told()
+        self._told = wish.notes()
         session = service.session(
             self._connection.socket, replace(wish, ignored={}), request_id=self.request_id, live=False
         )

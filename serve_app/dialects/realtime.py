@@ -131,7 +131,7 @@ class RealtimeSocket(ResponseSocket):
         settings = {**self._settings, **_settings(given)}
         wish = await self._wished(given, _NAMES, settings)
         self._settings = settings
-        await self.tell("session.updated", session=self._session(), **wish.told())
+        await self.tell("session.updated", session=self._session(), **wish.notes())
 
     async def _wished(self, given: Mapping[str, object], names: ignored_fields.Names, settings: Json) -> Wish:
         """The wish of `given`; `settings` are all so far, its own included. Raises InvalidRequest."""
@@ -176,7 +176,7 @@ class RealtimeSocket(ResponseSocket):
         self._turn = session.flush()
         session.close()
         self._waiting = self._waiting if given is not None else []
-        told = wish.told()
+        told = wish.notes()
         await self.tell("response.created", response=response(self._turn, "in_progress"), **told)
         self.start(self.pass_on(session, self._say))
 

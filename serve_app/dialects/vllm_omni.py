@@ -93,7 +93,7 @@ async def _speak_item(
     content = await collected(audio_body(service.chunks(utterance, wish.info), rendering, usage, kept=kept), kept)
     state_of(request).record.usage.include(usage)
     told = {"audio_data": AUDIO_HERE, "media_type": CONTENT_TYPES[wish.delivery.audio_format]}
-    return {**told, "usage": usage.tokens, **wish.told()}, content
+    return {**told, "usage": usage.tokens, **wish.notes()}, content
 
 
 class OmniSocket(Connection):
@@ -140,7 +140,7 @@ class OmniSocket(Connection):
         made = {"input": "", "word_timestamps": False}
         wish = await strict_wish(self.service, asked, default=AudioFormat.WAV, made=made, reasons=reasons)
         self._format = {"format": wish.delivery.audio_format, "sample_rate": wish.delivery.rate(wish.info)}
-        self._format |= wish.told()
+        self._format |= wish.notes()
         wish = replace(wish, delivery=replace(wish.delivery, files=True))
         session = self.service.session(self.socket, wish, request_id=self.request_id)
         self._session = self.converse(session, self.say)

@@ -32,7 +32,9 @@ class _Client:
     """The client of one stream. A pause is its own where it is slow to read the audio or to write the text."""
 
     def __init__(self, sample_rate: int, live: LiveText | None, *, came_s: float) -> None:
-        self.came_s, self.listener, self.sound = came_s, Listener(), FirstSound(sample_rate)
+        self.came_s = came_s
+        self.listener = Listener()
+        self.sound = FirstSound(sample_rate)
         self.reason: FinishReason | None = None  # of the latest chunk
         self.was_slow = False  # to take the latest chunk
         self._sample_rate, self._live = sample_rate, live

@@ -53,9 +53,9 @@ class ModelState:
         return cls(ModelStatus.LOADING, start.stage, percent, max(1.0, usual_s - spent_s))
 
     def described(self) -> dict[str, object]:
-        """For JSON."""
-        told = {"state": self.status, "percent": self.percent, "stage": self.stage or None}
-        return {name: value for name, value in told.items() if value is not None}
+        """The fields of the state for JSON."""
+        fields = {"state": self.status, "percent": self.percent, "stage": self.stage or None}
+        return {name: value for name, value in fields.items() if value is not None}
 
     def __str__(self) -> str:
         how = "" if self.percent is None else f" ({self.percent} %)"
@@ -63,7 +63,7 @@ class ModelState:
 
 
 def ready() -> ModelState:
-    """Of a pool that cannot go to zero."""
+    """The state of a pool that cannot go to zero."""
     return ModelState(ModelStatus.READY)
 
 
@@ -82,9 +82,9 @@ class Models:
         if len(self._admissions) == 1:
             return [await self.describe()]
         asked = [each.describe() for each in self._admissions.values()]
-        told = await asyncio.gather(*asked, return_exceptions=True)
-        known = [each for each in told if isinstance(each, ModelInfo)]
-        failed = [each for each in told if isinstance(each, BaseException) and not isinstance(each, NotReady)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        known = [each for each in answers if isinstance(each, ModelInfo)]
+        failed = [each for each in answers if isinstance(each, BaseException) and not isinstance(each, NotReady)]
         if failed or not known:
             raise failed[0] if failed else NotReady("no model can be described yet")
         return known
@@ -93,7 +93,7 @@ class Models:
         return len(self._admissions)
 
     def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
-        """As Admission of the request's model."""
+        """The audio of one utterance, from the Admission of the request's model. Raises as that does."""
         return self._admissions[request.model].synthesize(request)
 
     def check_room(self, client: str) -> None:

@@ -69,7 +69,7 @@ class Room:
         return "line" if is_long else None
 
     def _line_s(self, client: str) -> float:
-        """How long the oldest waiting request that counts for this client has waited, in seconds.
+        """The seconds that the oldest waiting request has waited, of the requests that count for this client.
 
         The client's own requests count. Of the other clients the one that waits longest does not, because its text
         alone may be the reason. In a line that is too long for all, the next client waits nearly as long.

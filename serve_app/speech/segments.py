@@ -131,12 +131,12 @@ class LongText:
                 while (chunk := await segment.next()) is not None:
                     if following is None and chunk.pcm:
                         following = self._begin(segments.known_segment(number + 1), opened)
-                    told = await utterance.add(chunk, is_last=segments.is_last(number))
+                    part = await utterance.add(chunk, is_last=segments.is_last(number))
                     if first.redraws and chunk.finish_reason is not None and not utterance.has_sound:
                         yield chunk
                         return
                     reader.offer()
-                    yield told
+                    yield part
                     if await reader.taken():
                         following = None  # it is asked for again
                 segments.leave(number)
@@ -195,7 +195,9 @@ class _Utterance:
         """The segment `number` follows, before which the text has `start` characters."""
         self._timeline.begin(start, speed)
         self._filter = Filter(self._info.sample_rate, speed=speed) if speed != 1 else None
-        self._number, self._tokens_before, self._tokens = number, self._tokens_before + self._tokens, 0
+        self._number = number
+        self._tokens_before += self._tokens
+        self._tokens = 0
 
     async def add(self, chunk: PcmChunk, *, is_last: bool) -> PcmChunk:
         """A chunk of the current segment, which is the last one or may have others after it."""
@@ -240,7 +242,10 @@ class _Timeline:
     def begin(self, start: int, speed: float) -> None:
         """A segment follows, before which the text has `start` characters."""
         self._before += self._delivered
-        self._start, self._made, self._delivered, self._dropped, self._speed = start, 0, 0, None, speed
+        self._start = start
+        self._speed = speed
+        self._made = self._delivered = 0
+        self._dropped = None
         self._readings = []
 
     def silence(self, seconds: float) -> bytes:

@@ -106,7 +106,9 @@ def read(sent: str, rules: TextRules, *, field: str = "input") -> SpokenText:
             stretches.append(Stretch(text, pause_s, speed))
             pause_s = 0.0
         prose.clear()
-        pause_s, speed = pause_s + token.pause_s, speed if token.speed is None else token.speed
+        pause_s += token.pause_s
+        if token.speed is not None:
+            speed = token.speed
     text = _spoken("".join(prose), rules)
     text = text if is_speakable(text) or not stretches else ""
     rest = [Stretch(text, pause_s, speed)] if text or pause_s else []
