@@ -11,6 +11,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
+from deployments.audio.recording_cache import Lookups
 from deployments.errors import EngineError, Overloaded, TalkerLost, TalkrayError
 from deployments.protocol import Codes, FrameChunk, GenerateRequest, ModelInfo
 from deployments.talker.audio_streams import AudioStreams
@@ -38,6 +39,18 @@ class StepOutput:
 
     chunks: tuple[tuple[int, FrameChunk], ...] = ()
     failures: tuple[tuple[int, TalkrayError], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What an engine is busy with, and its counts, as `channel.Produced` reports them."""
+
+    num_running: int
+    num_waiting: int
+    kv_used_ratio: float
+    speakers: Lookups
+    references: Lookups
+    repaired: int
 
 
 class StepStage(Enum):
@@ -162,6 +175,17 @@ class Engine:
         for sequence_id, _ in failures:
             self.abort(sequence_id)
         return StepOutput(tuple(chunks), failures)
+
+    def take_load(self) -> EngineLoad:
+        """The load now. Lookups count from the last call on."""
+        return EngineLoad(
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            kv_used_ratio=self.scheduler.blocks.used_ratio,
+            speakers=self.prompts.speakers.take_lookups(),
+            references=self.prompts.references.take_lookups(),
+            repaired=self.audio.repaired,
+        )
 
     def check_integrity(self) -> None:
         """Assert that rows, blocks and decoder slots are each held exactly once."""
