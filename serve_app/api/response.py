@@ -7,80 +7,25 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments.errors import Overloaded, PayloadTooLarge
-from deployments.protocol import Mark, Marks, ModelInfo, PcmChunk, SynthesisRequest, with_mark
+from deployments.protocol import Mark, Marks, PcmChunk, SynthesisRequest, with_mark
 from deployments.serving import metrics
-from serve_app.api.callers import FairShare
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.request_log import Usage
-from serve_app.api.speech_body import SpeechBody
-from serve_app.api.wish import Delivery
-from serve_app.audio.formats import AudioFormat, Rendering
+from serve_app.api.whole_answer import Kept, collected, parts_of
+from serve_app.audio.formats import Rendering
 from serve_app.speech.word_times import Word, WordTimes, marked
 
 T = TypeVar("T")
-
-# Bytes of one whole answer, which is kept until its audio is complete: 23 minutes at 24 kHz, 16 bits.
-MAX_WHOLE_BYTES = 64 << 20
-# Bytes of all whole answers of this process; one client has half of them at most. The process then has 1 GB.
-MAX_ALL_WHOLE_BYTES = 256 << 20
-_PART_BYTES = 96 << 10  # of one ASGI message; a multiple of 3, so that the base64 of parts joins without padding
-AUDIO_HERE = "audio-in-base64"  # the place of the audio in an object: see `object_with`
-
-
-class Kept:
-    """Counts the bytes of one whole answer while they are kept. Leaving the context gives them back."""
-
-    _room: ClassVar[FairShare] = FairShare(MAX_ALL_WHOLE_BYTES)
-
-    def __init__(self, caller: str) -> None:
-        """`caller` is the client's name."""
-        self._caller, self._num_bytes = caller, 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.keep(0)
-
-    def keep(self, num_bytes: int) -> None:
-        """From now on `num_bytes` are kept. Raises PayloadTooLarge, and Overloaded where no room is left."""
-        if num_bytes > MAX_WHOLE_BYTES:
-            raise PayloadTooLarge(f"A whole answer has at most {MAX_WHOLE_BYTES} bytes of audio; {_REMEDY}.", "stream")
-        if num_bytes <= self._num_bytes:
-            self._room.give_back(self._caller, self._num_bytes - num_bytes)
-        elif not self._room.take(self._caller, num_bytes - self._num_bytes):
-            metrics.refused("whole")
-            raise Overloaded(f"Whole answers take all memory that they may have now; {_REMEDY}.")
-        self._num_bytes = num_bytes
-
-    def expect(self, body: SpeechBody, delivery: Delivery, info: ModelInfo) -> None:
-        """Raises as `keep` does, before any speech, where no room is left or the audio is sure to be too large."""
-        if body.ignore_eos and body.sampling.max_new_tokens is not None:
-            samples = (body.sampling.max_new_tokens - 1) * info.frame_samples * delivery.rate(info) / info.sample_rate
-            sample_bytes = 4 if delivery.audio_format is AudioFormat.FLOAT else 2
-            if (num_bytes := int(samples / delivery.speed * sample_bytes)) > MAX_WHOLE_BYTES:
-                message = f"max_new_tokens: with ignore_eos the audio has {num_bytes} bytes, a whole answer at most"
-                raise PayloadTooLarge(f"{message} {MAX_WHOLE_BYTES}; {_REMEDY}.", "max_new_tokens")
-        self._check_room()
-
-    def _check_room(self) -> None:
-        """Raise Overloaded where not even a first byte may be kept now."""
-        self.keep(1)
-        self.keep(0)
-
-
-_REMEDY = "ask for a stream, or for less"
 
 
 async def audio_body(
@@ -121,7 +66,7 @@ async def event_body(
         async with aclosing(audio_body(chunks, rendering, usage, times, kept)) as body:
             async for audio in body:
                 has_sent = True
-                for part in _parts(audio):
+                for part in parts_of(audio):
                     yield _delta(part)
                 if times is not None and (words := times.take()):
                     yield _words(words)
@@ -165,16 +110,6 @@ def named_event(fields: Mapping[str, object]) -> bytes:
     return f"event: {fields['type']}\ndata: {json.dumps(fields)}\n\n".encode()
 
 
-async def collected(parts: AsyncGenerator[bytes, None], kept: Kept) -> bytes:
-    """All of a body, which is closed also after an error. Raises as `Kept.keep` does."""
-    content = bytearray()
-    async with aclosing(parts):
-        async for part in parts:
-            content += part
-            kept.keep(len(content))
-    return bytes(content)
-
-
 async def in_parts(
     audio: AsyncGenerator[bytes, None], tell: Callable[[bytes], bytes], last: Callable[[], bytes] = bytes
 ) -> AsyncGenerator[bytes, None]:
@@ -184,29 +119,6 @@ async def in_parts(
             yield tell(part)
     if end := last():
         yield end
-
-
-async def in_whole(
-    audio: AsyncGenerator[bytes, None], kept: Kept, tell: Callable[[bytes], Iterable[bytes]]
-) -> AsyncGenerator[bytes, None]:
-    """A body of `tell(audio)` for the whole audio."""
-    with kept:
-        for part in tell(await collected(audio, kept)):
-            yield part
-
-
-def object_with(fields: Mapping[str, object], audio: bytes) -> Iterator[bytes]:
-    """The JSON object `fields`, in parts, with the audio in base64 where its first AUDIO_HERE stands."""
-    before, _, after = json.dumps(fields).partition(AUDIO_HERE)
-    yield before.encode()
-    for part in _parts(audio):
-        yield base64.b64encode(part)
-    yield after.encode()
-
-
-def _parts(content: bytes) -> Iterator[bytes]:
-    """`content` in parts, because the connection to a slow reader buffers one message."""
-    return (content[start : start + _PART_BYTES] for start in range(0, len(content), _PART_BYTES))
 
 
 def start_marks(request: SynthesisRequest, received_ns: int) -> SynthesisRequest:
@@ -261,7 +173,7 @@ class SpeechResponse(Response):
             for name, tokens in self._usage.tokens.items():
                 self.headers[f"x-vllm-omni-{name.replace('_', '-')}"] = str(tokens)
             await _deliver(send, self._start())
-            for part in _parts(content):
+            for part in parts_of(content):
                 await _deliver(send, _part(part))
             await _deliver(send, _part(b"", more=False))
 

@@ -14,8 +14,9 @@ from serve_app.api.context import state_of
 from serve_app.api.errors import BodyTooSlow, translate
 from serve_app.api.request import build_request
 from serve_app.api.request_log import RequestRecord
-from serve_app.api.response import Kept, SpeechResponse, audio_body, event_body, start_marks
+from serve_app.api.response import SpeechResponse, audio_body, event_body, start_marks
 from serve_app.api.session import Session, silence
+from serve_app.api.whole_answer import Kept
 from serve_app.api.wish import Wish, speech_headers
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings

@@ -13,9 +13,10 @@ from serve_app.api.client_json import number
 from serve_app.api.context import state_of
 from serve_app.api.make_wish import lenient_wish
 from serve_app.api.request_log import Usage
-from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, object_with
+from serve_app.api.response import in_parts
 from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
 from serve_app.api.speech_service import SpeechService, format_named, read_speech, text_of
+from serve_app.api.whole_answer import AUDIO_HERE, Kept, in_whole, object_with
 from serve_app.api.wish import EVENT_STREAM, Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.realtime import ResponseSocket, response

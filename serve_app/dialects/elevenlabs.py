@@ -13,8 +13,9 @@ from serve_app.api.client_json import number, parse_object
 from serve_app.api.context import state_of
 from serve_app.api.forms import SentForm, read_form
 from serve_app.api.make_wish import lenient_wish
-from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, object_with
+from serve_app.api.response import in_parts
 from serve_app.api.speech_service import SpeechService, format_named, read_speech, text_of
+from serve_app.api.whole_answer import AUDIO_HERE, Kept, in_whole, object_with
 from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route

@@ -10,8 +10,9 @@ from serve_app.api import ignored_fields
 from serve_app.api.context import state_of
 from serve_app.api.make_wish import lenient_wish
 from serve_app.api.request_log import Usage
-from serve_app.api.response import AUDIO_HERE, Kept, in_parts, in_whole, named_event, object_with
+from serve_app.api.response import in_parts, named_event
 from serve_app.api.speech_service import SpeechService, format_named
+from serve_app.api.whole_answer import AUDIO_HERE, Kept, in_whole, object_with
 from serve_app.api.wish import EVENT_STREAM, Delivery
 from serve_app.audio.formats import AudioFormat
 

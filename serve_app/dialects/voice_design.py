@@ -18,8 +18,9 @@ from serve_app.api.context import state_of
 from serve_app.api.make_wish import choosing_fields, lenient_wish, read_text
 from serve_app.api.model_choice import not_deployed
 from serve_app.api.request_log import Usage
-from serve_app.api.response import Kept, unless_left
+from serve_app.api.response import unless_left
 from serve_app.api.speech_service import SpeechService, read_speech
+from serve_app.api.whole_answer import Kept
 from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
