@@ -30,11 +30,16 @@ class FinishReason(StrEnum):
     """Why a stream ended."""
 
     STOP = "stop"  # the talker sampled its end-of-speech code
-    EARLY = "early"  # the talker sampled it before any sound, or far too early for the text
+    EARLY = "early"  # the talker sampled it before any sound, with words unsaid, or far too early for the text
     LENGTH = "length"  # max_new_tokens
     SILENCE = "silence"  # the talker missed the end: seconds of silence or room noise
     LOOP = "loop"  # the talker missed the end: it repeats itself
-    RUNAWAY = "runaway"  # the stream has far more frames than its text can need
+    RUNAWAY = "runaway"  # it goes on with no words left, or has far more frames than its text can need
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all of the text was spoken, or as much as was asked for, and nothing else."""
+        return self in (FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +174,7 @@ class SynthesisRequest:
     reference: Reference | None = None  # base checkpoints
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0  # 0 <= seed < 2**64
-    redraws: bool = False  # the ingress may try another seed where speech ends before any sound
+    redraws: bool = False  # the ingress may try another seed, once, where speech ends badly and was not sent yet
     non_streaming_mode: bool | None = None  # None: as the official package does for this kind of checkpoint
     ignore_eos: bool = False  # nothing but max_new_tokens ends speech
     leading_silence: bool = False  # True keeps quiet leading frames

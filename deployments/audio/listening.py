@@ -1,8 +1,8 @@
 """Two checks of a stream's audio: where its first sound is, and whether speech went on after its text or ended early.
 
-The quiet start is dropped, so that the first byte a listener gets is close to the first sound. A talker knows its codes
-only, and is stopped far beyond any text's length. Speech beyond the end is mostly silence or a loop, which are found
-here much earlier. Gibberish is not found, because it sounds like speech.
+The quiet start is dropped, so that the first byte a listener gets is close to the first sound. A talker without an
+alignment head knows its codes only, and is stopped far beyond any text's length. Speech beyond the end is mostly
+silence or a loop, which are found here much earlier. Gibberish is not found, because it sounds like speech.
 """
 
 from collections import deque

@@ -154,7 +154,7 @@ def finished(elapsed_s: float, *, audio_s: float, reason: FinishReason | None, m
 
 
 def redrawn(reason: FinishReason | None, *, model: str = "") -> None:
-    """Count a request that was over before its first sound, and is made again with another seed."""
+    """Count speech that ended badly before any of it was sent, and is made again with another seed."""
     REDRAWN.record(1, {"reason": reason or "none", **_of(model)})
 
 

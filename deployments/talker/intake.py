@@ -11,6 +11,7 @@ from deployments.talker.tokenizer import LiveTokens
 # which counts as between half and twice of that: speech may be over early.
 _TOKEN_S = 0.3
 _SHOWS = 0.05
+_END_CHARS = 64  # of a text whose last tokens are looked at
 
 
 @dataclass(slots=True)
@@ -35,7 +36,9 @@ class Intake:
         """The sequence of a request; None of a live one, whose text `append` brings."""
         request = self._prompts.with_codes(request)
         if request.synthesis.live is None:
-            return self._make(sequence_id, request, self._prompts.build(request))
+            sequence = self._make(sequence_id, request, self._prompts.build(request))
+            self._look_at_end(sequence, request.synthesis.text)
+            return sequence
         self._live[sequence_id] = LiveRequest(request, LiveTokens(self._prompts.tokenizer))
         return None
 
@@ -57,6 +60,8 @@ class Intake:
         elif is_last or len(live.body) >= self._prompts.least_tokens(live.request):
             prompt = self._prompts.begin(live.request, live.body, has_all_text=is_last)
             live.sequence = self._make(sequence_id, live.request, prompt, live.tokens)
+        if is_last and live.sequence is not None:
+            self._look_at_end(live.sequence, live.body)
         return live.sequence
 
     def close(self, sequence_id: int) -> None:
@@ -87,6 +92,13 @@ class Intake:
             sequence_id, request, prompt, sampling, limit, prefix,
             frame_s=frame_s, token_starts=starts, token_frames=token_frames, clone_prompt=clone_prompt,
         )  # fmt: skip
+
+    def _look_at_end(self, sequence: Sequence, text: str | list[int]) -> None:
+        """Count what need not be read at the end of a text, or of its token ids, if an alignment head reads it."""
+        if self._prompts.config.text.alignment_head is not None:
+            tokenizer = self._prompts.tokenizer
+            ids = tokenizer.encode(text[-_END_CHARS:]) if isinstance(text, str) else text
+            sequence.num_unspoken = tokenizer.num_unspoken(ids)
 
     def _extend(self, sequence: Sequence, more: list[int], *, is_last: bool) -> None:
         sequence.prompt = self._prompts.extend(sequence.prompt, more, has_all_text=is_last)

@@ -16,6 +16,10 @@ _AHEAD_TOKENS = 0.75
 _ATTENTIVE = 0.2
 # Frames of LATE_PATIENCE_S that read so many tokens before the furthest one mean that a passage is spoken twice.
 _BACK_TOKENS = 10
+# A good end leaves 2.8 positions unread at most, one without its last word 3.8 or more: docs/reliability.md. With more
+# than _UNSAID_TOKENS left words are missing, with at most _SAID_TOKENS all is said.
+_UNSAID_TOKENS, _SAID_TOKENS = 3.25, 2.8
+_WITNESSES = 8  # frames that read before a head is believed: a stream that goes on elsewhere has read none of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,9 @@ class Sequence:
     readings: list[float] = field(default_factory=list)  # one for each frame after `num_sent`
     token_frames: float | None = None  # how many a token may take; None where the alignment head tells the readings
     num_reread: int = 0  # frames far before the furthest token
+    num_unspoken: int = 0  # tokens at the end of the text that hold no letter or digit
+    num_read: int = 0  # frames that read the text
+    num_after: int = 0  # frames since all of the text was said
     furthest_token: float = 0.0  # that a frame has read
     clone_prompt: ClonePrompt | None = None  # until it is sent
     listener: Listener = field(default_factory=Listener)
@@ -80,33 +87,52 @@ class Sequence:
         return self.num_text_tokens + 1
 
     @property
+    def num_unread(self) -> float:
+        """Positions of the text beyond the furthest token, without the marks at its end, which need not be read."""
+        return self.num_text_positions - self.num_unspoken - self.furthest_token
+
+    @property
     def signed_seed(self) -> int:
         """The seed's 64 bits as the signed integer that tensors hold."""
         return int(np.uint64(self.request.synthesis.seed).astype(np.int64))
 
     def append(self, frame: Codes) -> None:
-        """Add a frame [groups], and end the sequence at its limit."""
+        """Add a frame [groups], and end the sequence at its limit or where it goes on with no words left."""
         self.frames.append(frame)
         if self.token_starts:
             self.readings.append(self.next_reading)
             self._estimate()
-        if self.num_frames >= self.limit.frames:
-            self.finish_reason = self.limit.reason
+        is_full = self.num_frames >= self.limit.frames
+        self.finish_reason = self.limit.reason if is_full else self._overrun()
 
     def read(self, mass: float, moment: float) -> None:
         """Find the next frame's place in the text: see `FrameNetworks.readings`."""
-        if mass <= _ATTENTIVE:
-            return
-        token = moment / mass - _AHEAD_TOKENS
-        self.num_reread += token < self.furthest_token - _BACK_TOKENS
-        self.furthest_token = max(self.furthest_token, token)
-        if self.token_starts:
+        token = moment / mass - _AHEAD_TOKENS if mass > _ATTENTIVE else None
+        if token is not None:
+            self.num_read += 1
+            self.num_reread += token < self.furthest_token - _BACK_TOKENS
+            self.furthest_token = max(self.furthest_token, token)
+        is_said = self.prompt.has_all_text and self.num_unread <= _SAID_TOKENS
+        self.num_after = self.num_after + 1 if is_said else 0
+        if token is not None and self.token_starts:
             self._come_to(token)
 
     def end(self) -> None:
         """End the sequence: the talker sampled its end-of-speech code."""
-        spoke_twice = self.num_reread >= frames_of(LATE_PATIENCE_S, self.frame_s)
-        self.finish_reason = FinishReason.LOOP if spoke_twice else FinishReason.STOP
+        if self.num_reread >= frames_of(LATE_PATIENCE_S, self.frame_s):
+            self.finish_reason = FinishReason.LOOP
+            return
+        is_early = self.num_read >= _WITNESSES and self.num_unread > _UNSAID_TOKENS
+        self.finish_reason = FinishReason.EARLY if is_early else FinishReason.STOP
+
+    def _overrun(self) -> FinishReason | None:
+        """Why speech is over that goes on although all of its text is said; half the patience if it reads it again."""
+        if not self.num_after or self.request.synthesis.ignore_eos:
+            return None
+        patience = frames_of(LATE_PATIENCE_S, self.frame_s)
+        if 2 * min(self.num_after, self.num_reread) >= patience:
+            return FinishReason.LOOP
+        return FinishReason.RUNAWAY if self.num_after >= patience else None
 
     def _estimate(self) -> None:
         """Find the next frame's place in the text where nothing reads it: by the number of frames."""

@@ -17,6 +17,9 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+_MOST_UNSPOKEN = 32
+_PARTIAL = "\ufffd"  # of a character whose first bytes are in an id before
+
 
 class TextTokenizer:
     """The checkpoint's byte-level BPE without any added token: `<|im_end|>` or `<think>` in user text stays text."""
@@ -42,6 +45,16 @@ class TextTokenizer:
         """Token ids of `text` as it is, and how many of its characters stand before each."""
         encoded = self._bpe.encode(text)
         return encoded.ids, [start for start, _ in encoded.offsets]
+
+    def num_unspoken(self, ids: list[int]) -> int:
+        """How many ids at the end of a text hold no part of a letter or digit, of the last _MOST_UNSPOKEN."""
+        num = 0
+        for most in range(1, min(_MOST_UNSPOKEN, len(ids)) + 1):
+            end: str = self._bpe.decode(ids[-most:])
+            if any(char.isalnum() for char in end):
+                break
+            num = num if _PARTIAL in end else most
+        return num
 
     def settled(self, text: str) -> int:
         """How many characters of `text`, in NFC, are in words that end as they do whatever follows `text`.

@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,11 @@ class Usage:
         self.finish_reason = chunk.finish_reason
         self.marks = self.marks or chunk.marks
         self.seed = self.seed if chunk.seed is None else chunk.seed
+
+    def become(self, other: "Usage") -> None:
+        """Another draw of the same speech takes the place of this one."""
+        for each in fields(other):
+            setattr(self, each.name, getattr(other, each.name))
 
     def include(self, other: "Usage") -> None:
         """Another utterance of the same request, which has ended."""

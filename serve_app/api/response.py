@@ -6,6 +6,7 @@ A body yields nothing before there is audio, so that an error before the first a
 import asyncio
 import base64
 import json
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
@@ -17,15 +18,21 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from deployments.errors import TalkrayError
 from deployments.protocol import Mark, Marks, PcmChunk, SynthesisRequest, with_mark
 from deployments.serving import metrics
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.request_log import Usage
 from serve_app.api.whole_answer import Kept, collected, parts_of
+from serve_app.api.wish import FINISH_HEADER
 from serve_app.audio.formats import Rendering
 from serve_app.speech.word_times import Word, WordTimes, marked
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+# Another draw of an answer's speech, and what it counts.
+Again = Callable[[], tuple[AsyncGenerator[bytes, None], Usage]]
 
 
 async def audio_body(
@@ -94,7 +101,8 @@ def word_entries(words: Iterable[Word]) -> list[dict[str, object]]:
 
 def _done(usage: Usage) -> bytes:
     ignored = {"ignored": usage.ignored} if usage.ignored else {}
-    return _event({"type": "speech.audio.done", "usage": usage.tokens, **ignored})
+    end = {"usage": usage.tokens, "finish_reason": usage.finish_reason}
+    return _event({"type": "speech.audio.done", **end, **ignored})
 
 
 def _failed(reply: ErrorReply) -> bytes:
@@ -144,13 +152,21 @@ class SpeechResponse(Response):
     """
 
     def __init__(
-        self, body: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, usage: Usage, kept: Kept | None = None
+        self,
+        body: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+        *,
+        usage: Usage,
+        kept: Kept | None = None,
+        again: Again | None = None,
     ) -> None:
-        """`usage`: what `body` counts. With `kept` the answer is whole, with a Content-Length."""
+        """`usage`: what `body` counts. With `kept` the answer is whole, with a Content-Length. `again` makes it once
+        more where its speech ends badly.
+        """
         self.status_code = 200
         self.background = None
         self._body = body
-        self._kept = kept
+        self._kept, self._again = kept, again
         self._usage = usage
         self.init_headers(headers)
 
@@ -169,13 +185,29 @@ class SpeechResponse(Response):
     async def _send_whole(self, send: Send, kept: Kept) -> None:
         with kept:
             content = await collected(self._body, kept)
+            reason = self._usage.finish_reason
+            if self._again is not None and reason is not None and not reason.is_good:
+                content = await self._made_again(self._again, content, kept)
             self.headers["content-length"] = str(len(content))
+            if self._usage.finish_reason is not None:
+                self.headers[FINISH_HEADER] = self._usage.finish_reason
             for name, tokens in self._usage.tokens.items():
                 self.headers[f"x-vllm-omni-{name.replace('_', '-')}"] = str(tokens)
             await _deliver(send, self._start())
             for part in parts_of(content):
                 await _deliver(send, _part(part))
             await _deliver(send, _part(b"", more=False))
+
+    async def _made_again(self, again: Again, content: bytes, kept: Kept) -> bytes:
+        """Another draw of an answer that ended badly, of which nothing was sent; `content` where none can be made."""
+        body, usage = again()
+        try:
+            content = await collected(body, kept, beside=len(content))
+        except TalkrayError as error:
+            logger.warning("an answer that ended badly (%s) stays: %s", self._usage.finish_reason, error)
+        else:
+            self._usage.become(usage)
+        return content
 
     def _start(self) -> Message:
         if self._usage.marks:

@@ -1,6 +1,7 @@
 """What every dialect needs: from a `Wish` to speech, as an HTTP response or as a session."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -13,7 +14,7 @@ from serve_app.api.client_json import MAX_BODY_BYTES, parse_object
 from serve_app.api.context import state_of
 from serve_app.api.errors import BodyTooSlow, translate
 from serve_app.api.request import build_request
-from serve_app.api.request_log import RequestRecord
+from serve_app.api.request_log import RequestRecord, Usage
 from serve_app.api.response import SpeechResponse, audio_body, event_body, start_marks
 from serve_app.api.session import Session, silence
 from serve_app.api.whole_answer import Kept
@@ -21,9 +22,10 @@ from serve_app.api.wish import Wish, speech_headers
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.speech.characters import is_speakable
+from serve_app.speech.first_audio import draw_seed
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.models import Models
-from serve_app.speech.segments import Segments
+from serve_app.speech.segments import Segments, tell_redrawn
 from serve_app.speech.word_times import WordTimes
 from serve_app.voices.library import Voices
 
@@ -79,15 +81,24 @@ class SpeechService:
         kept = Kept(state_of(request).caller.name) if wish.delivery.whole else None
         if kept is not None:
             kept.expect(wish.body, wish.delivery, wish.info)
-        make = event_body if wish.delivery.events else audio_body
-        times = WordTimes(wish.spoken, wish.info, speed=wish.body.speed) if wish.body.word_timestamps else None
-        stream = make(self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info), usage, times, kept)
-        if as_body is not None:
-            stream = as_body(stream, times)
+
+        def speak(utterance: SynthesisRequest, usage: Usage) -> AsyncGenerator[bytes, None]:
+            make = event_body if wish.delivery.events else audio_body
+            times = WordTimes(wish.spoken, wish.info, speed=wish.body.speed) if wish.body.word_timestamps else None
+            stream = make(self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info), usage, times, kept)
+            return stream if as_body is None else as_body(stream, times)
+
+        def speak_again() -> tuple[AsyncGenerator[bytes, None], Usage]:
+            tell_redrawn(utterance, usage.finish_reason, model=wish.info.route)
+            other = replace(utterance, seed=draw_seed(), redraws=False)
+            counted = Usage(seed=other.seed, ignored=usage.ignored)
+            return speak(other, counted), counted
+
         headers = {**speech_headers(wish.delivery, wish.info), **wish.headers()}
         if content_type is not None:
             headers["content-type"] = content_type
-        return SpeechResponse(stream, headers, usage=usage, kept=kept)
+        again = speak_again if utterance.redraws and not utterance.ignore_eos else None
+        return SpeechResponse(speak(utterance, usage), headers, usage=usage, kept=kept, again=again)
 
     async def utterance(
         self, request: HTTPConnection, wish: Wish, *, record: RequestRecord | None = None

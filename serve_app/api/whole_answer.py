@@ -67,13 +67,13 @@ class Kept:
 _REMEDY = "ask for a stream, or for less"
 
 
-async def collected(parts: AsyncGenerator[bytes, None], kept: Kept) -> bytes:
-    """All of a body, which is closed also after an error. Raises as `Kept.keep` does."""
+async def collected(parts: AsyncGenerator[bytes, None], kept: Kept, *, beside: int = 0) -> bytes:
+    """All of a body, which is closed also after an error; `beside` bytes are kept too. Raises as `Kept.keep` does."""
     content = bytearray()
     async with aclosing(parts):
         async for part in parts:
             content += part
-            kept.keep(len(content))
+            kept.keep(beside + len(content))
     return bytes(content)
 
 

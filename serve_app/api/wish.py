@@ -14,6 +14,7 @@ from serve_app.voices.record import StoredVoice
 EVENT_STREAM = "text/event-stream"
 TAKE_HEADER = "x-voice-take"
 WORD_TIMES_HEADER = "x-word-times"
+FINISH_HEADER = "x-finish-reason"  # of whole answers
 L16 = "audio/l16"
 
 CONTENT_TYPES = {

@@ -1,4 +1,4 @@
-"""The wait for first audio: within a time limit, again with another seed where speech ends before any sound."""
+"""The wait for first audio: within a time limit, once more with another seed where speech ends badly with it."""
 
 import asyncio
 import logging
@@ -14,12 +14,11 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisReq
 from deployments.serving import metrics
 from serve_app.speech.live_text import LiveText, without_clicks
 from serve_app.speech.room import Room
-from serve_app.speech.segments import LongText
+from serve_app.speech.segments import LongText, tell_redrawn
 from serve_app.speech.synthesizer import Synthesizer
 
 logger = logging.getLogger(__name__)
 
-_ATTEMPTS = 3  # seeds that are tried while speech ends before any sound
 _SEED_BITS = 53  # JavaScript's numbers keep so many, and a client may send the seed back
 _TOLD_S = 5.0  # between two lines in the log about a start that a request waits for
 
@@ -32,13 +31,14 @@ class BegunSpeech:
         self._read: deque[PcmChunk] = deque()
 
     @property
-    def is_silent(self) -> bool:
-        """Whether chunks were read, and the last of them ended speech before any samples."""
-        return bool(self._read) and not self._read[-1].pcm
+    def is_lost(self) -> bool:
+        """Whether chunks were read, and the last of them ended speech: before any samples, or badly."""
+        is_bad = self.reason is not None and not self.reason.is_good
+        return is_bad or (bool(self._read) and not self._read[-1].pcm)
 
     @property
     def reason(self) -> FinishReason | None:
-        return self._read[-1].finish_reason
+        return self._read[-1].finish_reason if self._read else None
 
     async def begin(self, *, seed: int | None) -> None:
         """Read up to the first samples. The chunks read get the `seed`, if it is not the request's."""
@@ -53,7 +53,7 @@ class FirstAudioWait:
     """Begins the speech of requests, and waits for the first audio of each."""
 
     def __init__(self, synthesizer: Synthesizer, room: Room) -> None:
-        self._long_text, self._room = LongText(synthesizer), room
+        self._long_text, self._room = LongText(synthesizer, model=room.model), room
 
     async def begin(
         self, request: SynthesisRequest, live: LiveText | None, info: ModelInfo, opened: AsyncExitStack
@@ -90,18 +90,28 @@ class FirstAudioWait:
     async def _until_audio(
         self, request: SynthesisRequest, live: LiveText | None, info: ModelInfo, opened: AsyncExitStack
     ) -> BegunSpeech:
-        """The result of `begin`. Speech that ends before any sound is made again if the request allows it."""
-        for attempt in range(_ATTEMPTS):
-            seed = draw_seed() if attempt else None
-            may_redraw = request.redraws and attempt < _ATTEMPTS - 1
-            asked = replace(request, seed=request.seed if seed is None else seed, redraws=may_redraw)
-            audio = self._long_text.synthesize(asked, info) if live is None else self._spoken(asked, live, info)
-            speech = BegunSpeech(await opened.enter_async_context(aclosing(audio)))
-            await speech.begin(seed=seed)
-            if not (may_redraw and speech.is_silent):
-                break
-            metrics.redrawn(speech.reason, model=self._room.model)
-            logger.warning("request %s ended before any sound (%s): another seed", asked.request_id, speech.reason)
+        """The result of `begin`. Speech that ends badly with its first audio is made again, once, if the request allows
+        it: nothing of it was sent.
+        """
+        speech = await self._begun(request, live, info, opened)
+        if not (request.redraws and speech.is_lost):
+            return speech
+        tell_redrawn(request, speech.reason, model=self._room.model)
+        again = replace(request, seed=draw_seed(), redraws=False)
+        return await self._begun(again, live, info, opened, seed=again.seed)
+
+    async def _begun(
+        self,
+        request: SynthesisRequest,
+        live: LiveText | None,
+        info: ModelInfo,
+        opened: AsyncExitStack,
+        *,
+        seed: int | None = None,
+    ) -> BegunSpeech:
+        audio = self._long_text.synthesize(request, info) if live is None else self._spoken(request, live, info)
+        speech = BegunSpeech(await opened.enter_async_context(aclosing(audio)))
+        await speech.begin(seed=seed)
         return speech
 
     def _spoken(self, request: SynthesisRequest, live: LiveText, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:

@@ -2,23 +2,32 @@
 
 import asyncio
 import hashlib
+import logging
 import re
-from collections.abc import AsyncGenerator
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from deployments.errors import Overloaded
-from deployments.listener import ReaderWatch
+from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, Stretch, SynthesisRequest
+from deployments.serving import metrics
 from serve_app.audio.formats import Filter
 from serve_app.speech.detection import detected
 from serve_app.speech.splitting import split_text
 from serve_app.speech.synthesizer import Synthesizer
 
+logger = logging.getLogger(__name__)
+
 _SEED_BYTES = 8
+# A later segment is heard by the server before it is sent, as long as so much audio is sent and not played.
+_LEAD_S = 1.0
 # A later segment that is refused is asked for again after each pause, until the patience has ended.
 _PAUSE_S, _PATIENCE_S = 0.25, 30.0
 _SPACES = re.compile(r"\s*+")
@@ -93,8 +102,9 @@ class Segments:
 class LongText:
     """Speaks texts of any length with a synthesizer that takes texts of up to the model's `max_segment_chars`."""
 
-    def __init__(self, synthesizer: Synthesizer) -> None:
-        self._synthesizer = synthesizer
+    def __init__(self, synthesizer: Synthesizer, *, model: str = "") -> None:
+        """`model` is the name of one of several models."""
+        self._synthesizer, self._model = synthesizer, model
 
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, whatever its length."""
@@ -112,9 +122,10 @@ class LongText:
         one, and this one begins to sound.
 
         Sampling options hold for each segment on its own: `max_new_tokens` bounds a segment, not the whole. A request
-        that redraws ends where its first segment ends unheard.
+        that redraws ends where its first segment ends badly and can be made again by the caller. Later ones are made
+        again here.
         """
-        utterance, number = _Utterance(info), 0
+        utterance, number, listener = _Utterance(info), 0, Listener()
         following: _Segment | None = None
 
         async def leave() -> None:
@@ -128,15 +139,20 @@ class LongText:
             while following is not None:
                 segment, following = following, None
                 utterance.begin(number, segments.start(number), speed=segments.speed(number))
+                if number and first.redraws and first.live is None:
+                    await segment.hear(listener.due_s)
                 while (chunk := await segment.next()) is not None:
+                    is_lost = first.redraws and utterance.would_be_lost(chunk)
                     if following is None and chunk.pcm:
                         following = self._begin(segments.known_segment(number + 1), opened)
                     part = await utterance.add(chunk, is_last=segments.is_last(number))
-                    if first.redraws and chunk.finish_reason is not None and not utterance.has_sound:
+                    if is_lost:
                         yield chunk
                         return
                     reader.offer()
                     yield part
+                    if part.pcm:
+                        listener.deliver(len(part.pcm) / 2 / info.sample_rate, now_s=time.monotonic())
                     if await reader.taken():
                         following = None  # it is asked for again
                 segments.leave(number)
@@ -152,9 +168,14 @@ class LongText:
         if request is None:
             return None
         ask = self._insist if request.continues else self._synthesizer.synthesize
-        segment = _Segment(ask(request))
+        segment = _Segment(ask(request), partial(self._again, request))
         opened.push_async_callback(segment.aclose)
         return segment
+
+    def _again(self, request: SynthesisRequest, reason: FinishReason) -> AsyncGenerator[PcmChunk, None]:
+        """The audio of a later segment with another seed, after an end that is no good one."""
+        tell_redrawn(request, reason, model=self._model)
+        return self._insist(replace(request, seed=segment_seed(request.seed, 0)))
 
     async def _insist(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         """The audio of a later segment, asked for again where it is refused: the segment before it still plays, and
@@ -198,6 +219,12 @@ class _Utterance:
         self._number = number
         self._tokens_before += self._tokens
         self._tokens = 0
+
+    def would_be_lost(self, chunk: PcmChunk) -> bool:
+        """Whether the chunk ends the utterance without sound, or ends its first segment badly, and nothing was sent."""
+        if chunk.finish_reason is None or self.has_sound:
+            return False
+        return not chunk.pcm or (self._number == 0 and not chunk.finish_reason.is_good)
 
     async def add(self, chunk: PcmChunk, *, is_last: bool) -> PcmChunk:
         """A chunk of the current segment, which is the last one or may have others after it."""
@@ -286,30 +313,67 @@ def _filtered(faster: Filter, chunk: PcmChunk) -> bytes:
 class _Segment:
     """One segment's audio. Its first chunk is asked for at once, the others as they are taken."""
 
-    def __init__(self, chunks: AsyncGenerator[PcmChunk, None]) -> None:
-        self._chunks = chunks
-        self._first = asyncio.create_task(self._advance())
-        self._first.add_done_callback(heed)
-        self._has_given_first = False
+    def __init__(self, chunks: AsyncGenerator[PcmChunk, None], again: "_Again") -> None:
+        """`again` makes it with another seed."""
+        self._chunks, self._again = chunks, again
+        self._read: deque[PcmChunk] = deque()
+        self._next: asyncio.Task[PcmChunk | None] | None = self._ask()
 
     async def next(self) -> PcmChunk | None:
         """The next chunk, None after the last one."""
-        if self._has_given_first:
+        if self._read:
+            return self._read.popleft()
+        if (task := self._next) is None:
             return await self._advance()
-        self._has_given_first = True
-        return await self._first
+        chunk = await task
+        self._next = None
+        return chunk
+
+    async def hear(self, due_s: float | None) -> None:
+        """Read ahead until its listener soon needs it, by the monotonic clock: if it ends badly, it is made again."""
+        while (task := self._next) is not None:
+            left_s = 0.0 if due_s is None else due_s - _LEAD_S - time.monotonic()
+            patience_s = max(0.0, left_s) if self._read else None
+            await asyncio.wait((task,), timeout=patience_s)
+            if not task.done() or task.exception() is not None or (chunk := task.result()) is None:
+                return
+            self._read.append(chunk)
+            self._next = None if chunk.finish_reason is not None else self._ask()
+        if not self._read or (reason := self._read[-1].finish_reason) is None or reason.is_good:
+            return
+        await self._chunks.aclose()
+        self._read.clear()
+        self._chunks = self._again(reason)
+        self._next = self._ask()
 
     async def aclose(self) -> None:
         """Cancels the calls that make its audio."""
-        self._first.cancel()
+        task = self._next
+        if task is not None:
+            task.cancel()
         try:
-            await asyncio.wait((self._first,))
+            if task is not None:
+                await asyncio.wait((task,))
         finally:  # also where the waiting task is cancelled; a task that still runs has been cancelled itself
-            if self._first.done():
+            if task is None or task.done():
                 await self._chunks.aclose()
+
+    def _ask(self) -> "asyncio.Task[PcmChunk | None]":
+        asking = asyncio.create_task(self._advance())
+        asking.add_done_callback(heed)
+        return asking
 
     async def _advance(self) -> PcmChunk | None:
         return await anext(self._chunks, None)
+
+
+_Again = Callable[[FinishReason], AsyncGenerator[PcmChunk, None]]
+
+
+def tell_redrawn(request: SynthesisRequest, reason: FinishReason | None, *, model: str) -> None:
+    """Count speech that is made again, and log it."""
+    metrics.redrawn(reason, model=model)
+    logger.warning("request %s ended before it was sent (%s): another seed", request.request_id, reason)
 
 
 def heed(task: "asyncio.Future[PcmChunk | None]") -> None:

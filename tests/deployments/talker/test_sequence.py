@@ -8,14 +8,18 @@ from deployments.talker.prompt import Prompt
 from deployments.talker.sequence import FrameLimit, Sequence
 
 TOKENS, START = 60, 5
-STOP, LOOP = FinishReason.STOP, FinishReason.LOOP
+STOP, LOOP, EARLY, RUNAWAY = FinishReason.STOP, FinishReason.LOOP, FinishReason.EARLY, FinishReason.RUNAWAY
+PATIENCE = 38  # frames of three seconds
 
 
-def begun(*, word_times: bool, num_frames: int = 0, token_frames: float | None = None) -> Sequence:
-    """A sequence of `TOKENS` tokens of one character, which goes on behind `num_frames` frames."""
+def begun(
+    *, word_times: bool, num_frames: int = 0, token_frames: float | None = None, has_all_text: bool = True,
+    **asked: bool,
+) -> Sequence:  # fmt: skip
+    """A sequence of `TOKENS` tokens of one character, behind `num_frames` frames. `asked`: fields of the utterance."""
     ids = np.zeros(START + TOKENS, np.int32)
-    prompt = Prompt(ids, ids, ids[:1], num_text_tokens=TOKENS, text_start=START)
-    request = GenerateRequest(SynthesisRequest("0", "text"))
+    prompt = Prompt(ids, ids, ids[:1], num_text_tokens=TOKENS, has_all_text=has_all_text, text_start=START)
+    request = GenerateRequest(SynthesisRequest("0", "text", **asked))  # type: ignore[arg-type]
     starts = list(range(TOKENS + 1)) if word_times else []
     return Sequence(
         0, request, prompt, Sampling(), FrameLimit(1000, FinishReason.LENGTH), [np.zeros(4, np.int16)] * num_frames,
@@ -24,18 +28,32 @@ def begun(*, word_times: bool, num_frames: int = 0, token_frames: float | None =
 
 
 def ended(tokens: list[int], *, mass: float = 0.9, word_times: bool = False) -> Sequence:
-    """A sequence whose frames attend to these tokens of the text, one after the other."""
-    sequence = begun(word_times=word_times)
+    """A sequence whose frames attend to these tokens of the text, one after the other, and that ends then."""
+    sequence = followed(tokens, mass=mass, word_times=word_times)
+    if sequence.finish_reason is None:
+        sequence.end()
+    return sequence
+
+
+def followed(
+    tokens: list[int], *, mass: float = 0.9, word_times: bool = False, has_all_text: bool = True, **asked: bool
+) -> Sequence:
+    """A sequence whose frames attend to these tokens, until it ends by itself. `asked`: fields of the utterance."""
+    sequence = begun(word_times=word_times, has_all_text=has_all_text, **asked)
     for token in tokens:
         sequence.read(mass, mass * token)
         sequence.append(np.zeros(4, np.int16))
-    sequence.end()
+        if sequence.finish_reason is not None:
+            break
     return sequence
 
 
 def read(start: int, end: int) -> list[int]:
     """A frame and a half for each token."""
     return [start + int(number / 1.5) for number in range(int((end - start) * 1.5))]
+
+
+WHOLE = read(0, TOKENS + 1)  # the last one is the position that ends the text
 
 
 @pytest.mark.parametrize("word_times", [False, True])
@@ -78,3 +96,69 @@ def test_nobody_reads_where_nobody_asked() -> None:
     sequence = begun(word_times=False, token_frames=4.0)
     sequence.append(np.zeros(4, np.int16))
     assert sequence.readings == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason"),
+    [
+        (WHOLE, STOP),
+        (read(0, 60), STOP),  # its last words sound on
+        (read(0, 57), EARLY),
+        (read(0, 30), EARLY),
+        (read(0, 40) + read(20, 40), EARLY),  # a passage again, too short to count, and then no more
+        (read(0, 5), STOP),  # so few frames say nothing about a head
+        ([], STOP),  # as a stream that goes on elsewhere and only had to end
+    ],
+)
+def test_an_end_with_words_left_is_early(tokens: list[int], reason: FinishReason) -> None:
+    assert ended(tokens).finish_reason is reason
+
+
+def test_a_stream_that_goes_on_elsewhere_is_judged_by_what_it_reads_there() -> None:
+    assert ended(read(55, 61)).finish_reason is STOP
+    assert ended(read(40, 50)).finish_reason is EARLY
+
+
+@pytest.mark.parametrize(
+    ("more", "reason", "num_more"),
+    [
+        ([TOKENS] * 20, None, 20),  # the last sound dies away
+        ([TOKENS] * 99, RUNAWAY, PATIENCE),
+        ([TOKENS - 5, TOKENS] * 60, RUNAWAY, PATIENCE),  # it wavers
+        (read(20, 60), LOOP, PATIENCE // 2),
+        (read(0, 10) + [TOKENS] * 99, RUNAWAY, PATIENCE),
+    ],
+)
+def test_speech_with_no_words_left_is_ended(more: list[int], reason: FinishReason | None, num_more: int) -> None:
+    sequence = followed(WHOLE + more)
+    assert sequence.finish_reason is reason
+    assert 0 <= len(WHOLE) + num_more - sequence.num_frames <= 5  # of the words, the last frames count too
+
+
+def test_attention_that_leaves_the_text_after_its_end_is_a_runaway() -> None:
+    sequence = followed(WHOLE)
+    while sequence.finish_reason is None:
+        sequence.read(0.05, 0.0)
+        sequence.append(np.zeros(4, np.int16))
+    assert sequence.finish_reason is RUNAWAY
+    assert sequence.num_frames <= len(WHOLE) + PATIENCE
+
+
+def test_marks_at_the_end_of_a_text_are_not_missed() -> None:
+    for num_unspoken, reason in ((0, EARLY), (4, STOP)):
+        sequence = followed(read(0, TOKENS - 4))
+        sequence.num_unspoken = num_unspoken
+        sequence.end()
+        assert sequence.finish_reason is reason
+
+
+def test_a_held_sound_before_the_last_words_is_left_alone() -> None:
+    assert ended(read(0, 57) + [57] * 200 + read(57, 61)).finish_reason is STOP
+
+
+def test_a_text_that_may_grow_has_no_end_to_pass() -> None:
+    assert followed(WHOLE + [TOKENS] * 200, has_all_text=False).finish_reason is None
+
+
+def test_who_ignores_the_end_of_speech_may_go_on() -> None:
+    assert followed(WHOLE + [TOKENS] * 200, ignore_eos=True).finish_reason is None

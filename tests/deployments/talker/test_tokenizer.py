@@ -67,6 +67,16 @@ def test_other_text_is_kept_byte_for_byte(tokenizer: TextTokenizer, text: str) -
     assert tokenizer._bpe.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.parametrize(
+    "text", ["Hello", "Hello.", "Hello.\u201d", "50 %?!", "\u4f60\u597d", "\u4f60\u597d\u3002", "!?"]
+)
+def test_marks_at_the_end_are_no_part_of_a_word(tokenizer: TextTokenizer, text: str) -> None:
+    ids = tokenizer.encode_exact(text)
+    spoken = text.rstrip(".\u201d %?!\u3002")
+    num_spoken = len(tokenizer.encode_exact(spoken)) if spoken else 0
+    assert tokenizer.num_unspoken(ids) == len(ids) - num_spoken
+
+
 def test_instructions_are_a_user_turn(tokenizer: TextTokenizer, tokens: ControlTokens) -> None:
     body = tokenizer.encode_exact("user\nSpeak slowly.")
     newline = tokenizer.encode_exact("\n")

@@ -4,7 +4,8 @@ import io
 import json
 import re
 import wave
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,8 +14,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.requests import HTTPConnection
 
-from deployments.errors import EngineError, NotReady, Overloaded
-from deployments.protocol import ModelInfo, Sampling
+from deployments.errors import EngineError, NotReady, Overloaded, TalkerLost
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app.api import speech_service, uploads
 from serve_app.api.catalogue import ALIASES
 from serve_app.api.context import RequestState
@@ -28,7 +29,7 @@ from serve_app.speech.admission import always
 from tests.serve_app import asgi, fake
 from tests.serve_app.audio.test_formats import decode
 from tests.serve_app.audio.test_recordings import data_url, recording
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, utterance
 
 pytestmark = pytest.mark.anyio
 
@@ -101,7 +102,58 @@ async def test_events_carry_every_format_as_one_stream(audio_format: AudioFormat
     assert len(audio) == len(bare.content)
     assert audio == bare.content or audio_format is AudioFormat.OPUS  # whose streams have a random serial number
     usage = {"input_tokens": fake.NUM_TEXT_TOKENS, "output_tokens": 4, "total_tokens": fake.NUM_TEXT_TOKENS + 4}
-    assert last == {"type": "speech.audio.done", "usage": usage}
+    assert last == {"type": "speech.audio.done", "usage": usage, "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.EARLY, FinishReason.RUNAWAY])
+async def test_an_answer_says_how_speech_ended(reason: FinishReason) -> None:
+    """A redraw does not help here: each ends so."""
+    script = [*utterance(2)[:2], chunk(b"", frames=0, finish_reason=reason)]
+    whole = await post(FakeSynthesizer(script=script), PCM | {"stream": False})
+    assert whole.headers["x-finish-reason"] == reason
+    streamed = await post(FakeSynthesizer(script=script), PCM)
+    assert "x-finish-reason" not in streamed.headers  # which are sent before
+    events = events_of(await post(FakeSynthesizer(script=script), PCM | {"stream_format": "sse"}))
+    assert events[-1]["finish_reason"] == reason
+
+
+class Twice(FakeSynthesizer):
+    """Speech that ends badly after it has sounded, and then what is asked for again."""
+
+    def __init__(self, *again: Step) -> None:
+        super().__init__()
+        self.scripts = [[*utterance(3)[:3], chunk(b"", frames=0, finish_reason=FinishReason.EARLY)], list(again)]
+
+    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        self.script = self.scripts.pop(0)
+        async with aclosing(super().synthesize(request)) as chunks:
+            async for each in chunks:
+                yield each
+
+
+async def test_a_whole_answer_that_ends_badly_is_made_again() -> None:
+    synthesizer = Twice(*utterance(2))
+    answer = await post(synthesizer, PCM | {"stream": False})
+    assert (answer.content, answer.headers["x-finish-reason"]) == (pcm_of(utterance(2)), "stop")
+    assert answer.headers["x-vllm-omni-output-tokens"] == "2"  # of what is sent
+    first, second = synthesizer.requests
+    assert first.seed != second.seed
+    assert not second.redraws
+
+
+@pytest.mark.parametrize("failure", [Overloaded("full", 1.0), TalkerLost("gone")])
+async def test_its_first_draw_stays_where_no_other_can_be_made(failure: Exception) -> None:
+    synthesizer = Twice(failure)
+    answer = await post(synthesizer, PCM | {"stream": False})
+    assert (answer.content, answer.headers["x-finish-reason"]) == (pcm_of(utterance(3)[:3]), "early")
+    assert len(synthesizer.requests) == 2
+
+
+@pytest.mark.parametrize("fixed", [{"seed": 5}, {"ignore_eos": True}, {"stream": True}])
+async def test_what_has_a_seed_or_was_sent_is_not_made_again(fixed: dict[str, object]) -> None:
+    synthesizer = Twice(*utterance(2))
+    answer = await post(synthesizer, PCM | {"stream": False} | fixed)
+    assert (answer.content, len(synthesizer.requests)) == (pcm_of(utterance(3)[:3]), 1)
 
 
 async def test_events_carry_words_on_request() -> None:

@@ -291,30 +291,47 @@ async def test_leaving_frees_the_place() -> None:
 
 
 class SeedDependent(FakeSynthesizer):
-    """Speaks with the third seed that it is asked for, and with those before falls silent or ends."""
+    """Speaks with a seed for which no reason is left, and with those before falls silent or ends."""
 
-    def __init__(self, *reasons: FinishReason) -> None:
+    def __init__(self, *reasons: FinishReason, sound: bytes = b"") -> None:
         super().__init__()
-        self._reasons = list(reasons)
+        self._reasons, self._sound = list(reasons), sound
 
     async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         reason = self._reasons.pop(0) if self._reasons else None
-        self.script = utterance(2) if reason is None else [chunk(b""), chunk(b"", frames=3, finish_reason=reason)]
+        self.script = (
+            utterance(2) if reason is None else [chunk(b""), chunk(self._sound, frames=3, finish_reason=reason)]
+        )
         async with aclosing(super().synthesize(request)) as chunks:
             async for item in chunks:
                 yield item
 
 
 async def test_what_is_over_before_it_is_heard_is_made_again_with_another_seed() -> None:
-    synthesizer = SeedDependent(FinishReason.SILENCE, FinishReason.EARLY)
+    synthesizer = SeedDependent(FinishReason.SILENCE)
     request = replace(REQUEST, seed=5, redraws=True)
     chunks = [item async for item in Admission(synthesizer, PROMPT).synthesize(request)]
     assert pcm_of(chunks) == pcm_of(utterance(2))
     assert chunks[-1].finish_reason is FinishReason.STOP
     seeds = [asked.seed for asked in synthesizer.requests]
-    assert (len(seeds), len(set(seeds)), seeds[0]) == (3, 3, 5)
+    assert (len(seeds), len(set(seeds)), seeds[0]) == (2, 2, 5)
     assert chunks[0].seed == seeds[-1]  # the client learns it
     assert sum(len(item.codes) for item in chunks) == 2  # and pays for no others
+
+
+async def test_what_ends_badly_in_its_first_chunk_is_made_again() -> None:
+    synthesizer = SeedDependent(FinishReason.EARLY, sound=b"11")
+    chunks = [item async for item in Admission(synthesizer, PROMPT).synthesize(replace(REQUEST, redraws=True))]
+    assert (pcm_of(chunks), chunks[-1].finish_reason) == (pcm_of(utterance(2)), FinishReason.STOP)
+    assert len(synthesizer.requests) == 2
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+async def test_what_ends_well_in_its_first_chunk_is_not_made_again(reason: FinishReason) -> None:
+    synthesizer = SeedDependent(reason, sound=b"11")
+    chunks = [item async for item in Admission(synthesizer, PROMPT).synthesize(replace(REQUEST, redraws=True))]
+    assert (pcm_of(chunks), chunks[-1].finish_reason) == (b"11", reason)
+    assert len(synthesizer.requests) == 1
 
 
 async def test_a_seed_of_the_clients_is_kept() -> None:
@@ -324,12 +341,12 @@ async def test_a_seed_of_the_clients_is_kept() -> None:
     assert [asked.seed for asked in synthesizer.requests] == [5]
 
 
-async def test_after_three_seeds_it_is_told_as_it_is() -> None:
+async def test_after_two_seeds_it_is_told_as_it_is() -> None:
     synthesizer = SeedDependent(*[FinishReason.LOOP] * 9)
     request = replace(REQUEST, redraws=True)
     chunks = [item async for item in Admission(synthesizer, PROMPT).synthesize(request)]
     assert (pcm_of(chunks), chunks[-1].finish_reason) == (b"", FinishReason.LOOP)
-    assert len(synthesizer.requests) == 3
+    assert len(synthesizer.requests) == 2
 
 
 async def test_what_was_heard_is_not_made_again() -> None:

@@ -81,6 +81,72 @@ async def test_a_segment_that_was_cut_short_is_told_at_the_end() -> None:
     assert chunks[-1].finish_reason is FinishReason.RUNAWAY
 
 
+async def spoken_twice(
+    *segments: list[Step], seed: int = 7, redraws: bool = True
+) -> tuple[list[PcmChunk], list[SynthesisRequest]]:
+    """Two segments; a script for each of the calls, which waits for an event until `sound(2)` has come."""
+    synthesizer = FakeSynthesizer(INFO)
+    scripts, asked = list(segments), list[SynthesisRequest]()
+
+    class Scripted:
+        describe = synthesizer.describe
+
+        async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+            asked.append(request)
+            for step in scripts.pop(0):
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                else:
+                    assert isinstance(step, PcmChunk)
+                    yield step
+
+    request = replace(REQUEST, text="One two. Three four.", redraws=redraws, seed=seed)
+    events = [step for script in segments for step in script if isinstance(step, asyncio.Event)]
+    chunks = []
+    async for item in LongText(Scripted()).synthesize(request, INFO):
+        chunks.append(item)
+        for event in events:
+            if item.pcm == sound(2).pcm:
+                event.set()
+    return chunks, asked
+
+
+def sound(value: int) -> PcmChunk:
+    """Two seconds."""
+    return chunk(bytes([value]) * 4 * INFO.sample_rate)
+
+
+EARLY = chunk(b"", frames=0, finish_reason=FinishReason.EARLY)
+
+
+async def test_a_later_segment_that_ends_badly_is_made_again_before_it_is_sent() -> None:
+    chunks, asked = await spoken_twice([sound(1), STOP], [sound(2), EARLY], [sound(3), STOP])
+    assert pcm_of(chunks) == pcm_of([sound(1), sound(3)])
+    assert chunks[-1].finish_reason is FinishReason.STOP
+    assert [request.request_id for request in asked] == ["id", "id.2", "id.2"]
+    assert len({request.seed for request in asked}) == 3
+
+
+async def test_a_later_segment_is_made_again_once() -> None:
+    chunks, asked = await spoken_twice([sound(1), STOP], [sound(2), EARLY], [sound(3), EARLY])
+    assert (pcm_of(chunks), len(asked)) == (pcm_of([sound(1), sound(3)]), 3)
+    assert chunks[-1].finish_reason is FinishReason.EARLY
+
+
+async def test_a_later_segment_that_the_listener_needs_is_sent_and_the_end_says_how_it_ended() -> None:
+    """Only half a second is left to play: no time to hear the segment out."""
+    quick = chunk(bytes(INFO.sample_rate))
+    chunks, asked = await spoken_twice([quick, STOP], [sound(2), asyncio.Event(), EARLY], [])
+    assert (pcm_of(chunks), len(asked)) == (pcm_of([quick, sound(2)]), 2)
+    assert chunks[-1].finish_reason is FinishReason.EARLY
+
+
+async def test_a_client_that_gave_a_seed_gets_what_it_makes() -> None:
+    chunks, asked = await spoken_twice([sound(1), STOP], [sound(2), EARLY], [], redraws=False)
+    assert (pcm_of(chunks), len(asked)) == (pcm_of([sound(1), sound(2)]), 2)
+    assert chunks[-1].finish_reason is FinishReason.EARLY
+
+
 async def test_the_next_segment_begins_while_one_sounds_and_none_behind_it() -> None:
     more = asyncio.Event()
     recorder = Recorder([chunk(b"11"), more, STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP])
