@@ -36,9 +36,6 @@ logger = logging.getLogger(__name__)
 # A handle call waits for a replica without a limit. A client that asks whether the model is ready waits this long.
 _DESCRIBE_TIMEOUT_S = 2.0
 _C_LIBRARY = ctypes.CDLL(None)
-# By default each thread that encodes or decodes has a heap of its own, and each heap keeps the pieces of its largest
-# answer: on many cores the process grows with every thread that has met one.
-_M_ARENA_MAX, _HEAPS = -8, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +194,6 @@ class Ingress:
         models: Sequence[Deployed] = (),
     ) -> None:
         """`talker` as in HandleSynthesizer. Several `models` have handles of their own."""
-        _C_LIBRARY.mallopt(_M_ARENA_MAX, _HEAPS)
         ray_metrics.install()
         ray_private.give_uvicorn(
             http=TakenHttp,
