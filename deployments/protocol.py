@@ -284,6 +284,10 @@ class PcmChunk:
     clone_prompt: ClonePrompt | None = None  # see FrameChunk
 
     @property
+    def num_samples(self) -> int:
+        return len(self.pcm) // 2
+
+    @property
     def is_heartbeat(self) -> bool:
         return not len(self.codes) and not self.pcm and self.finish_reason is None
 

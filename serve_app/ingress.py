@@ -18,7 +18,7 @@ from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChun
 from deployments.serving import ray_metrics, ray_private
 from deployments.serving.collector import leave_loaded_alone
 from deployments.serving.failover import Received, persist
-from deployments.serving.frames import forward
+from deployments.serving.frames import talker_audio
 from deployments.serving.handles import ask_all_replicas, ask_replica, read_replica
 from deployments.weights.description import describe
 from serve_app.api.bounded_websocket import BoundedWebSocket
@@ -135,7 +135,7 @@ class HandleSynthesizer:
             asked = replace(asked, synthesis=_with_known_prompt(asked.synthesis))
             return read_replica(talker, "generate", asked, lost=TalkerLost)
 
-        return forward(request, ask, info, learn=lambda chunk: _learn(request, chunk))
+        return talker_audio(request, ask, info, learn=lambda chunk: _learn(request, chunk))
 
     def _from_codec(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         received, info = Received(), self._info
@@ -144,14 +144,14 @@ class HandleSynthesizer:
         def ask() -> AsyncGenerator[PcmChunk, None]:
             return read_replica(self._codec, "synthesize", _with_known_prompt(received.rest(request)), lost=CodecLost)
 
-        def take(chunk: PcmChunk) -> PcmChunk | None:
+        def on_chunk(chunk: PcmChunk) -> PcmChunk | None:
             _learn(request, chunk)
             if chunk.is_heartbeat:
                 return None
-            received.add(chunk.codes, chunk.position, delivered_s=len(chunk.pcm) / 2 / info.sample_rate)
+            received.add(chunk.codes, chunk.position, delivered_s=chunk.num_samples / info.sample_rate)
             return with_mark(chunk, "from-codec")
 
-        return persist(ask, take, request_id=request.request_id, lost=CodecLost)
+        return persist(ask, on_chunk, request_id=request.request_id, lost=CodecLost)
 
 
 def _with_known_prompt(request: SynthesisRequest) -> SynthesisRequest:

@@ -140,19 +140,19 @@ class Attempts:
 
 async def persist(
     ask: Callable[[], AsyncGenerator[C, None]],
-    take: Callable[[C], D | None],
+    on_chunk: Callable[[C], D | None],
     *,
     request_id: str,
     lost: type[ReplicaLost],
 ) -> AsyncGenerator[D, None]:
     """A stream to its last chunk, from as many replicas as that needs.
 
-    Data flows from `ask` through `take` to the reader. `ask` asks a replica for the chunks after those that came, once
-    for each attempt. `take` is called with each chunk, keeps what the next `ask` needs, and returns what the reader
-    gets, or None where that is nothing.
+    Data flows from `ask` through `on_chunk` to the reader. `ask` asks a replica for the chunks after those that came,
+    once for each attempt. `on_chunk` is called with each chunk, keeps what the next `ask` needs, and returns what the
+    reader gets, or None where that is nothing.
 
     Where the replica raises `lost` or Moved there is another attempt. Raises its other errors, and `lost` where the
-    stream is given up. The stream ends early where `take` returns a finish reason for a chunk without one.
+    stream is given up. The stream ends early where `on_chunk` returns a finish reason for a chunk without one.
 
     Where the reader takes nothing for UNREAD_S, the replica is left, and one is asked again when the reader goes on.
     This does not hold for the first item, because a reader that asks ahead takes only that.
@@ -164,7 +164,7 @@ async def persist(
             async with aclosing(ask()) as chunks, ReaderWatch(chunks.aclose) as reader:
                 async for chunk in chunks:
                     attempts.received(chunk)
-                    if (item := take(chunk)) is not None:
+                    if (item := on_chunk(chunk)) is not None:
                         if has_begun:
                             reader.offer()
                         has_begun = True

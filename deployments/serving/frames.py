@@ -64,7 +64,7 @@ def all_frames(generate: Generate, request: GenerateRequest, *, frame_samples: i
     return persist(source.ask, source.note, request_id=request.synthesis.request_id, lost=TalkerLost)
 
 
-def forward(
+def talker_audio(
     request: SynthesisRequest,
     generate: Generate,
     info: ModelInfo,
@@ -82,7 +82,7 @@ def forward(
     guard = None if request.ignore_eos else EndingGuard(info.frame_samples, info.sample_rate)
     audio = OutgoingAudio(frames, silence, guard)
 
-    def take(chunk: FrameChunk) -> PcmChunk | None:
+    def on_chunk(chunk: FrameChunk) -> PcmChunk | None:
         frames.add(source.note(chunk))
         if not chunk.pcm and chunk.finish_reason is None:
             return None
@@ -93,7 +93,7 @@ def forward(
         learn(item)
         return item
 
-    return persist(source.ask, take, request_id=request.request_id, lost=TalkerLost)
+    return persist(source.ask, on_chunk, request_id=request.request_id, lost=TalkerLost)
 
 
 class Frames:

@@ -33,7 +33,7 @@ class Intake:
         self._token_s = _TOKEN_S
 
     def add(self, sequence_id: int, request: GenerateRequest) -> Sequence | None:
-        """The sequence of a request; None of a live one, whose text `append` brings."""
+        """The sequence of a request. A live request has none yet: `append` brings its text."""
         request = self._prompts.with_codes(request)
         if request.synthesis.live is None:
             sequence = self._make(sequence_id, request, self._prompts.build(request))

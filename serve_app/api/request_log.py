@@ -45,7 +45,7 @@ class Usage:
     def add(self, chunk: PcmChunk) -> None:
         self.input_tokens = chunk.num_text_tokens
         self.frames += len(chunk.codes)
-        self.samples += len(chunk.pcm) // SAMPLE_BYTES
+        self.samples += chunk.num_samples
         if chunk.pcm and self.first_audio_ns is None:
             self.first_audio_ns = time.time_ns()
         self.finish_reason = chunk.finish_reason

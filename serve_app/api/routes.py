@@ -149,7 +149,7 @@ def status_routes(models: Models, settings: ApiSettings, is_ready: Callable[[], 
         return {"status": "ok"}
 
     @router.get("/ready", summary="Whether speech can be asked for")
-    async def ready(model: str | None = None) -> dict[str, object]:
+    async def readiness(model: str | None = None) -> dict[str, object]:
         """Whether `model`, or any model, can speak. With several models the answer has the state of each."""
         if len(models) > 1:
             return await _ready_of(models, settings, model)

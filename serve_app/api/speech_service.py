@@ -1,7 +1,6 @@
 """What every dialect needs: from a `Wish` to speech, as an HTTP response or as a session."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import replace
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -22,10 +21,10 @@ from serve_app.api.wish import Wish, speech_headers
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.speech.characters import is_speakable
-from serve_app.speech.first_audio import draw_seed
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.models import Models
-from serve_app.speech.segments import Segments, tell_redrawn
+from serve_app.speech.redraw import draw_seed, redrawn
+from serve_app.speech.segments import Segments
 from serve_app.speech.word_times import WordTimes
 from serve_app.voices.library import Voices
 
@@ -89,8 +88,7 @@ class SpeechService:
             return stream if as_body is None else as_body(stream, times)
 
         def speak_again() -> tuple[AsyncGenerator[bytes, None], Usage]:
-            tell_redrawn(utterance, usage.finish_reason, model=wish.info.route)
-            other = replace(utterance, seed=draw_seed(), redraws=False)
+            other = redrawn(utterance, usage.finish_reason, draw_seed(), model=wish.info.route)
             counted = Usage(seed=other.seed, ignored=usage.ignored)
             return speak(other, counted), counted
 

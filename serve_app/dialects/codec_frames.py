@@ -78,7 +78,7 @@ class Records:
         if len(chunk.codes):
             records += RECORD.pack(FRAMES, len(chunk.codes)) + chunk.codes.astype("<u2").tobytes()
         if chunk.pcm:
-            heard = len(chunk.pcm) // 2
+            heard = chunk.num_samples
             dropped = chunk.position - self._position - heard
             if dropped < 0:  # audio of no frames
                 records += RECORD.pack(SILENCE, heard)

@@ -15,7 +15,7 @@ from serve_app.speech.spoken_text import LEFT_OUT
 async def speech(service: SpeechService, request: Request) -> Response:
     """Speaks `input`, streaming unless `stream` is false."""
     fields = await read_speech(request, service)
-    if "voice_id" in fields:
+    if "voice_id" in fields:  # Mistral's clients speak at the same path, with their own names of fields
         return await mistral.speak(service, request, fields)
     return await service.respond(request, await strict_wish(service, fields, accept=_accept(request)))
 

@@ -20,11 +20,9 @@ from serve_app.speech.models import ModelState, ready
 from serve_app.speech.room import Room
 from serve_app.speech.synthesizer import Synthesizer
 
-_SAMPLE_BYTES = 2
-
 
 def always() -> bool:
-    """Whether replicas run, of a pool that never has none."""
+    """The `is_running` of a pool that always has replicas."""
     return True
 
 
@@ -41,7 +39,7 @@ class _Client:
         self._was_writing, self._given_s = False, came_s
 
     def audio_s(self, chunk: PcmChunk) -> float:
-        return len(chunk.pcm) / _SAMPLE_BYTES / self._sample_rate
+        return chunk.num_samples / self._sample_rate
 
     def excuse(self) -> None:
         """No chunk is late that had to wait for the client."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -13,13 +12,13 @@ from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.speech.live_text import LiveText, without_clicks
+from serve_app.speech.redraw import draw_seed, redrawn
 from serve_app.speech.room import Room
-from serve_app.speech.segments import LongText, tell_redrawn
+from serve_app.speech.segments import LongText
 from serve_app.speech.synthesizer import Synthesizer
 
 logger = logging.getLogger(__name__)
 
-_SEED_BITS = 53  # JavaScript's numbers keep so many, and a client may send the seed back
 _TOLD_S = 5.0  # between two lines in the log about a start that a request waits for
 
 
@@ -96,8 +95,7 @@ class FirstAudioWait:
         speech = await self._begun(request, live, info, opened)
         if not (request.redraws and speech.is_lost):
             return speech
-        tell_redrawn(request, speech.reason, model=self._room.model)
-        again = replace(request, seed=draw_seed(), redraws=False)
+        again = redrawn(request, speech.reason, draw_seed(), model=self._room.model)
         return await self._begun(again, live, info, opened, seed=again.seed)
 
     async def _begun(
@@ -135,11 +133,6 @@ class FirstAudioWait:
         finally:
             if telling is not None:
                 telling.cancel()
-
-
-def draw_seed() -> int:
-    """A seed for a request whose client gave none."""
-    return secrets.randbits(_SEED_BITS)
 
 
 @asynccontextmanager

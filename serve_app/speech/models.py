@@ -33,7 +33,7 @@ class ModelState:
 
     status: ModelStatus
     stage: str = ""  # what its start is busy with, or why it failed
-    percent: int | None = None  # of a start, by the time that the one before took
+    percent: int | None = None  # how far a start is: the share of the time that the last start took
     ready_in_s: float | None = None
 
     @classmethod

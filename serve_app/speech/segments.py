@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import logging
 import re
 import time
 from collections import deque
@@ -17,13 +16,11 @@ import numpy as np
 from deployments.errors import Overloaded
 from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, Stretch, SynthesisRequest
-from deployments.serving import metrics
 from serve_app.audio.formats import Filter
 from serve_app.speech.detection import detected
+from serve_app.speech.redraw import redrawn
 from serve_app.speech.splitting import split_text
 from serve_app.speech.synthesizer import Synthesizer
-
-logger = logging.getLogger(__name__)
 
 _SEED_BYTES = 8
 # A later segment is heard by the server before it is sent, as long as so much audio is sent and not played.
@@ -152,7 +149,7 @@ class LongText:
                     reader.offer()
                     yield part
                     if part.pcm:
-                        listener.deliver(len(part.pcm) / 2 / info.sample_rate, now_s=time.monotonic())
+                        listener.deliver(part.num_samples / info.sample_rate, now_s=time.monotonic())
                     if await reader.taken():
                         following = None  # it is asked for again
                 segments.leave(number)
@@ -174,8 +171,7 @@ class LongText:
 
     def _again(self, request: SynthesisRequest, reason: FinishReason) -> AsyncGenerator[PcmChunk, None]:
         """The audio of a later segment with another seed, after an end that is no good one."""
-        tell_redrawn(request, reason, model=self._model)
-        return self._insist(replace(request, seed=segment_seed(request.seed, 0)))
+        return self._insist(redrawn(request, reason, segment_seed(request.seed, 0), model=self._model))
 
     async def _insist(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         """The audio of a later segment, asked for again where it is refused: the segment before it still plays, and
@@ -231,7 +227,7 @@ class _Utterance:
         positions = self._timeline.add(chunk)
         if self._filter is not None:
             chunk = replace(chunk, pcm=await asyncio.to_thread(_filtered, self._filter, chunk))
-        self._timeline.deliver(len(chunk.pcm) // 2)
+        self._timeline.deliver(chunk.num_samples)
         self._tokens, self.has_sound = chunk.num_text_tokens, self.has_sound or bool(chunk.pcm)
         if chunk.finish_reason is not FinishReason.STOP:
             self._cut_short = self._cut_short or chunk.finish_reason
@@ -283,7 +279,7 @@ class _Timeline:
     def add(self, chunk: PcmChunk) -> tuple[tuple[float, float], ...]:
         """As `PcmChunk.text_positions`: the middle of each frame that was read. Nothing before the first sound."""
         self._readings += chunk.readings
-        self._made += len(chunk.pcm) // 2
+        self._made += chunk.num_samples
         if chunk.pcm:
             self._dropped = chunk.position - self._made
         if self._dropped is None:
@@ -368,12 +364,6 @@ class _Segment:
 
 
 _Again = Callable[[FinishReason], AsyncGenerator[PcmChunk, None]]
-
-
-def tell_redrawn(request: SynthesisRequest, reason: FinishReason | None, *, model: str) -> None:
-    """Count speech that is made again, and log it."""
-    metrics.redrawn(reason, model=model)
-    logger.warning("request %s ended before it was sent (%s): another seed", request.request_id, reason)
 
 
 def heed(task: "asyncio.Future[PcmChunk | None]") -> None:

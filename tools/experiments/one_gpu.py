@@ -33,7 +33,7 @@ from deployments.protocol import (
     SynthesisRequest,
 )
 from deployments.serving import failover, metrics
-from deployments.serving.frames import forward
+from deployments.serving.frames import talker_audio
 from deployments.talker import audio_streams, scheduler
 from deployments.talker.audio_streams import AudioStreams
 from deployments.talker.kv_cache import BlockManager
@@ -171,7 +171,7 @@ class ModelledGpu:
         return INFO
 
     def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
-        return forward(request, self._generate, INFO)
+        return talker_audio(request, self._generate, INFO)
 
     async def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
         await asyncio.sleep(self._costs.way_s)

@@ -155,7 +155,7 @@ class StreamDecoder:
 
     def _deliver(self, chunk: PcmChunk) -> PcmChunk:
         if chunk.pcm:
-            self._listener.deliver(len(chunk.pcm) / 2 / self._sample_rate, now_s=time.monotonic())
+            self._listener.deliver(chunk.num_samples / self._sample_rate, now_s=time.monotonic())
         return chunk
 
     async def _forward(

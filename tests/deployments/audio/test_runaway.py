@@ -17,7 +17,7 @@ from deployments.protocol import (
     PcmChunk,
     SynthesisRequest,
 )
-from deployments.serving.frames import forward
+from deployments.serving.frames import talker_audio
 
 pytestmark = pytest.mark.anyio
 
@@ -217,7 +217,7 @@ class Talker:
 
 async def listen(talker: Talker, **changes: bool) -> list[PcmChunk]:
     request = SynthesisRequest("r", "Hello.", voice="ryan", **changes)  # type: ignore[arg-type]
-    async with aclosing(forward(request, talker, INFO)) as chunks:
+    async with aclosing(talker_audio(request, talker, INFO)) as chunks:
         return [chunk async for chunk in chunks]
 
 

@@ -17,7 +17,7 @@ from deployments.protocol import (
     PcmChunk,
     SynthesisRequest,
 )
-from deployments.serving.frames import forward
+from deployments.serving.frames import talker_audio
 
 pytestmark = pytest.mark.anyio
 
@@ -59,7 +59,7 @@ class Talkers:
 
 
 async def listen(talkers: Talkers, request: SynthesisRequest = REQUEST) -> list[PcmChunk]:
-    async with aclosing(forward(request, talkers, INFO)) as chunks:
+    async with aclosing(talker_audio(request, talkers, INFO)) as chunks:
         return [chunk async for chunk in chunks]
 
 
@@ -100,7 +100,7 @@ async def test_quiet_leading_frames_are_dropped() -> None:
         yield FrameChunk(codes(2), 3, FinishReason.STOP, loud)
 
     request = SynthesisRequest("r", "Hello.", voice="ryan")
-    async with aclosing(forward(request, quiet_first, INFO)) as chunks:
+    async with aclosing(talker_audio(request, quiet_first, INFO)) as chunks:
         quiet, sound = [chunk async for chunk in chunks]
     assert (quiet.pcm, len(quiet.codes)) == (b"", 2)
     assert 2 * SAMPLES < len(sound.pcm) < 6 * SAMPLES

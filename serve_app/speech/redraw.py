@@ -1,0 +1,31 @@
+"""Another draw of speech that ended badly before any of it was sent: once, with another seed.
+
+Three places know that nothing was sent, and ask for it here: `FirstAudioWait` of speech that is over with its first
+chunk, `LongText` of a later segment that it has heard ahead, and `SpeechResponse` of a whole answer.
+"""
+
+import logging
+import secrets
+from dataclasses import replace
+
+from deployments.protocol import FinishReason, SynthesisRequest
+from deployments.serving import metrics
+
+logger = logging.getLogger(__name__)
+
+_SEED_BITS = 53  # JavaScript's numbers keep so many, and a client may send the seed back
+
+
+def draw_seed() -> int:
+    """A seed for a request whose client gave none."""
+    return secrets.randbits(_SEED_BITS)
+
+
+def redrawn(request: SynthesisRequest, reason: FinishReason | None, seed: int, *, model: str) -> SynthesisRequest:
+    """The request of the other draw, which is counted and logged. It is not drawn a third time.
+
+    `reason`: why the first draw ended, None where it ended without samples. `model`: the name of one of several.
+    """
+    metrics.redrawn(reason, model=model)
+    logger.warning("request %s ended before it was sent (%s): another seed", request.request_id, reason)
+    return replace(request, seed=seed, redraws=False)
