@@ -1,6 +1,7 @@
 """Several models behind one port: what one of them cannot do now holds nobody up who wants another one."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 import httpx
@@ -34,7 +35,9 @@ class Several:
         self.states = dict.fromkeys(infos, READY)
         settings = AdmissionSettings.model_validate(admission)
         node = Node(lambda: True, lambda: True, lambda: b"", state=lambda model: self.states[model])
-        api = create_api({name: (each, settings) for name, each in self.speakers.items()}, ApiSettings(), node=node)
+        served = {name: (each, settings) for name, each in self.speakers.items()}
+        self.voices = Voices.of(ApiSettings().voices)
+        api = create_api(served, ApiSettings(), node=node, voices=self.voices)
         transport = httpx.ASGITransport(api, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://server")
 
@@ -55,13 +58,12 @@ async def test_a_request_reaches_its_model() -> None:
 
 
 async def test_a_voice_of_a_model_costs_no_look_at_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[Voices] = []
+    server, looks = Several(), list[float]()
 
-    async def refresh(voices: Voices) -> None:
-        looks.append(voices)
+    async def refresh() -> None:
+        looks.append(time.monotonic())
 
-    monkeypatch.setattr(Voices, "refresh", refresh)
-    server = Several()
+    monkeypatch.setattr(server.voices, "refresh", refresh)  # a server of an earlier test may still look
     assert (await server.speak(voice="vivian")).status_code == 200
     assert looks == []
     assert (await server.speak(voice="nobody")).status_code == 400
