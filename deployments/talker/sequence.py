@@ -11,9 +11,9 @@ from deployments.protocol import ClonePrompt, Codes, FinishReason, GenerateReque
 from deployments.talker.prompt import Prompt
 from deployments.talker.tokenizer import TextTokenizer
 
-# The alignment head's attention is _AHEAD_TOKENS ahead of the speech. With at most _ATTENTIVE on the text it is noise.
+# The alignment head's attention is _AHEAD_TOKENS ahead of the speech. With at most ATTENTIVE on the text it is noise.
 _AHEAD_TOKENS = 0.75
-_ATTENTIVE = 0.2
+ATTENTIVE = 0.2
 # Frames of LATE_PATIENCE_S that read so many tokens before the furthest one mean that a passage is spoken twice.
 _BACK_TOKENS = 10
 # A good end leaves 2.8 positions unread at most, one without its last word 3.8 or more: docs/reliability.md. With more
@@ -107,7 +107,7 @@ class Sequence:
 
     def read(self, mass: float, moment: float) -> None:
         """Find the next frame's place in the text: see `FrameNetworks.readings`."""
-        token = moment / mass - _AHEAD_TOKENS if mass > _ATTENTIVE else None
+        token = moment / mass - _AHEAD_TOKENS if mass > ATTENTIVE else None
         if token is not None:
             self.num_read += 1
             self.num_reread += token < self.furthest_token - _BACK_TOKENS

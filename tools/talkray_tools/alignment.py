@@ -18,10 +18,9 @@ from deployments.protocol import Codes, GenerateRequest, Progress
 from deployments.talker.engine import Engine
 from deployments.talker.prefill import PrefillInputs, SequencePart
 from deployments.talker.prompt import MAX_PASS_POSITIONS
+from deployments.talker.sequence import ATTENTIVE
 from deployments.weights.description import OWN_FACTS
 
-# With at most so much of its attention on the text a head does not read: as in `Sequence.read`.
-_ATTENTIVE = 0.2
 # From one frame to the next a head that follows speech goes back or on by so many tokens at most.
 _BACK, _ON = 1.5, 4.0
 _LEAST_SCORE = 0.7  # the embedded voice's has 0.99, heads of random weights at most 0.2
@@ -100,12 +99,11 @@ def write_head(directory: Path, head: HeadScore) -> Path:
 def _scores(engine: Engine, request: GenerateRequest, codes: Codes) -> Tensor:
     """[layers, heads, 3]: the values of HeadScore, of one utterance."""
     networks = engine.runner.networks
-    prompt = engine.prompts.build(engine.prompts.with_codes(request))
-    known = codes[: MAX_PASS_POSITIONS - prompt.num_positions]
-    resumed = replace(request, synthesis=replace(request.synthesis, resume=Progress(known, 0)))
+    resumed = replace(request, synthesis=replace(request.synthesis, resume=Progress(codes, 0)))
     sequence = engine.intake.add(0, resumed)
     assert sequence is not None, "the text is whole"
-    sequence.row, size = 0, sequence.num_positions
+    prompt, size = sequence.prompt, min(sequence.num_positions, MAX_PASS_POSITIONS)
+    sequence.row = 0
     inputs = PrefillInputs(MAX_PASS_POSITIONS, scratch_row=1, tables=networks.tables)
     inputs.fill([SequencePart(sequence, 0, size, is_last=True)])
     tensors = inputs.tensors
@@ -113,7 +111,7 @@ def _scores(engine: Engine, request: GenerateRequest, codes: Codes) -> Tensor:
     watched = _Watched(prompt.text_start, prompt.num_text_tokens, prompt.num_positions)
     networks.talker(rows, tensors.positions[:size], watched)
     mass, place = torch.stack(watched.mass), torch.stack(watched.place)  # [layers, heads, frames]
-    reads = mass > _ATTENTIVE
+    reads = mass > ATTENTIVE
     steps = place.diff(dim=-1)
     both = reads[..., 1:] & reads[..., :-1]
     steady = ((steps >= -_BACK) & (steps <= _ON) & both).sum(-1) / both.sum(-1).clamp_min(1)

@@ -340,14 +340,14 @@ def _checks(options: argparse.Namespace) -> Iterator[Check]:
     if info.kind is ModelKind.BASE and reference is None:
         yield Check("everything else", None, "a base checkpoint clones: pass --reference RECORDING")
         return
-    spoken = subject.speak(*(subject.request(TEXT, Sampling(), seed=seed) for seed in SEEDS))
+    requests = [subject.request(TEXT, Sampling(), seed=seed) for seed in SEEDS]
+    spoken = subject.speak(*requests)
     yield from check_speech(subject, spoken, options.out)
     yield check_batched(subject, spoken[0])
     yield from measure(subject, spoken)
     greedy = Sampling(do_sample=False, subtalker_dosample=False, max_new_tokens=options.frames + 1)
     request = subject.request(TEXT, greedy)
     [fast] = subject.speak(request, most=options.frames)
-    requests = [subject.request(TEXT, Sampling(), seed=seed) for seed in SEEDS]
     most = Sampling(max_new_tokens=_FOLLOWED_FRAMES + 1)
     requests += [subject.request(text, most, seed=SEEDS[0]) for text in FOLLOWED_TEXTS]
     spoken += subject.speak(*requests[len(SEEDS) :], most=_FOLLOWED_FRAMES)
