@@ -109,12 +109,12 @@ class ClonePrompt:
 
     def __reduce__(self) -> tuple[object, ...]:
         """As bytes: on its way to a replica an array that stands beside the pickle takes longer than its copy."""
-        codes = None if self.codes is None else (self.codes.tobytes(), len(self.codes))
+        codes = None if self.codes is None else (self.codes.tobytes(), self.codes.shape)
         return _clone_prompt, (self.speaker.astype(np.float32, copy=False).tobytes(), codes)
 
 
-def _clone_prompt(speaker: bytes, codes: tuple[bytes, int] | None) -> ClonePrompt:
-    frames = None if codes is None else np.frombuffer(codes[0], np.int16).reshape(codes[1], -1)
+def _clone_prompt(speaker: bytes, codes: tuple[bytes, tuple[int, ...]] | None) -> ClonePrompt:
+    frames = None if codes is None else np.frombuffer(codes[0], np.int16).reshape(codes[1])
     return ClonePrompt(np.frombuffer(speaker, np.float32), frames)
 
 
