@@ -26,6 +26,7 @@ from serve_app.api.request_log import Usage
 from serve_app.api.whole_answer import Kept, collected, parts_of
 from serve_app.api.wish import FINISH_HEADER
 from serve_app.audio.formats import Rendering
+from serve_app.speech.redraw import ended_badly
 from serve_app.speech.word_times import Word, WordTimes, marked
 
 logger = logging.getLogger(__name__)
@@ -185,8 +186,7 @@ class SpeechResponse(Response):
     async def _send_whole(self, send: Send, kept: Kept) -> None:
         with kept:
             content = await collected(self._body, kept)
-            reason = self._usage.finish_reason
-            if self._again is not None and reason is not None and not reason.is_good:
+            if self._again is not None and ended_badly(self._usage.finish_reason):
                 content = await self._made_again(self._again, content, kept)
             self.headers["content-length"] = str(len(content))
             if self._usage.finish_reason is not None:

@@ -12,7 +12,7 @@ from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.speech.live_text import LiveText, without_clicks
-from serve_app.speech.redraw import draw_seed, redrawn
+from serve_app.speech.redraw import draw_seed, ended_badly, redrawn
 from serve_app.speech.room import Room
 from serve_app.speech.segments import LongText
 from serve_app.speech.synthesizer import Synthesizer
@@ -32,8 +32,7 @@ class BegunSpeech:
     @property
     def is_lost(self) -> bool:
         """Whether chunks were read, and the last of them ended speech: before any samples, or badly."""
-        is_bad = self.reason is not None and not self.reason.is_good
-        return is_bad or (bool(self._read) and not self._read[-1].pcm)
+        return ended_badly(self.reason) or (bool(self._read) and not self._read[-1].pcm)
 
     @property
     def reason(self) -> FinishReason | None:

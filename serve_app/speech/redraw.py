@@ -21,6 +21,11 @@ def draw_seed() -> int:
     return secrets.randbits(_SEED_BITS)
 
 
+def ended_badly(reason: FinishReason | None) -> bool:
+    """Whether speech is over, and not as it should be."""
+    return reason is not None and not reason.is_good
+
+
 def redrawn(request: SynthesisRequest, reason: FinishReason | None, seed: int, *, model: str) -> SynthesisRequest:
     """The request of the other draw, which is counted and logged. It is not drawn a third time.
 

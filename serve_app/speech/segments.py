@@ -18,7 +18,7 @@ from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, Stretch, SynthesisRequest
 from serve_app.audio.formats import Filter
 from serve_app.speech.detection import detected
-from serve_app.speech.redraw import redrawn
+from serve_app.speech.redraw import ended_badly, redrawn
 from serve_app.speech.splitting import split_text
 from serve_app.speech.synthesizer import Synthesizer
 
@@ -220,7 +220,7 @@ class _Utterance:
         """Whether the chunk ends the utterance without sound, or ends its first segment badly, and nothing was sent."""
         if chunk.finish_reason is None or self.has_sound:
             return False
-        return not chunk.pcm or (self._number == 0 and not chunk.finish_reason.is_good)
+        return not chunk.pcm or (self._number == 0 and ended_badly(chunk.finish_reason))
 
     async def add(self, chunk: PcmChunk, *, is_last: bool) -> PcmChunk:
         """A chunk of the current segment, which is the last one or may have others after it."""
