@@ -141,6 +141,19 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
+class Tail:
+    """The end of earlier speech of the same voice. The request's speech goes on from it, and does not contain it."""
+
+    text: str  # with a space at its end, unless its script has none
+    codes: Codes  # [frames, num_code_groups] that speak the text
+
+    @property
+    def gap(self) -> str:
+        """What stands between the text and the text that follows."""
+        return " " if self.text.endswith(" ") else ""
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """The part of an utterance that its reader has. Another replica goes on from it."""
 
@@ -197,10 +210,17 @@ class SynthesisRequest:
     max_segment_chars: int | None = None  # None: the model's
     languages: tuple[str, ...] = ()  # each segment is in one of these; where it is not certain, `language` stands
     live: Mailbox | None = None  # where the text is while the client writes it; `text` is empty then
+    joins: bool = False  # each segment goes on from the tail of the one before
+    tail: Tail | None = None  # of the segment before, or of an earlier request
 
     # A stream that goes on elsewhere: set by `Received` of deployments/serving/failover.py.
     resume: Progress | None = None  # the part that another replica has made
     again: bool = False  # another replica was asked before
+
+    @property
+    def gap(self) -> str:
+        """What the talker reads in front of the text."""
+        return "" if self.tail is None else self.tail.gap
 
     @property
     def is_underway(self) -> bool:
@@ -220,6 +240,14 @@ class GenerateRequest:
     def prefix(self) -> Codes | None:
         """Frames that exist already. Generation goes on after them."""
         return None if self.synthesis.resume is None else self.synthesis.resume.codes
+
+    @property
+    def before(self) -> Codes | None:
+        """Frames from which speech goes on, and which are not delivered: the reference's, then the tail's."""
+        tail = self.synthesis.tail
+        if tail is None or self.reference_codes is None:
+            return self.reference_codes if tail is None else tail.codes.copy()  # torch wants to write to arrays
+        return np.concatenate([self.reference_codes, tail.codes])
 
 
 @dataclass(frozen=True, slots=True)

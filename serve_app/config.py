@@ -127,6 +127,7 @@ class TextSettings(Strict):
     markup: Literal["auto", "none", "ssml"] = "auto"
     paragraph_pause_s: Annotated[float, Field(ge=0, le=10)] = 0.6  # of silence; 0: a paragraph ends like a sentence
     max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # of a long text; None: the model's
+    joints: bool = False  # each segment of a long text goes on from the end of the one before (docs/text.md#joints)
 
 
 class ApiSettings(Strict):

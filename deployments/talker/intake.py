@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field, replace
 
 from deployments.protocol import FinishReason, GenerateRequest, ModelInfo, Sampling
-from deployments.talker.prompt import Prompt, PromptBuilder
+from deployments.talker.prompt import MAX_PASS_POSITIONS, Prompt, PromptBuilder
 from deployments.talker.sequence import LengthLimits, Sequence
 from deployments.talker.tokenizer import LiveTokens
 
@@ -36,10 +36,13 @@ class Intake:
         """The sequence of a request. A live request has none yet: `append` brings its text."""
         request = self._prompts.with_codes(request)
         if request.synthesis.live is None:
-            sequence = self._make(sequence_id, request, self._prompts.build(request))
+            prompt = self._prompts.build(request)
+            if request.synthesis.tail is not None and prompt.num_positions > MAX_PASS_POSITIONS:  # a second pass
+                return self.add(sequence_id, replace(request, synthesis=replace(request.synthesis, tail=None)))
+            sequence = self._make(sequence_id, request, prompt)
             self._look_at_end(sequence, request.synthesis.text)
             return sequence
-        self._live[sequence_id] = LiveRequest(request, LiveTokens(self._prompts.tokenizer))
+        self._live[sequence_id] = LiveRequest(request, LiveTokens(self._prompts.tokenizer, gap=request.synthesis.gap))
         return None
 
     def sequence(self, sequence_id: int) -> Sequence | None:
@@ -81,7 +84,7 @@ class Intake:
         model, synthesis, starts = self._prompts.config, request.synthesis, list[int]()
         if synthesis.word_times:
             text = synthesis.text.lstrip()
-            places = self._prompts.tokenizer.encode_places(text)[1]
+            places = self._prompts.tokenizer.encode_body(text, gap=synthesis.gap)[1]
             starts = [*places, len(text)] if tokens is None else tokens.starts
         sampling = complete(synthesis.sampling, model.generation)
         limit = self._limits.frame_limit(request, sampling, prompt)

@@ -170,12 +170,13 @@ class PromptBuilder:
 
     def build(self, request: GenerateRequest) -> Prompt:
         """The prompt of a request with all its text. Raises InvalidRequest where the text is empty."""
-        return self.begin(request, self.tokenizer.encode(request.synthesis.text), has_all_text=True)
+        body, _ = self.tokenizer.encode_body(request.synthesis.text, gap=request.synthesis.gap)
+        return self.begin(request, body, has_all_text=True)
 
     def least_tokens(self, request: GenerateRequest) -> int:
         """How many tokens of a text that is still being written a prefill needs: one more than there are frames."""
-        codes = request.reference_codes
-        beside = 0 if codes is None else 1 + max(0, len(codes) - self._reference_tokens(request.synthesis))
+        codes = request.before
+        beside = 0 if codes is None else 1 + max(0, len(codes) - len(self._text_before(request)))
         return beside + (0 if request.prefix is None else len(request.prefix)) + 1
 
     def extend(self, prompt: Prompt, more: list[int], *, has_all_text: bool) -> Prompt:
@@ -200,10 +201,11 @@ class PromptBuilder:
         trailing = [tokens.tts_pad]
         ending = [tokens.tts_eos] if has_all_text else []
         text_start = len(text)
-        if request.reference_codes is not None:
-            frames = _Track(self._dense(len(request.reference_codes)), (self._frames(request.reference_codes),))
-            text_start += self._reference_tokens(synthesis)
-            text_rows, codec_rows, trailing = self._clone_rows(request, [*body, *ending], frames)
+        if (before := request.before) is not None:
+            frames = _Track(self._dense(len(before)), (self._frames(before),))
+            text_before = self._text_before(request)
+            text_start += len(text_before)
+            text_rows, codec_rows, trailing = self._going_on(synthesis, [*text_before, *body, *ending], frames)
             dense = (*dense, *frames.dense)
         elif full_text(self.config.kind, synthesis):
             text_rows = [*body, *ending, tokens.tts_pad]
@@ -276,27 +278,28 @@ class PromptBuilder:
             self.speakers.keep(reference.key, speaker)
         return speaker.vector
 
-    def _clone_rows(
-        self, request: GenerateRequest, body: list[int], frames: _Track
+    def _going_on(
+        self, request: SynthesisRequest, text: list[int], frames: _Track
     ) -> tuple[list[int], list[int], list[int]]:
-        """In-context cloning: the reference's text and frames come first, side by side or one after the other.
+        """Rows of speech that goes on from `frames`: text and frames side by side or one after the other.
 
-        `body` ends with the end of text once it is whole.
+        `text` begins with that of the frames. It ends with the end of text once it is whole.
         """
-        reference = request.synthesis.reference
-        assert reference is not None
-        assert reference.text is not None
         codes, pad = self.config.codes, self.config.tokens.tts_pad
-        text = [*self.tokenizer.encode(reference.text), *body]
         codec = [codes.bos, *frames.ids]
-        if full_text(self.config.kind, request.synthesis):
+        if full_text(self.config.kind, request):
             return text + [pad] * len(codec), [codes.pad] * len(text) + codec, [pad]
         if len(text) > len(codec):
             return text[: len(codec)], codec, text[len(codec) :]
         return text + [pad] * (len(codec) - len(text)), codec, [pad]
 
-    def _reference_tokens(self, request: SynthesisRequest) -> int:
-        return len(self.tokenizer.encode((request.reference and request.reference.text) or ""))
+    def _text_before(self, request: GenerateRequest) -> list[int]:
+        """The tokens that the frames of `GenerateRequest.before` speak."""
+        synthesis, tail = request.synthesis, request.synthesis.tail
+        reference = "" if request.reference_codes is None or synthesis.reference is None else synthesis.reference.text
+        return self.tokenizer.encode(reference or "") + (
+            [] if tail is None else self.tokenizer.encode(tail.text.rstrip())
+        )
 
     def _frames(self, codes: Codes) -> Tensor:
         return self.talker.embed_frames(torch.from_numpy(codes).long().to(self.tables.device))

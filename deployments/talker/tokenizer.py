@@ -46,6 +46,11 @@ class TextTokenizer:
         encoded = self._bpe.encode(text)
         return encoded.ids, [start for start, _ in encoded.offsets]
 
+    def encode_body(self, text: str, *, gap: str) -> tuple[list[int], list[int]]:
+        """As `encode_places`, of a text body after a `gap`, which belongs to the first word and counts no character."""
+        ids, places = self.encode_places(gap + text.lstrip())
+        return ids, [max(0, place - len(gap)) for place in places]
+
     def num_unspoken(self, ids: list[int]) -> int:
         """How many ids at the end of a text hold no part of a letter or digit, of the last _MOST_UNSPOKEN."""
         num = 0
@@ -78,11 +83,12 @@ class LiveTokens:
     Byte pairs are merged within a word. So a word's tokens are known once the next character is not part of it.
     """
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: TextTokenizer, *, gap: str = "") -> None:
+        """`gap`: see `TextTokenizer.encode_body`."""
+        self._tokenizer, self._gap = tokenizer, gap
         self._rest = ""  # whose tokens depend on later text
         self._begun = False
-        self._num_chars = 0
+        self._num_chars = -len(gap)
         # Characters before each id so far, without leading whitespace of the text; the last one counts the whole text.
         self.starts: list[int] = []
 
@@ -92,10 +98,11 @@ class LiveTokens:
         if not self._begun:
             self._rest = self._rest.lstrip()
             self._begun = bool(self._rest)
+            self._rest = self._gap * self._begun + self._rest
         end = len(self._rest) if is_last else self._tokenizer.settled(self._rest)
         known, self._rest = self._rest[:end], self._rest[end:]
         ids, starts = self._tokenizer.encode_places(known)
-        self.starts += [self._num_chars + start for start in starts]
+        self.starts += [max(0, self._num_chars + start) for start in starts]
         self._num_chars += len(known)
         if is_last:
             self.starts.append(self._num_chars)

@@ -14,6 +14,7 @@ from serve_app.speech.spoken_text import SpokenText
 from serve_app.voices.record import StoredVoice
 
 HEADER = "x-ignored"
+PREVIOUS = "previous_request_id"
 
 Reasons = dict[str, str]  # reason by field, both fit for a header
 # A dialect's fields, fields of nested objects after a dot, and which field of a SpeechBody each becomes. None: it has
@@ -122,7 +123,8 @@ def with_unknown(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str
 def always_streamed(fields: Mapping[str, object]) -> dict[str, str]:
     """Fields of a SpeechBody that have no effect on a WebSocket."""
     asked = {"stream": fields.get("stream") is False, "stream_format": fields.get("stream_format") == "sse"}
-    return {name: "a WebSocket sends audio as it comes" for name, is_asked in asked.items() if is_asked}
+    reasons = {name: "a WebSocket sends audio as it comes" for name, is_asked in asked.items() if is_asked}
+    return reasons | ({PREVIOUS: "over HTTP only"} if fields.get(PREVIOUS) is not None else {})
 
 
 def as_header(reasons: Reasons) -> dict[str, str]:

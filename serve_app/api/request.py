@@ -65,6 +65,7 @@ async def build_request(
         leading_silence=body.leading_silence,
         word_times=body.word_timestamps,
         model=info.route,
+        joins=settings.text.joints,
     )
 
 

@@ -32,8 +32,8 @@ from serve_app.speech.word_times import Word, WordTimes, marked
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# Another draw of an answer's speech, and what it counts.
-Again = Callable[[], tuple[AsyncGenerator[bytes, None], Usage]]
+# Another draw of an answer's speech, what it counts, and what forgets it where it is not sent.
+Again = Callable[[], tuple[AsyncGenerator[bytes, None], Usage, Callable[[], None]]]
 
 
 async def audio_body(
@@ -200,10 +200,11 @@ class SpeechResponse(Response):
 
     async def _made_again(self, again: Again, content: bytes, kept: Kept) -> bytes:
         """Another draw of an answer that ended badly, of which nothing was sent; `content` where none can be made."""
-        body, usage = again()
+        body, usage, forget = again()
         try:
             content = await collected(body, kept, beside=len(content))
         except TalkrayError as error:
+            forget()
             logger.warning("an answer that ended badly (%s) stays: %s", self._usage.finish_reason, error)
         else:
             self._usage.become(usage)

@@ -27,6 +27,7 @@ from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
 from serve_app.dialects.table import http_router, socket_router
 from serve_app.speech.admission import Admission, always
+from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.models import Models, ModelState, ModelStatus, ready
 from serve_app.speech.synthesizer import Synthesizer
@@ -66,7 +67,8 @@ def create_api(
     `x-request-id` to responses, as Ray Serve does.
     """
     live_texts, voices = live_texts or LiveTexts(), voices or Voices.of(settings.voices)
-    models = Models(_admissions(synthesizer, settings, node, live_texts))
+    tails = Tails()
+    models = Models(_admissions(synthesizer, settings, node, live_texts, tails))
     api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # FastAPI's page loads its scripts from a CDN
     key_headers = tuple(name for dialect in DIALECTS for name in dialect.key_headers)
     api.add_middleware(Door, settings=settings, key_headers=key_headers)
@@ -87,7 +89,7 @@ def create_api(
     api.include_router(page_routes(api.title))
     # Only for the OpenAPI page: the door has checked the key before.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
-    service = SpeechService(models, settings, live_texts=live_texts, voices=voices)
+    service = SpeechService(models, settings, live_texts=live_texts, voices=voices, tails=tails)
     for dialect in DIALECTS:
         api.include_router(http_router(dialect, service), dependencies=keyed)
     api.include_router(catalogue_routes(models, settings, voices), tags=["Models and voices"])
@@ -103,12 +105,18 @@ def _admissions(
     settings: ApiSettings,
     node: Node | None,
     live_texts: LiveTexts,
+    tails: Tails,
 ) -> dict[str, Admission]:
     state = node.state if node else lambda model: ready()
     if not isinstance(synthesizer, Mapping):
         is_running = node.is_running if node else always
         only = Admission(
-            synthesizer, settings.admission, is_running=is_running, live_texts=live_texts, state=partial(state, "")
+            synthesizer,
+            settings.admission,
+            is_running=is_running,
+            live_texts=live_texts,
+            state=partial(state, ""),
+            tails=tails,
         )
         return {"": only}
 
@@ -123,6 +131,7 @@ def _admissions(
             live_texts=live_texts,
             state=partial(state, model),
             model=model,
+            tails=tails,
         )
         for model, (each, admitted) in synthesizer.items()
     }

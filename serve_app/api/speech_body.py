@@ -84,6 +84,7 @@ class SpeechBody(BaseModel):
     text_normalization: Literal["on", "off"] | None = None  # on: figures and signs become words
     lexicon: dict[str, str] | None = None  # how words are said
     max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # None: as api.text has it
+    previous_request_id: str | None = None  # the voice goes on from where this request ended
 
     @property
     def sampling(self) -> Sampling:

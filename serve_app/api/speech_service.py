@@ -1,6 +1,8 @@
 """What every dialect needs: from a `Wish` to speech, as an HTTP response or as a session."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -21,6 +23,7 @@ from serve_app.api.wish import Wish, speech_headers
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.speech.characters import is_speakable
+from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.models import Models
 from serve_app.speech.redraw import draw_seed, redrawn
@@ -31,6 +34,7 @@ from serve_app.voices.library import Voices
 Wrap = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
 
 BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
+_NO_TAIL = "no finished request of yours in this voice that is kept has this id"
 
 
 class SpeechService:
@@ -43,9 +47,13 @@ class SpeechService:
         *,
         live_texts: LiveTexts,
         voices: Voices,
+        tails: Tails,
     ) -> None:
-        """`live_texts` holds the texts that are still being written, `voices` the stored voices."""
+        """`live_texts` holds the texts that are still being written, `voices` the stored voices, `tails` the ends of
+        finished requests.
+        """
         self.models, self.settings, self.live_texts, self.voices = models, settings, live_texts, voices
+        self._tails = tails
 
     async def described(self) -> Sequence[ModelInfo]:
         """All models, the default first. Raises NotReady."""
@@ -71,10 +79,22 @@ class SpeechService:
         )
 
     async def respond(
-        self, request: Request, wish: Wish, *, as_body: Wrap | None = None, content_type: str | None = None
+        self,
+        request: Request,
+        wish: Wish,
+        *,
+        as_body: Wrap | None = None,
+        content_type: str | None = None,
+        previous: str = ignored_fields.PREVIOUS,
     ) -> Response:
-        """`wish.body.input` over HTTP; `as_body` makes another body of its audio and its words, of that type."""
+        """`wish.body.input` over HTTP; `as_body` makes another body of its audio and its words, of that type.
+        `previous` is the dialect's name of `previous_request_id`.
+        """
         utterance = await self.utterance(request, wish)
+        if (previous_id := wish.body.previous_request_id) is not None:
+            utterance = replace(utterance, tail=self._tails.find(utterance, previous_id))
+            if utterance.tail is None:
+                wish = replace(wish, ignored={**wish.ignored, previous: _NO_TAIL})
         usage = state_of(request).record.usage
         usage.ignored = ignored_fields.entries(wish.ignored)
         kept = Kept(state_of(request).caller.name) if wish.delivery.whole else None
@@ -87,10 +107,10 @@ class SpeechService:
             stream = make(self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info), usage, times, kept)
             return stream if as_body is None else as_body(stream, times)
 
-        def speak_again() -> tuple[AsyncGenerator[bytes, None], Usage]:
+        def speak_again() -> tuple[AsyncGenerator[bytes, None], Usage, Callable[[], None]]:
             other = redrawn(utterance, usage.finish_reason, draw_seed(), model=wish.info.route)
             counted = Usage(seed=other.seed, ignored=usage.ignored)
-            return speak(other, counted), counted
+            return speak(other, counted), counted, partial(self._tails.drop, other)
 
         headers = {**speech_headers(wish.delivery, wish.info), **wish.headers()}
         if content_type is not None:

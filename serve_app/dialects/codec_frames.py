@@ -53,6 +53,10 @@ async def _wished(
     """Raises InvalidRequest."""
     if named := next((name for name in _OF_AUDIO if name in fields), None):
         raise InvalidRequest(f"{named}: frames are the model's own, before any audio is made of them.", named)
+    reasons = {
+        **(reasons or {}),
+        **({ignored_fields.PREVIOUS: "for audio only"} if fields.get(ignored_fields.PREVIOUS) else {}),
+    }
     wish = await strict_wish(service, fields, default=AudioFormat.PCM, reasons=reasons)
     if any(each.speed != 1 for each in wish.spoken.stretches):
         raise InvalidRequest("input: a rate changes audio, and frames have none: leave <prosody rate> out.", "input")

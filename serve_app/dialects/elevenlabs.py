@@ -35,6 +35,7 @@ FORMATS = {
 }
 LOCATORS = "pronunciation_dictionary_locators"
 DEFAULT_FORMAT = "mp3_44100_128"
+_PREVIOUS = "previous_request_ids"
 NAMES: ignored_fields.Names = {
     "text": "input",
     "inputs": "input",
@@ -47,10 +48,12 @@ NAMES: ignored_fields.Names = {
     "enable_ssml_parsing": None,
     "apply_text_normalization": "text_normalization",
     LOCATORS: None,
+    _PREVIOUS: None,
 }
 _FORM_FIELDS = ("name", "description", "labels", "files", "consent", "ref_text", "reference_text", "prepare")
 _LONGEST_NAME = 40  # of a format
 _MOST_LOCATORS = 3
+_NEIGHBOURS = ("previous_text", "next_text")
 _JSON, _LINES = "application/json", "application/x-ndjson"
 
 
@@ -62,17 +65,15 @@ def _speaking(
         fields = await read_speech(request, service)
         voice = request.path_params.get("voice_id")
         wish = await wished(service, fields, request.query_params, voice=voice, words=timestamps)
-        if not timestamps:
-            return await service.respond(request, wish)
-        if stream:
-            return await service.respond(request, wish, as_body=_lines, content_type=_LINES)
         kept = Kept(state_of(request).caller.name)
-        return await service.respond(
-            request,
-            wish,
-            as_body=lambda audio, times: in_whole(audio, kept, partial(_timed, times=times)),
-            content_type=_JSON,
-        )
+        as_body, content_type = None, None
+        if timestamps and stream:
+            as_body, content_type = _lines, _LINES
+        elif timestamps:
+            as_body, content_type = lambda audio, times: in_whole(audio, kept, partial(_timed, times=times)), _JSON
+        answer = await service.respond(request, wish, as_body=as_body, content_type=content_type, previous=_PREVIOUS)
+        answer.headers["request-id"] = state_of(request).record.request_id  # for `previous_request_ids`
+        return answer
 
     return speak
 
@@ -218,6 +219,14 @@ async def wished(
         made["lexicon"] = await located(service, sent[LOCATORS], reasons)
     if isinstance(seed := sent.get("seed"), str):
         made["seed"] = number("seed", seed)
+    match sent.get(_PREVIOUS):
+        case [*_, str(previous)]:
+            made[ignored_fields.PREVIOUS] = previous
+        case None:
+            pass
+        case _:
+            reasons[_PREVIOUS] = "a list of ids, in the body over HTTP"
+    reasons |= {name: "text without its audio; previous_request_ids count" for name in _NEIGHBOURS if name in sent}
     delivery = Delivery(audio_format, bit_rate=bit_rate)
     return await lenient_wish(service, sent, names, delivery=delivery, made=made, reasons=reasons)
 

@@ -86,6 +86,8 @@ async def _speak_item(
     """Its result, with AUDIO_HERE for its audio, and that."""
     asked = {"stream": fields.get("stream") is True, "stream_format": fields.get("stream_format") == "sse"}
     reasons = {name: "items are answered whole" for name, is_asked in asked.items() if is_asked}
+    if fields.get(ignored_fields.PREVIOUS) is not None:
+        reasons[ignored_fields.PREVIOUS] = "items stand by themselves"
     wish = await strict_wish(service, fields, default=AudioFormat.WAV, reasons=reasons)
     utterance = await service.utterance(request, wish)
     utterance = replace(utterance, request_id=f"{utterance.request_id}-{number}")

@@ -15,6 +15,7 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisReq
 from deployments.serving import metrics
 from serve_app.config import AdmissionSettings
 from serve_app.speech.first_audio import FirstAudioWait
+from serve_app.speech.joints import SpokenEnd, Tails
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.models import ModelState, ready
 from serve_app.speech.room import Room
@@ -72,9 +73,12 @@ class Admission:
         live_texts: LiveTexts | None = None,
         state: Callable[[], ModelState] = ready,
         model: str = "",
+        tails: Tails | None = None,
     ) -> None:
-        """`live_texts`: the texts that clients are still writing, if there may be any."""
-        self._synthesizer, self._live_texts = synthesizer, live_texts
+        """`live_texts`: the texts that clients are still writing, if there may be any. `tails` keeps the ends of
+        finished requests.
+        """
+        self._synthesizer, self._live_texts, self._tails = synthesizer, live_texts, tails
         self.state, self._model, self._max_late_s = state, model, settings.max_late_s
         self.room = Room(settings, is_running=is_running, state=state, model=model)
         self._first_audio = FirstAudioWait(synthesizer, self.room)
@@ -87,9 +91,8 @@ class Admission:
         room = self.room
         if not request.is_underway:
             room.check(request.client)
-        came_s = time.monotonic()
-        live = self._live_text(request)
-        is_speaking = False
+        came_s, live = time.monotonic(), self._live_text(request)
+        is_speaking, end = False, SpokenEnd()
         room.enter()
         try:
             info = await self.describe()
@@ -100,6 +103,7 @@ class Admission:
                 room.begin_speaking()
                 while (chunk := await speech.next()) is not None:
                     self._measure(chunk, client)
+                    end.add(chunk)
                     client.give(chunk)
                     reader.offer()
                     yield chunk
@@ -107,6 +111,8 @@ class Admission:
                     client.was_slow = await reader.taken()
             spoken_s, audio_s = time.monotonic() - came_s, client.listener.audio_s
             metrics.finished(spoken_s, audio_s=audio_s, reason=client.reason, model=self._model)
+            if self._tails is not None:
+                self._tails.keep(request, end.tail(request.text if live is None else live.spoken))
         finally:
             room.leave(was_speaking=is_speaking)
 

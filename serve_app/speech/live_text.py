@@ -19,6 +19,7 @@ from deployments.listener import Listener
 from deployments.protocol import Mailbox, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from serve_app.speech.characters import is_speakable
+from serve_app.speech.joints import SpokenEnd
 from serve_app.speech.segments import Segments, heed, segment_request, segment_start
 from serve_app.speech.splitting import LiveSplit
 from serve_app.speech.spoken_text import TURN_CHARS, SpokenPiece, TextReader, TextRules
@@ -29,6 +30,8 @@ _FADE_S = 0.01
 _SAMPLE_BYTES = 2
 _MARGIN_S = 0.06  # faded sound is sent so long before a player without a buffer runs dry
 _TOKEN_BYTES = 16
+# A talker reads a token of text with each frame of the tail, before it makes one.
+_JOINED_CHARS = 80
 _PLENTY_CHARS = 40  # so many characters make audio, even if the client writes no more
 
 
@@ -92,6 +95,7 @@ class LiveText(Segments):
         self._changed = asyncio.Event()
         self._writing: WrittenText | None = None  # the segment that takes the text
         self._mailboxes: list[WrittenText] = []  # by segment
+        self._begun_anew: set[int] = set()  # segments before which speech ended while its text was still written
         self._asked = replace(request, text="", following=(), stretches=(), max_segment_chars=None)
         self._idling: asyncio.TimerHandle | None = None
         self.parts: list[SpokenPiece] = []  # the text so far, as written and as spoken
@@ -146,6 +150,11 @@ class LiveText(Segments):
             await self._changed.wait()
         return not self.is_over or self._num_spoken > 0
 
+    @property
+    def spoken(self) -> str:
+        """The text so far as it is spoken."""
+        return "".join(part.spoken for part in self.parts)
+
     async def is_plenty(self) -> None:
         """Wait until the text is long enough for first audio, whatever the client writes next."""
         while not self.is_over and self._num_spoken_chars < _PLENTY_CHARS:
@@ -159,15 +168,28 @@ class LiveText(Segments):
     def is_last(self, number: int) -> bool:
         return self.is_over and super().is_last(number)
 
+    def segment_text(self, number: int) -> str:
+        return self._mailboxes[number].text
+
+    def joined(self, number: int, before: SpokenEnd) -> SynthesisRequest | None:
+        """A segment goes on from the one before where its text is long enough to be spoken at once, and where the one
+        before has said all of its text.
+        """
+        joined = super().joined(number, before)
+        if joined is None or joined.tail is None:
+            return joined
+        is_long = self.is_over or len(self.segment_text(number)) >= _JOINED_CHARS
+        return joined if is_long and number not in self._begun_anew else replace(joined, tail=None)
+
     def start(self, number: int) -> int:
-        spoken = "".join(part.spoken for part in self.parts)
-        return segment_start(spoken, [each.text for each in self._mailboxes[:number]])
+        return segment_start(self.spoken, [each.text for each in self._mailboxes[:number]])
 
     def leave(self, number: int) -> None:
         """The speech of a segment has ended: later text goes into the next segment."""
         if number == len(self._segments) - 1 and self._writing is not None:
             self._split.restart()
             self._end_segment()
+            self._begun_anew.add(number + 1)
 
     def __enter__(self) -> Self:
         return self

@@ -18,6 +18,7 @@ from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, Stretch, SynthesisRequest
 from serve_app.audio.formats import Filter
 from serve_app.speech.detection import detected
+from serve_app.speech.joints import SpokenEnd
 from serve_app.speech.redraw import ended_badly, redrawn
 from serve_app.speech.splitting import split_text
 from serve_app.speech.synthesizer import Synthesizer
@@ -84,6 +85,17 @@ class Segments:
         """How many characters of the whole spoken text are before a segment."""
         return segment_start(self._text, [request.text for request in self._segments[:number]])
 
+    def segment_text(self, number: int) -> str:
+        """The text of a segment as far as it is known."""
+        return self._segments[number].text
+
+    def joined(self, number: int, before: SpokenEnd) -> SynthesisRequest | None:
+        """As `known_segment`, going on from the end of the segment `before` if segments are joined."""
+        request = self.known_segment(number)
+        if request is None or not request.joins:
+            return request
+        return replace(request, tail=before.tail(self.segment_text(number - 1)))
+
     def pause_s(self, number: int) -> float:
         """Seconds of silence before a segment, or after the last one."""
         return self._pauses_s.get(number, 0.0)
@@ -116,7 +128,7 @@ class LongText:
         self, first: SynthesisRequest, segments: Segments, info: ModelInfo
     ) -> AsyncGenerator[PcmChunk, None]:
         """The audio of all segments in order, beginning with `first`. The next one is asked for as soon as there is
-        one, and this one begins to sound.
+        one and this one begins to sound, or where it joins this one, has ended.
 
         Sampling options hold for each segment on its own: `max_new_tokens` bounds a segment, not the whole. A request
         that redraws ends where its first segment ends badly and can be made again by the caller. Later ones are made
@@ -140,12 +152,12 @@ class LongText:
                     await segment.hear(listener.due_s)
                 while (chunk := await segment.next()) is not None:
                     is_lost = first.redraws and utterance.would_be_lost(chunk)
-                    if following is None and chunk.pcm:
-                        following = self._begin(segments.known_segment(number + 1), opened)
                     part = await utterance.add(chunk, is_last=segments.is_last(number))
                     if is_lost:
                         yield chunk
                         return
+                    if following is None and (segment.end.is_over if first.joins else chunk.pcm):
+                        following = self._begin(segments.joined(number + 1, segment.end), opened)
                     reader.offer()
                     yield part
                     if part.pcm:
@@ -154,7 +166,8 @@ class LongText:
                         following = None  # it is asked for again
                 segments.leave(number)
                 number += 1
-                following = following or self._begin(await segments.segment(number), opened)
+                if following is None and await segments.segment(number) is not None:
+                    following = self._begin(segments.joined(number, segment.end), opened)
                 if pause_s := segments.pause_s(number):
                     yield utterance.pause(pause_s)
             if not utterance.has_ended:  # the end was not known when the last chunk came
@@ -311,7 +324,7 @@ class _Segment:
 
     def __init__(self, chunks: AsyncGenerator[PcmChunk, None], again: "_Again") -> None:
         """`again` makes it with another seed."""
-        self._chunks, self._again = chunks, again
+        self._chunks, self._again, self.end = chunks, again, SpokenEnd()
         self._read: deque[PcmChunk] = deque()
         self._next: asyncio.Task[PcmChunk | None] | None = self._ask()
 
@@ -339,7 +352,7 @@ class _Segment:
             return
         await self._chunks.aclose()
         self._read.clear()
-        self._chunks = self._again(reason)
+        self._chunks, self.end = self._again(reason), SpokenEnd()
         self._next = self._ask()
 
     async def aclose(self) -> None:
@@ -360,7 +373,9 @@ class _Segment:
         return asking
 
     async def _advance(self) -> PcmChunk | None:
-        return await anext(self._chunks, None)
+        if (chunk := await anext(self._chunks, None)) is not None:
+            self.end.add(chunk)
+        return chunk
 
 
 _Again = Callable[[FinishReason], AsyncGenerator[PcmChunk, None]]
@@ -403,7 +418,7 @@ def segment_request(request: SynthesisRequest, number: int) -> SynthesisRequest:
     if number == 1:
         return request
     seed = segment_seed(request.seed, number)
-    return replace(request, request_id=f"{request.request_id}.{number}", seed=seed, continues=True)
+    return replace(request, request_id=f"{request.request_id}.{number}", seed=seed, continues=True, tail=None)
 
 
 def segment_seed(seed: int, number: int) -> int:

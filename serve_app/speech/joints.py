@@ -1,0 +1,109 @@
+"""Joints: the end of what was spoken is kept, so that what follows goes on in the same voice, pace and mood.
+
+A talker that is given a tail, a few words and the codes that speak them, makes the codes that come after them.
+"""
+
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from deployments.protocol import Codes, FinishReason, PcmChunk, SynthesisRequest, Tail
+from serve_app.speech.characters import is_ideograph
+
+_MOST_FRAMES, _LEAST_FRAMES = 25, 5  # of a tail: at most 2 s
+_MOST_CHARS = 100
+_KEPT_S = 600.0
+_MOST_BYTES = 8 << 20  # of the tails that are kept, for about 4,000 requests
+_ENTRY_BYTES = 500  # beside text, codes and names
+
+
+class SpokenEnd:
+    """Collects the end of a stream from its chunks."""
+
+    def __init__(self) -> None:
+        self._codes: deque[Codes] = deque(maxlen=_MOST_FRAMES)  # each [num_code_groups]
+        self._num_frames = 0
+        self._reason: FinishReason | None = None
+
+    def add(self, chunk: PcmChunk) -> None:
+        self._codes.extend(chunk.codes)
+        self._num_frames += len(chunk.codes)
+        self._reason = chunk.finish_reason
+
+    @property
+    def is_over(self) -> bool:
+        return self._reason is not None
+
+    def tail(self, text: str) -> Tail | None:
+        """The tail of a stream that has spoken `text`; None of one that did not end by itself, or is too short.
+
+        It begins with a word. All characters count as equally long.
+        """
+        text = text.strip()
+        if self._reason is not FinishReason.STOP or not text:
+            return None
+        frames_per_char = self._num_frames / len(text)
+        for start in range(max(0, len(text) - _MOST_CHARS), len(text)):
+            num_frames = round((len(text) - start) * frames_per_char)
+            if num_frames < _LEAST_FRAMES:
+                break
+            if num_frames <= len(self._codes) and _begins_word(text, start):
+                gap = "" if is_ideograph(text[-1]) else " "
+                return Tail(text[start:] + gap, np.stack(list(self._codes)[-num_frames:]))
+        return None
+
+
+def _begins_word(text: str, place: int) -> bool:
+    is_start = not place or text[place - 1].isspace() or is_ideograph(text[place])
+    return is_start and not text[place].isspace()
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptTail:
+    tail: Tail
+    voice: tuple[object, ...]
+    until_s: float
+    num_bytes: int
+
+
+class Tails:
+    """The tails of finished requests, each for some minutes. Beyond a number of bytes the oldest one goes."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, str], _KeptTail] = OrderedDict()
+        self._num_bytes = 0
+
+    def keep(self, request: SynthesisRequest, tail: Tail | None) -> None:
+        """For later requests of the client of `request`. None: its speech has no tail to go on from."""
+        key = request.client, request.request_id
+        self.drop(request)
+        if tail is None:
+            return
+        num_bytes = _ENTRY_BYTES + 4 * sum(map(len, (tail.text, *key))) + tail.codes.nbytes
+        self._kept[key] = _KeptTail(tail, _voice(request), time.monotonic() + _KEPT_S, num_bytes)
+        self._num_bytes += num_bytes
+        while self._num_bytes > _MOST_BYTES:
+            self._forget(next(iter(self._kept)))
+
+    def find(self, request: SynthesisRequest, previous_id: str) -> Tail | None:
+        """The tail of the client's own request `previous_id`, if it is kept and has the voice of `request`."""
+        kept = self._kept.get((request.client, previous_id))
+        is_fit = kept is not None and kept.until_s > time.monotonic() and kept.voice == _voice(request)
+        return kept.tail if kept is not None and is_fit else None
+
+    def drop(self, request: SynthesisRequest) -> None:
+        """Forget the tail of a request whose speech is thrown away."""
+        self._forget((request.client, request.request_id))
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        if (kept := self._kept.pop(key, None)) is not None:
+            self._num_bytes -= kept.num_bytes
+
+
+def _voice(request: SynthesisRequest) -> tuple[object, ...]:
+    """Equal for requests that the same voice speaks."""
+    reference = request.reference
+    described = request.instructions if request.voice is None and reference is None else None
+    return request.model, request.voice, described, reference and (reference.key, reference.x_vector_only)

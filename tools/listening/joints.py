@@ -1,0 +1,209 @@
+"""How far apart speech sounds on the two sides of a joint: of segments with and without tails, and inside segments.
+
+    python -m tools.listening.joints --joints 50
+
+The engine in this process speaks pairs of held-out sentences: the second one by itself, the second one from the tail of
+the first one, and both as one segment. A recogniser writes down what comes after each joint.
+"""
+
+import argparse
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from deployments.codec.decoder import CodecDecoder
+from deployments.config import TalkerConfig
+from deployments.protocol import Codes, FinishReason, GenerateRequest, PcmChunk, Reading, SynthesisRequest
+from deployments.talker.engine import Engine
+from deployments.talker.loading import build_engine
+from deployments.weights.store import locate
+from serve_app.speech.joints import SpokenEnd
+from serve_app.speech.segments import segment_seed
+from talkray_tools.recogniser import Moonshine, Whisper, plain_words, word_errors
+from tools.listening.judge import sounding
+from tools.listening.texts import SENTENCES, texts
+
+logger = logging.getLogger(__name__)
+
+_RATE = 24000
+_LOUD_S, _PITCH_S = 0.3, 1.0  # of each side, for loudness; for pitch and spectrum
+_FLOOR_DB, _BANDS = -60.0, 40
+_NEAR_FRAMES = 6  # a sentence may begin so far from where it is read
+Audio = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class Joint:
+    """Two sentences, and the samples of both, one after the other, in three ways."""
+
+    voice: str
+    texts: tuple[str, str]
+    sides: dict[str, tuple[Audio, Audio]]
+    reasons: dict[str, FinishReason]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="embedded")
+    parser.add_argument("--joints", type=int, default=50)
+    parser.add_argument("--deaf", action="store_true", help="without recognisers")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    joints = spoken(options.model, options.joints)
+    logger.info("| between | steps | loudness, dB | pitch, semitones | spectrum, dB | quiet, ms |")
+    logger.info("|---|---|---|---|---|---|")
+    for way in joints[0].sides:
+        pairs = [joint.sides[way] for joint in joints if way in joint.sides]
+        steps = [[measure(*pair) for pair in pairs] for measure in (loudness_step, pitch_step, spectrum_step, quiet_ms)]
+        medians = [f"{np.nanmedian(each):.2f} ({np.nanquantile(each, 0.9):.2f})" for each in steps]
+        logger.info(f"| {way} | {len(pairs)} | {' | '.join(medians)} |")
+    logger.info({way: [joint.reasons[way].value for joint in joints].count("stop") for way in joints[0].reasons})
+    for recogniser in () if options.deaf else (Whisper(), Moonshine()):
+        for way in joints[0].reasons:
+            errors = [_errors(recogniser.transcribe, joint, way) for joint in joints]
+            words = sum(len(plain_words(joint.texts[1], "english")) for joint in joints)
+            logger.info(f"{recogniser.name}, {way}: {sum(errors)} of {words} words wrong")
+
+
+def _errors(transcribe: Callable[[Audio, int], str], joint: Joint, way: str) -> int:
+    heard = plain_words(transcribe(joint.sides[way][1], _RATE), "english")
+    return word_errors(plain_words(joint.texts[1], "english"), heard)
+
+
+def spoken(model: str, num_joints: int) -> list[Joint]:
+    """The joints of one voice after the other, in turn."""
+    directory = locate(model)
+    engine = build_engine(directory, TalkerConfig(device="cpu", max_num_seqs=8, max_num_waiting=num_joints))
+    decoder = CodecDecoder.load(directory / "speech_tokenizer")
+    sentences = [text.spoken for text in texts("english") if text.kind == SENTENCES]
+    pairs = [
+        (sentences[place % len(sentences)], sentences[(place + 1) % len(sentences)]) for place in range(num_joints)
+    ]
+    voices = [engine.info.voices[place % len(engine.info.voices)] for place in range(num_joints)]
+    asked = [
+        SynthesisRequest(str(seed), first, voice=voice, seed=seed, word_times=True)
+        for seed, ((first, _), voice) in enumerate(zip(pairs, voices, strict=True))
+    ]
+    firsts = speak_all(engine, asked)
+    alone = [
+        replace(request, text=second, seed=segment_seed(request.seed, 2))
+        for request, (_, second) in zip(asked, pairs, strict=True)
+    ]
+    ends = [SpokenEnd() for _ in asked]
+    for end, (codes, reason, _) in zip(ends, firsts, strict=True):
+        end.add(PcmChunk(b"", codes, 0, reason))
+    joined = [
+        replace(request, tail=end.tail(first)) for request, end, (first, _) in zip(alone, ends, pairs, strict=True)
+    ]
+    logger.info("frames of tails: %s", [0 if each.tail is None else len(each.tail.codes) for each in joined])
+    whole = [replace(request, text=" ".join(pair)) for request, pair in zip(asked, pairs, strict=True)]
+    joints = [Joint(voice, pair, {}, {}) for voice, pair in zip(voices, pairs, strict=True)]
+    for way, requests in (("segments by themselves", alone), ("joined segments", joined)):
+        for joint, (before, *_), (after, reason, _) in zip(joints, firsts, speak_all(engine, requests), strict=True):
+            joint.sides[way], joint.reasons[way] = (_decoded(decoder, before), _decoded(decoder, after)), reason
+    for joint, (codes, _, readings) in zip(joints, speak_all(engine, whole), strict=True):
+        frames = _decoded(decoder, codes).reshape(-1, decoder.frame_samples)
+        read = next((frame for frame, chars in enumerate(readings) if chars > len(joint.texts[0])), 0)
+        if read:
+            near = range(max(1, read - _NEAR_FRAMES), min(len(frames) - 1, read + _NEAR_FRAMES))
+            cut = min(near, key=lambda frame: float(np.square(frames[frame]).sum()))  # the pause between both
+            joint.sides["sentences of one segment"] = frames[:cut].reshape(-1), frames[cut:].reshape(-1)
+    return joints
+
+
+def speak_all(engine: Engine, requests: list[SynthesisRequest]) -> list[tuple[Codes, FinishReason, list[float]]]:
+    """The codes of each request, why it ended, and for each frame the characters before it."""
+    codes: dict[int, list[Codes]] = {number: [] for number in range(len(requests))}
+    readings: dict[int, list[Reading]] = {number: [] for number in codes}
+    reasons: dict[int, FinishReason] = {}
+    for number, request in enumerate(requests):
+        engine.add(number, GenerateRequest(request))
+    while not engine.is_idle:
+        output = engine.step()
+        if output.failures:
+            raise output.failures[0][1]
+        for number, chunk in output.chunks:
+            codes[number].append(chunk.codes)
+            readings[number] += chunk.readings
+            if chunk.finish_reason is not None:
+                reasons[number] = chunk.finish_reason
+    return [
+        (np.concatenate(codes[number]), reasons[number], [char for each in readings[number] for char in each.chars])
+        for number in codes
+    ]
+
+
+def _decoded(decoder: CodecDecoder, codes: Codes) -> Audio:
+    audio, _ = decoder.decode(torch.from_numpy(codes).long()[None], [decoder.initial_state()])
+    samples: Audio = audio.reshape(-1).float().numpy()
+    return samples
+
+
+def loudness_step(before: Audio, after: Audio) -> float:
+    """dB between the last sound of one side and the first of the other."""
+    return abs(_level_db(_last(before, _LOUD_S)) - _level_db(_first(after, _LOUD_S)))
+
+
+def pitch_step(before: Audio, after: Audio) -> float:
+    """Semitones between the medians of voiced frames; nan where a side has none."""
+    return float(abs(12 * np.log2(pitch_hz(_last(before, _PITCH_S)) / pitch_hz(_first(after, _PITCH_S)))))
+
+
+def spectrum_step(before: Audio, after: Audio) -> float:
+    """Log-spectral distance in dB of the means of each side, in bands of equal width, each at its own loudness."""
+    one, other = _spectrum_db(_last(before, _PITCH_S)), _spectrum_db(_first(after, _PITCH_S))
+    return float(np.sqrt(np.mean(np.square((one - one.mean()) - (other - other.mean())))))
+
+
+def quiet_ms(before: Audio, after: Audio) -> float:
+    """How long it is quiet between both sides."""
+    return 1000 * (len(before) - sounding(before)[1] + sounding(after)[0]) / _RATE
+
+
+def pitch_hz(audio: Audio) -> float:
+    """The median of voiced frames, by autocorrelation."""
+    found = [hz for frame in _frames(audio, 960, 480) if (hz := _frame_hz(frame)) is not None]
+    return float(np.median(found)) if found else float("nan")
+
+
+def _frame_hz(frame: Audio) -> float | None:
+    centred = frame - frame.mean()
+    power = float(centred @ centred)
+    lags = np.arange(_RATE // 400, _RATE // 70)
+    if power < len(frame) * 1e-5:
+        return None
+    similar = np.array([centred[:-lag] @ centred[lag:] / power * len(frame) / (len(frame) - lag) for lag in lags])
+    best = int(similar.argmax())
+    return _RATE / int(lags[best]) if similar[best] > 0.5 else None
+
+
+def _spectrum_db(audio: Audio) -> NDArray[np.float64]:
+    power = np.mean([np.square(np.abs(np.fft.rfft(each * np.hanning(1024)))) for each in _frames(audio, 1024, 512)], 0)
+    bands = np.array([band.mean() for band in np.array_split(power[1:], _BANDS)])
+    return 10 * np.log10(bands + 1e-9)
+
+
+def _frames(audio: Audio, size: int, step: int) -> Iterator[Audio]:
+    return (audio[start : start + size] for start in range(0, len(audio) - size + 1, step))
+
+
+def _level_db(audio: Audio) -> float:
+    return max(_FLOOR_DB, 10 * float(np.log10(np.mean(np.square(audio)) + 1e-12)))
+
+
+def _last(audio: Audio, seconds: float) -> Audio:
+    end = sounding(audio)[1]
+    return audio[max(0, end - int(seconds * _RATE)) : end]
+
+
+def _first(audio: Audio, seconds: float) -> Audio:
+    start = sounding(audio)[0]
+    return audio[start : start + int(seconds * _RATE)]
+
+
+if __name__ == "__main__":
+    main()
