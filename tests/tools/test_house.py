@@ -11,7 +11,7 @@ import pytest
 from httpx import ASGITransport, AsyncClient
 
 from serve_app.api.routes import create_api
-from serve_app.config import ApiSettings
+from serve_app.config import ApiSettings, VoiceSettings
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 from tools import house
 
@@ -33,8 +33,9 @@ def test_the_routes_and_the_files_that_a_request_crosses_are_those_of_the_docume
 
 
 @pytest.mark.anyio
-async def test_a_plain_request_calls_no_file_of_the_ingress_that_the_table_leaves_out() -> None:
-    api, called = create_api(FakeSynthesizer(CUSTOM_VOICE), ApiSettings()), set[str]()
+async def test_a_plain_request_calls_no_file_of_the_ingress_that_the_table_leaves_out(tmp_path: Path) -> None:
+    settings = ApiSettings(voices=VoiceSettings(store=str(tmp_path)))  # without what other tests have stored
+    api, called = create_api(FakeSynthesizer(CUSTOM_VOICE), settings), set[str]()
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(str(ROOT / "serve_app")):
