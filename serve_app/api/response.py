@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -32,8 +32,20 @@ from serve_app.speech.word_times import Word, WordTimes, marked
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# Another draw of an answer's speech, what it counts, and what forgets it where it is not sent.
-Again = Callable[[], tuple[AsyncGenerator[bytes, None], Usage, Callable[[], None]]]
+
+
+def _nothing() -> None:
+    """Where nothing is to be forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Speech for a whole answer. Another seed makes another one of the same text."""
+
+    body: AsyncGenerator[bytes, None]
+    usage: Usage  # what `body` counts
+    tell: Callable[[bytes], Iterable[bytes]] | None = None  # the answer with all of the body; None: the body is it
+    forget: Callable[[], None] = _nothing  # called where it is not sent
 
 
 async def audio_body(
@@ -152,29 +164,17 @@ class SpeechResponse(Response):
     garbage collector where the client leaves early.
     """
 
-    def __init__(
-        self,
-        body: AsyncGenerator[bytes, None],
-        headers: Mapping[str, str],
-        *,
-        usage: Usage,
-        kept: Kept | None = None,
-        again: Again | None = None,
-    ) -> None:
-        """`usage`: what `body` counts. With `kept` the answer is whole, with a Content-Length. `again` makes it once
-        more where its speech ends badly.
-        """
+    def __init__(self, body: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, usage: Usage) -> None:
+        """`usage`: what `body` counts."""
         self.status_code = 200
         self.background = None
-        self._body = body
-        self._kept, self._again = kept, again
-        self._usage = usage
+        self._body, self._usage = body, usage
         self.init_headers(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_left(self._send_whole(send, self._kept) if self._kept else self._send_stream(send), receive)
+        await unless_left(self._send(send), receive)
 
-    async def _send_stream(self, send: Send) -> None:
+    async def _send(self, send: Send) -> None:
         async with aclosing(self._body) as body:
             first = await anext(body, b"")
             await _deliver(send, self._start())
@@ -183,39 +183,50 @@ class SpeechResponse(Response):
                 await _deliver(send, _part(part))
         await _deliver(send, _part(b"", more=False))
 
-    async def _send_whole(self, send: Send, kept: Kept) -> None:
-        with kept:
-            content = await collected(self._body, kept)
-            if self._again is not None and ended_badly(self._usage.finish_reason):
-                content = await self._made_again(self._again, content, kept)
-            self.headers["content-length"] = str(len(content))
-            if self._usage.finish_reason is not None:
-                self.headers[FINISH_HEADER] = self._usage.finish_reason
-            for name, tokens in self._usage.tokens.items():
-                self.headers[f"x-vllm-omni-{name.replace('_', '-')}"] = str(tokens)
-            await _deliver(send, self._start())
-            for part in parts_of(content):
-                await _deliver(send, _part(part))
-            await _deliver(send, _part(b"", more=False))
-
-    async def _made_again(self, again: Again, content: bytes, kept: Kept) -> bytes:
-        """Another draw of an answer that ended badly, of which nothing was sent; `content` where none can be made."""
-        body, usage, forget = again()
-        try:
-            content = await collected(body, kept, beside=len(content))
-        except TalkrayError as error:
-            forget()
-            logger.warning("an answer that ended badly (%s) stays: %s", self._usage.finish_reason, error)
-        else:
-            self._usage.become(usage)
-        return content
-
     def _start(self) -> Message:
         if self._usage.marks:
             marks = (*self._usage.marks, Mark("response", time.time_ns()))
             self.headers["server-timing"] = server_timing(marks)
             metrics.stages(marks)
         return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+
+
+class WholeResponse(SpeechResponse):
+    """Sends speech once it is complete, with headers that say how it ended."""
+
+    def __init__(
+        self, draw: Draw, headers: Mapping[str, str], *, kept: Kept, again: Callable[[], Draw] | None = None
+    ) -> None:
+        """`kept` counts the bytes that are kept. `again` makes another draw, for a first one that ends badly."""
+        super().__init__(draw.body, headers, usage=draw.usage)
+        self._draw, self._kept, self._again = draw, kept, again
+
+    async def _send(self, send: Send) -> None:
+        with self._kept as kept:
+            draw, content = self._draw, await collected(self._body, kept)
+            if self._again is not None and ended_badly(self._usage.finish_reason):
+                draw, content = await self._redrawn(self._again(), content)
+            if draw.tell is None:
+                self.headers["content-length"] = str(len(content))
+            if self._usage.finish_reason is not None:
+                self.headers[FINISH_HEADER] = self._usage.finish_reason
+            for name, tokens in self._usage.tokens.items():
+                self.headers[f"x-vllm-omni-{name.replace('_', '-')}"] = str(tokens)
+            await _deliver(send, self._start())
+            for part in (draw.tell or parts_of)(content):
+                await _deliver(send, _part(part))
+            await _deliver(send, _part(b"", more=False))
+
+    async def _redrawn(self, other: Draw, content: bytes) -> tuple[Draw, bytes]:
+        """Another draw of an answer that ended badly, of which nothing was sent; the first where none can be made."""
+        try:
+            content = await collected(other.body, self._kept, beside=len(content))
+        except TalkrayError as error:
+            other.forget()
+            logger.warning("an answer that ended badly (%s) stays: %s", self._usage.finish_reason, error)
+            return self._draw, content
+        self._usage.become(other.usage)
+        return other, content
 
 
 async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:

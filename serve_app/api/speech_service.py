@@ -1,6 +1,6 @@
 """What every dialect needs: from a `Wish` to speech, as an HTTP response or as a session."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from serve_app.api.context import state_of
 from serve_app.api.errors import BodyTooSlow, translate
 from serve_app.api.request import build_request
 from serve_app.api.request_log import RequestRecord, Usage
-from serve_app.api.response import SpeechResponse, audio_body, event_body, start_marks
+from serve_app.api.response import Draw, SpeechResponse, WholeResponse, audio_body, event_body, start_marks
 from serve_app.api.session import Session, silence
 from serve_app.api.whole_answer import Kept
 from serve_app.api.wish import Wish, speech_headers
@@ -32,6 +32,7 @@ from serve_app.speech.word_times import WordTimes
 from serve_app.voices.library import Voices
 
 Wrap = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
+Tell = Callable[[bytes, WordTimes | None], Iterable[bytes]]
 
 BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
 _NO_TAIL = "no finished request of yours in this voice that is kept has this id"
@@ -84,11 +85,14 @@ class SpeechService:
         wish: Wish,
         *,
         as_body: Wrap | None = None,
+        tell: Tell | None = None,
         content_type: str | None = None,
         previous: str = ignored_fields.PREVIOUS,
     ) -> Response:
-        """`wish.body.input` over HTTP; `as_body` makes another body of its audio and its words, of that type.
-        `previous` is the dialect's name of `previous_request_id`.
+        """`wish.body.input` over HTTP.
+
+        `as_body` makes another body of its audio and its words as they come, `tell` one of all its audio and words;
+        `content_type` is that body's. `previous` is the dialect's name of `previous_request_id`.
         """
         utterance = await self.utterance(request, wish)
         if (previous_id := wish.body.previous_request_id) is not None:
@@ -97,26 +101,35 @@ class SpeechService:
                 wish = replace(wish, ignored={**wish.ignored, previous: _NO_TAIL})
         usage = state_of(request).record.usage
         usage.ignored = ignored_fields.entries(wish.ignored)
-        kept = Kept(state_of(request).caller.name) if wish.delivery.whole else None
-        if kept is not None:
-            kept.expect(wish.body, wish.delivery, wish.info)
-
-        def speak(utterance: SynthesisRequest, usage: Usage) -> AsyncGenerator[bytes, None]:
-            make = event_body if wish.delivery.events else audio_body
-            times = WordTimes(wish.spoken, wish.info, speed=wish.body.speed) if wish.body.word_timestamps else None
-            stream = make(self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info), usage, times, kept)
-            return stream if as_body is None else as_body(stream, times)
-
-        def speak_again() -> tuple[AsyncGenerator[bytes, None], Usage, Callable[[], None]]:
-            other = redrawn(utterance, usage.finish_reason, draw_seed(), model=wish.info.route)
-            counted = Usage(seed=other.seed, ignored=usage.ignored)
-            return speak(other, counted), counted, partial(self._tails.drop, other)
-
         headers = {**speech_headers(wish.delivery, wish.info), **wish.headers()}
         if content_type is not None:
             headers["content-type"] = content_type
-        again = speak_again if utterance.redraws and not utterance.ignore_eos else None
-        return SpeechResponse(speak(utterance, usage), headers, usage=usage, kept=kept, again=again)
+        if tell is None and not wish.delivery.whole:
+            audio, times = self._audio(utterance, wish, usage)
+            return SpeechResponse(audio if as_body is None else as_body(audio, times), headers, usage=usage)
+        kept = Kept(state_of(request).caller.name)
+        kept.expect(wish.body, wish.delivery, wish.info)
+
+        def draw(utterance: SynthesisRequest, usage: Usage) -> Draw:
+            audio, times = self._audio(utterance, wish, usage, kept)
+            told = None if tell is None else lambda content: tell(content, times)
+            return Draw(audio, usage, told, forget=partial(self._tails.drop, utterance))
+
+        def draw_again() -> Draw:
+            other = redrawn(utterance, usage.finish_reason, draw_seed(), model=wish.info.route)
+            return draw(other, Usage(seed=other.seed, ignored=usage.ignored))
+
+        again = draw_again if utterance.redraws and not utterance.ignore_eos else None
+        return WholeResponse(draw(utterance, usage), headers, kept=kept, again=again)
+
+    def _audio(
+        self, utterance: SynthesisRequest, wish: Wish, usage: Usage, kept: Kept | None = None
+    ) -> tuple[AsyncGenerator[bytes, None], WordTimes | None]:
+        """The body of an answer as it is wished, and its words where they are."""
+        make = event_body if wish.delivery.events else audio_body
+        times = WordTimes(wish.spoken, wish.info, speed=wish.body.speed) if wish.body.word_timestamps else None
+        chunks, rendering = self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info)
+        return make(chunks, rendering, usage, times, kept), times
 
     async def utterance(
         self, request: HTTPConnection, wish: Wish, *, record: RequestRecord | None = None

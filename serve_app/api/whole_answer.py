@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from typing import ClassVar, Self
 
@@ -75,15 +75,6 @@ async def collected(parts: AsyncGenerator[bytes, None], kept: Kept, *, beside: i
             content += part
             kept.keep(beside + len(content))
     return bytes(content)
-
-
-async def in_whole(
-    audio: AsyncGenerator[bytes, None], kept: Kept, tell: Callable[[bytes], Iterable[bytes]]
-) -> AsyncGenerator[bytes, None]:
-    """A body of `tell(audio)` for the whole audio."""
-    with kept:
-        for part in tell(await collected(audio, kept)):
-            yield part
 
 
 def object_with(fields: Mapping[str, object], audio: bytes) -> Iterator[bytes]:

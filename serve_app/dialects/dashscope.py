@@ -16,7 +16,7 @@ from serve_app.api.request_log import Usage
 from serve_app.api.response import in_parts
 from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
 from serve_app.api.speech_service import SpeechService, format_named, read_speech, text_of
-from serve_app.api.whole_answer import AUDIO_HERE, Kept, in_whole, object_with
+from serve_app.api.whole_answer import AUDIO_HERE, object_with
 from serve_app.api.wish import EVENT_STREAM, Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.realtime import ResponseSocket, response
@@ -55,7 +55,7 @@ async def speak_text(service: SpeechService, request: Request) -> Response:
     wish = await _wished(service, sent, _REST_NAMES, default="pcm" if streams else "wav")
     usage = state_of(request).record.usage
     request_id = state_of(request).record.request_id
-    kept, characters = Kept(state_of(request).caller.name), len(wish.body.input)
+    characters = len(wish.body.input)
 
     def output(audio: bytes, *, over: bool = True) -> Iterator[bytes]:
         return _output(audio, usage, request_id, characters, over=over)
@@ -65,9 +65,7 @@ async def speak_text(service: SpeechService, request: Request) -> Response:
 
     if streams:
         return await service.respond(request, wish, as_body=events, content_type=EVENT_STREAM)
-    return await service.respond(
-        request, wish, as_body=lambda audio, _: in_whole(audio, kept, output), content_type="application/json"
-    )
+    return await service.respond(request, wish, tell=lambda audio, _: output(audio), content_type="application/json")
 
 
 async def _wished(

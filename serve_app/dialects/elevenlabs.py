@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -15,7 +14,7 @@ from serve_app.api.forms import SentForm, read_form
 from serve_app.api.make_wish import lenient_wish
 from serve_app.api.response import in_parts
 from serve_app.api.speech_service import SpeechService, format_named, read_speech, text_of
-from serve_app.api.whole_answer import AUDIO_HERE, Kept, in_whole, object_with
+from serve_app.api.whole_answer import AUDIO_HERE, object_with
 from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
@@ -65,13 +64,14 @@ def _speaking(
         fields = await read_speech(request, service)
         voice = request.path_params.get("voice_id")
         wish = await wished(service, fields, request.query_params, voice=voice, words=timestamps)
-        kept = Kept(state_of(request).caller.name)
-        as_body, content_type = None, None
-        if timestamps and stream:
-            as_body, content_type = _lines, _LINES
-        elif timestamps:
-            as_body, content_type = lambda audio, times: in_whole(audio, kept, partial(_timed, times=times)), _JSON
-        answer = await service.respond(request, wish, as_body=as_body, content_type=content_type, previous=_PREVIOUS)
+        answer = await service.respond(
+            request,
+            wish,
+            as_body=_lines if timestamps and stream else None,
+            tell=_timed if timestamps and not stream else None,
+            content_type=(_LINES if stream else _JSON) if timestamps else None,
+            previous=_PREVIOUS,
+        )
         answer.headers["request-id"] = state_of(request).record.request_id  # for `previous_request_ids`
         return answer
 

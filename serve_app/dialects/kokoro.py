@@ -33,8 +33,14 @@ async def speak(service: SpeechService, request: Request) -> Response:
 
         return in_parts(audio, line, lambda: line(b"") if times is not None and times.has_told else b"")
 
-    kind = "application/json" if wish.delivery.whole else "application/x-ndjson"
-    return await service.respond(request, wish, as_body=as_lines, content_type=kind)
+    if wish.delivery.whole:
+        return await service.respond(
+            request,
+            wish,
+            tell=lambda audio, times: [_line(audio, times, audio_format)],
+            content_type="application/json",
+        )
+    return await service.respond(request, wish, as_body=as_lines, content_type="application/x-ndjson")
 
 
 def _line(audio: bytes, times: WordTimes | None, audio_format: str) -> bytes:

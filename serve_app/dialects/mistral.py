@@ -12,9 +12,10 @@ from serve_app.api.make_wish import lenient_wish
 from serve_app.api.request_log import Usage
 from serve_app.api.response import in_parts, named_event
 from serve_app.api.speech_service import SpeechService, format_named
-from serve_app.api.whole_answer import AUDIO_HERE, Kept, in_whole, object_with
+from serve_app.api.whole_answer import AUDIO_HERE, object_with
 from serve_app.api.wish import EVENT_STREAM, Delivery
 from serve_app.audio.formats import AudioFormat
+from serve_app.speech.word_times import WordTimes
 
 _FORMATS = {name: AudioFormat(name) for name in ("mp3", "wav", "pcm", "flac", "opus")}
 _NAMES: ignored_fields.Names = {
@@ -41,13 +42,10 @@ async def speak(service: SpeechService, request: Request, fields: Mapping[str, o
             as_body=lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)),
             content_type=EVENT_STREAM,
         )
-    kept = Kept(state_of(request).caller.name)
-    return await service.respond(
-        request, wish, as_body=lambda audio, _: in_whole(audio, kept, _object), content_type="application/json"
-    )
+    return await service.respond(request, wish, tell=_object, content_type="application/json")
 
 
-def _object(audio: bytes) -> Iterator[bytes]:
+def _object(audio: bytes, _: WordTimes | None) -> Iterator[bytes]:
     return object_with({"audio_data": AUDIO_HERE}, audio)
 
 

@@ -141,6 +141,37 @@ async def test_a_whole_answer_that_ends_badly_is_made_again() -> None:
     assert not second.redraws
 
 
+IN_JSON = {
+    "Mistral": (SPEECH, {"input": "Hello", "voice_id": "alloy", "response_format": "pcm"}, ("audio_data",)),
+    "ElevenLabs": (
+        "/v1/text-to-speech/alloy/with-timestamps?output_format=pcm_24000",
+        {"text": "Hello"},
+        ("audio_base64",),
+    ),
+    "Kokoro-FastAPI": ("/dev/captioned_speech", PCM | {"stream": False}, ("audio",)),
+    "DashScope": (
+        "/api/v1/services/aigc/multimodal-generation/generation",
+        {"model": "tts-1", "input": {"text": "Hello", "voice": "alloy"}, "parameters": {"response_format": "pcm"}},
+        ("output", "audio", "data"),
+    ),
+}
+
+
+@pytest.mark.parametrize("dialect", IN_JSON)
+async def test_so_is_one_in_json(dialect: str) -> None:
+    path, body, place = IN_JSON[dialect]
+    synthesizer = Twice(*utterance(2))
+    async with client_for(synthesizer) as client:
+        answer = await client.post(path, json=body)
+    assert answer.headers["x-finish-reason"] == "stop"
+    audio = answer.json()
+    for name in place:
+        audio = audio[name]
+    assert base64.b64decode(audio) == pcm_of(utterance(2))
+    first, second = synthesizer.requests
+    assert first.seed != second.seed
+
+
 @pytest.mark.parametrize("failure", [Overloaded("full", 1.0), TalkerLost("gone")])
 async def test_its_first_draw_stays_where_no_other_can_be_made(failure: Exception) -> None:
     synthesizer = Twice(failure)
