@@ -5,8 +5,6 @@ for clients of other services, which cannot know them: the default speaks instea
 whose fields need a translation has a function `wished`, which translates them and ends in one of the two.
 """
 
-import asyncio
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,30 +13,16 @@ from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api import catalogue, ignored_fields
 from serve_app.api.ignored_fields import Ignored
 from serve_app.api.model_choice import ModelWish, choose_model
+from serve_app.api.read_text import read_text
 from serve_app.api.request import stored_voice
 from serve_app.api.speech_body import SpeechBody, parse_speech
 from serve_app.api.speech_service import SpeechService
+from serve_app.api.spellings import SPELLINGS, spelled
 from serve_app.api.wish import Delivery, Wish, negotiate
 from serve_app.audio.formats import AudioFormat, check_bit_rate
-from serve_app.speech.detection import DETECT, detected
-from serve_app.speech.languages import language_name
-from serve_app.speech.lexicon import Lexicon
-from serve_app.speech.normalisation import prepare
-from serve_app.speech.spoken_text import SpokenText, TextRules, read
 from serve_app.voices.record import StoredVoice
 
 _NO_CLONES = "{} does not clone voices: load a Base checkpoint"
-# tts-1-hd-zh: servers of Qwen3-TTS name the language with the model.
-_WITH_LANGUAGE = re.compile(r"(tts-1(?:-hd)?)-([a-z]{2})")
-_KOKORO_LANGUAGES = {"a": "en-US", "b": "en-GB", "e": "es", "f": "fr", "i": "it", "j": "ja", "p": "pt-BR", "z": "zh"}
-# Dify's and Kokoro-FastAPI's words are understood as well.
-_STRICT_NAMES: ignored_fields.Names = {
-    **ignored_fields.SPEECH,
-    "instruction": "instructions",
-    "lang_code": "language",
-    "ssml": None,
-    "normalization_options": None,
-}
 
 
 async def strict_wish(
@@ -57,7 +41,7 @@ async def strict_wish(
     field. Raises InvalidRequest, ModelNotFound, NotReady.
     """
     made = made or {}
-    ignored = Ignored(fields, _STRICT_NAMES, reasons)
+    ignored = Ignored(fields, SPELLINGS, reasons)
     given = {**spelled(fields), **made}
     known = {name: given[name] for name in ignored_fields.SPEECH if given.get(name) is not None}
     body = parse_speech(known, service.settings)
@@ -145,57 +129,6 @@ async def wish_of(
     return Wish(info, body, delivery, without_effect, spoken, stored, is_tagged=tagged is not None)
 
 
-async def read_text(
-    service: SpeechService, body: SpeechBody, info: ModelInfo, stored: StoredVoice | None
-) -> tuple[SpokenText, ignored_fields.Reasons]:
-    """What is spoken of `body.input`, and why the rest and some fields about the text have no effect. Raises
-    InvalidRequest of bad SSML, of a lexicon, and of figures in an uncertain language.
-    """
-    settings, chars = service.settings.text, body.max_segment_chars
-    reasons: ignored_fields.Reasons = {}
-    if chars is not None and chars > info.max_segment_chars:
-        reasons["max_segment_chars"] = f"the model takes up to {info.max_segment_chars}"
-    lexicon = Lexicon.checked(body.lexicon or {}, "lexicon")
-    if stored is not None:
-        lexicon = lexicon.over(Lexicon(stored.lexicon))
-    if info.spoken_form is not None and body.text_normalization == "off":
-        reasons["text_normalization"] = "the loaded voice speaks nothing but words"
-    wants_words = info.spoken_form is None and body.text_normalization == "on"
-    language = await _language_of_figures(body, info, stored) if wants_words else None
-    if wants_words and language is None:
-        reasons["text_normalization"] = "the language of the text is not certain: name it"
-    rules = TextRules(
-        body.markup or settings.markup,
-        settings.paragraph_pause_s,
-        lexicon.over(await service.voices.lexicon_for_all()),
-        info.spoken_form,
-        chars or settings.max_segment_chars,
-        language,
-    )
-    is_long = rules.normalised is not None
-    spoken = await asyncio.to_thread(read, body.input, rules) if is_long else read(body.input, rules)
-    return spoken, reasons | ignored_fields.of_text(spoken, info)
-
-
-async def _language_of_figures(body: SpeechBody, info: ModelInfo, stored: StoredVoice | None) -> str | None:
-    """The language whose words figures become; None where it is not certain and any language may be tried. Raises
-    InvalidRequest where it has to be named.
-    """
-    named = body.language
-    if stored is not None and stored.language and "language" not in body.model_fields_set:
-        named = stored.language
-    language: str | None = language_name(named)
-    if language in ("auto", DETECT):
-        known = info.languages
-        language = known[0] if len(known) == 1 else await asyncio.to_thread(detected, body.input, known)
-    if language is not None:
-        await asyncio.to_thread(prepare, language)
-    elif not body.any_language:
-        message = "text_normalization: the language of the text is not certain: name it in language."
-        raise InvalidRequest(message, "text_normalization")
-    return language
-
-
 async def model_for(service: SpeechService, body: SpeechBody, sent: Mapping[str, object]) -> ModelInfo:
     """The model that answers a strict request of these fields. An unknown model or, with several models, an unknown
     voice is an error. Raises InvalidRequest, ModelNotFound, NotReady.
@@ -216,30 +149,6 @@ async def model_for(service: SpeechService, body: SpeechBody, sent: Mapping[str,
 def choosing_fields(service: SpeechService) -> ignored_fields.Names:
     """Fields that choose the model, and so have an effect only where several are deployed."""
     return {"task_type": None} if len(service.models) > 1 else {}
-
-
-def spelled(fields: Mapping[str, object]) -> dict[str, object]:
-    """`fields` with our names in place of the names of other servers of this API. Raises InvalidRequest."""
-    ours = dict(fields)
-    if "instruction" in ours and "instructions" not in ours:  # Dify
-        ours["instructions"] = ours.pop("instruction")
-    code = ours.get("lang_code")
-    if not isinstance(code, str | None):
-        raise InvalidRequest("lang_code must be a string.", "lang_code")
-    if code is not None and "language" not in ours:  # Kokoro-FastAPI
-        ours["language"] = _KOKORO_LANGUAGES.get(code, code)
-        del ours["lang_code"]
-    if ours.get("ssml") is True and "markup" not in ours:  # Kokoro-FastAPI
-        ours["markup"] = "ssml"
-    options = ours.get("normalization_options")
-    if isinstance(options, dict) and isinstance(options.get("normalize"), bool):  # Kokoro-FastAPI
-        ours.setdefault("text_normalization", "on" if options["normalize"] else "off")
-    model = ours.get("model")
-    named = _WITH_LANGUAGE.fullmatch(model) if isinstance(model, str) else None
-    if named and language_name(named[2]) != named[2]:
-        ours["model"] = named[1]
-        ours.setdefault("language", named[2])
-    return ours
 
 
 async def _is_stored(service: SpeechService, voice: str | None, models: Sequence[ModelInfo]) -> bool:

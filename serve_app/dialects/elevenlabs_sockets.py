@@ -9,7 +9,8 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored_fields
 from serve_app.api.errors import ErrorReply
-from serve_app.api.make_wish import read_text, voiced
+from serve_app.api.make_wish import voiced
+from serve_app.api.read_text import read_text
 from serve_app.api.session import Audio, Done, Event, Failed, Flushed, Rest, Session, Words
 from serve_app.api.sockets import MAX_CONTEXTS, ContextConnection, WishedConnection
 from serve_app.api.speech_service import SpeechService

@@ -15,8 +15,9 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelKind, Sampling
 from serve_app.api import catalogue, ignored_fields
 from serve_app.api.context import state_of
-from serve_app.api.make_wish import choosing_fields, lenient_wish, read_text
+from serve_app.api.make_wish import choosing_fields, lenient_wish
 from serve_app.api.model_choice import not_deployed
+from serve_app.api.read_text import read_text
 from serve_app.api.request_log import Usage
 from serve_app.api.response import unless_left
 from serve_app.api.speech_service import SpeechService, read_speech

@@ -1,8 +1,8 @@
-"""From a client's fields to its wish."""
+"""Fields as other servers spell them."""
 
 import pytest
 
-from serve_app.api.make_wish import spelled
+from serve_app.api.spellings import spelled
 
 
 @pytest.mark.parametrize(
