@@ -312,7 +312,7 @@ class Engine:
         """Find out where in their texts the talker's half of `step` read: there the next frames are spoken."""
         for sequence, (mass, moment) in zip(step.sequences, step.readings(), strict=False):
             if self.scheduler.running.get(sequence.id) is sequence:
-                sequence.read(mass, moment)
+                sequence.progress.read(mass, moment, sequence.prompt)
 
     def _append(self, sequences: list[Sequence], frames: Codes) -> None:
         """Give each sequence its frame, or the end of speech that stands in place of one."""

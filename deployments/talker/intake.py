@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from deployments.protocol import FinishReason, GenerateRequest, ModelInfo, Sampling
 from deployments.talker.prompt import MAX_PASS_POSITIONS, Prompt, PromptBuilder
 from deployments.talker.sequence import LengthLimits, Sequence
+from deployments.talker.text_progress import TextProgress
 from deployments.talker.tokenizer import LiveTokens
 
 # What a token of text takes to say until the voices that speak here have shown it, and how much each utterance shows,
@@ -74,7 +75,7 @@ class Intake:
     def learn(self, sequence: Sequence) -> None:
         """How long a token takes, from speech that has ended by itself: later words are placed by that."""
         if sequence.finish_reason is FinishReason.STOP:
-            took_s = sequence.num_frames * sequence.frame_s / sequence.num_text_positions
+            took_s = sequence.num_frames * sequence.frame_s / sequence.prompt.num_text_positions
             self._token_s += _SHOWS * (min(max(took_s, _TOKEN_S / 2), 2 * _TOKEN_S) - self._token_s)
 
     def _make(
@@ -91,17 +92,17 @@ class Intake:
         prefix = [] if request.prefix is None else list(request.prefix)
         frame_s, clone_prompt = self._info.frame_s, self._prompts.clone_prompt(request)
         token_frames = self._token_s / frame_s if model.text.alignment_head is None else None
+        progress = TextProgress(starts=starts, token_frames=token_frames)
         return Sequence(
-            sequence_id, request, prompt, sampling, limit, prefix,
-            frame_s=frame_s, token_starts=starts, token_frames=token_frames, clone_prompt=clone_prompt,
-        )  # fmt: skip
+            sequence_id, request, prompt, sampling, limit, progress, prefix, frame_s=frame_s, clone_prompt=clone_prompt
+        )
 
     def _look_at_end(self, sequence: Sequence, text: str | list[int]) -> None:
         """Count what need not be read at the end of a text, or of its token ids, if an alignment head reads it."""
         if self._prompts.config.text.alignment_head is not None:
             tokenizer = self._prompts.tokenizer
             ids = tokenizer.encode(text[-_END_CHARS:]) if isinstance(text, str) else text
-            sequence.num_unspoken = tokenizer.num_unspoken(ids)
+            sequence.progress.num_unspoken = tokenizer.num_unspoken(ids)
 
     def _extend(self, sequence: Sequence, more: list[int], *, is_last: bool) -> None:
         sequence.prompt = self._prompts.extend(sequence.prompt, more, has_all_text=is_last)

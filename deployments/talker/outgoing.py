@@ -88,9 +88,10 @@ class Outgoing:
     def _unsent(self, sequence: Sequence, pcm: bytes = b"") -> FrameChunk:
         """All of a sequence that was not sent yet."""
         first, frames = sequence.num_sent, sequence.frames[sequence.num_sent :]
-        readings = (Reading(first, tuple(sequence.readings)),) if sequence.readings else ()
+        places = sequence.progress.take()
+        readings = (Reading(first, places),) if places else ()
         clone, sequence.clone_prompt = sequence.clone_prompt, None
-        sequence.num_sent, sequence.readings = sequence.num_frames, []
+        sequence.num_sent = sequence.num_frames
         codes = np.stack(frames) if frames else self._no_codes
         return FrameChunk(
             codes, sequence.num_text_tokens, sequence.finish_reason, pcm, readings=readings, clone_prompt=clone

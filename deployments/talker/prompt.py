@@ -104,6 +104,11 @@ class Prompt:
     def num_positions(self) -> int:
         return len(self.text_ids)
 
+    @property
+    def num_text_positions(self) -> int:
+        """Positions that hold the text, and the one that ends it: who reads that has said all."""
+        return self.num_text_tokens + 1
+
 
 @dataclass(frozen=True, slots=True)
 class _Track:

@@ -9,17 +9,8 @@ from deployments.errors import InvalidRequest
 from deployments.listener import Listener
 from deployments.protocol import ClonePrompt, Codes, FinishReason, GenerateRequest, Sampling
 from deployments.talker.prompt import Prompt
+from deployments.talker.text_progress import TextProgress
 from deployments.talker.tokenizer import TextTokenizer
-
-# The alignment head's attention is _AHEAD_TOKENS ahead of the speech. With at most ATTENTIVE on the text it is noise.
-_AHEAD_TOKENS = 0.75
-ATTENTIVE = 0.2
-# Frames of LATE_PATIENCE_S that read so many tokens before the furthest one mean that a passage is spoken twice.
-_BACK_TOKENS = 10
-# A good end leaves 2.8 positions unread at most, one without its last word 3.8 or more: docs/reliability.md. With more
-# than _UNSAID_TOKENS left words are missing, with at most _SAID_TOKENS all is said.
-_UNSAID_TOKENS, _SAID_TOKENS = 3.25, 2.8
-_WITNESSES = 8  # frames that read before a head is believed: a stream that goes on elsewhere has read none of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +30,12 @@ class Sequence:
     prompt: Prompt
     sampling: Sampling  # complete: no option is None
     limit: FrameLimit
+    progress: TextProgress = field(default_factory=TextProgress)
     frames: list[Codes] = field(default_factory=list)  # each [groups]; a resumed sequence starts with its prefix
     frame_s: float = field(kw_only=True)  # seconds of audio of a frame
     row: int | None = None
     is_open: bool = False  # whether `AudioStreams` has it
     finish_reason: FinishReason | None = None
-    token_starts: list[int] = field(default_factory=list)  # for word times: characters before each token, and in all
-    next_reading: float = 0.0  # the next frame's place in the text, in characters
-    readings: list[float] = field(default_factory=list)  # one for each frame after `num_sent`
-    token_frames: float | None = None  # how many a token may take; None where the alignment head tells the readings
-    num_reread: int = 0  # frames far before the furthest token
-    num_unspoken: int = 0  # tokens at the end of the text that hold no letter or digit
-    num_read: int = 0  # frames that read the text
-    num_after: int = 0  # frames since all of the text was said
-    furthest_token: float = 0.0  # that a frame has read
     clone_prompt: ClonePrompt | None = None  # until it is sent
     listener: Listener = field(default_factory=Listener)
     num_sent: int = field(init=False)  # frames that were sent
@@ -60,7 +43,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.num_sent = self._num_played = len(self.frames)
-        self._estimate()
+        self.progress.begin(len(self.frames))
 
     @property
     def num_frames(self) -> int:
@@ -82,16 +65,6 @@ class Sequence:
         return self.prompt.num_text_tokens
 
     @property
-    def num_text_positions(self) -> int:
-        """Positions that hold the text, and the one that ends it: who reads that has said all."""
-        return self.num_text_tokens + 1
-
-    @property
-    def num_unread(self) -> float:
-        """Positions of the text beyond the furthest token, without the marks at its end, which need not be read."""
-        return self.num_text_positions - self.num_unspoken - self.furthest_token
-
-    @property
     def signed_seed(self) -> int:
         """The seed's 64 bits as the signed integer that tensors hold."""
         return int(np.uint64(self.request.synthesis.seed).astype(np.int64))
@@ -99,50 +72,20 @@ class Sequence:
     def append(self, frame: Codes) -> None:
         """Add a frame [groups], and end the sequence at its limit or where it goes on with no words left."""
         self.frames.append(frame)
-        if self.token_starts:
-            self.readings.append(self.next_reading)
-            self._estimate()
-        is_full = self.num_frames >= self.limit.frames
-        self.finish_reason = self.limit.reason if is_full else self._overrun()
-
-    def read(self, mass: float, moment: float) -> None:
-        """Find the next frame's place in the text: see `FrameNetworks.readings`."""
-        token = moment / mass - _AHEAD_TOKENS if mass > ATTENTIVE else None
-        if token is not None:
-            self.num_read += 1
-            self.num_reread += token < self.furthest_token - _BACK_TOKENS
-            self.furthest_token = max(self.furthest_token, token)
-        is_said = self.prompt.has_all_text and self.num_unread <= _SAID_TOKENS
-        self.num_after = self.num_after + 1 if is_said else 0
-        if token is not None and self.token_starts:
-            self._come_to(token)
+        self.progress.add_frame(self.num_frames)
+        if self.num_frames >= self.limit.frames:
+            self.finish_reason = self.limit.reason
+        elif not self.request.synthesis.ignore_eos:
+            self.finish_reason = self.progress.overrun(patience=self._patience)
 
     def end(self) -> None:
         """End the sequence: the talker sampled its end-of-speech code."""
-        if self.num_reread >= frames_of(LATE_PATIENCE_S, self.frame_s):
-            self.finish_reason = FinishReason.LOOP
-            return
-        is_early = self.num_read >= _WITNESSES and self.num_unread > _UNSAID_TOKENS
-        self.finish_reason = FinishReason.EARLY if is_early else FinishReason.STOP
+        self.finish_reason = self.progress.end(self.prompt, patience=self._patience)
 
-    def _overrun(self) -> FinishReason | None:
-        """Why speech is over that goes on although all of its text is said; half the patience if it reads it again."""
-        if not self.num_after or self.request.synthesis.ignore_eos:
-            return None
-        patience = frames_of(LATE_PATIENCE_S, self.frame_s)
-        if 2 * min(self.num_after, self.num_reread) >= patience:
-            return FinishReason.LOOP
-        return FinishReason.RUNAWAY if self.num_after >= patience else None
-
-    def _estimate(self) -> None:
-        """Find the next frame's place in the text where nothing reads it: by the number of frames."""
-        if self.token_starts and self.token_frames is not None:
-            self._come_to(self.num_frames / self.token_frames)
-
-    def _come_to(self, token: float) -> None:
-        """The next frame speaks that token, unless an earlier frame has spoken a later one."""
-        chars = np.interp(token, np.arange(len(self.token_starts)), self.token_starts)
-        self.next_reading = max(self.next_reading, float(chars))
+    @property
+    def _patience(self) -> int:
+        """Frames for which speech may go on in a way that it should not."""
+        return frames_of(LATE_PATIENCE_S, self.frame_s)
 
     def play(self, now_s: float) -> None:
         """Count the frames since the last call as delivered to the listener."""

@@ -90,7 +90,7 @@ class BatchState:
         assert sequence.row is not None
         ids = sequence.prompt.trailing[start : self.size.max_model_len]
         staged = self._staging.take()
-        counts = start + len(ids), sequence.num_text_positions
+        counts = start + len(ids), sequence.prompt.num_text_positions
         staged.values[: len(ids)], staged.values[len(ids) : len(ids) + 2] = ids, counts
         row, first = self.packed[sequence.row], Columns.HEADER + start
         row[first : first + len(ids)].copy_(staged.tensor[: len(ids)], non_blocking=True)
@@ -144,7 +144,7 @@ class BatchState:
         out[Columns.SEED : Columns.SEED + 2] = np.array([sequence.signed_seed], dtype=np.int64).view(np.int32)
         trailing = sequence.prompt.trailing[: self.size.max_model_len]
         out[Columns.NUM_TRAILING] = len(trailing)
-        out[Columns.NUM_TEXT], out[Columns.TEXT_START] = sequence.num_text_positions, sequence.prompt.text_start
+        out[Columns.NUM_TEXT], out[Columns.TEXT_START] = sequence.prompt.num_text_positions, sequence.prompt.text_start
         out[Columns.IGNORE_EOS] = sequence.request.synthesis.ignore_eos
         floats[Columns.PENALTY] = sequence.sampling.repetition_penalty or 1.0
         out[Columns.TALKER] = FilterOptions.for_talker(sequence.sampling).pack()

@@ -39,7 +39,7 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class AnswerDraw:
     """Speech for a whole answer. Another seed makes another one of the same text."""
 
     body: AsyncGenerator[bytes, None]
@@ -195,7 +195,7 @@ class WholeResponse(SpeechResponse):
     """Sends speech once it is complete, with headers that say how it ended."""
 
     def __init__(
-        self, draw: Draw, headers: Mapping[str, str], *, kept: Kept, again: Callable[[], Draw] | None = None
+        self, draw: AnswerDraw, headers: Mapping[str, str], *, kept: Kept, again: Callable[[], AnswerDraw] | None = None
     ) -> None:
         """`kept` counts the bytes that are kept. `again` makes another draw, for a first one that ends badly."""
         super().__init__(draw.body, headers, usage=draw.usage)
@@ -217,7 +217,7 @@ class WholeResponse(SpeechResponse):
                 await _deliver(send, _part(part))
             await _deliver(send, _part(b"", more=False))
 
-    async def _redrawn(self, other: Draw, content: bytes) -> tuple[Draw, bytes]:
+    async def _redrawn(self, other: AnswerDraw, content: bytes) -> tuple[AnswerDraw, bytes]:
         """Another draw of an answer that ended badly, of which nothing was sent; the first where none can be made."""
         try:
             content = await collected(other.body, self._kept, beside=len(content))

@@ -16,7 +16,7 @@ from serve_app.api.context import state_of
 from serve_app.api.errors import BodyTooSlow, translate
 from serve_app.api.request import build_request
 from serve_app.api.request_log import RequestRecord, Usage
-from serve_app.api.response import Draw, SpeechResponse, WholeResponse, audio_body, event_body, start_marks
+from serve_app.api.response import AnswerDraw, SpeechResponse, WholeResponse, audio_body, event_body, start_marks
 from serve_app.api.session import Session, silence
 from serve_app.api.whole_answer import Kept
 from serve_app.api.wish import Wish, speech_headers
@@ -110,12 +110,12 @@ class SpeechService:
         kept = Kept(state_of(request).caller.name)
         kept.expect(wish.body, wish.delivery, wish.info)
 
-        def draw(utterance: SynthesisRequest, usage: Usage) -> Draw:
+        def draw(utterance: SynthesisRequest, usage: Usage) -> AnswerDraw:
             audio, times = self._audio(utterance, wish, usage, kept)
             told = None if tell is None else lambda content: tell(content, times)
-            return Draw(audio, usage, told, forget=partial(self._tails.drop, utterance))
+            return AnswerDraw(audio, usage, told, forget=partial(self._tails.drop, utterance))
 
-        def draw_again() -> Draw:
+        def draw_again() -> AnswerDraw:
             other = redrawn(utterance, usage.finish_reason, draw_seed(), model=wish.info.route)
             return draw(other, Usage(seed=other.seed, ignored=usage.ignored))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import HealthCheck, settings
 
-NUM_CASES = int(os.environ.get("TALKRAY_FUZZ_CASES", "60"))
+NUM_CASES = int(os.environ.get("TALKRAY_FUZZ_CASES", "40"))
 SEED = int(os.environ.get("TALKRAY_FUZZ_SEED", "0"))
 # Bounds a hang; no case takes nearly as long.
 BOUND_S = 30

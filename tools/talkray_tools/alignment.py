@@ -18,7 +18,7 @@ from deployments.protocol import Codes, GenerateRequest, Progress
 from deployments.talker.engine import Engine
 from deployments.talker.prefill import PrefillInputs, SequencePart
 from deployments.talker.prompt import MAX_PASS_POSITIONS
-from deployments.talker.sequence import ATTENTIVE
+from deployments.talker.text_progress import ATTENTIVE
 from deployments.weights.description import OWN_FACTS
 
 # From one frame to the next a head that follows speech goes back or on by so many tokens at most.

@@ -69,7 +69,7 @@ def test_no_good_end_is_called_anything_else(embedded: Engine) -> None:
     """Text in the prompt and text beside the frames take turns."""
     requests = [
         ask(text.spoken, voice=voice, seed=number, frames=600, non_streaming_mode=number % 2 == 0)
-        for number, text in enumerate(islice(texts("english"), 12))
+        for number, text in enumerate(islice(texts("english"), 6))
         for voice in VOICES
     ]
     assert [spoken.reason for spoken in speak_all(embedded, requests, steps_between=9)] == [STOP] * len(requests)

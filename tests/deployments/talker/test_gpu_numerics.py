@@ -38,7 +38,7 @@ def sequences(talker: Talker) -> list[Sequence]:
         frames = list(draw.integers(0, config.code_vocab_size, (FRAMES, config.num_code_groups)).astype(np.int16))
         request = GenerateRequest(SynthesisRequest(str(number), "text", seed=number, ignore_eos=True))
         limit = FrameLimit(99, FinishReason.LENGTH)
-        found.append(Sequence(number, request, prompt, SAMPLED, limit, frames, row=number, frame_s=0.08))
+        found.append(Sequence(number, request, prompt, SAMPLED, limit, frames=frames, row=number, frame_s=0.08))
     return found
 
 

@@ -41,9 +41,9 @@ def given(engine: Engine, request: GenerateRequest, frames: np.ndarray) -> list[
             runner.networks.feed_given(batch.rows)
             runner._advance(batch, length=runner._length(0), readings=readings)
             torch.cuda.synchronize()
-            sequence.read(*readings[0].tolist())
+            sequence.progress.read(*readings[0].tolist(), sequence.prompt)
     runner.blocks.free(sequence.id)
-    return sequence.readings
+    return list(sequence.progress.take())
 
 
 def begins(text: str, readings: list[float]) -> list[int]:

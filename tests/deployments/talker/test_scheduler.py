@@ -344,7 +344,7 @@ def test_a_resumed_sequence_is_not_ahead_by_what_was_heard_elsewhere() -> None:
     blocks = BlockManager(num_blocks=200, block_size=BLOCK_SIZE)
     line = Scheduler(blocks, max_num_seqs=3, max_num_waiting=2, max_lead_s=1.0)
     new = sequence(1, frames=99)
-    resumed = Sequence(1, new.request, new.prompt, new.sampling, new.limit, [FRAME] * 40, frame_s=0.08)
+    resumed = Sequence(1, new.request, new.prompt, new.sampling, new.limit, frames=[FRAME] * 40, frame_s=0.08)
     for each in (resumed, sequence(2, frames=99)):
         line.add(each)
     assert [step(line) for _ in range(3)] == [([1, 2], [1, 2]), ([], [1, 2]), ([], [1, 2])]

@@ -6,6 +6,7 @@ import pytest
 from deployments.protocol import FinishReason, GenerateRequest, Sampling, SynthesisRequest
 from deployments.talker.prompt import Prompt
 from deployments.talker.sequence import FrameLimit, Sequence
+from deployments.talker.text_progress import TextProgress
 
 TOKENS, START = 60, 5
 STOP, LOOP, EARLY, RUNAWAY = FinishReason.STOP, FinishReason.LOOP, FinishReason.EARLY, FinishReason.RUNAWAY
@@ -22,8 +23,8 @@ def begun(
     request = GenerateRequest(SynthesisRequest("0", "text", **asked))  # type: ignore[arg-type]
     starts = list(range(TOKENS + 1)) if word_times else []
     return Sequence(
-        0, request, prompt, Sampling(), FrameLimit(1000, FinishReason.LENGTH), [np.zeros(4, np.int16)] * num_frames,
-        token_starts=starts, token_frames=token_frames, frame_s=0.08,
+        0, request, prompt, Sampling(), FrameLimit(1000, FinishReason.LENGTH),
+        TextProgress(starts=starts, token_frames=token_frames), [np.zeros(4, np.int16)] * num_frames, frame_s=0.08,
     )  # fmt: skip
 
 
@@ -41,7 +42,7 @@ def followed(
     """A sequence whose frames attend to these tokens, until it ends by itself. `asked`: fields of the utterance."""
     sequence = begun(word_times=word_times, has_all_text=has_all_text, **asked)
     for token in tokens:
-        sequence.read(mass, mass * token)
+        sequence.progress.read(mass, mass * token, sequence.prompt)
         sequence.append(np.zeros(4, np.int16))
         if sequence.finish_reason is not None:
             break
@@ -78,8 +79,8 @@ def test_attention_that_is_elsewhere_means_nothing() -> None:
 
 
 def test_what_is_read_never_goes_back() -> None:
-    readings = ended(read(0, 50) + read(10, 60), word_times=True).readings
-    assert readings == sorted(readings)
+    readings = ended(read(0, 50) + read(10, 60), word_times=True).progress.take()
+    assert list(readings) == sorted(readings)
     assert readings[-1] == pytest.approx(59 - 0.75, abs=1)
 
 
@@ -89,13 +90,13 @@ def test_without_a_head_the_number_of_frames_places_them(num_frames: int) -> Non
     for _ in range(300 - num_frames):
         sequence.append(np.zeros(4, np.int16))
     expected = [min(number / 4, TOKENS) for number in range(num_frames, 300)]
-    assert sequence.readings == pytest.approx(expected)
+    assert sequence.progress.take() == pytest.approx(tuple(expected))
 
 
 def test_nobody_reads_where_nobody_asked() -> None:
     sequence = begun(word_times=False, token_frames=4.0)
     sequence.append(np.zeros(4, np.int16))
-    assert sequence.readings == []
+    assert sequence.progress.take() == ()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_speech_with_no_words_left_is_ended(more: list[int], reason: FinishReaso
 def test_attention_that_leaves_the_text_after_its_end_is_a_runaway() -> None:
     sequence = followed(WHOLE)
     while sequence.finish_reason is None:
-        sequence.read(0.05, 0.0)
+        sequence.progress.read(0.05, 0.0, sequence.prompt)
         sequence.append(np.zeros(4, np.int16))
     assert sequence.finish_reason is RUNAWAY
     assert sequence.num_frames <= len(WHOLE) + PATIENCE
@@ -147,7 +148,7 @@ def test_attention_that_leaves_the_text_after_its_end_is_a_runaway() -> None:
 def test_marks_at_the_end_of_a_text_are_not_missed() -> None:
     for num_unspoken, reason in ((0, EARLY), (4, STOP)):
         sequence = followed(read(0, TOKENS - 4))
-        sequence.num_unspoken = num_unspoken
+        sequence.progress.num_unspoken = num_unspoken
         sequence.end()
         assert sequence.finish_reason is reason
 

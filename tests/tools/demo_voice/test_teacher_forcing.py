@@ -66,7 +66,7 @@ class Setting:
         prompt = PromptBuilder(tables, self.tokenizer).build(request)
         prefix = list(self.frames(sample)[:num_frames].numpy().astype(np.int16))
         limit = FrameLimit(1000, FinishReason.LENGTH)
-        sequence = Sequence(0, request, prompt, self.config.generation, limit, prefix, row=0, frame_s=0.08)
+        sequence = Sequence(0, request, prompt, self.config.generation, limit, frames=prefix, row=0, frame_s=0.08)
         blocks = BlockManager(16, 16)
         blocks.grow(0, sequence.num_positions + 1)
         cache = KVCache(self.config.talker, num_blocks=16, block_size=16, dtype=torch.float32, device=CPU)
