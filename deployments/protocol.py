@@ -202,6 +202,8 @@ class SynthesisRequest:
     ignore_eos: bool = False  # nothing but max_new_tokens ends speech
     leading_silence: bool = False  # True keeps quiet leading frames
     word_times: bool = False  # chunks bring readings
+    # A segment of a job, which nobody waits for: it takes what requests of listeners leave, and counts for no limit.
+    background: bool = False
 
     # A text in several segments, or still being written: set by `LongText` and `LiveTexts` of the ingress.
     continues: bool = False  # a later segment of a long text: it is not refused and goes first

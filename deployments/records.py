@@ -14,6 +14,7 @@ class TalkerRecord:
     running: float = 0.0  # sequences in the batch
     waiting: float = 0.0  # sequences that wait for a row or for KV blocks
     kv_used_ratio: float = 0.0  # share of the KV blocks, 0 to 1
+    background: float = 0.0  # sequences of jobs, which count in none of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +26,4 @@ class CodecRecord:
     backlog_s: float = 0.0  # seconds of audio that are codes and not yet PCM
     busy_cores: float = 0.0  # decoder workers at work, as a moving mean
     cores: float = 1.0  # decoder workers
+    background: float = 0.0  # streams of jobs, which count in none of these but the cores at work

@@ -16,6 +16,7 @@ from deployments.weights.store import resolve_auto, speakers
 from serve_app.api.catalogue import check_default
 from serve_app.config import AppConfig, PoolConfig
 from serve_app.ingress import Deployed, Ingress
+from serve_app.jobs.deployment import JobsReplica
 from serve_app.scaling.policies import Bounds, CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 
 # How long a talker or a codec replica that is taken away may finish the streams that no other replica continues. It is
@@ -38,11 +39,12 @@ _HEALTH_CHECK_TIMEOUT_S = 5.0
 _REPORT_S = 0.5
 _REPORTS_PER_S = 500.0  # of one pool
 
+_JOBS_REQUESTS = 256  # about jobs, at once: each is short
 _ROUTING = {"request_router_config": RequestRouterConfig(request_router_class=LeastBusy)}
 
 
 def build_app(config: AppConfig) -> Application:
-    """Ingress -> Codec -> Talker. `serve run` and `serve deploy` pass the `args` of their config file.
+    """Ingress -> Jobs -> Codec -> Talker. `serve run` and `serve deploy` pass the `args` of their config file.
 
     Of several models each has talkers of its own; those with the same speech tokenizer share a codec pool. Raises
     StartError where a setting cannot be right.
@@ -54,11 +56,14 @@ def build_app(config: AppConfig) -> Application:
     drain = {"graceful_shutdown_timeout_s": LONGEST_STREAM_S}
     ingress_options = options(config.ingress_pool, config.ingress_requests) | refusal | drain
     ingress = serve.deployment(name="Ingress", **ingress_options)(serve.ingress()(Ingress))
+    jobs = serve.deployment(name="Jobs", **options(config.jobs_pool, _JOBS_REQUESTS))(JobsReplica)
+    pools: tuple[Any, ...] = None, None, tuple(_deployed(config, each, talkers)) if "" not in each else ()
     if "" in each:
         decoder = _codec(config, "Codec", each).bind(each[""].model, config.codec, talkers[""])
         # With `inline` the talker's GPU makes all audio, so the ingress asks the talker itself.
-        return ingress.bind(config.api, decoder, talkers[""] if config.codec.placement == "inline" else None)
-    return ingress.bind(config.api, None, None, tuple(_deployed(config, each, talkers)))
+        pools = decoder, talkers[""] if config.codec.placement == "inline" else None, ()
+    waking = tuple(name for name, own in each.items() if not own.talker_scaling or own.talker_scaling.jobs == "wake")
+    return ingress.bind(config.api, *pools, jobs.bind(config.api, *pools, waking))
 
 
 def _chosen(own: AppConfig) -> AppConfig:

@@ -121,6 +121,15 @@ class VoiceSettings(Strict):
     require_consent: bool = False  # a voice is stored with a consent recording or a statement, or not at all
 
 
+class JobSettings(Strict):
+    """Long work (docs/jobs.md). Jobs lie in the store of voices."""
+
+    max_segments: Positive = 32  # made at once, by all jobs: fewer where the pools refuse more
+    max_jobs: Positive = 100  # kept of each owner
+    max_bytes: Positive = 10 << 30  # of each owner's finished segments: an hour of speech takes about 80 MB
+    retention_s: PositiveSeconds = 7 * 86400.0  # a job is removed so long after its end
+
+
 class TextSettings(Strict):
     """How a text is read where its request does not say (docs/text.md)."""
 
@@ -137,6 +146,7 @@ class ApiSettings(Strict):
     admission: AdmissionSettings = AdmissionSettings()
     voices: VoiceSettings = VoiceSettings()
     text: TextSettings = TextSettings()
+    jobs: JobSettings = JobSettings()
     server_timing: bool = False  # responses say in a Server-Timing header how the time to first audio was spent
     max_input_chars: Positive = 4096  # each of input, instructions and ref_text
     # The voice that speaks where a client names a voice of another service. None: the checkpoint's first voice.
@@ -163,6 +173,9 @@ class ScalingConfig(Strict):
     # A replica is removed when it was not needed during this whole window. The next removal is a tenth of it later.
     scale_down_window_s: Annotated[float, Field(ge=0)] = 120.0
     scale_to_zero_after_s: Annotated[float, Field(ge=0)] = 600.0  # without a single request
+    # What segments of jobs do to the number of replicas. wake: they start the first one, and keep it. hold: they keep
+    # the last one. neither: a pool goes to zero under them. None of these adds a second replica.
+    jobs: Literal["wake", "hold", "neither"] = "hold"
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> Self:
@@ -225,10 +238,17 @@ class AppConfig(Strict):
     ingress_pool: PoolConfig = PoolConfig(num_cpus=0.2, max_queued_requests=256)
     codec_pool: PoolConfig = PoolConfig(num_cpus=0.5, max_queued_requests=32)
     talker_pool: PoolConfig = PoolConfig(num_cpus=0.5, max_queued_requests=32)
+    jobs_pool: PoolConfig = PoolConfig(num_cpus=0.1, max_queued_requests=256)  # of one replica
     # None: the pool does not scale. The ingress never scales, because a change of its replicas reloads the proxy and
     # can cut streams.
     talker_scaling: TalkerScalingConfig | None = None
     codec_scaling: CodecScalingConfig | None = None
+
+    @model_validator(mode="after")
+    def _one_replica_makes_jobs(self) -> Self:
+        if self.jobs_pool.replicas != 1:
+            raise ValueError("jobs_pool.replicas: exactly one replica makes jobs")
+        return self
 
     @model_validator(mode="after")
     def _models_told_apart(self) -> Self:

@@ -5,6 +5,7 @@ import ctypes
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fastapi import FastAPI
 from pydantic import TypeAdapter
@@ -13,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
 from deployments.config import TalkerConfig
-from deployments.errors import CheckpointError, CodecLost, NotReady, TalkerLost, TalkrayError
+from deployments.errors import CheckpointError, CodecLost, NotReady, ReplicaLost, Starting, TalkerLost, TalkrayError
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, with_mark
 from deployments.serving import ray_metrics, ray_private
 from deployments.serving.collector import leave_loaded_alone
@@ -23,18 +24,23 @@ from deployments.serving.handles import ask_all_replicas, ask_replica, read_repl
 from deployments.weights.description import describe
 from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.api.client_json import MAX_BODY_BYTES
+from serve_app.api.ignored_fields import Reasons
 from serve_app.api.routes import Node, create_api
 from serve_app.api.taken_request import TakenHttp
 from serve_app.audio.recordings import by_prompt, learn
 from serve_app.config import AdmissionSettings, ApiSettings
+from serve_app.jobs.work import Json, Track
 from serve_app.scaling.pool_watch import ONE_MODEL, PoolWatch, scrape
 from serve_app.speech.live_text import LiveTexts
 from serve_app.voices.library import Voices
+from serve_app.voices.record import Visitor
 
 logger = logging.getLogger(__name__)
 
 # A handle call waits for a replica without a limit. A client that asks whether the model is ready waits this long.
 _DESCRIBE_TIMEOUT_S = 2.0
+# For an answer about jobs; a new job of a long book is checked text by text.
+_JOBS_TIMEOUT_S, _CREATE_TIMEOUT_S = 10.0, 120.0
 _C_LIBRARY = ctypes.CDLL(None)
 
 
@@ -165,6 +171,50 @@ def _learn(request: SynthesisRequest, chunk: PcmChunk) -> None:
         learn(request.reference, chunk.clone_prompt)
 
 
+def synthesizers_of(
+    codec: DeploymentHandle | None, talker: DeploymentHandle | None, models: Sequence[Deployed]
+) -> dict[str, HandleSynthesizer]:
+    """By `SynthesisRequest.model`, of one model or of several."""
+    if models:
+        return {each.name: HandleSynthesizer(each.codec, talker=each.talker, served=each) for each in models}
+    assert codec is not None, "a single model has a codec pool"
+    return {"": HandleSynthesizer(codec, talker=talker)}
+
+
+class HandleJobs:
+    """Asks the one replica that makes jobs. Raises as `JobDesk` does, and NotReady while there is none."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+
+    async def create(self, visitor: Visitor, fields: Json, key: str | None) -> tuple[Json, Reasons]:
+        created: tuple[Json, Reasons] = await self._call("create", visitor, fields, key, within_s=_CREATE_TIMEOUT_S)
+        return created
+
+    async def ask(self, visitor: Visitor, what: str, job_id: str) -> Json:
+        told: Json = await self._call("ask", visitor, what, job_id)
+        return told
+
+    async def all_of(self, visitor: Visitor) -> list[Json]:
+        told: list[Json] = await self._call("all_of", visitor)
+        return told
+
+    async def track(self, visitor: Visitor, job_id: str, part: int | None) -> Track:
+        track: Track = await self._call("track", visitor, job_id, part)
+        return track
+
+    async def words(self, visitor: Visitor, job_id: str, part: int) -> Json:
+        words: Json = await self._call("words", visitor, job_id, part)
+        return words
+
+    async def _call(self, method: str, *arguments: object, within_s: float = _JOBS_TIMEOUT_S) -> Any:
+        try:
+            calling = ask_replica(self._handle, method, *arguments, lost=ReplicaLost)
+            return await asyncio.wait_for(calling, within_s)
+        except TimeoutError:
+            raise Starting("The replica that makes jobs does not answer: it is starting.", 1.0) from None
+
+
 class Forgetting:
     """Has every replica of the application drop what it keeps of stored voices that are no more."""
 
@@ -192,6 +242,7 @@ class Ingress:
         codec: DeploymentHandle | None,
         talker: DeploymentHandle | None = None,
         models: Sequence[Deployed] = (),
+        jobs: DeploymentHandle | None = None,
     ) -> None:
         """`talker` as in HandleSynthesizer. Several `models` have handles of their own."""
         ray_metrics.install()
@@ -208,17 +259,16 @@ class Ingress:
         watch = PoolWatch(app_name, {each.name: each.deployments for each in models} or ONE_MODEL)
         self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes(), forget=Forgetting(app_name).forget)
         node = Node(is_running=watch.is_running, is_ready=watch.is_ready, scrape=scrape, state=watch.state)
-        synthesizers = {
-            each.name: (HandleSynthesizer(each.codec, talker=each.talker, served=each), each.admission)
-            for each in models
-        }
+        synthesizers = synthesizers_of(codec, talker, models)
+        admitted = {each.name: (synthesizers[each.name], each.admission) for each in models}
         self._api = create_api(
-            synthesizers or HandleSynthesizer(codec, talker=talker),
+            admitted or synthesizers[""],
             settings,
             echo_request_id=False,
             node=node,
             live_texts=LiveTexts(get_node_ip_address()),
             voices=self._voices,
+            jobs=None if jobs is None else HandleJobs(jobs),
         )
         leave_loaded_alone()
 

@@ -19,14 +19,14 @@ _ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _CUT_FIELDS = ("text", "transcript")  # the next message continues their text
 
 
-def parse_object(raw: bytes | str) -> dict[str, object]:
+def parse_object(raw: bytes | str, *, most_values: int = _MOST_VALUES) -> dict[str, object]:
     """A JSON object without its null fields. Raises InvalidRequest; its message names the field of a bad number.
 
     `raw` is the bytes of a body or the text of a message. A message may cut a surrogate pair: see `_repaired_json`.
     """
     commas = raw.count(b",") if isinstance(raw, bytes) else raw.count(",")
-    if commas >= _MOST_VALUES:
-        raise InvalidRequest(f"The JSON has more than {_MOST_VALUES} values.", None, "invalid_json")
+    if commas >= most_values:
+        raise InvalidRequest(f"The JSON has more than {most_values} values.", None, "invalid_json")
     try:
         value = from_json(raw)
     except ValueError as error:

@@ -26,6 +26,7 @@ from serve_app.api.wish import FINISH_HEADER, TAKE_HEADER, WORD_TIMES_HEADER
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
 from serve_app.dialects.table import http_router, socket_router
+from serve_app.jobs.desk import Jobs
 from serve_app.speech.admission import Admission, always
 from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
@@ -58,13 +59,14 @@ def create_api(
     node: Node | None = None,
     live_texts: LiveTexts | None = None,
     voices: Voices | None = None,
+    jobs: Jobs | None = None,
 ) -> FastAPI:
     """The application with all dialects.
 
     With several models `synthesizer` maps each name to its synthesizer and limits, the default model first. Without a
     `node` there are no routes for metrics. `live_texts` holds the texts that clients are still writing, `voices` the
-    stored voices; by default `settings` name these. `echo_request_id` is False where the server in front adds
-    `x-request-id` to responses, as Ray Serve does.
+    stored voices; by default `settings` name these. Without `jobs` there is no long work. `echo_request_id`
+    is False where the server in front adds `x-request-id` to responses, as Ray Serve does.
     """
     live_texts, voices = live_texts or LiveTexts(), voices or Voices.of(settings.voices)
     tails = Tails()
@@ -89,7 +91,7 @@ def create_api(
     api.include_router(page_routes(api.title))
     # Only for the OpenAPI page: the door has checked the key before.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
-    service = SpeechService(models, settings, live_texts=live_texts, voices=voices, tails=tails)
+    service = SpeechService(models, settings, live_texts=live_texts, voices=voices, tails=tails, jobs=jobs)
     for dialect in DIALECTS:
         api.include_router(http_router(dialect, service), dependencies=keyed)
     api.include_router(catalogue_routes(models, settings, voices), tags=["Models and voices"])

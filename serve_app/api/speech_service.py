@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -31,6 +32,9 @@ from serve_app.speech.segments import Segments
 from serve_app.speech.word_times import WordTimes
 from serve_app.voices.library import Voices
 
+if TYPE_CHECKING:  # it plans jobs with what is here
+    from serve_app.jobs.desk import Jobs
+
 Wrap = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
 Tell = Callable[[bytes, WordTimes | None], Iterable[bytes]]
 
@@ -49,12 +53,13 @@ class SpeechService:
         live_texts: LiveTexts,
         voices: Voices,
         tails: Tails,
+        jobs: "Jobs | None" = None,
     ) -> None:
         """`live_texts` holds the texts that are still being written, `voices` the stored voices, `tails` the ends of
         finished requests.
         """
         self.models, self.settings, self.live_texts, self.voices = models, settings, live_texts, voices
-        self._tails = tails
+        self._tails, self.jobs = tails, jobs
 
     async def described(self) -> Sequence[ModelInfo]:
         """All models, the default first. Raises NotReady."""

@@ -1,6 +1,7 @@
 """Audio of a response: speed and format turn s16le mono PCM into the bytes that are sent, as they come."""
 
 import asyncio
+import math
 import struct
 import sys
 from collections.abc import Callable, Mapping
@@ -304,7 +305,8 @@ def _frame(samples: NDArray[np.int16], rate: int, position: int) -> "AudioFrame"
 
 def factors(speed: float) -> list[float]:
     """`speed` as atempo steps of 0.5 to 2: a step skips samples above 2 and does not go below 0.5."""
-    return [speed] if 0.5 <= speed <= 2 else [speed**0.5] * 2
+    count = max(1, math.ceil(abs(math.log2(speed))))
+    return [speed ** (1 / count)] * count
 
 
 class Rendering:

@@ -10,6 +10,7 @@ from serve_app.dialects import (
     elevenlabs_lexicons,
     elevenlabs_sockets,
     flux,
+    jobs,
     kokoro,
     nari,
     native,
@@ -26,7 +27,7 @@ _MODULES = (
     *(openai_speech, deepgram, flux, elevenlabs, elevenlabs_sockets, elevenlabs_designs, elevenlabs_lexicons),
     # voice_design before stored_voices, for which "design" would be the name of a voice.
     *(cartesia, realtime, dashscope, vllm_omni, voice_design, stored_voices, voxserve, kokoro, codec_frames, native),
-    nari,
+    *(nari, jobs),
 )
 # In the order of /docs; of several keys that a request has, the first header's counts.
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in _MODULES)

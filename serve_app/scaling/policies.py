@@ -58,6 +58,7 @@ class Bounds:
     target_use: float = 0.75  # of the sequences, or of the streams and cores, that all replicas can take
     scale_down_window_s: float = 120.0  # a replica goes when the whole window did not need it
     scale_to_zero_after_s: float = 600.0  # without a single request
+    jobs: str = "hold"  # "neither": segments of jobs keep no replica; "wake" is for those who ask (jobs/deployment.py)
 
     @property
     def scale_down_interval_s(self) -> float:
@@ -67,7 +68,7 @@ class Bounds:
         if not 0 <= self.min_replicas <= self.max_replicas or self.max_replicas < 1:
             raise ValueError("0 <= min_replicas <= max_replicas and 1 <= max_replicas must hold")
         for field in fields(self):
-            if getattr(self, field.name) < 0:
+            if field.name != "jobs" and getattr(self, field.name) < 0:
                 raise ValueError(f"{field.name} is negative")
 
 
@@ -122,7 +123,9 @@ def decide_talker(
     """Replicas for the sequences that run and wait, for the KV blocks in use, and for the growth of the queue."""
     running = sum(record.running for record in records)
     waiting = sum(record.waiting for record in records)
-    demand = max(running + waiting, counts.ongoing) + counts.queued  # a new replica has not recorded anything yet
+    background = sum(record.background for record in records)
+    # A new replica has not recorded anything yet.
+    demand = max(running + waiting, counts.ongoing - background) + counts.queued
     line = _recent(state.line, TimedValue(now_s, waiting + counts.queued), window_s=_TREND_WINDOW_S)
     growth = min(_growth(line) * settings.trend_horizon_s, demand)  # at most as much as the demand
     per_replica = settings.sequences_per_replica * settings.target_use
@@ -140,6 +143,7 @@ def decide_talker(
         state=replace(state, line=line, mean=mean),
         now_s=now_s,
         demand=demand,
+        background=background,
         occupied=running / settings.sequences_per_replica,
     )
 
@@ -152,7 +156,8 @@ def decide_codec(
     Every request passes the codec before it reaches the talker: the streams that wait for a talker, and the requests
     that wait for a codec, are the frames of a talker pool that is about to grow.
     """
-    streams = max(sum(record.streams for record in records), counts.ongoing) + counts.queued
+    background = sum(record.background for record in records)
+    streams = max(sum(record.streams for record in records), counts.ongoing - background) + counts.queued
     flowing = sum(record.streams - record.starting for record in records)
     cores = sum(record.cores for record in records)
     backlog_s = sum(record.backlog_s for record in records)
@@ -175,6 +180,7 @@ def decide_codec(
         state=replace(state, mean=mean),
         now_s=now_s,
         demand=streams,
+        background=background,
         occupied=flowing / settings.streams_per_replica,
     )
 
@@ -187,15 +193,19 @@ def _settle(
     state: State,
     now_s: float,
     demand: float,
+    background: float,
     occupied: float,
 ) -> Decision:
-    """The greatest need, at once where it is more than there is, slowly where it is less."""
+    """The greatest need, at once where it is more than there is, slowly where it is less. Segments of jobs, which are
+    no demand, keep the last replica at most.
+    """
     reason, need = max(needs.items(), key=lambda item: item[1])
-    needed = max(math.ceil(need - _ROUNDING), 1 if demand else 0)
+    is_wanted = demand or (background and settings.jobs != "neither")
+    needed = max(math.ceil(need - _ROUNDING), 1 if is_wanted else 0)
     is_first = state.busy_s == -math.inf  # the replicas of that time count as needed
     peak = TimedValue(now_s, max(need, counts.wanted) if is_first else need)
     state = replace(state, peaks=_peaks(state.peaks, peak, window_s=settings.scale_down_window_s))
-    if demand or is_first or counts.running < counts.wanted:  # a starting replica was wanted
+    if is_wanted or is_first or counts.running < counts.wanted:  # a starting replica was wanted
         state = replace(state, busy_s=now_s)
     may_be_none = counts.wanted == 0 or now_s - state.busy_s >= settings.scale_to_zero_after_s
     lowest = max(settings.min_replicas, 0 if may_be_none else 1)  # the last replica stays for a while

@@ -23,7 +23,7 @@ from serve_app.speech.models import ModelState
 
 logger = logging.getLogger(__name__)
 
-POOLS = {"Talker": "talker", "Codec": "codec", "Ingress": "ingress"}
+POOLS = {"Talker": "talker", "Codec": "codec", "Ingress": "ingress", "Jobs": "jobs"}
 ONE_MODEL = MappingProxyType({"": ("Talker", "Codec")})
 _TURN_S = 0.2  # shorter than api.admission.max_line_s, after which a line that does not move is a 429
 _TURNS_PER_LOOK = 10  # at least
@@ -187,8 +187,8 @@ def turns_per_look(replicas: int, *, is_running: bool) -> int:
 
 def _asks_for_all() -> bool:
     """Whether this is the ingress of rank 0. Serve gives the rank of one that died to its successor."""
-    rank = serve.get_replica_context().rank
-    return rank is not None and rank.rank == 0
+    context = serve.get_replica_context()
+    return context.deployment == "Ingress" and context.rank is not None and context.rank.rank == 0
 
 
 def scrape() -> bytes:

@@ -279,6 +279,10 @@ class Voices:
         read = partial(recordings.read_flac, key, lambda: store.recording(voice, take), info.sample_rate)
         return replace(asked, audio=await self._aside(read))
 
+    def files(self) -> VoiceStore:
+        """The store, for what lies beside the voices. Raises StoreFailed where there is none."""
+        return self._writable()
+
     async def refresh(self) -> None:
         """Look at the store. Those who ask meanwhile share the next look."""
         asked = self._num_readings

@@ -99,13 +99,13 @@ class VoiceStore:
         return {
             meta["path"]: f"{meta['e_tag']} {meta['last_modified']}"
             for kind in _KINDS
-            for meta in self._listed(f"{kind}/")
+            for meta in self.listed(f"{kind}/")
             if ID.fullmatch(meta["path"].removeprefix(f"{kind}/").removesuffix(".json"))
         }
 
     def read(self, path: str) -> Record | None:
         """The record at a path of `marks`, None where it has gone. Raises Damaged and StoreFailed."""
-        content = self._get(path)
+        content = self.get(path)
         if content is None:
             return None
         try:
@@ -120,13 +120,13 @@ class VoiceStore:
     def write(self, record: Record, recordings: Mapping[str, bytes]) -> None:
         """Keep a record and its new recordings, by sha256, in this order. Raises StoreFailed; it is as before then."""
         for sha256, recording in recordings.items():
-            self._put(_audio(record.id, sha256), recording)
+            self.put(_audio(record.id, sha256), recording)
         stored = record.model_dump(mode="json")
-        self._put(_path(record), json.dumps({"sha256": _checksum(stored), "record": stored}).encode())
+        self.put(_path(record), json.dumps({"sha256": _checksum(stored), "record": stored}).encode())
 
     def recording(self, record: Record, take: Take) -> bytes:
         """A FLAC file. Raises Damaged and StoreFailed."""
-        content = self._get(_audio(record.id, take.sha256))
+        content = self.get(_audio(record.id, take.sha256))
         if content is None or hashlib.sha256(content).hexdigest() != take.sha256:
             what = "is missing" if content is None else "is damaged"
             raise Damaged(f"{self.place}: a recording of {record.name!r} ({record.id}) {what}")
@@ -134,13 +134,13 @@ class VoiceStore:
 
     def remove(self, record: Record) -> None:
         """The record first: what a death leaves behind belongs to no voice, and `sweep` removes it."""
-        self._delete(_path(record))
+        self.delete(_path(record))
         for kind in _OF_A_RECORD:
-            self._delete(*(meta["path"] for meta in self._listed(f"{kind}/{record.id}/")))
+            self.delete(*(meta["path"] for meta in self.listed(f"{kind}/{record.id}/")))
 
     def derived(self, voice: StoredVoice, key: bytes) -> ClonePrompt | None:
         """The prompt that was kept for this key, if there is one that can be read. Raises StoreFailed."""
-        content = self._get(_derived(voice, key))
+        content = self.get(_derived(voice, key))
         if content is None:
             return None
         try:
@@ -156,22 +156,22 @@ class VoiceStore:
             np.savez(file, speaker=prompt.speaker)
         else:
             np.savez(file, speaker=prompt.speaker, codes=prompt.codes)
-        self._put(_derived(voice, key), file.getvalue())
+        self.put(_derived(voice, key), file.getvalue())
 
     def sweep(self) -> int:
         """Remove old designs and what writers that died have left; returns how many files. Raises StoreFailed."""
         old_s, before_s = time.time() - DESIGN_S, time.time() - _ABANDONED_S
-        old = [meta["path"] for meta in self._listed("designs/") if meta["last_modified"].timestamp() < old_s]
-        self._delete(*old)
+        old = [meta["path"] for meta in self.listed("designs/") if meta["last_modified"].timestamp() < old_s]
+        self.delete(*old)
         parts = {
             meta["path"]: meta["path"].split("/")[1]
             for kind in _OF_A_RECORD
-            for meta in self._listed(f"{kind}/")
+            for meta in self.listed(f"{kind}/")
             if meta["last_modified"].timestamp() < before_s
         }
         known = {path.partition("/")[2].removesuffix(".json") for path in self.marks()}  # after the parts: see `write`
         over = [path for path, record_id in parts.items() if record_id not in known]
-        self._delete(*over)
+        self.delete(*over)
         unnamed = (
             [] if self.folder is None else [file for file in self.folder.rglob(".*.new") if _is_older(file, before_s)]
         )
@@ -179,26 +179,26 @@ class VoiceStore:
             file.unlink(missing_ok=True)
         return len(old) + len(over) + len(unnamed)
 
-    def _listed(self, prefix: str) -> "Iterator[obstore.ObjectMeta]":
+    def listed(self, prefix: str) -> "Iterator[obstore.ObjectMeta]":
         with _failing(f"{self.place} cannot be listed"):
             for batch in obstore.list(self._objects, prefix):
                 yield from batch
 
-    def _get(self, path: str) -> bytes | None:
+    def get(self, path: str) -> bytes | None:
         with _failing(f"{self.place}: {path} cannot be read"):
             try:
                 return obstore.get(self._objects, path).bytes().to_bytes()
             except FileNotFoundError:
                 return None
 
-    def _put(self, path: str, content: bytes) -> None:
+    def put(self, path: str, content: bytes) -> None:
         with _failing(f"{self.place} cannot be written, nothing was changed"):
             if self.folder is None:
                 obstore.put(self._objects, path, content)
             else:
                 write_file(self.folder / path, content)
 
-    def _delete(self, *paths: str) -> None:
+    def delete(self, *paths: str) -> None:
         with _failing(f"{self.place}: {', '.join(paths[:1])} cannot be removed"):
             for path in paths:
                 try:

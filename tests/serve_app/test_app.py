@@ -26,9 +26,9 @@ def built(config: AppConfig) -> BuiltApplication:
     return build(application, name="talkray")
 
 
-def test_three_deployments_behind_the_ingress() -> None:
+def test_the_deployments_behind_the_ingress() -> None:
     application = built(AppConfig(model="embedded"))
-    assert {deployment.name for deployment in application.deployments} == {"Ingress", "Codec", "Talker"}
+    assert {deployment.name for deployment in application.deployments} == {"Ingress", "Codec", "Talker", "Jobs"}
     assert application.ingress_deployment_name == "Ingress"
 
 
@@ -187,7 +187,7 @@ def test_models_with_the_same_speech_tokenizer_share_a_codec_pool() -> None:
     application = built(several())
     by_name = {item.name: item for item in application.deployments}
     assert set(by_name) == {
-        "Ingress",
+        *("Ingress", "Jobs"),
         *("Talker-CustomVoice", "Talker-Base", "Talker-nora"),
         *("Codec-CustomVoice", "Codec-nora"),
     }
@@ -201,7 +201,7 @@ def test_models_with_the_same_speech_tokenizer_share_a_codec_pool() -> None:
     assert placements == dict.fromkeys(("CustomVoice", "Base"), "pool")  # their talkers have no GPU to share
     on_gpu = {item.name: item for item in built(several(talker_pool={"num_gpus": 0.5})).deployments}
     assert set(on_gpu["Codec-CustomVoice"].init_args[3].values()) == {"hybrid"}
-    *_, models = by_name["Ingress"].init_args
+    *_, models, _ = by_name["Ingress"].init_args
     assert [(each.name, each.codec.deployment_name, each.talker) for each in models] == [
         ("CustomVoice", "Codec-CustomVoice", None),
         ("Base", "Codec-CustomVoice", None),
@@ -225,11 +225,11 @@ def test_a_single_codec_pool_keeps_its_name_and_follows_all_talkers() -> None:
     first, second, _ = config.models
     second = second.model_copy(update={"placement": "inline", "talker_scaling": TalkerScalingConfig(max_replicas=3)})
     by_name = {item.name: item for item in built(config.model_copy(update={"models": (first, second)})).deployments}
-    assert set(by_name) == {"Ingress", "Talker-CustomVoice", "Talker-Base", "Codec"}
+    assert set(by_name) == {"Ingress", "Talker-CustomVoice", "Talker-Base", "Codec", "Jobs"}
     assert by_name["Codec"].init_args[4] == ""
     scaling = by_name["Codec"]._deployment_config.autoscaling_config
     assert policy_of(scaling)._settings.max_talker_streams == 4 * (1 + 3)  # type: ignore[attr-defined]
-    *_, models = by_name["Ingress"].init_args
+    *_, models, _ = by_name["Ingress"].init_args
     assert models[0].talker is None
     assert models[1].talker.deployment_name == "Talker-Base"  # the ingress asks it itself
 

@@ -73,7 +73,7 @@ def test_shipped_configs_have_only_keys_that_serve_knows(path: Path) -> None:
         assert application.keys() <= ServeApplicationSchema.model_fields.keys()
         for deployment in application.get("deployments", []):
             assert deployment.keys() <= DeploymentSchema.model_fields.keys()
-            assert deployment["name"] in {"Ingress", "Codec", "Talker"}
+            assert deployment["name"] in {"Ingress", "Codec", "Talker", "Jobs"}
         AppConfig.model_validate(application["args"])
 
 

@@ -1,0 +1,89 @@
+"""Jobs as a Ray Serve deployment of one replica, which Serve replaces: what it has made lies in the store."""
+
+import asyncio
+from collections.abc import Sequence
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.serving import ray_metrics, ray_private
+from serve_app.api.ignored_fields import Reasons
+from serve_app.api.speech_service import SpeechService
+from serve_app.config import ApiSettings
+from serve_app.ingress import Deployed, synthesizers_of
+from serve_app.jobs.desk import JobDesk
+from serve_app.jobs.making import SegmentMaker
+from serve_app.jobs.work import Json, Track
+from serve_app.scaling.pool_watch import ONE_MODEL, PoolWatch
+from serve_app.speech.admission import Admission
+from serve_app.speech.joints import Tails
+from serve_app.speech.live_text import LiveTexts
+from serve_app.speech.models import Models, ModelStatus
+from serve_app.voices.library import Voices
+from serve_app.voices.record import Visitor
+
+_POLL_S = 0.25
+
+
+class JobsReplica:
+    """The only replica that makes segments of jobs."""
+
+    def __init__(
+        self,
+        settings: ApiSettings,
+        codec: DeploymentHandle | None,
+        talker: DeploymentHandle | None = None,
+        models: Sequence[Deployed] = (),
+        waking: Sequence[str] = (),
+    ) -> None:
+        """`codec`, `talker`, `models` as the ingress has them. `waking`: models whose talkers a job may start."""
+        ray_metrics.install()
+        app_name = serve.get_replica_context().app_name
+        self._waking = waking
+        self._watch = PoolWatch(app_name, {each.name: each.deployments for each in models} or ONE_MODEL)
+        self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes())
+        synthesizers = synthesizers_of(codec, talker, models)
+        admissions = {name: Admission(each, settings.admission) for name, each in synthesizers.items()}
+        service = SpeechService(Models(admissions), settings, live_texts=LiveTexts(), voices=self._voices, tails=Tails())
+        maker = SegmentMaker(synthesizers, self._voices)
+        self._desk = JobDesk(service, maker, settings.jobs, hindrance=self._hindrance)
+        self._working: asyncio.Task[None] | None = None
+
+    async def check_health(self) -> None:
+        """Serve calls it first of all, and then periodically."""
+        self._voices.follow()
+        if self._working is None or self._working.done():
+            self._working = asyncio.create_task(self._work())
+
+    async def create(self, visitor: Visitor, fields: Json, key: str | None) -> tuple[Json, Reasons]:
+        return await self._desk.create(visitor, fields, key)
+
+    async def ask(self, visitor: Visitor, what: str, job_id: str) -> Json:
+        return await self._desk.ask(visitor, what, job_id)
+
+    async def all_of(self, visitor: Visitor) -> list[Json]:
+        return await self._desk.all_of(visitor)
+
+    async def track(self, visitor: Visitor, job_id: str, part: int | None) -> Track:
+        return await self._desk.track(visitor, job_id, part)
+
+    async def words(self, visitor: Visitor, job_id: str, part: int) -> Json:
+        return await self._desk.words(visitor, job_id, part)
+
+    async def _work(self) -> None:
+        """Make segments until Serve stops this replica: its successor makes them then."""
+        running, replica = asyncio.create_task(self._desk.run()), ray_private.this_replica()
+        try:
+            while not running.done() and not (replica is not None and ray_private.is_stopping(replica)):
+                await asyncio.wait((running,), timeout=_POLL_S)
+        finally:
+            running.cancel()
+            await asyncio.wait((running,))
+        if not running.cancelled():
+            running.result()
+
+    def _hindrance(self, model: str) -> str | None:
+        state = self._watch.state(model)
+        if state.status is ModelStatus.AT_ZERO and model not in self._waking:
+            return "Its talkers are at zero, and talker_scaling.jobs lets no job start them: it waits for a request."
+        return None

@@ -1,0 +1,347 @@
+"""All jobs of a server, in one process: takes them in, makes their segments, and tells how far they are.
+
+What is made lies in the store. A process that dies loses the segments that were running, and its successor makes these
+again: `JobDesk.run` begins with what the store has.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import ParamSpec, Protocol, TypeVar
+
+from deployments.errors import Conflict, EngineError, InvalidRequest, NotFound, NotReady, Overloaded, ReplicaLost
+from serve_app.api.ignored_fields import Reasons
+from serve_app.api.speech_service import SpeechService
+from serve_app.config import JobSettings
+from serve_app.jobs.audio import words_of
+from serve_app.jobs.making import JobStopped, SegmentMaker
+from serve_app.jobs.planning import num_segments, planned
+from serve_app.jobs.record import JobState, Made, Place, StoredJob
+from serve_app.jobs.store import JobStore
+from serve_app.jobs.work import Json, Track, Work
+from serve_app.voices.record import VISITOR, Visitor, now
+from serve_app.voices.store import Damaged, StoreFailed
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_FIRST_SEGMENTS = 2.0  # at once, until the pools are known to have room for more
+_RETRY_S, _LONGEST_RETRY_S = 0.25, 15.0  # after a refusal, and of a store that cannot be written
+_LOOK_S = 1.0  # between two looks whether a hindrance is over
+_SWEEP_S, _ABANDONED_S = 600.0, 3600.0
+_MOST_FAILURES = 3  # of the engine, on one segment
+
+
+class Jobs(Protocol):
+    """What the HTTP surface asks: the desk itself, or the deployment that holds it."""
+
+    async def create(self, visitor: Visitor, fields: Json, key: str | None) -> tuple[Json, Reasons]: ...
+
+    async def ask(self, visitor: Visitor, what: str, job_id: str) -> Json: ...
+
+    async def all_of(self, visitor: Visitor) -> list[Json]: ...
+
+    async def track(self, visitor: Visitor, job_id: str, part: int | None) -> Track: ...
+
+    async def words(self, visitor: Visitor, job_id: str, part: int) -> Json: ...
+
+
+class JobDesk:
+    """The one process that makes the segments of jobs. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        service: SpeechService,
+        maker: SegmentMaker,
+        settings: JobSettings,
+        *,
+        hindrance: Callable[[str], str | None] = lambda model: None,
+    ) -> None:
+        """`hindrance` says why jobs may not use a model now, by its name."""
+        self._service, self._maker, self._settings, self._hindrance = service, maker, settings, hindrance
+        self._works: dict[str, Work] = {}
+        self._limit = min(_FIRST_SEGMENTS, float(settings.max_segments))
+        self._failure: str | None = None  # why the store takes nothing now
+        self._changed, self._creating = asyncio.Event(), asyncio.Lock()
+        self._has_read = False
+        self._swept_s = 0.0
+
+    async def create(self, visitor: Visitor, fields: Json, key: str | None) -> tuple[Json, Reasons]:
+        """A new job, and its fields without effect; with a `key` that its owner has used the job of that time.
+
+        Raises InvalidRequest, Conflict, NotReady, StoreFailed.
+        """
+        await self._read()
+        VISITOR.set(visitor)
+        owner = visitor.name or ""
+        fingerprint = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+        async with self._creating:
+            if (known := self._with_key(owner, key)) is not None:
+                if known.job.fingerprint != fingerprint:
+                    message = f"Idempotency-Key: {known.job.id} was made with it, from another body: take another key."
+                    raise Conflict(message, "Idempotency-Key", "idempotency_key_reused")
+                return self._told(known), {}
+            self._check_quota(owner)
+            made = await planned(self._service, fields)
+            plan = made.plan()
+            job = StoredJob(
+                id=f"job_{secrets.token_hex(12)}",
+                owner=owner,
+                created_at=now(),
+                key=key,
+                fingerprint=fingerprint,
+                models=made.models,
+                num_segments=num_segments(plan.parts),
+                num_chars=sum(len(segment.text) for part in plan.parts for segment in part.segments),
+            )
+            await asyncio.to_thread(self._store().create, job, plan)
+            self._works[job.id] = Work(job, JobState(), {}, 0)
+        self._changed.set()
+        return self._told(self._works[job.id]), made.ignored
+
+    async def all_of(self, visitor: Visitor) -> list[Json]:
+        """The newest first."""
+        await self._read()
+        visible = [work for work in self._works.values() if _sees(visitor, work)]
+        return [self._told(work) for work in sorted(visible, key=_age, reverse=True)]
+
+    async def ask(self, visitor: Visitor, what: str, job_id: str) -> Json:
+        """The job after `what` was done: "get", "cancel", "resume" or "delete". Raises NotFound, StoreFailed."""
+        work = await self._find(visitor, job_id)
+        if what == "cancel" and not work.is_complete:
+            await self._change(work, JobState(cancelled=True, ended_at=now()))
+        elif what == "resume" and not work.is_complete:
+            await self._change(work, JobState())
+        elif what == "delete":
+            await _leave(work)
+            await asyncio.to_thread(self._store().remove, job_id)
+            self._works.pop(job_id, None)
+            return {"id": job_id, "object": "audio.job.deleted", "deleted": True}
+        return self._told(work)
+
+    async def track(self, visitor: Visitor, job_id: str, part: int | None) -> Track:
+        """A finished part, or all of a finished job. Raises NotFound, Conflict."""
+        work = await self._find(visitor, job_id)
+        made = work.whole() if part is None else work.part(part)
+        infos = [work.job.info(model) for model in work.job.models]
+        if part is None and len({info.sample_rate for info in infos}) > 1:
+            raise Conflict("Its models have different sample rates: fetch its parts.", None, "mixed_sample_rates")
+        return Track(job_id, infos[0].sample_rate, infos[0].frame_samples, made)
+
+    async def words(self, visitor: Visitor, job_id: str, part: int) -> Json:
+        """When which word and which segment of a finished part is heard. Raises NotFound, Conflict, Damaged."""
+        work = await self._find(visitor, job_id)
+        return await asyncio.to_thread(words_of, self._store(), work.job, part, work.part(part))
+
+    async def run(self) -> None:
+        """Make segments until this is cancelled. Those that run then are made again by the next process."""
+        try:
+            while True:
+                await self._take_turn()
+        finally:
+            await asyncio.gather(*map(_leave, self._works.values()))
+
+    async def _take_turn(self) -> None:
+        """Begin what there is room for, and wait for a change."""
+        try:
+            await self._read()
+            await self._clean_up()
+        except StoreFailed as error:
+            self._fail(error)
+        self._changed.clear()
+        while self._num_running < int(self._limit) and (work := self._next()) is not None:
+            place = work.todo.popleft()
+            work.begin(place, asyncio.create_task(self._make(work, place)))
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    @property
+    def _num_running(self) -> int:
+        return sum(len(work.running) for work in self._works.values())
+
+    def _next(self) -> Work | None:
+        """The job whose segment begins next: of the owner, then of the job, with the fewest that run; the oldest."""
+        of_owners = Counter[str]()
+        for work in self._works.values():
+            of_owners[work.job.owner] += len(work.running)
+        ready = [work for work in self._works.values() if work.todo and not work.state.ended_at]
+        ready = [work for work in ready if self._hindered(work) is None]
+        return min(ready, key=lambda work: (of_owners[work.job.owner], len(work.running), *_age(work)), default=None)
+
+    async def _make(self, work: Work, place: Place) -> None:
+        """One segment, from the pools into the store. What cannot be made now is put back."""
+        try:
+            if work.plan is None:
+                work.plan = await asyncio.to_thread(self._store().plan, work.job.id)
+            made, content = await self._maker.make(work.job, work.plan, place)
+            await self._keep(work, made, content)
+            self._limit = min(self._limit + 0.5, self._settings.max_segments)
+        except (Overloaded, NotReady, ReplicaLost) as error:
+            work.todo.appendleft(place)
+            self._limit = max(1.0, self._limit / 2)
+            logger.info("%s: segment %s waits: %s", work.job.id, place, error)
+            await asyncio.sleep(_RETRY_S)  # and keeps its place meanwhile
+        except EngineError as error:
+            work.failures[place] = work.failures.get(place, 0) + 1
+            if work.failures[place] >= _MOST_FAILURES:
+                await self._stop(work, f"part {place.part}, segment {place.segment}: {error}")
+            else:
+                work.todo.appendleft(place)
+        except StoreFailed as error:  # its voice, or its texts, cannot be read now
+            work.todo.appendleft(place)
+            self._fail(error)
+            await asyncio.sleep(_LOOK_S)
+        except (JobStopped, InvalidRequest, Damaged) as error:
+            await self._stop(work, f"part {place.part}, segment {place.segment}: {error}")
+        except Exception:
+            logger.exception("%s: segment %s failed", work.job.id, place)
+            await self._stop(work, f"part {place.part}, segment {place.segment}: the server failed, see its log")
+        finally:
+            work.running.pop(place, None)
+            self._changed.set()
+
+    async def _keep(self, work: Work, made: Made, content: bytes) -> None:
+        """Store a segment, however long that takes: nothing new begins while the store takes nothing."""
+        delay_s = _RETRY_S
+        while True:
+            try:
+                await asyncio.to_thread(self._store().keep, work.job.id, made, content)
+            except StoreFailed as error:
+                self._fail(error)
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
+            else:
+                break
+        self._failure = None
+        work.add(made, len(content))
+        if work.is_complete:
+            work.plan = None
+            await self._end(work)
+
+    def _fail(self, error: StoreFailed) -> None:
+        if str(error) != self._failure:
+            logger.error("jobs are paused: %s", error)
+        self._failure = str(error)
+
+    async def _stop(self, work: Work, reason: str) -> None:
+        """No segment of it begins any more, until it is resumed."""
+        logger.error("%s failed: %s", work.job.id, reason)
+        work.state = JobState(failed=reason, ended_at=now())
+        await self._write_state(work)
+
+    async def _end(self, work: Work) -> None:
+        work.state = JobState(ended_at=now())
+        await self._write_state(work)
+
+    async def _write_state(self, work: Work) -> None:
+        """Where the store takes nothing the state is found again: the next segment fails or ends as this one."""
+        try:
+            await asyncio.to_thread(self._store().write_state, work.job.id, work.state)
+        except StoreFailed as error:
+            self._fail(error)
+
+    async def _change(self, work: Work, state: JobState) -> None:
+        """What its owner wants. Raises StoreFailed, and nothing has changed then."""
+        await asyncio.to_thread(self._store().write_state, work.job.id, state)
+        work.state = state
+        if state.cancelled:
+            await _leave(work)
+        work.failures.clear()
+        work.queue_all()
+        self._changed.set()
+
+    def _hindered(self, work: Work) -> str | None:
+        """Why no segment of it begins now."""
+        if self._failure is not None:
+            return self._failure
+        held = sum(each.num_bytes for each in self._works.values() if each.job.owner == work.job.owner)
+        if held >= self._settings.max_bytes:
+            most = self._settings.max_bytes
+            return f"Its owner's jobs hold {held} bytes, api.jobs.max_bytes allows {most}: delete some."
+        return next(filter(None, map(self._hindrance, work.job.models)), None)
+
+    def _told(self, work: Work) -> Json:
+        return work.described(self._hindered(work))
+
+    def _check_quota(self, owner: str) -> None:
+        num_jobs = sum(work.job.owner == owner for work in self._works.values())
+        if num_jobs >= self._settings.max_jobs:
+            message = f"{num_jobs} jobs are kept, api.jobs.max_jobs allows no more: delete some."
+            raise Conflict(message, None, "quota_exceeded")
+
+    def _with_key(self, owner: str, key: str | None) -> Work | None:
+        same = (work for work in self._works.values() if work.job.owner == owner and work.job.key == key)
+        return None if key is None else next(same, None)
+
+    async def _find(self, visitor: Visitor, job_id: str) -> Work:
+        await self._read()
+        work = self._works.get(job_id)
+        if work is None or not _sees(visitor, work):
+            raise NotFound(f"There is no job {job_id[:80]!r}, or it is not yours.", "job_id", "job_not_found")
+        return work
+
+    async def _read(self) -> None:
+        """What the store has, once. Raises StoreFailed."""
+        if self._has_read:
+            return
+        store = self._store()
+        works = await asyncio.to_thread(_works_of, store)
+        if not self._has_read:
+            self._works |= {work.job.id: work for work in works}
+            self._has_read = True
+
+    async def _clean_up(self) -> None:
+        """Remove jobs that ended long ago, and what belongs to no job. Looks whether a full store takes files again."""
+        for work in list(self._works.values()):
+            ended_at = work.state.ended_at or (work.job.created_at if work.is_complete else None)
+            if ended_at is not None and now() - ended_at > self._settings.retention_s:
+                await asyncio.to_thread(self._store().remove, work.job.id)
+                self._works.pop(work.job.id, None)
+        if self._failure is not None and not self._num_running:  # a segment that waits to be kept tries by itself
+            self._failure = None
+        if time.monotonic() - self._swept_s > _SWEEP_S:
+            self._swept_s = time.monotonic()
+            await asyncio.to_thread(self._store().sweep, time.time() - _ABANDONED_S)
+
+    def _store(self) -> JobStore:
+        return JobStore(self._service.voices.files())
+
+
+def _works_of(store: JobStore) -> list[Work]:
+    """Blocks."""
+    works = []
+    for job_id in store.jobs():
+        try:
+            job, state = store.job(job_id), store.state(job_id)
+        except Damaged as error:
+            logger.error("a job is left out: %s", error)
+            continue
+        if job is not None:
+            made = list(store.made(job_id))
+            works.append(Work(job, state, {each.place: each for each, _ in made}, sum(size for _, size in made)))
+    return works
+
+
+async def _leave(work: Work) -> None:
+    """Leave the segments that run."""
+    tasks = list(work.running.values())
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _sees(visitor: Visitor, work: Work) -> bool:
+    return visitor.sees_all or work.job.owner == visitor.name
+
+
+def _age(work: Work) -> tuple[int, str]:
+    return work.job.created_at, work.job.id

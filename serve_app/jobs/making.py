@@ -1,0 +1,97 @@
+"""Makes one segment of a job: asks the pools for it as background work, and draws it again where it ends badly."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from deployments.errors import EngineError, TalkrayError
+from deployments.protocol import Codes, FinishReason, ModelInfo, Reference, Stretch, SynthesisRequest
+from serve_app.jobs.record import JobPlan, Made, Manner, Part, Place, StoredJob
+from serve_app.jobs.store import packed
+from serve_app.speech.redraw import ended_badly, redrawn
+from serve_app.speech.segments import LongText, Segments, segment_seed
+from serve_app.speech.synthesizer import Synthesizer
+from serve_app.voices.library import Voices
+from serve_app.voices.record import VISITOR, Visitor
+
+
+class JobStopped(TalkrayError):
+    """A job cannot go on as it was made; the message says what to do."""
+
+
+@dataclass(slots=True)
+class _Speech:
+    """What was heard of a segment."""
+
+    codes: list[Codes] = field(default_factory=list)
+    pcm: bytearray = field(default_factory=bytearray)
+    positions: list[tuple[float, float]] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+class SegmentMaker:
+    """Asks the synthesizer of each model, by `SynthesisRequest.model`, without any admission."""
+
+    def __init__(self, synthesizers: Mapping[str, Synthesizer], voices: Voices) -> None:
+        self._synthesizers, self._voices = synthesizers, voices
+
+    async def make(self, job: StoredJob, plan: JobPlan, place: Place) -> tuple[Made, bytes]:
+        """A segment as `JobStore.keep` takes it. Raises JobStopped, and what a synthesizer raises."""
+        part = plan.parts[place.part]
+        manner, info = plan.manners[part.manner], job.info(plan.manners[part.manner].model)
+        await self._check(job, manner, info)
+        request = plan.request(job, place, await self._reference(job, manner, info))
+        speech, was_redrawn = await self._speak(request, part.segments[place.segment].speed, info), False
+        if part.redraws and ended_badly(speech.finish_reason):
+            again = redrawn(request, speech.finish_reason, segment_seed(request.seed, 0), model=manner.model)
+            speech, was_redrawn = await self._speak(again, part.segments[place.segment].speed, info), True
+        return await asyncio.to_thread(_kept, speech, part, place, info, was_redrawn)
+
+    async def _check(self, job: StoredJob, manner: Manner, info: ModelInfo) -> None:
+        """Raises JobStopped where another model is loaded by now: the rest would have another voice."""
+        if manner.model not in self._synthesizers:
+            raise JobStopped(f"the model {manner.model or info.name} is not served any more")
+        now = await self._synthesizers[manner.model].describe()
+        if (now.name, now.fingerprint) != (info.name, info.fingerprint):
+            raise JobStopped(f"the job was made for {info.name}, and {now.name} is loaded: load that model, and resume")
+
+    async def _reference(self, job: StoredJob, manner: Manner, info: ModelInfo) -> Reference | None:
+        if manner.stored_voice is None:
+            return None
+        VISITOR.set(Visitor(job.owner, sees_all=True))  # of this task; the plan was checked with its owner's rights
+        voice = await self._voices.find(manner.stored_voice)
+        if voice is None:
+            raise JobStopped(f"the voice {manner.stored_voice} was deleted")
+        take, _ = voice.take_for(manner.style)
+        return await self._voices.reference(voice, take, info, x_vector_only=manner.x_vector_only)
+
+    async def _speak(self, request: SynthesisRequest, speed: float, info: ModelInfo) -> _Speech:
+        speech = _Speech()
+        asked = replace(request, stretches=(Stretch(request.text, speed=speed),))
+        segments = Segments.of(asked, max(info.max_segment_chars, len(request.text)))
+        first = segments.known_segment(0)
+        assert first is not None, "a text has a segment"
+        async with aclosing(LongText(self._synthesizers[request.model]).speak(first, segments, info)) as chunks:
+            async for chunk in chunks:
+                speech.codes.append(chunk.codes)
+                speech.pcm += chunk.pcm
+                speech.positions += chunk.text_positions
+                speech.finish_reason = chunk.finish_reason
+        if speech.finish_reason is None:
+            raise EngineError("a segment ended without a reason: speech is missing")
+        return speech
+
+
+def _kept(speech: _Speech, part: Part, place: Place, info: ModelInfo, was_redrawn: bool) -> tuple[Made, bytes]:
+    """With the silence before it, and behind the last one that of the part's end. Blocks."""
+    assert speech.finish_reason is not None
+    before = int(part.segments[place.segment].pause_s * info.sample_rate)
+    is_last = place.segment == len(part.segments) - 1
+    after = int(part.end_pause_s * info.sample_rate) if is_last else 0
+    pcm = bytes(2 * before) + bytes(speech.pcm) + bytes(2 * after)
+    positions = [(before / info.sample_rate + seconds, chars) for seconds, chars in speech.positions]
+    made = Made(place, len(pcm) // 2, speech.finish_reason, was_redrawn)
+    return made, packed(np.concatenate(speech.codes), pcm, positions, info.sample_rate)

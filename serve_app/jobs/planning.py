@@ -1,0 +1,133 @@
+"""From what a client sent to the texts of a job, all checked: a mistake in any of them is an answer, never a job."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from deployments.errors import InvalidRequest
+from deployments.protocol import ModelInfo
+from serve_app.api.ignored_fields import Reasons
+from serve_app.api.make_wish import strict_wish
+from serve_app.api.request import build_request
+from serve_app.api.speech_service import SpeechService
+from serve_app.api.wish import Wish
+from serve_app.jobs.record import MOST_PARTS, MOST_SEGMENTS, JobPlan, Manner, Part, Rules, Segment, StoredJob
+from serve_app.speech.characters import is_speakable
+from serve_app.speech.segments import Segments
+
+INPUTS, CUSTOM_ID = "inputs", "custom_id"
+_LONGEST_ID = 200
+_COMPARED = 16
+# How the audio is delivered is asked when it is fetched.
+_AT_FETCH = ("response_format", "sample_rate", "stream", "stream_format", "word_timestamps")
+
+
+@dataclass(slots=True)
+class Planned:
+    """A plan as it grows, with what is known of its models and of fields without effect."""
+
+    rules: list[Rules] = field(default_factory=list)
+    manners: list[Manner] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    infos: dict[str, ModelInfo] = field(default_factory=dict)
+    ignored: Reasons = field(default_factory=dict)
+
+    def plan(self) -> JobPlan:
+        return JobPlan(rules=tuple(self.rules), manners=tuple(self.manners), parts=tuple(self.parts))
+
+    @property
+    def models(self) -> dict[str, dict[str, object]]:
+        """As `StoredJob.models`."""
+        return {name: StoredJob.described(info) for name, info in self.infos.items()}
+
+
+async def planned(service: SpeechService, fields: Mapping[str, object]) -> Planned:
+    """The plan of a job. Raises InvalidRequest that names the entry and its field, ModelNotFound, NotReady."""
+    inputs, defaults = fields.get(INPUTS), {name: value for name, value in fields.items() if name != INPUTS}
+    if not isinstance(inputs, list) or not inputs:
+        raise InvalidRequest(
+            'inputs is required: a list of objects with "input", the text of each part.',
+            INPUTS,
+            "missing_required_parameter",
+        )
+    if len(inputs) > MOST_PARTS:
+        raise InvalidRequest(f"inputs has {len(inputs)} entries, at most {MOST_PARTS} are allowed.", INPUTS)
+    if misplaced := next((name for name in ("input", "text", CUSTOM_ID) if name in defaults), None):
+        raise InvalidRequest(f'{misplaced} belongs into each entry of inputs: {{"input": "..."}}.', misplaced)
+    made = Planned()
+    for number, entry in enumerate(inputs):
+        if not isinstance(entry, dict):
+            raise InvalidRequest(f'inputs[{number}] must be an object, such as {{"input": "..."}}.', INPUTS)
+        try:
+            await _add(made, service, {**defaults, **{name: each for name, each in entry.items() if each is not None}})
+        except InvalidRequest as error:
+            is_own = error.param == "input" or error.param in entry
+            param = f"inputs[{number}].{error.param}" if is_own else error.param
+            raise type(error)(f"inputs[{number}]: {error.message}", param, error.code) from None
+        await asyncio.sleep(0)  # a book has thousands, and segments of other jobs are read meanwhile
+    return made
+
+
+async def _add(made: Planned, service: SpeechService, fields: dict[str, object]) -> None:
+    custom_id = fields.pop(CUSTOM_ID, None)
+    if custom_id is not None and (not isinstance(custom_id, str) or len(custom_id) > _LONGEST_ID):
+        raise InvalidRequest(f"{CUSTOM_ID} must be a string of at most {_LONGEST_ID} characters.", CUSTOM_ID)
+    for name in ("ref_audio", "reference_audio"):
+        if name in fields:
+            reason = (
+                "a job speaks with stored voices: store the recording (POST /v1/audio/voices), and name it in voice"
+            )
+            raise InvalidRequest(f"{name}: {reason}.", name)
+    at_fetch = [name for name in _AT_FETCH if fields.pop(name, None) is not None]
+    wish = await strict_wish(service, fields)
+    request = await build_request(wish, service.settings, service.voices, request_id="", client="")
+    stored = {}
+    if wish.stored is not None:
+        assert request.reference is not None, "a stored voice speaks by its recording"
+        take, _ = wish.stored.take_for(wish.body.instructions)
+        by_vector = request.reference.x_vector_only
+        stored = {"stored_voice": wish.stored.id, "style": take.style, "x_vector_only": by_vector}
+    segments = Segments.of(request, wish.info.max_segment_chars)
+    part = Part(
+        sent=wish.body.input,
+        rules=_place(made.rules, Rules.of(wish.spoken.rules)),
+        manner=_place(made.manners, Manner.of(request, **stored)),
+        seed=request.seed,
+        redraws=request.redraws and not request.ignore_eos,
+        segments=_segments(segments, wish, request.language) if is_speakable(request.text) else (),
+        end_pause_s=_end_pause_s(segments),
+        custom_id=custom_id,
+    )
+    if len(part.segments) > MOST_SEGMENTS:
+        raise InvalidRequest(f"input makes {len(part.segments)} segments: send it in parts.", "input")
+    made.parts.append(part)
+    made.infos.setdefault(wish.info.route, wish.info)
+    made.ignored |= wish.ignored | dict.fromkeys(at_fetch, "asked for when audio is fetched")
+
+
+def _segments(segments: Segments, wish: Wish, language: str) -> tuple[Segment, ...]:
+    found: list[Segment] = []
+    while (request := segments.known_segment(number := len(found))) is not None:
+        own = None if request.language == language else request.language
+        speed = segments.speed(number) * wish.body.speed
+        found.append(Segment(text=request.text, pause_s=segments.pause_s(number), speed=speed, language=own))
+    return tuple(found)
+
+
+def _end_pause_s(segments: Segments) -> float:
+    last = segments.plan()[-1]
+    return 0.0 if last.text else last.pause_s
+
+
+def _place(known: list[Rules] | list[Manner], wanted: Rules | Manner) -> int:
+    """Where it stands in the list; it is added unless it is one of the latest, as parts mostly share theirs."""
+    latest = range(len(known) - 1, max(-1, len(known) - 1 - _COMPARED), -1)
+    place = next((place for place in latest if known[place] == wanted), None)
+    if place is None:
+        place = len(known)
+        known.append(wanted)  # type: ignore[arg-type]
+    return place
+
+
+def num_segments(parts: Sequence[Part]) -> tuple[int, ...]:
+    return tuple(len(part.segments) for part in parts)

@@ -1,0 +1,201 @@
+"""What is kept of a job: its description, its plan, and the name under which each finished segment lies in the store.
+
+A job has *parts*, one for each entry of `inputs`. A part is spoken in *segments*, whose texts are fixed when the job is
+made: a later start makes the segments that are missing, and no other ones.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+from pydantic import TypeAdapter
+
+from deployments.config import Strict
+from deployments.protocol import FinishReason, ModelInfo, Reference, Sampling, SynthesisRequest
+from serve_app.speech.lexicon import Lexicon
+from serve_app.speech.markup import Markup
+from serve_app.speech.segments import segment_seed
+from serve_app.speech.spoken_text import SpokenText, TextRules, read
+
+JOB_ID = re.compile(r"job_[0-9a-f]{24}")
+_NAME = re.compile(r"(\d{6})\.(\d{5})\.(\d+)\.([a-z]+)\.([01])")
+MOST_PARTS, MOST_SEGMENTS = 10**6 - 1, 10**5 - 1  # that a name has digits for; segments of one part
+_INFO = TypeAdapter(ModelInfo)
+
+
+class JobStatus(StrEnum):
+    """Where a job is."""
+
+    QUEUED = "queued"  # none of its segments runs yet
+    RUNNING = "running"
+    PAUSED = "paused"  # it goes on by itself, or after `resume` where the reason says so
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no segment will be made, unless the job is resumed."""
+        return self in (JobStatus.COMPLETED, JobStatus.CANCELLED, JobStatus.FAILED)
+
+
+class Rules(Strict):
+    """A `TextRules`, as it was when the job was made."""
+
+    markup: Markup
+    paragraph_pause_s: float
+    lexicon: dict[str, str]
+    spoken_form: str | None
+    max_segment_chars: int | None
+    normalised: str | None
+
+    @classmethod
+    def of(cls, rules: TextRules) -> Self:
+        fields = {name: getattr(rules, name) for name in cls.model_fields if name != "lexicon"}
+        return cls(**fields, lexicon=rules.lexicon.words)
+
+    def text_rules(self) -> TextRules:
+        return TextRules(**{**dict(self), "lexicon": Lexicon(self.lexicon)})
+
+
+class Manner(Strict):
+    """Who speaks, and how: what parts share."""
+
+    model: str  # `SynthesisRequest.model`
+    voice: str | None  # a speaker of the checkpoint
+    stored_voice: str | None = None  # or the id of a stored voice, and the style of its recording
+    style: str = ""
+    x_vector_only: bool = False
+    language: str
+    instructions: str | None
+    sampling: dict[str, bool | int | float]
+    non_streaming_mode: bool | None
+    ignore_eos: bool
+    leading_silence: bool
+
+    @classmethod
+    def of(cls, request: SynthesisRequest, **stored: Any) -> Self:
+        same = ("model", "voice", "language", "instructions", "non_streaming_mode", "ignore_eos", "leading_silence")
+        options = {name: getattr(request.sampling, name) for name in Sampling.__dataclass_fields__}
+        sampling = {name: value for name, value in options.items() if value is not None}
+        return cls(**{name: getattr(request, name) for name in same}, sampling=sampling, **stored)
+
+
+class Segment(Strict):
+    """A text that is spoken in one request."""
+
+    text: str
+    pause_s: float = 0.0  # silence before it
+    speed: float = 1.0
+    language: str | None = None  # None: that of its manner
+
+
+class Part(Strict):
+    """One entry of `inputs`."""
+
+    sent: str
+    rules: int  # its place in the plan's list
+    manner: int
+    seed: int
+    redraws: bool  # whether a segment that ends badly is drawn again
+    segments: tuple[Segment, ...]
+    end_pause_s: float = 0.0  # silence after the last segment
+    custom_id: str | None = None
+
+    @property
+    def spoken(self) -> str:
+        """As `SpokenText.text`."""
+        return " ".join(each.text for each in self.segments)
+
+
+class JobPlan(Strict):
+    """All that is spoken."""
+
+    rules: tuple[Rules, ...]
+    manners: tuple[Manner, ...]
+    parts: tuple[Part, ...]
+
+    def spoken_text(self, part: Part) -> SpokenText:
+        """The part's text with its spoken form. Blocks for a long one."""
+        return read(part.sent, self.rules[part.rules].text_rules())
+
+    def request(self, job: "StoredJob", place: "Place", reference: Reference | None) -> SynthesisRequest:
+        """The request for one segment."""
+        part = self.parts[place.part]
+        segment, manner = part.segments[place.segment], self.manners[part.manner]
+        same = ("model", "voice", "instructions", "non_streaming_mode", "ignore_eos", "leading_silence")
+        return SynthesisRequest(
+            request_id=f"{job.id}.{place.part}.{place.segment}",
+            text=segment.text,
+            client=f"jobs of {job.owner}",
+            language=segment.language or manner.language,
+            reference=reference,
+            sampling=Sampling(**manner.sampling),  # type: ignore[arg-type]
+            seed=segment_seed(part.seed, place.segment + 1) if place.segment else part.seed,
+            redraws=part.redraws,
+            word_times=True,
+            background=True,
+            **{name: getattr(manner, name) for name in same},
+        )
+
+
+class StoredJob(Strict):
+    """The description of a job. It never changes; what has become of the job stands in its state and its segments."""
+
+    id: str
+    owner: str
+    created_at: int  # seconds since 1970
+    key: str | None = None  # the client's Idempotency-Key
+    fingerprint: str  # of what the client sent
+    models: dict[str, dict[str, Any]]  # ModelInfo by `SynthesisRequest.model`
+    num_segments: tuple[int, ...]  # of each part
+    num_chars: int  # of all segments
+
+    def info(self, model: str) -> ModelInfo:
+        return _INFO.validate_python(self.models[model])
+
+    @staticmethod
+    def described(info: ModelInfo) -> dict[str, Any]:
+        """The entry of `models`."""
+        fields: dict[str, Any] = _INFO.dump_python(info, mode="json")
+        return fields
+
+
+class JobState(Strict):
+    """What a client, or a failure, has made of a job."""
+
+    cancelled: bool = False
+    failed: str | None = None  # why no segment is made any more
+    ended_at: int | None = None  # seconds since 1970
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """One segment of a job, both counted from 0."""
+
+    part: int
+    segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What the name of a finished segment says. The listing of a job's segments is all of its progress."""
+
+    place: Place
+    samples: int  # at the model's rate, after a change of speed
+    finish_reason: FinishReason
+    was_redrawn: bool
+
+    @property
+    def name(self) -> str:
+        where = f"{self.place.part:06d}.{self.place.segment:05d}"
+        return f"{where}.{self.samples}.{self.finish_reason}.{int(self.was_redrawn)}"
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """None where it is no name of a segment."""
+        found = _NAME.fullmatch(name)
+        if found is None or found[4] not in set(FinishReason):
+            return None
+        return cls(Place(int(found[1]), int(found[2])), int(found[3]), FinishReason(found[4]), found[5] == "1")

@@ -1,0 +1,149 @@
+"""Where jobs lie: in the store of voices, beside them. All methods block, and raise StoreFailed.
+
+    jobs/ID.json           the description: a job is there once it is written
+    plans/ID.json          its texts, written before
+    states/ID.json         whether it was cancelled or failed
+    segments/ID/NAME       a finished segment: codes, audio as FLAC, times of its text. `Made.name` is its NAME.
+
+A segment is one object, which is complete once it has its name, so a death leaves no half of one.
+"""
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from deployments.protocol import Codes
+from serve_app.jobs.record import JOB_ID, JobPlan, JobState, Made, Place, StoredJob
+from serve_app.voices.store import Damaged, VoiceStore
+
+T = TypeVar("T", StoredJob, JobPlan, JobState)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What is kept of a segment."""
+
+    codes: Codes
+    pcm: bytes  # s16le, mono, at the model's sample rate
+    positions: tuple[tuple[float, float], ...]  # seconds of the segment, characters of its text
+
+
+class JobStore:
+    """The jobs at one place. One process writes segments, any number reads."""
+
+    def __init__(self, files: VoiceStore) -> None:
+        self._files = files
+
+    def jobs(self) -> list[str]:
+        """The ids of all jobs."""
+        names = [meta["path"].removeprefix("jobs/").removesuffix(".json") for meta in self._files.listed("jobs/")]
+        return sorted(name for name in names if JOB_ID.fullmatch(name))
+
+    def create(self, job: StoredJob, plan: JobPlan) -> None:
+        self._put(f"plans/{job.id}.json", plan.model_dump(mode="json"))
+        self._put(f"jobs/{job.id}.json", job.model_dump(mode="json"))
+
+    def job(self, job_id: str) -> StoredJob | None:
+        """None where it has gone. Raises Damaged."""
+        content = self._read(f"jobs/{job_id}.json")
+        return None if content is None else _checked(StoredJob, content, job_id)
+
+    def plan(self, job_id: str) -> JobPlan:
+        """Raises Damaged."""
+        content = self._read(f"plans/{job_id}.json")
+        if content is None:
+            raise Damaged(f"the texts of {job_id} are missing")
+        return _checked(JobPlan, content, job_id)
+
+    def state(self, job_id: str) -> JobState:
+        content = self._read(f"states/{job_id}.json")
+        return JobState() if content is None else _checked(JobState, content, job_id)
+
+    def write_state(self, job_id: str, state: JobState) -> None:
+        self._put(f"states/{job_id}.json", state.model_dump(mode="json"))
+
+    def made(self, job_id: str) -> Iterator[tuple[Made, int]]:
+        """The finished segments, each once, with the bytes that it takes."""
+        found: dict[Place, tuple[Made, int]] = {}
+        prefix = f"segments/{job_id}/"
+        for meta in self._files.listed(prefix):
+            made = Made.of(meta["path"].removeprefix(prefix))
+            if made is not None and (made.place not in found or made.name < found[made.place][0].name):
+                found[made.place] = made, meta["size"]  # two runners may have made one: the same one counts everywhere
+        return iter(found.values())
+
+    def keep(self, job_id: str, made: Made, content: bytes) -> None:
+        """Keep a finished segment. `content` is made by `packed`."""
+        self._files.put(f"segments/{job_id}/{made.name}", content)
+
+    def content(self, job_id: str, made: Made) -> Content:
+        """Raises Damaged."""
+        packed = self._files.get(f"segments/{job_id}/{made.name}")
+        try:
+            with np.load(io.BytesIO(packed or b""), allow_pickle=False) as arrays:  # a zip: it checks its sums
+                positions = tuple((float(seconds), float(chars)) for seconds, chars in arrays["positions"])
+                return Content(arrays["codes"], _from_flac(arrays["flac"].tobytes()), positions)
+        except (ValueError, KeyError, OSError, RuntimeError, zipfile.BadZipFile):
+            what = "missing" if packed is None else "damaged"
+            raise Damaged(f"segment {made.place.segment} of part {made.place.part} of {job_id} is {what}") from None
+
+    def remove(self, job_id: str) -> None:
+        """The description first: what a death leaves behind belongs to no job, and `sweep` removes it."""
+        self._files.delete(f"jobs/{job_id}.json")
+        self._files.delete(f"plans/{job_id}.json", f"states/{job_id}.json")
+        self._files.delete(*(meta["path"] for meta in self._files.listed(f"segments/{job_id}/")))
+
+    def sweep(self, before_s: float) -> None:
+        """Remove what belongs to no job and is older than `before_s`, of time.time()."""
+        known = set(self.jobs())
+        for kind in ("plans", "states", "segments"):
+            for meta in self._files.listed(f"{kind}/"):
+                job_id = meta["path"].split("/")[1].removesuffix(".json")
+                if job_id not in known and meta["last_modified"].timestamp() < before_s:
+                    self._files.delete(meta["path"])
+
+    def _put(self, path: str, record: object) -> None:
+        content = json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()
+        self._files.put(path, hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+
+    def _read(self, path: str) -> bytes | None:
+        content = self._files.get(path)
+        if content is None:
+            return None
+        checksum, _, record = content.partition(b"\n")
+        if hashlib.sha256(record).hexdigest().encode() != checksum:
+            raise Damaged(f"{path} is damaged: its checksum is another")
+        return record
+
+
+def packed(codes: Codes, pcm: bytes, positions: list[tuple[float, float]], sample_rate: int) -> bytes:
+    """A segment as it is kept. Blocks."""
+    import soundfile
+
+    flac, file = io.BytesIO(), io.BytesIO()
+    soundfile.write(flac, np.frombuffer(pcm, "<i2"), sample_rate, format="FLAC", subtype="PCM_16")
+    times = np.array(positions, np.float32).reshape(-1, 2)
+    np.savez(file, codes=codes, flac=np.frombuffer(flac.getvalue(), np.uint8), positions=times)
+    return file.getvalue()
+
+
+def _from_flac(flac: bytes) -> bytes:
+    import soundfile
+
+    samples: NDArray[np.int16] = soundfile.read(io.BytesIO(flac), dtype="int16")[0]
+    return samples.astype("<i2", copy=False).tobytes()
+
+
+def _checked(kind: type[T], content: bytes, job_id: str) -> T:
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        raise Damaged(f"{job_id} was written by another version: {error.errors()[0]['msg']}") from None

@@ -1,0 +1,145 @@
+"""One job as the process that makes it knows it: what is made, what runs, and what is left."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from deployments.errors import Conflict, NotFound
+from serve_app.jobs.record import JobPlan, JobState, JobStatus, Made, Place, StoredJob
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """Finished audio, as its reader needs it: which segments, in order."""
+
+    job_id: str
+    sample_rate: int
+    frame_samples: int
+    made: tuple[Made, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A job and its progress. The plan is here only while segments are made: a book's takes megabytes."""
+
+    job: StoredJob
+    state: JobState
+    made: dict[Place, Made]
+    num_bytes: int  # of the segments in the store
+    todo: deque[Place] = field(default_factory=deque)
+    running: dict[Place, asyncio.Task[None]] = field(default_factory=dict)
+    plan: JobPlan | None = None
+    failures: dict[Place, int] = field(default_factory=dict)  # of the engine, on segments that are tried again
+    _began_s: float = 0.0  # when the first segment of this process began
+    _num_new: int = 0  # segments that this process has made
+
+    def __post_init__(self) -> None:
+        self.queue_all()
+
+    def queue_all(self) -> None:
+        """All segments that are neither made nor running are to be made, in order."""
+        counts = enumerate(self.job.num_segments)
+        places = (Place(part, number) for part, count in counts for number in range(count))
+        self.todo = deque(place for place in places if place not in self.made and place not in self.running)
+
+    @property
+    def num_segments(self) -> int:
+        return sum(self.job.num_segments)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.made) == self.num_segments
+
+    def status(self, hindrance: str | None) -> JobStatus:
+        """`hindrance`: why no segment of it is begun now, if so."""
+        if self.state.cancelled:
+            return JobStatus.CANCELLED
+        if self.state.failed is not None:
+            return JobStatus.FAILED
+        if self.is_complete:
+            return JobStatus.COMPLETED
+        if hindrance is not None:
+            return JobStatus.PAUSED
+        return JobStatus.RUNNING if self.made or self.running else JobStatus.QUEUED
+
+    def begin(self, place: Place, task: asyncio.Task[None]) -> None:
+        self._began_s = self._began_s or time.monotonic()
+        self.running[place] = task
+
+    def add(self, made: Made, num_bytes: int) -> None:
+        """A segment lies in the store."""
+        self.made[made.place] = made
+        self.num_bytes += num_bytes
+        self._num_new += 1
+
+    def part(self, number: int) -> tuple[Made, ...]:
+        """The segments of a finished part. Raises NotFound, and Conflict while it is not finished."""
+        if not 0 <= number < len(self.job.num_segments):
+            last = len(self.job.num_segments) - 1
+            raise NotFound(f"{self.job.id} has the parts 0 to {last}, not {number}.", "part", "part_not_found")
+        places = [Place(number, segment) for segment in range(self.job.num_segments[number])]
+        done = sum(place in self.made for place in places)
+        if done < len(places):
+            message = f"Part {number} of {self.job.id} is not finished: {done} of {len(places)} segments are made."
+            raise Conflict(message, "part", "part_not_finished")
+        return tuple(self.made[place] for place in places)
+
+    def whole(self) -> tuple[Made, ...]:
+        """All segments in order. Raises Conflict."""
+        if not self.is_complete:
+            message = f"{self.job.id} is not finished: {len(self.made)} of {self.num_segments} segments are made."
+            raise Conflict(message, None, "job_not_finished")
+        return tuple(self.made[place] for place in sorted(self.made))
+
+    def described(self, hindrance: str | None) -> Json:
+        """The object that its owner gets."""
+        status = self.status(hindrance)
+        done: dict[int, int] = {}
+        for place in self.made:
+            done[place.part] = done.get(place.part, 0) + 1
+        num_done = sum(done.get(part, 0) == count for part, count in enumerate(self.job.num_segments))
+        reason = self.state.failed if status is JobStatus.FAILED else hindrance if status is JobStatus.PAUSED else None
+        return {
+            "id": self.job.id,
+            "object": "audio.job",
+            "status": status,
+            "created_at": self.job.created_at,
+            "parts": {"total": len(self.job.num_segments), "done": num_done},
+            "segments": {"total": self.num_segments, "done": len(self.made)},
+            "audio_s": round(self._audio_s, 3),
+            "eta_s": self._eta_s() if status is JobStatus.RUNNING else None,
+            "reason": reason,
+            "problems": [
+                {
+                    "part": made.place.part,
+                    "segment": made.place.segment,
+                    "finish_reason": made.finish_reason,
+                    "redrawn": made.was_redrawn,
+                }
+                for made in _in_order(self.made.values())
+                if made.was_redrawn or not made.finish_reason.is_good
+            ],
+        }
+
+    @property
+    def sample_rate(self) -> int:
+        return self.job.info(next(iter(self.job.models))).sample_rate
+
+    @property
+    def _audio_s(self) -> float:
+        return sum(made.samples for made in self.made.values()) / self.sample_rate
+
+    def _eta_s(self) -> float | None:
+        """By the pace since this process began; None before the first segment."""
+        if not self._num_new:
+            return None
+        left = self.num_segments - len(self.made)
+        return round(left * (time.monotonic() - self._began_s) / self._num_new, 1)
+
+
+def _in_order(made: Iterable[Made]) -> list[Made]:
+    return sorted(made, key=lambda each: each.place)

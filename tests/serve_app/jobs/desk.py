@@ -1,0 +1,120 @@
+"""A server with a desk of its own, whose synthesizer is a fake."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
+from serve_app.api.routes import create_api
+from serve_app.api.speech_service import SpeechService
+from serve_app.config import ApiSettings, JobSettings, VoiceSettings
+from serve_app.jobs.desk import JobDesk
+from serve_app.jobs.making import SegmentMaker
+from serve_app.speech.admission import Admission
+from serve_app.speech.joints import Tails
+from serve_app.speech.live_text import LiveTexts
+from serve_app.speech.models import Models
+from serve_app.voices.library import Voices
+from tests.serve_app.fake import FOLLOWED, FakeSynthesizer, tone
+
+FRAMES_PER_CHAR = 1
+
+
+class Speaker(FakeSynthesizer):
+    """Speaks a frame for each character; the codes of a frame are its text's seed and its number."""
+
+    def __init__(self, info: ModelInfo = FOLLOWED) -> None:
+        super().__init__(info)
+        self.running = self.most_running = 0
+        self.errors: list[Exception] = []  # raised by the next requests, in turn
+        self.reasons: dict[int, FinishReason] = {}  # by seed
+        self.gate = asyncio.Event()  # nothing ends before it is set
+        self.gate.set()
+
+    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        self.requests.append(request)
+        if self.errors:
+            raise self.errors.pop(0)
+        self.running += 1
+        self.most_running = max(self.running, self.most_running)
+        try:
+            await asyncio.sleep(0)
+            await self.gate.wait()
+            assert self.info is not None
+            size, count = self.info.frame_samples, FRAMES_PER_CHAR * len(request.text)
+            codes = np.full((count, self.info.num_code_groups), request.seed % 2048, np.int16)
+            codes[:, 1] = np.arange(count)
+            reading = Reading(0, tuple(float(number) for number in range(count)))
+            reason = self.reasons.get(request.seed, FinishReason.STOP)
+            yield PcmChunk(tone(size * count), codes, count, reason, position=size * count, readings=(reading,))
+        finally:
+            self.running -= 1
+
+
+class Server:
+    """The API and its desk over one store; `start` runs the desk, `die` ends it as a killed process would."""
+
+    def __init__(self, folder: Path, speaker: Speaker, jobs: JobSettings | None = None) -> None:
+        settings = ApiSettings(voices=VoiceSettings(store=str(folder)), jobs=jobs or JobSettings())
+        self.voices = Voices.of(settings.voices)
+        models = Models({"": Admission(speaker, settings.admission)})
+        service = SpeechService(models, settings, live_texts=LiveTexts(), voices=self.voices, tails=Tails())
+        self.hindrance: str | None = None
+        maker = SegmentMaker({"": speaker}, self.voices)
+        self.desk = JobDesk(service, maker, settings.jobs, hindrance=lambda model: self.hindrance)
+        self._api = create_api(speaker, settings, voices=self.voices, jobs=self.desk)
+        self._running: asyncio.Task[None] | None = None
+
+    def client(self, **headers: str) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(self._api)
+        return httpx.AsyncClient(transport=transport, base_url="http://talkray", headers=headers)
+
+    def start(self) -> None:
+        self._running = asyncio.create_task(self.desk.run())
+
+    async def die(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait((self._running,))
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    folder: Path, speaker: Speaker, jobs: JobSettings | None = None
+) -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
+    server = Server(folder, speaker, jobs)
+    server.start()
+    try:
+        async with server.client() as client:
+            yield server, client
+    finally:
+        await server.die()
+
+
+async def started(client: httpx.AsyncClient, *texts: str, **fields: object) -> dict[str, object]:
+    body = {"voice": "ryan", "inputs": [{"input": text} for text in texts], **fields}
+    answer = await client.post("/v1/audio/jobs", json=body)
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+async def until(client: httpx.AsyncClient, job: Mapping[str, object], status: str) -> dict[str, object]:
+    """The job once it has this status."""
+    async with asyncio.timeout(10):
+        while True:
+            answer = await client.get(f"/v1/audio/jobs/{job['id']}")
+            assert answer.status_code == 200, answer.text
+            if (told := answer.json())["status"] == status:
+                return told
+            await asyncio.sleep(0.01)
+
+
+async def so(condition: Callable[[], bool]) -> None:
+    """Returns once it is so."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110, the desk tells nobody
+            await asyncio.sleep(0)

@@ -1,0 +1,236 @@
+import io
+from pathlib import Path
+
+import pytest
+import soundfile
+
+from deployments.errors import EngineError, Overloaded
+from deployments.protocol import FinishReason
+from serve_app.config import JobSettings
+from tests.serve_app.jobs.desk import Server, Speaker, serving, so, started, until
+
+pytestmark = pytest.mark.anyio
+
+FRAME_S = 0.08
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file()]
+
+
+async def test_a_job_is_spoken_part_by_part_and_fetched(tmp_path: Path) -> None:
+    speaker = Speaker()
+    async with serving(tmp_path, speaker) as (_, client):
+        job = await started(client, "Hello there.", "And a second part.")
+        assert job["object"] == "audio.job"
+        assert job["parts"] == {"total": 2, "done": 0}
+        told = await until(client, job, "completed")
+        assert told["segments"] == {"total": 2, "done": 2}
+        assert told["audio_s"] == pytest.approx(FRAME_S * (12 + 18))
+        assert told["problems"] == []
+        assert all(request.background for request in speaker.requests)
+        place = f"/v1/audio/jobs/{job['id']}"
+        first = await client.get(f"{place}/parts/0", params={"response_format": "wav"})
+        samples, rate = soundfile.read(io.BytesIO(first.content), dtype="int16")
+        assert (rate, len(samples)) == (24000, 12 * 1920)
+        whole = await client.get(f"{place}/audio")
+        assert whole.headers["content-type"] == "audio/flac"
+        both, _ = soundfile.read(io.BytesIO(whole.content), dtype="int16")
+        assert (both[: len(samples)] == samples).all()
+        assert len(both) == 30 * 1920
+        listed = (await client.get("/v1/audio/jobs")).json()["data"]
+        assert [each["id"] for each in listed] == [job["id"]]
+
+
+async def test_words_and_segments_of_a_part(tmp_path: Path) -> None:
+    text = "Hello there all of you. This is the second sentence of it."
+    async with serving(tmp_path, Speaker()) as (_, client):
+        job = await started(client, text, max_segment_chars=50, speed=2)
+        await until(client, job, "completed")
+        told = (await client.get(f"/v1/audio/jobs/{job['id']}/parts/0/words")).json()
+        assert [word["word"] for word in told["words"]] == text.split()
+        assert told["estimated"] is False
+        assert told["duration_s"] == pytest.approx(FRAME_S * len(text) / 2, rel=0.05)  # twice as fast
+        assert len(told["segments"]) == 2
+        assert told["segments"][0]["end"] == told["segments"][1]["start"]
+        starts = [word["start"] for word in told["words"]]
+        assert starts == sorted(starts)
+        begins = told["segments"][1]["text"].split()[0]
+        second = next(word for word in told["words"] if word["word"] == begins)
+        assert second["start"] == pytest.approx(told["segments"][1]["start"], abs=0.1)
+
+
+async def test_an_unfinished_part_is_a_conflict_and_an_unknown_one_is_not_found(tmp_path: Path) -> None:
+    speaker = Speaker()
+    speaker.gate.clear()
+    async with serving(tmp_path, speaker) as (_, client):
+        place = f"/v1/audio/jobs/{(await started(client, 'One.'))['id']}"
+        for path, status, code in (
+            ("/parts/0", 409, "part_not_finished"),
+            ("/parts/0/words", 409, "part_not_finished"),
+            ("/audio", 409, "job_not_finished"),
+            ("/parts/1", 404, "part_not_found"),
+        ):
+            answer = await client.get(place + path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+        assert (await client.get("/v1/audio/jobs/job_0")).json()["error"]["code"] == "job_not_found"
+
+
+async def test_a_range_of_wav_is_that_of_the_whole(tmp_path: Path) -> None:
+    async with serving(tmp_path, Speaker()) as (_, client):
+        job = await started(client, "Hello there.", "And more.")
+        await until(client, job, "completed")
+        place = f"/v1/audio/jobs/{job['id']}/audio?response_format=wav"
+        whole = (await client.get(place)).content
+        for span, wanted in (
+            ("bytes=0-9", whole[:10]),
+            ("bytes=40-50000", whole[40:50001]),
+            ("bytes=-100", whole[-100:]),
+            ("bytes=60000-", whole[60000:]),
+        ):
+            answer = await client.get(place, headers={"range": span})
+            assert answer.status_code == 206
+            assert answer.content == wanted
+            assert answer.headers["content-range"].endswith(f"/{len(whole)}")
+        beyond = await client.get(place, headers={"range": f"bytes={len(whole)}-"})
+        assert beyond.status_code == 416
+        assert (await client.get(place, headers={"range": "bytes=5-2"})).status_code == 200
+
+
+async def test_after_a_death_only_running_segments_are_made_again(tmp_path: Path) -> None:
+    texts = [f"Text number {number}." for number in range(12)]
+    speaker = Speaker()
+    first = Server(tmp_path, speaker, JobSettings(max_segments=2))
+    first.start()
+    async with first.client() as client:
+        job = await started(client, *texts)
+        await so(lambda: len(speaker.requests) > 6)
+        speaker.gate.clear()
+        await so(lambda: speaker.running == 2)
+        await first.die()
+    speaker.gate.set()
+    async with serving(tmp_path, speaker) as (_, client):
+        told = await until(client, job, "completed")
+    assert told["segments"] == {"total": 12, "done": 12}
+    asked = [request.request_id for request in speaker.requests]
+    assert len(set(asked)) == 12
+    assert len(asked) <= 14  # two were running
+    seeds: dict[str, set[int]] = {}
+    for request in speaker.requests:
+        seeds.setdefault(request.request_id, set()).add(request.seed)
+    assert all(len(each) == 1 for each in seeds.values())  # the same codes
+
+
+async def test_a_full_store_pauses_and_the_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from serve_app.voices import store
+
+    written, is_full = store.write_file, True
+
+    def write_file(file: Path, content: bytes) -> None:
+        if is_full and "segments" in file.parts:
+            raise OSError(28, "No space left on device")
+        written(file, content)
+
+    monkeypatch.setattr(store, "write_file", write_file)
+    speaker = Speaker()
+    async with serving(tmp_path, speaker) as (_, client):
+        job = await started(client, "One.", "Two.", "Three.", "Four.")
+        told = await until(client, job, "paused")
+        assert "No space left on device" in str(told["reason"])
+        is_full = False
+        told = await until(client, job, "completed")
+        assert told["reason"] is None
+        assert len(speaker.requests) == 4  # what was made was kept in memory
+
+
+async def test_the_same_key_is_the_same_job(tmp_path: Path) -> None:
+    async with serving(tmp_path, Speaker()) as (server, _), server.client(**{"idempotency-key": "one"}) as client:
+        job, again = await started(client, "One."), await started(client, "One.")
+        assert again["id"] == job["id"]
+        other = await client.post("/v1/audio/jobs", json={"voice": "ryan", "inputs": [{"input": "Two."}]})
+        assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_key_reused")
+
+
+async def test_cancel_resume_delete(tmp_path: Path) -> None:
+    speaker = Speaker()
+    speaker.gate.clear()
+    async with serving(tmp_path, speaker) as (_, client):
+        job = await started(client, "One.", "Two.", "Three.")
+        place = f"/v1/audio/jobs/{job['id']}"
+        await so(lambda: speaker.running > 0)
+        assert (await client.post(f"{place}/cancel")).json()["status"] == "cancelled"
+        assert speaker.running == 0
+        speaker.gate.set()
+        assert (await client.post(f"{place}/resume")).json()["status"] in ("queued", "running")
+        await until(client, job, "completed")
+        assert (await client.delete(place)).json() == {"id": job["id"], "object": "audio.job.deleted", "deleted": True}
+        assert (await client.get(place)).status_code == 404
+        assert files_in(tmp_path) == []
+
+
+async def test_a_refusal_waits_and_an_engine_that_fails_again_and_again_ends_the_job(tmp_path: Path) -> None:
+    speaker = Speaker()
+    speaker.errors = [Overloaded("full"), EngineError("once")]
+    async with serving(tmp_path, speaker) as (_, client):
+        await until(client, await started(client, "One."), "completed")
+        speaker.errors = [EngineError("broken")] * 3
+        told = await until(client, await started(client, "Two."), "failed")
+        assert told["reason"] == "part 0, segment 0: broken"
+
+
+async def test_a_segment_that_ends_badly_is_drawn_again_once_and_reported(tmp_path: Path) -> None:
+    speaker = Speaker()
+    async with serving(tmp_path, speaker) as (server, client):
+        server.hindrance = "not yet"
+        job = await started(client, "One.", "Two.")
+        assert (await until(client, job, "paused"))["reason"] == "not yet"
+        plan = server.desk._store().plan(str(job["id"]))
+        speaker.reasons = {plan.parts[1].seed: FinishReason.LOOP}
+        server.hindrance = None
+        told = await until(client, job, "completed")
+        assert told["problems"] == [{"part": 1, "segment": 0, "finish_reason": "stop", "redrawn": True}]
+        assert len(speaker.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "inputs"),
+        ({"inputs": []}, "inputs"),
+        ({"inputs": ["text"]}, "inputs"),
+        ({"inputs": [{"input": "a"}, {"text": 3}]}, "inputs[1].input"),
+        ({"inputs": [{"input": "One."}], "speed": 9}, "speed"),
+        ({"inputs": [{"input": "One.", "voice": "nobody"}]}, "inputs[0].voice"),
+        ({"inputs": [{"input": "One."}], "ref_audio": "AAAA"}, "ref_audio"),
+        ({"inputs": [{"input": "One."}], "input": "no"}, "input"),
+        ({"inputs": [{"input": "One.", "custom_id": 3}]}, "inputs[0].custom_id"),
+    ],
+)
+async def test_a_mistake_is_named_and_makes_no_job(tmp_path: Path, body: dict[str, object], param: str) -> None:
+    async with serving(tmp_path, Speaker()) as (_, client):
+        answer = await client.post("/v1/audio/jobs", json={"voice": "ryan", **body})
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == param
+        assert (await client.get("/v1/audio/jobs")).json()["data"] == []
+
+
+async def test_quotas(tmp_path: Path) -> None:
+    async with serving(tmp_path, Speaker(), jobs=JobSettings(max_jobs=1, max_bytes=1)) as (_, client):
+        job = await started(client, "One.", "Two.", "Three.", "Four.", "Five.")
+        told = await until(client, job, "paused")
+        assert "api.jobs.max_bytes" in str(told["reason"])
+        full = await client.post("/v1/audio/jobs", json={"voice": "ryan", "inputs": [{"input": "Two."}]})
+        assert (full.status_code, full.json()["error"]["code"]) == (409, "quota_exceeded")
+
+
+async def test_fields_of_a_part_override_and_what_has_no_effect_is_told(tmp_path: Path) -> None:
+    speaker = Speaker()
+    async with serving(tmp_path, speaker) as (_, client):
+        inputs = [{"input": "One.", "seed": 5}, {"input": "Two.", "voice": "vivian", "custom_id": "b"}]
+        body = {"voice": "ryan", "seed": 7, "inputs": inputs, "response_format": "mp3", "sped": 2}
+        answer = await client.post("/v1/audio/jobs", json=body)
+        assert "response_format (asked for when audio is fetched)" in answer.headers["x-ignored"]
+        assert "sped (unknown field, did you mean speed?)" in answer.headers["x-ignored"]
+        await until(client, answer.json(), "completed")
+        spoken = {request.text: (request.voice, request.seed) for request in speaker.requests}
+        assert spoken == {"One.": ("ryan", 5), "Two.": ("vivian", 7)}
