@@ -85,7 +85,7 @@ class Cluster:
         monkeypatch.setattr(ray_private, "count_deaths", self.count)
         monkeypatch.setattr(ray_private, "leave", notes.__setitem__)
         monkeypatch.setattr(ray_private, "left", notes.get)
-        context = SimpleNamespace()
+        context = SimpleNamespace(deployment="Ingress")
         monkeypatch.setattr(serve, "get_replica_context", lambda: context)
         self._context = context
         self.watches = [PoolWatch("talkray") for _ in range(3)]
