@@ -44,7 +44,9 @@ class JobsReplica:
         self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes())
         synthesizers = synthesizers_of(codec, talker, models)
         admissions = {name: Admission(each, settings.admission) for name, each in synthesizers.items()}
-        service = SpeechService(Models(admissions), settings, live_texts=LiveTexts(), voices=self._voices, tails=Tails())
+        service = SpeechService(
+            Models(admissions), settings, live_texts=LiveTexts(), voices=self._voices, tails=Tails()
+        )
         maker = SegmentMaker(synthesizers, self._voices)
         self._desk = JobDesk(service, maker, settings.jobs, hindrance=self._hindrance)
         self._working: asyncio.Task[None] | None = None
