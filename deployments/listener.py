@@ -1,6 +1,7 @@
 """The listener of one stream, as all stages that deliver or schedule audio see them, and the reader of its chunks."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Self
@@ -20,6 +21,11 @@ class Listener:
     due_s: float | None = None  # when the next audio is needed; None before the first
     audio_s: float = 0.0  # delivered so far
     stalled_s: float = 0.0  # silence between the first audio and the latest
+
+    @classmethod
+    def of(cls, *, background: bool) -> Self:
+        """A listener, or in its place the store of a job, for which nothing is ever due."""
+        return cls(math.inf) if background else cls()
 
     @property
     def has_begun(self) -> bool:

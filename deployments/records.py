@@ -26,4 +26,4 @@ class CodecRecord:
     backlog_s: float = 0.0  # seconds of audio that are codes and not yet PCM
     busy_cores: float = 0.0  # decoder workers at work, as a moving mean
     cores: float = 1.0  # decoder workers
-    background: float = 0.0  # streams of jobs, which count in none of these but the cores at work
+    background: float = 0.0  # streams of jobs, which count in none of these

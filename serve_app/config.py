@@ -286,11 +286,13 @@ class AppConfig(Strict):
 
     @property
     def talker_requests(self) -> int:
-        """Requests that a talker replica may have: a quarter more than its engine takes.
+        """Requests that a talker replica may have: a quarter more than its engine takes, and as many segments of jobs
+        as have rows beside others.
 
         So the router tries another replica first, and the engine's own refusals say how long its line is.
         """
-        return math.ceil(1.25 * (self.talker.max_num_seqs + self.talker.max_num_waiting))
+        talker = self.talker
+        return math.ceil(1.25 * (talker.max_num_seqs + talker.max_num_waiting)) + talker.max_num_seqs // 2
 
     @property
     def codec_requests(self) -> int:

@@ -7,7 +7,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -48,7 +48,7 @@ class _AudioStream:
     limit: int  # frames to decode in all, with the recalled ones
     opened_s: float
     plan: ChunkPlan
-    listener: Listener = field(default_factory=Listener)
+    listener: Listener
     written: int = 0  # frames whose codes are in the slot
     called: int = 0  # frames in calls, finished or not
     decoded: int = 0
@@ -64,9 +64,18 @@ class _AudioStream:
         return self.called < self.num_recalled
 
     def deadline_s(self) -> float:
-        if self.is_recalling:
+        if self.is_recalling and not self.is_background:
             return self.opened_s + _RECALL_PATIENCE_S
         return self.listener.deadline_s(self.opened_s)
+
+    @property
+    def is_background(self) -> bool:
+        return self.listener.due_s == math.inf
+
+    @property
+    def goes_last(self) -> bool:
+        """Whether it is decoded where no other stream wants to be: a segment of a job, while its slot has room."""
+        return self.is_background and 2 * self.waiting < _MAX_WAITING
 
     def has_slack(self, now_s: float) -> bool:
         """Whether it may wait for others to share its call."""
@@ -133,18 +142,19 @@ class AudioStreams:
         frames: int,
         recording: Codes | None = None,
         key: bytes = b"",
+        background: bool = False,
     ) -> None:
         """Decode `frames` frames of a stream that follow the first `delivered_frames` of `prefix` [frames, groups].
 
         `delivered_frames` is by default all of `prefix`. These frames are recalled, after the codes of a recording from
-        which speech goes on; `key` is the recording's. Raises Overloaded where every slot is taken: a stream that has
-        ended in the talker keeps its slot until its audio is complete.
+        which speech goes on; `key` is the recording's. Raises Overloaded where every slot is taken, of a `background`
+        stream where half of them are: a stream that has ended in the talker keeps its slot until its audio is complete.
         """
         if frames <= 0:
             return
         while not self._free and self._calls:
             self._collect(self._calls.pop(0))
-        if not self._free:
+        if not self._free or (background and 2 * len(self._free) <= self._decoder.num_slots):
             most = len(self._streams)
             raise Overloaded(
                 f"The GPU makes the audio of as many streams as it can ({most}); more replicas raise the limit."
@@ -161,7 +171,9 @@ class AudioStreams:
         known = known[delivered - recalled :]
         plan = ChunkPlan(GPU_RAMP, frame_s=self._frame_s, min_lead_s=_MIN_LEAD_S, in_hand=0.0)
         stream = _AudioStream(
-            stream_id, slot, recalled, recalled + frames, time.monotonic(), plan, begins_with=begins_with
+            *(stream_id, slot, recalled, recalled + frames, time.monotonic(), plan),
+            Listener.of(background=background),
+            begins_with=begins_with,
         )
         state = self._recordings.get(begins_with)
         if state is not None:
@@ -260,12 +272,14 @@ class AudioStreams:
             return None
         for stream, _ in wishes:
             stream.ready_since_s = min(stream.ready_since_s, now_s)
-        wishes.sort(key=lambda wish: (wish[0].has_slack(now_s), wish[0].deadline_s()))
+        wishes.sort(key=lambda wish: (wish[0].goes_last, wish[0].has_slack(now_s), wish[0].deadline_s()))
         first, frames = wishes[0]
+        if first.goes_last:
+            return None if self._calls else self._last_call(wishes)
         if first.has_slack(now_s):
-            return None if self._calls else self._shared_call(wishes)
+            return None if self._calls else self._shared_call(wishes) or self._last_call(wishes)
         streams = [stream for stream, size in wishes if size == frames]
-        urgent = sum(not stream.has_slack(now_s) for stream in streams)
+        urgent = sum(not stream.has_slack(now_s) and not stream.goes_last for stream in streams)
         most = min(self._decoder.largest_batch(frames), max(urgent, _BULK_FRAMES // frames))
         return self._call(streams[:most], frames)
 
@@ -277,6 +291,16 @@ class AudioStreams:
             if len(streams) >= _power_of_two(min(most, max(1, len(self._streams) // _SHARING))):
                 return self._call(streams[: _power_of_two(min(most, len(streams)))], frames)
         return None
+
+    def _last_call(self, wishes: list[tuple[_AudioStream, int]]) -> _Call | None:
+        """A short call for segments of jobs that want as many frames, while no other call runs or can be made."""
+        last = [(stream, size) for stream, size in wishes if stream.goes_last]
+        if not last:
+            return None
+        frames = last[0][1]
+        most = max(1, _BULK_FRAMES // 2 // frames)
+        streams = [stream for stream, size in last if size == frames]
+        return self._call(streams[: _power_of_two(min(most, len(streams)))], frames)
 
     def _call(self, streams: list[_AudioStream], frames: int) -> _Call:
         audible = [not stream.is_recalling for stream in streams]

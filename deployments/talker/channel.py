@@ -66,6 +66,7 @@ class Produced:
     kv_used_ratio: float = 0.0
     speakers: Lookups = field(default_factory=Lookups)  # of speaker vectors since the last report
     references: Lookups = field(default_factory=Lookups)  # of codes of recordings since the last report
+    num_background: int = 0  # sequences of jobs, which count in neither of the numbers above
     repaired: int = 0  # streams so far whose audio came to NaN or infinity and was made again
 
 

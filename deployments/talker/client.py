@@ -52,7 +52,7 @@ class EngineClient:
         self._reading: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._reported_s = 0.0  # time.monotonic() of the last report
-        self.num_running = self.num_waiting = self._repaired = 0
+        self.num_running = self.num_waiting = self.num_background = self._repaired = 0
         self.kv_used_ratio = 0.0
         with contextlib.ExitStack() as failed:
             failed.callback(self.stop)
@@ -181,7 +181,7 @@ class EngineClient:
     def _deliver(self, report: channel.Command | channel.Report) -> None:
         if isinstance(report, channel.Produced):
             self.num_running, self.num_waiting = report.num_running, report.num_waiting
-            self.kv_used_ratio = report.kv_used_ratio
+            self.num_background, self.kv_used_ratio = report.num_background, report.kv_used_ratio
             metrics.talker_step(report.step_s, len(report.chunks), report.kv_used_ratio, waiting=report.num_waiting)
             metrics.references("speaker", report.speakers)
             metrics.references("codes", report.references)

@@ -76,7 +76,8 @@ class TalkerReplica:
     def record_autoscaling_stats(self) -> dict[str, float]:
         """A `TalkerRecord`, for Serve's controller."""
         engine = self._engine
-        return asdict(TalkerRecord(float(engine.num_running), float(engine.num_waiting), engine.kv_used_ratio))
+        numbers = float(engine.num_running), float(engine.num_waiting), engine.kv_used_ratio
+        return asdict(TalkerRecord(*numbers, background=float(engine.num_background)))
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises, or when it ends: a dead engine cannot be revived in place."""

@@ -47,6 +47,7 @@ class EngineLoad:
 
     num_running: int
     num_waiting: int
+    num_background: int
     kv_used_ratio: float
     speakers: Lookups
     references: Lookups
@@ -127,10 +128,11 @@ class Engine:
     def add(self, sequence_id: int, request: GenerateRequest) -> None:
         """Queue a request. Raises InvalidRequest where it can never run, Overloaded where the waiting line is full.
 
-        A request of which the client has a part is never refused as Overloaded.
+        A request of which a listener has a part is never refused as Overloaded.
         """
-        if not request.synthesis.is_underway:
-            self.scheduler.check_room()
+        synthesis = request.synthesis
+        if synthesis.background or not synthesis.is_underway:
+            self.scheduler.check_room(background=synthesis.background)
         sequence = self.intake.add(sequence_id, request)
         if sequence is not None:
             self._queue(sequence)
@@ -179,9 +181,10 @@ class Engine:
     def take_load(self) -> EngineLoad:
         """The load now. Lookups count from the last call on."""
         return EngineLoad(
-            num_running=len(self.scheduler.running),
+            num_running=self.scheduler.num_running,
             num_waiting=len(self.scheduler.waiting),
-            kv_used_ratio=self.scheduler.blocks.used_ratio,
+            num_background=self.scheduler.num_background,
+            kv_used_ratio=self.scheduler.kv_used_ratio,
             speakers=self.prompts.speakers.take_lookups(),
             references=self.prompts.references.take_lookups(),
             repaired=self.audio.repaired,

@@ -44,6 +44,7 @@ class Outgoing:
             frames=request.gpu_frames,
             recording=request.reference_codes,
             key=b"" if reference is None else reference.key,
+            background=sequence.is_background,
         )
         sequence.is_open = True
 

@@ -1,11 +1,13 @@
 """How far sequences go ahead of their listeners: which ones sit out of a step, and whose frames wait to be sent.
 
-Every sequence with a row takes part in a step, with two exceptions.
+Every sequence with a row takes part in a step, with three exceptions.
 
 1. Sequences far ahead of their listeners sit out while another sequence waits for its first frame or for a frame that
    is nearly due, because a step with fewer sequences is shorter. They then keep their rows for longer. So once half of
    the rows are taken, they sit out for frames that are nearly due only.
 2. A sequence sits out while its next frame needs text that the client has not written yet.
+3. Segments of jobs sit out wherever others would, and beyond a number that follows the load: they are parked, which
+   means that they keep their rows and KV blocks. They never make others sit out.
 """
 
 import math
@@ -28,15 +30,18 @@ class Pacing:
         self._max_num_seqs, self._max_lead_s = max_num_seqs, max_lead_s
         self._scheduled_s = self._step_s = 0.0  # when the last step began, and how long the step before took
 
-    def due(self, running: Collection[Sequence], now_s: float) -> list[Sequence]:
-        """The sequences of the step that begins now. To be called once a step, because it measures steps."""
+    def due(self, running: Collection[Sequence], now_s: float, most_background: int) -> list[Sequence]:
+        """The sequences of the step that begins now, of jobs at most `most_background`, the oldest. New sequences of
+        listeners come last. To be called once a step, because it measures steps.
+        """
         self._step_s, self._scheduled_s = now_s - self._scheduled_s, now_s
-        ready = [sequence for sequence in running if not sequence.awaits_text]
-        if self._max_lead_s == math.inf or not ready:
-            return ready
+        background = [sequence for sequence in running if sequence.is_background]
+        ready = [sequence for sequence in running if not sequence.awaits_text and not sequence.is_background]
+        if not ready or (self._max_lead_s == math.inf and not background):
+            return background[:most_background] + ready
         leads = [sequence.listener.lead_s(now_s) for sequence in ready]
-        if not self._has_urgent(ready, leads, has_rows=2 * len(running) <= self._max_num_seqs):
-            return ready
+        if not self._has_urgent(ready, leads, has_rows=2 * (len(running) - len(background)) <= self._max_num_seqs):
+            return background[:most_background] + ready
         due = [sequence for sequence, lead_s in zip(ready, leads, strict=True) if lead_s < self._max_lead_s]
         return due or ready
 

@@ -234,6 +234,7 @@ def _report(chunks: tuple[tuple[int, FrameChunk], ...], step_s: float, load: Eng
         load.kv_used_ratio,
         load.speakers,
         load.references,
+        load.num_background,
         load.repaired,
     )
 

@@ -1,5 +1,9 @@
 """Chooses the sequences of the next step: admission by free rows and KV blocks, preemption when blocks run out.
 
+Segments of jobs wait in a line of their own. They enter one a step, where no other sequence waits, and leave rows free
+for those that come: all but an eighth of the rows are theirs at most, half of them beside others. They are preempted
+only where another sequence would have no row or no blocks else.
+
 `Pacing` says which of the sequences with a row sit out. A sequence that sits out for want of text gives its row and
 blocks up where others wait for them. It is prefilled again where no other waits, so that new text waits for one frame
 only.
@@ -17,6 +21,8 @@ from deployments.limits import Rate
 from deployments.talker.kv_cache import BlockManager
 from deployments.talker.pacing import Pacing
 from deployments.talker.sequence import Sequence
+
+_RESERVED = 8  # one row in so many is left free by jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,7 @@ class Scheduler:
         self.max_num_seqs, self.max_num_waiting = max_num_seqs, max_num_waiting
         self._pacing = Pacing(max_num_seqs=max_num_seqs, max_lead_s=max_lead_s)
         self.waiting: deque[Sequence] = deque()
+        self.background: deque[Sequence] = deque()  # segments of jobs that wait
         self.running: dict[int, Sequence] = {}  # in the order of admission
         self._free_rows = list(range(max_num_seqs))
         self._finished = Rate()
@@ -45,11 +52,33 @@ class Scheduler:
     def is_idle(self) -> bool:
         """Whether every sequence, running or waiting, awaits text."""
         all_await_text = all(sequence.awaits_text for sequence in chain(self.running.values(), self.waiting))
-        return all_await_text and not any(map(self._fits, self.waiting))
+        return all_await_text and not self.background and not any(map(self._fits, self.waiting))
 
-    def check_room(self) -> None:
-        """Raise Overloaded where the waiting line is full. A free row counts as room."""
-        ahead = len(self.waiting) + len(self.running)
+    @property
+    def num_running(self) -> int:
+        """Sequences with a row, without those of jobs."""
+        return len(self.running) - len(self._of_jobs())
+
+    @property
+    def num_background(self) -> int:
+        """Sequences of jobs, running, parked or waiting."""
+        return len(self._of_jobs()) + len(self.background)
+
+    @property
+    def kv_used_ratio(self) -> float:
+        """The share of KV blocks that sequences hold, without those of jobs."""
+        of_jobs = sum(len(self.blocks.table(sequence.id)) for sequence in self._of_jobs())
+        return self.blocks.used_ratio - of_jobs / (self.blocks.num_blocks - 1)
+
+    def check_room(self, *, background: bool = False) -> None:
+        """Raise Overloaded where the waiting line is full. A free row counts as room. Jobs have a line of their own,
+        of an eighth of the rows.
+        """
+        if background:
+            if len(self.background) >= max(1, self.max_num_seqs // _RESERVED):
+                raise Overloaded("The talker leaves no more rows to jobs now.")
+            return
+        ahead = len(self.waiting) + self.num_running
         if ahead >= self.max_num_seqs + self.max_num_waiting:
             raise Overloaded(
                 f"The talker is full (running or waiting: {ahead}); more replicas, or talker.max_num_seqs "
@@ -59,7 +88,9 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence at the end of the waiting line, or at its head where the client has a part of the audio."""
-        if sequence.request.synthesis.is_underway:
+        if sequence.is_background:
+            self.background.append(sequence)
+        elif sequence.request.synthesis.is_underway:
             self.waiting.appendleft(sequence)
         else:
             self.waiting.append(sequence)
@@ -68,7 +99,8 @@ class Scheduler:
         """A sequence that runs or waits, else None."""
         if sequence_id in self.running:
             return self.running[sequence_id]
-        return next((sequence for sequence in self.waiting if sequence.id == sequence_id), None)
+        waiting = chain(self.waiting, self.background)
+        return next((sequence for sequence in waiting if sequence.id == sequence_id), None)
 
     def abort(self, sequence_id: int) -> None:
         """Forget a sequence, running or waiting. One that has ended meanwhile is no error."""
@@ -76,12 +108,13 @@ class Scheduler:
             self._release(self.running[sequence_id])
         else:
             self.waiting = deque(sequence for sequence in self.waiting if sequence.id != sequence_id)
+            self.background = deque(sequence for sequence in self.background if sequence.id != sequence_id)
 
     def schedule(self) -> Batch | None:
         """The next step's batch, None when there is nothing to do."""
         preempted = self._make_room()
-        admitted = [] if preempted else self._admit()
-        due = self._pacing.due(self.running.values(), time.monotonic())
+        admitted = [] if preempted else self._admit() or self._admit_background()
+        due = self._pacing.due(self.running.values(), time.monotonic(), self._most_background())
         return Batch(prefill=admitted, decode=due) if due or admitted else None
 
     def retire(self, sequences: list[Sequence]) -> None:
@@ -106,7 +139,7 @@ class Scheduler:
         preempted = False
         for sequence in list(self.running.values()):
             while sequence.id in self.running and not self.blocks.can_hold(sequence.id, sequence.num_positions + 1):
-                self._preempt(next(reversed(self.running.values())))
+                self._preempt((self._of_jobs() or [*self.running.values()])[-1])
                 preempted = True
             if sequence.id in self.running:
                 self.blocks.grow(sequence.id, sequence.num_positions + 1)
@@ -115,7 +148,24 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Put a sequence back at the head of the line. It is prefilled again with its frames, and then goes on."""
         self._release(sequence)
-        self.waiting.appendleft(sequence)
+        (self.background if sequence.is_background else self.waiting).appendleft(sequence)
+
+    def _of_jobs(self) -> list[Sequence]:
+        """Sequences of jobs that have a row, the oldest first."""
+        return [sequence for sequence in self.running.values() if sequence.is_background]
+
+    def _most_background(self) -> int:
+        """Sequences of jobs that a step may have, and that may have rows."""
+        others = self.num_running + sum(not sequence.awaits_text for sequence in self.waiting)
+        left = self.max_num_seqs - self.max_num_seqs // _RESERVED - others
+        return max(0, min(left, self.max_num_seqs // 2)) if others else max(1, left)
+
+    def _admit_background(self) -> list[Sequence]:
+        """One sequence of a job, because the prefill of many would make others wait."""
+        is_free = self.background and not any(not sequence.awaits_text for sequence in self.waiting)
+        if not is_free or len(self._of_jobs()) >= self._most_background() or not self._fits(self.background[0]):
+            return []
+        return [self._take_in(self.background[0])]
 
     def _admit(self) -> list[Sequence]:
         admitted: list[Sequence] = []
@@ -126,19 +176,21 @@ class Scheduler:
         return admitted + [self._take_in(each) for each in [*self.waiting] if self._fits(each)]
 
     def _take_in(self, sequence: Sequence) -> Sequence:
-        self.waiting.remove(sequence)
+        (self.background if sequence.is_background else self.waiting).remove(sequence)
         self.blocks.grow(sequence.id, sequence.num_positions + 1)
         sequence.row = heapq.heappop(self._free_rows)
         self.running[sequence.id] = sequence
         return sequence
 
     def _has_place(self, sequence: Sequence) -> bool:
-        """Whether a row and blocks are free. Sequences that wait for text are preempted for it, the youngest first."""
-        without_text = [each for each in self.running.values() if each.awaits_text]
+        """Whether a row and blocks are free. Sequences of jobs, then those that wait for text, are preempted for it,
+        the youngest first.
+        """
+        others = [each for each in self.running.values() if each.awaits_text] + self._of_jobs()
         while not self._fits(sequence):
-            if not without_text:
+            if not others:
                 return False
-            self._preempt(without_text.pop())
+            self._preempt(others.pop())
         return True
 
     def _fits(self, sequence: Sequence) -> bool:

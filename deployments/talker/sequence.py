@@ -37,13 +37,19 @@ class Sequence:
     is_open: bool = False  # whether `AudioStreams` has it
     finish_reason: FinishReason | None = None
     clone_prompt: ClonePrompt | None = None  # until it is sent
-    listener: Listener = field(default_factory=Listener)
+    listener: Listener = field(init=False)
     num_sent: int = field(init=False)  # frames that were sent
     _num_played: int = field(init=False)  # frames that `listener` counts; those of a prefix were played before
 
     def __post_init__(self) -> None:
+        self.listener = Listener.of(background=self.is_background)
         self.num_sent = self._num_played = len(self.frames)
         self.progress.begin(len(self.frames))
+
+    @property
+    def is_background(self) -> bool:
+        """Whether it is a segment of a job, for which no listener waits."""
+        return self.request.synthesis.background
 
     @property
     def num_frames(self) -> int:

@@ -105,8 +105,10 @@ class DecodeGate:
 
     @property
     def load(self) -> int:
-        """How many times over the waiting jobs would fill the workers; 0 while each job finds one at once."""
-        return len(self._waiting) // self._workers
+        """How many times over the waiting jobs would fill the workers; 0 while each job finds one at once. Nothing
+        waits for those without a deadline.
+        """
+        return sum(waiter.deadline_s < inf for waiter in self._waiting) // self._workers
 
     @property
     def capacity(self) -> float:
@@ -173,6 +175,8 @@ class DecodeGate:
         Of many workers another one is soon free for jobs that have time.
         """
         fitting = [waiter for waiter in self._waiting if waiter.job.shape == first.job.shape]
+        if first.deadline_s == inf:
+            fitting = [first]  # a longer call would keep the worker from others
         if self._has_many_workers and first.is_urgent(now_s):
             fitting = [waiter for waiter in fitting if waiter.is_urgent(now_s)]
         size = self._size(len(fitting), first.job.shape, left_s=fitting[0].deadline_s - now_s)

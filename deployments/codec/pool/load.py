@@ -132,6 +132,7 @@ class CodecLoad:
         self._chunk_frames = chosen_ramp(config.chunk_frames, config.workers)[-1]
         self._capacity = Capacity(max_late_s=config.max_late_s, workers_carry=workers_carry)
         self._streams: set[_Counts] = set()
+        self._num_background = 0  # streams of jobs, which are in no other count and wait for no room
         self._calls = 0  # that decode now
         self._busy_s = 0.0  # seconds of all workers since the last record
         self._busy_cores = 0.0
@@ -155,6 +156,15 @@ class CodecLoad:
         A stream that has delivered no audio is decoded once there is room for it. The talker begins at once, because
         its pool must see the demand, and codes are small.
         """
+        if request.background:
+            self._num_background += 1
+            try:
+                async with aclosing(synthesize(request, generate)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            finally:
+                self._num_background -= 1
+            return
         counts, room = _Counts(), AsyncExitStack()
         client, is_underway = request.client, request.is_underway
 
@@ -180,6 +190,8 @@ class CodecLoad:
     async def call(self, decoding: Awaitable[T], jobs: "Sequence[DecodeJob]", *, waiting: int) -> T:
         """The outcome of the call that decodes `jobs`, while `waiting` others wait for a worker."""
         began_s = time.monotonic()
+        if all(job.deadline_s == math.inf for job in jobs):  # of jobs: nothing is learnt, and no worker counts as busy
+            return await decoding
         self._change_calls(+1)
         try:
             return await decoding
@@ -202,6 +214,7 @@ class CodecLoad:
             backlog_s=self.backlog_s,
             busy_cores=self._busy_cores,
             cores=float(self._workers),
+            background=float(self._num_background),
         )
 
     def _change_calls(self, change: int) -> None:

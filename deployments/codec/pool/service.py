@@ -34,10 +34,13 @@ class Placement:
         self.talker_on_gpu = False  # known once a talker has been asked
 
     @contextmanager
-    def admit(self, capacity: float) -> Iterator[int]:
-        """A stream for as long as it lasts; how many frames to ask the GPU for. Workers carry `capacity` streams."""
-        gpu_frames = self._gpu_frames(capacity)
-        here = gpu_frames < ALL_FRAMES
+    def admit(self, capacity: float, *, background: bool = False) -> Iterator[int]:
+        """A stream for as long as it lasts; how many frames to ask the GPU for. Workers carry `capacity` streams.
+
+        A segment of a job takes no worker from others, and so does not count.
+        """
+        gpu_frames = 0 if background and self._placement != "inline" else self._gpu_frames(capacity)
+        here = gpu_frames < ALL_FRAMES and not background
         self._here["streams"] += here
         try:
             yield gpu_frames
@@ -126,8 +129,9 @@ class CodecService:
             silence=LeadingSilence(sample_rate) if trims else None,
             guard=None if request.ignore_eos else EndingGuard(frame_samples, sample_rate, position=start.position),
             load=lambda: self.gate.load,
+            background=request.background,
         )
-        with self.placement_of(request.model).admit(self.gate.capacity) as gpu_frames:
+        with self.placement_of(request.model).admit(self.gate.capacity, background=request.background) as gpu_frames:
             if start.undelivered is not None and len(start.undelivered):
                 gpu_frames = 0  # audio is missing that a talker will not bring
             asked = GenerateRequest(request, reference_codes, gpu_frames)

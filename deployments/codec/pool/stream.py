@@ -99,13 +99,14 @@ class StreamDecoder:
         silence: LeadingSilence | None = None,
         guard: EndingGuard | None = None,
         load: Callable[[], int] = lambda: 0,
+        background: bool = False,
     ) -> None:
-        """`load` says by how many steps chunks should be wider than the plan has them."""
+        """`load` says by how many steps chunks should be wider than the plan has them. `background`: of a job."""
         self._decode, self._plan, self._start, self._load = decode, plan, start, load
         self._silence, self._guard = silence, guard
         self._frame_samples, self._sample_rate = frame_samples, sample_rate
-        self._listener = Listener()
-        if start.in_hand_s:
+        self._listener = Listener.of(background=background)
+        if start.in_hand_s and not background:
             self._listener.due_s = time.monotonic() + start.in_hand_s
             plan.skip(start.position // frame_samples)
         self._state = start.state

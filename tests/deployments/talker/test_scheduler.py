@@ -366,3 +366,122 @@ def test_a_full_line_says_how_long_it_will_take() -> None:
     with pytest.raises(Overloaded) as refused:
         line.check_room()
     assert refused.value.retry_after_s > 0
+
+
+def of_a_job(number: int, *, frames: int = 8) -> Sequence:
+    """A segment that nobody waits for."""
+    each = sequence(number, frames=frames)
+    synthesis = replace(each.request.synthesis, background=True)
+    return Sequence(
+        number, replace(each.request, synthesis=synthesis), each.prompt, Sampling(), each.limit, frame_s=0.08
+    )
+
+
+def decoded(line: Scheduler) -> list[int]:
+    return sorted(step(line)[1])
+
+
+def test_jobs_enter_one_a_step_and_leave_an_eighth_of_the_rows_free() -> None:
+    line = scheduler(max_num_seqs=8)
+    for number in range(20):
+        line.add(of_a_job(number, frames=100))
+    assert [len(decoded(line)) for _ in range(9)] == [1, 2, 3, 4, 5, 6, 7, 7, 7]
+    assert (line.num_running, line.num_background, line.kv_used_ratio) == (0, 20, pytest.approx(0.0))
+    line.add(sequence(100))
+    assert 100 in decoded(line), "a listener finds a free row at once"
+
+
+def test_beside_listeners_a_step_has_fewer_of_jobs_and_the_youngest_are_parked_with_their_blocks() -> None:
+    line = scheduler(max_num_seqs=8)
+    for number in range(7):
+        line.add(of_a_job(number, frames=100))
+    for _ in range(7):
+        step(line)
+    assert decoded(line) == [0, 1, 2, 3, 4, 5, 6]
+    for number in (100, 101, 102, 103, 104):
+        line.add(sequence(number, frames=6))
+    first = decoded(line)
+    assert [number for number in first if number >= 100] == [100, 101, 102, 103, 104]
+    assert len(first) - 5 == 2  # of the rows that five leave, but for one
+    parked = {each.id for each in line.running.values() if each.row is not None} - set(first)
+    assert parked, "they keep their rows"
+    assert all(line.blocks.table(number) for number in parked)
+    prefilled: list[int] = []
+    while any(number >= 100 for number in line.running):
+        prefilled += step(line)[0]
+    resumed = decoded(line)
+    assert set(parked) <= set(resumed)
+    assert not set(prefilled) & parked, "who is parked is not prefilled again"
+
+
+def test_a_job_is_preempted_only_where_a_listener_would_have_no_row_or_no_blocks() -> None:
+    line = scheduler(max_num_seqs=2, blocks=4)
+    line.add(of_a_job(1, frames=30))
+    step(line)
+    line.add(of_a_job(2, frames=30))
+    step(line)
+    assert set(line.running) == {1, 2}
+    line.add(sequence(10, frames=2))
+    prefilled, _ = step(line)
+    assert prefilled == [10]
+    assert set(line.running) == {1, 10}, "the youngest of the jobs gave its row"
+    for _ in range(3):
+        step(line)
+    assert {2, 10}.isdisjoint(line.running) or 2 in line.running
+    line.check_integrity()
+
+
+def test_the_line_of_jobs_is_short_and_takes_no_place_of_others() -> None:
+    line = scheduler(max_num_seqs=8, max_num_waiting=2)
+    for number in range(8):
+        line.check_room(background=True)
+        line.add(of_a_job(number, frames=100))
+        step(line)
+    with pytest.raises(Overloaded):
+        line.check_room(background=True)
+    for number in range(100, 110):
+        line.check_room()
+        line.add(sequence(number, frames=100))
+    with pytest.raises(Overloaded):
+        line.check_room()
+    line.abort(7)
+    assert line.find(7) is None
+
+
+def test_while_a_listener_waits_for_its_first_frame_jobs_sit_out_and_never_hold_up_others(clock: Clock) -> None:
+    manager = BlockManager(num_blocks=200, block_size=BLOCK_SIZE)
+    line = Scheduler(manager, max_num_seqs=16, max_num_waiting=4, max_lead_s=8.0)
+    for number in range(4):
+        line.add(of_a_job(number, frames=100))
+    for _ in range(4):
+        step(line)
+        clock.now_s += 0.004
+    line.add(sequence(100, frames=50))
+    assert decoded(line) == [100]  # its first frame
+    clock.now_s += 0.004
+    assert decoded(line) == [0, 1, 2, 3, 100]
+    clock.now_s += line.running[100].listener.lead_s(clock.now_s) - 0.005
+    step(line)  # a long step
+    clock.now_s += 0.004
+    clock.now_s += line.running[100].listener.lead_s(clock.now_s) - 0.01
+    assert decoded(line) == [100]  # its next frame is nearly due
+
+
+def test_every_sequence_of_a_mixed_load_ends_and_listeners_never_wait_for_a_row() -> None:
+    rng, line = random.Random(3), scheduler(max_num_seqs=8, blocks=60, max_num_waiting=100)
+    ended: set[int] = set()
+    jobs, listeners = [of_a_job(n, frames=rng.randint(1, 20)) for n in range(40)], list(range(1000, 1030))
+    everything = [*jobs]
+    while jobs or listeners or not line.is_idle:
+        if jobs and len(line.background) < 2:
+            line.add(jobs.pop())
+        if listeners and rng.random() < 0.3:
+            everything.append(sequence(listeners.pop(), frames=rng.randint(1, 9)))
+            line.add(everything[-1])
+        num_before = line.num_running
+        prefilled, _ = step(line)
+        if num_before < 4:
+            assert not line.waiting, "rows that jobs have are no reason to wait"
+        assert len([number for number in prefilled if number < 1000]) <= 1
+        ended = {each.id for each in everything if each.finish_reason is not None}
+    assert len(ended) == 70
