@@ -62,7 +62,7 @@ def test_each_pool_gets_its_own_settings() -> None:
     }
     assert by_name["Codec"].num_replicas == 1
     talker = by_name["Talker"]
-    assert (talker.num_replicas, talker.max_ongoing_requests, talker.max_queued_requests) == (3, 8, 9)
+    assert (talker.num_replicas, talker.max_ongoing_requests, talker.max_queued_requests) == (3, 10, 9)
     assert talker.ray_actor_options is not None
     assert (talker.ray_actor_options["num_cpus"], talker.ray_actor_options["num_gpus"]) == (4, 0.5)
 

@@ -174,9 +174,11 @@ class DecodeGate:
 
         Of many workers another one is soon free for jobs that have time.
         """
-        fitting = [waiter for waiter in self._waiting if waiter.job.shape == first.job.shape]
-        if first.deadline_s == inf:
-            fitting = [first]  # a longer call would keep the worker from others
+        if first.deadline_s == inf:  # a longer call would keep the worker from others
+            self._waiting.remove(first)
+            return [first]
+        listened = [waiter for waiter in self._waiting if waiter.deadline_s < inf]
+        fitting = [waiter for waiter in listened if waiter.job.shape == first.job.shape]
         if self._has_many_workers and first.is_urgent(now_s):
             fitting = [waiter for waiter in fitting if waiter.is_urgent(now_s)]
         size = self._size(len(fitting), first.job.shape, left_s=fitting[0].deadline_s - now_s)

@@ -179,7 +179,7 @@ def _await_controller(starting: _Beside) -> None:
 
 
 # Serve's words are none of a newcomer's.
-PARTS = {"Talker": "speech model", "Codec": "audio decoder", "Ingress": "web server"}
+PARTS = {"Talker": "speech model", "Codec": "audio decoder", "Ingress": "web server", "Jobs": "long work"}
 _STATES = {"UPDATING": "starting", "HEALTHY": "ready"}
 
 

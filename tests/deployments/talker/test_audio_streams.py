@@ -481,3 +481,36 @@ def test_an_engine_forgets_a_stored_voice(tiny_checkpoint: Callable[[str], Path]
     assert engine.prompts.speakers.find(key) is None
     assert chunks_of(engine, request)
     assert engine.forget((key[:VOICE_BYTES],)) == 0
+
+
+@pytest.mark.usefixtures("clock")
+def test_segments_of_jobs_are_decoded_in_short_calls_where_no_other_stream_wants_to_be() -> None:
+    slots = FakeSlots(num_slots=8)
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+    for number in range(4):
+        audio.open(number, None, frames=ALL_FRAMES, background=True)
+        audio.add_frames([number], frames_of(1))
+    assert [len(called) for called, _ in slots.calls] == [1], "no second call waits behind one of a job"
+    with pytest.raises(Overloaded):
+        audio.open(4, None, frames=ALL_FRAMES, background=True)  # half of the slots are for others
+    audio.open(10, None, frames=ALL_FRAMES)
+    audio.add_frames([10], frames_of(1))
+    assert len(slots.calls) == 2, "a listener's first frame waits for one call at most"
+    for number in range(4):
+        audio.add_frames([number], frames_of(1))
+    for _ in range(20):
+        slots.decode_calls[-1].done = slots.decode_calls[-2].done = True
+        audio.take()
+    assert {slot for called, _ in slots.calls for slot in called} == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_job_whose_slot_is_full_is_decoded_whatever_others_want() -> None:
+    slots = FakeSlots()
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+    audio.open(0, None, frames=ALL_FRAMES, background=True)
+    for number in range(1, 9):
+        audio.open(number, None, frames=ALL_FRAMES)
+    for _ in range(CODE_RING):
+        audio.add_frames(range(9), frames_of(9))
+    assert audio._streams[0].waiting < CODE_RING // 2

@@ -1,0 +1,88 @@
+"""Segments of jobs in the codec pool: last in its queue, and in no count."""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator
+
+import numpy as np
+import pytest
+
+from deployments.codec.batch import Decoded, DecodeJob
+from deployments.codec.pool.load import CodecLoad
+from deployments.codec.pool.service import Placement
+from deployments.config import CodecConfig
+from deployments.listener import Listener
+from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
+from deployments.serving.frames import Generate
+from tests.deployments.codec.pool.test_gate import NOWHERE, FakeDecoder, gate_of, send, until
+
+pytestmark = pytest.mark.anyio
+
+CODES = np.zeros((1, 16), np.int16)
+OF_A_JOB = SynthesisRequest("1", "text", background=True)
+
+
+def test_nothing_is_ever_due_for_a_job() -> None:
+    listener = Listener.of(background=True)
+    assert listener.deliver(1.0, now_s=5.0) == 0.0
+    assert listener.deliver(1.0, now_s=500.0) == 0.0
+    assert (listener.lead_s(600.0), listener.stalled_s) == (math.inf, 0.0)
+
+
+async def test_in_the_gate_they_go_last_each_alone_and_widen_no_chunks() -> None:
+    fake = FakeDecoder()
+    gate = gate_of(fake)
+    first = send(gate, 1e8)
+    await until(lambda: len(fake.running) == 1)
+    last = [asyncio.create_task(gate.submit(DecodeJob(CODES, NOWHERE, math.inf))) for _ in range(3)]
+    late = send(gate, 1e9)
+    await until(lambda: gate.num_waiting == 4)
+    assert gate.load == 1, "three of them count for nothing"
+    fake.finish(1e8)
+    await until(lambda: len(fake.calls) == 2)
+    assert fake.calls[1] == [1e9], "a listener with minutes in hand comes before them"
+    fake.finish(1e9)
+    for number in range(3):
+        await until(lambda number=number: len(fake.calls) == 3 + number)  # type: ignore[misc]
+        assert fake.calls[-1] == [math.inf]
+        fake.running.pop(math.inf).set_result(Decoded(np.zeros(1, np.int16), NOWHERE))
+        await last[number]
+    await asyncio.gather(first, late)
+
+
+def test_they_are_made_where_no_worker_is_taken_from_others() -> None:
+    hybrid, inline = Placement(CodecConfig()), Placement(CodecConfig(placement="inline"))
+    hybrid.talker_on_gpu = inline.talker_on_gpu = True
+    with hybrid.admit(2.0, background=True) as frames, hybrid.admit(2.0, background=True):
+        assert frames == 0
+        with hybrid.admit(2.0) as beside:
+            assert beside < ALL_FRAMES, "the pool is not full of them"
+    with inline.admit(2.0, background=True) as frames:
+        assert frames == ALL_FRAMES
+
+
+async def test_they_wait_for_no_room_and_are_reported_by_themselves() -> None:
+    load = CodecLoad(CodecConfig(), frame_s=0.08, workers_carry=lambda: 0.0)
+    going_on = asyncio.Event()
+
+    async def generate(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+        yield FrameChunk(CODES, 1)
+
+    async def synthesize(request: SynthesisRequest, generate: Generate) -> AsyncGenerator[PcmChunk, None]:
+        async for chunk in generate(GenerateRequest(request)):
+            yield PcmChunk(b"", chunk.codes, 1)
+        await going_on.wait()
+
+    stream = load.stream(synthesize, OF_A_JOB, generate)
+    assert len((await anext(stream)).codes) == 1  # although there is room for no stream
+    record = load.record()
+    assert (record.background, record.streams, record.starting, record.backlog_s) == (1.0, 0.0, 0.0, 0.0)
+
+    async def decoding() -> int:
+        return 7
+
+    assert await load.call(decoding(), [DecodeJob(CODES, NOWHERE, math.inf)], waiting=0) == 7
+    assert load.record().busy_cores == 0.0
+    going_on.set()
+    assert [chunk async for chunk in stream] == []
+    assert load.record().background == 0.0
