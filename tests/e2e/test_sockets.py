@@ -73,7 +73,7 @@ def test_nothing_listens_to_other_machines_but_the_ports_between_replicas(
     processes: dict[int, str], found: list[Listener]
 ) -> None:
     open_to_others = sorted(processes[listener.pid].strip() for listener in found if not listener.loopback)
-    replicas = ("Codec", "Ingress", "Talker")
+    replicas = ("Codec", "Ingress", "Jobs", "Talker")
     assert open_to_others == [f"{REPLICA}:talkray:{name}" for name in replicas], "one port each"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
 from serve_app.api.routes import create_api
 from serve_app.api.speech_service import SpeechService
-from serve_app.config import ApiSettings, JobSettings, VoiceSettings
+from serve_app.config import AccessSettings, ApiSettings, JobSettings, VoiceSettings
 from serve_app.jobs.desk import JobDesk
 from serve_app.jobs.making import SegmentMaker
 from serve_app.speech.admission import Admission
@@ -58,8 +58,12 @@ class Speaker(FakeSynthesizer):
 class Server:
     """The API and its desk over one store; `start` runs the desk, `die` ends it as a killed process would."""
 
-    def __init__(self, folder: Path, speaker: Speaker, jobs: JobSettings | None = None) -> None:
-        settings = ApiSettings(voices=VoiceSettings(store=str(folder)), jobs=jobs or JobSettings())
+    def __init__(
+        self, folder: Path, speaker: Speaker, jobs: JobSettings | None = None, access: AccessSettings | None = None
+    ) -> None:
+        settings = ApiSettings(
+            voices=VoiceSettings(store=str(folder)), jobs=jobs or JobSettings(), access=access or AccessSettings()
+        )
         self.voices = Voices.of(settings.voices)
         models = Models({"": Admission(speaker, settings.admission)})
         service = SpeechService(models, settings, live_texts=LiveTexts(), voices=self.voices, tails=Tails())

@@ -6,7 +6,8 @@ import soundfile
 
 from deployments.errors import EngineError, Overloaded
 from deployments.protocol import FinishReason
-from serve_app.config import JobSettings
+from serve_app.api.keys import create_key
+from serve_app.config import AccessSettings, JobSettings
 from tests.serve_app.jobs.desk import Server, Speaker, serving, so, started, until
 
 pytestmark = pytest.mark.anyio
@@ -234,3 +235,26 @@ async def test_fields_of_a_part_override_and_what_has_no_effect_is_told(tmp_path
         await until(client, answer.json(), "completed")
         spoken = {request.text: (request.voice, request.seed) for request in speaker.requests}
         assert spoken == {"One.": ("ryan", 5), "Two.": ("vivian", 7)}
+
+
+async def test_another_key_sees_no_job(tmp_path: Path) -> None:
+    keys = {name: create_key(tmp_path / "keys.json", name) for name in ("ada", "bob")}
+    access = AccessSettings(keys_file=tmp_path / "keys.json")
+    server = Server(tmp_path / "store", Speaker(), access=access)
+    own, other = (server.client(authorization=f"Bearer {keys[name]}") for name in ("ada", "bob"))
+    async with own, other:
+        job = await started(own, "One.")
+        place = f"/v1/audio/jobs/{job['id']}"
+        assert (await other.get("/v1/audio/jobs")).json()["data"] == []
+        for method, path in (
+            ("GET", ""),
+            ("GET", "/parts/0"),
+            ("GET", "/parts/0/words"),
+            ("GET", "/audio"),
+            ("POST", "/cancel"),
+            ("POST", "/resume"),
+            ("DELETE", ""),
+        ):
+            answer = await other.request(method, place + path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "job_not_found"), path
+        assert (await own.get(place)).status_code == 200
