@@ -296,3 +296,21 @@ def test_a_policy_before_the_first_record_keeps_what_there_is() -> None:
 
 def test_settings_of_the_codec_know_no_limit_of_the_talker_by_default() -> None:
     assert CodecScaling().max_talker_streams == math.inf
+
+
+def test_segments_of_jobs_ask_for_no_replica_and_keep_none_but_the_last() -> None:
+    busy = [TalkerRecord(running=2, background=8), TalkerRecord(background=8)]
+    pool = talkers(wanted=2)
+    assert set(pool.run(5, busy, ongoing=18)) == {2}
+    assert pool.run(100, busy, ongoing=18)[-1] == 1, "16 requests of jobs hold up no removal"
+    codec = [CodecRecord(streams=1, background=30, cores=2)]
+    assert set(codecs().run(5, codec, ongoing=31)) == {1}
+
+
+@pytest.mark.parametrize(("jobs", "left"), [("neither", 0), ("hold", 1), ("wake", 1)])
+def test_a_setting_says_whether_jobs_keep_the_last_replica(jobs: str, left: int) -> None:
+    settings = {"min_replicas": 0, "scale_to_zero_after_s": 5, "scale_down_window_s": 5, "jobs": jobs}
+    pool = talkers(replace(TALKER, **settings))
+    assert pool.run(60, [TalkerRecord(background=8)], ongoing=8)[-1] == left
+    pool = codecs(replace(CODEC, **settings))
+    assert pool.run(60, [CodecRecord(background=8)], ongoing=8)[-1] == left

@@ -1,0 +1,91 @@
+"""A job while everything around it is killed, updated and started again: no segment is missing, none is there twice."""
+
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from serve_app.config import AppConfig, JobSettings, VoiceSettings
+from serve_app.jobs.record import Made
+from serve_app.jobs.store import JobStore
+from serve_app.voices.store import VoiceStore
+from tests.faults.pools import CODEC, ENGINE, TALKER, Service, config, redeploy, serving, tiny_model
+
+JOBS, PATH = "Jobs", "/v1/audio/jobs"
+PARTS = 80
+BODY = {"voice": "ryan", "seed": 3, "max_new_tokens": 25, "ignore_eos": True}
+INPUTS = [{"input": f"The text of part number {number}, which is short."} for number in range(PARTS)]
+_BOUND_S = 300.0
+
+
+def app(tmp_path: Path) -> AppConfig:
+    pools = config(tiny_model(tmp_path / "model"))
+    api = pools.api.model_copy(
+        update={"voices": VoiceSettings(store=str(tmp_path / "store")), "jobs": JobSettings(max_segments=4)}
+    )
+    return pools.model_copy(update={"api": api})
+
+
+def ask(service: Service, path: str, body: object = None) -> dict[str, object]:
+    """Asked again while no replica answers."""
+    until_s = time.monotonic() + 60
+    while True:
+        content = None if body is None else json.dumps(body).encode()
+        try:
+            with urllib.request.urlopen(service.url + path, content, timeout=60) as answer:
+                told: dict[str, object] = json.load(answer)
+                return told
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            assert time.monotonic() < until_s
+            time.sleep(0.2)
+
+
+def reach(service: Service, job: str, segments: int) -> None:
+    until_s = time.monotonic() + _BOUND_S
+    while (told := ask(service, f"{PATH}/{job}"))["segments"]["done"] < segments:  # type: ignore[index]
+        assert told["status"] in ("queued", "running", "paused"), told
+        assert time.monotonic() < until_s, told
+        time.sleep(0.05)
+
+
+def begin(service: Service) -> str:
+    return str(ask(service, PATH, {**BODY, "inputs": INPUTS})["id"])
+
+
+def codes(tmp_path: Path, job: str) -> dict[str, bytes]:
+    """Of each segment that lies in the store: there is one object for each."""
+    store = JobStore(VoiceStore(str(tmp_path / "store")))
+    made = [each for each, _ in store.made(job)]
+    files = list((tmp_path / "store" / "segments" / job).iterdir())
+    assert len(made) == len(files) == len({each.place for each in made}), "one is there twice"
+    return {_place(each): store.content(job, each).codes.tobytes() for each in made}
+
+
+def _place(made: Made) -> str:
+    return f"{made.place.part}.{made.place.segment}"
+
+
+def test_kills_an_update_and_a_restart_leave_each_segment_made_once(tmp_path: Path) -> None:
+    application = app(tmp_path)
+    with serving(application) as service:
+        undisturbed = begin(service)
+        reach(service, undisturbed, PARTS)
+        job = begin(service)
+        for done, title in ((5, TALKER), (15, CODEC), (25, JOBS), (35, ENGINE), (45, JOBS)):
+            reach(service, job, done)
+            service.kill(service.processes(title)[0])
+        reach(service, job, 50)
+        service.wait_for(TALKER, 2)
+        redeploy(application, {TALKER: 1, CODEC: 1})  # replicas go while they speak
+        reach(service, job, 60)
+        for process in service.processes_titled("ServeReplica"):  # all of the server's replicas at once
+            os.kill(process, signal.SIGKILL)
+    with serving(application) as service:
+        reach(service, job, PARTS)
+        assert ask(service, f"{PATH}/{job}")["status"] == "completed"
+    wanted = codes(tmp_path, undisturbed)
+    assert len(wanted) == PARTS
+    assert codes(tmp_path, job) == wanted
