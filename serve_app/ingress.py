@@ -24,16 +24,13 @@ from deployments.serving.handles import ask_all_replicas, ask_replica, read_repl
 from deployments.weights.description import describe
 from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.api.client_json import MAX_BODY_BYTES
-from serve_app.api.ignored_fields import Reasons
 from serve_app.api.routes import Node, create_api
 from serve_app.api.taken_request import TakenHttp
 from serve_app.audio.recordings import by_prompt, learn
 from serve_app.config import AdmissionSettings, ApiSettings
-from serve_app.jobs.work import Json, Track
 from serve_app.scaling.pool_watch import ONE_MODEL, PoolWatch, scrape
 from serve_app.speech.live_text import LiveTexts
 from serve_app.voices.library import Voices
-from serve_app.voices.record import Visitor
 
 logger = logging.getLogger(__name__)
 
@@ -182,35 +179,16 @@ def synthesizers_of(
 
 
 class HandleJobs:
-    """Asks the one replica that makes jobs. Raises as `JobDesk` does, and NotReady while there is none."""
+    """Asks the one replica that makes jobs."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
 
-    async def create(self, visitor: Visitor, fields: Json, key: str | None) -> tuple[Json, Reasons]:
-        created: tuple[Json, Reasons] = await self._call("create", visitor, fields, key, within_s=_CREATE_TIMEOUT_S)
-        return created
-
-    async def ask(self, visitor: Visitor, what: str, job_id: str) -> Json:
-        told: Json = await self._call("ask", visitor, what, job_id)
-        return told
-
-    async def all_of(self, visitor: Visitor) -> list[Json]:
-        told: list[Json] = await self._call("all_of", visitor)
-        return told
-
-    async def track(self, visitor: Visitor, job_id: str, part: int | None) -> Track:
-        track: Track = await self._call("track", visitor, job_id, part)
-        return track
-
-    async def words(self, visitor: Visitor, job_id: str, part: int) -> Json:
-        words: Json = await self._call("words", visitor, job_id, part)
-        return words
-
-    async def _call(self, method: str, *arguments: object, within_s: float = _JOBS_TIMEOUT_S) -> Any:
+    async def call(self, what: str, *arguments: object) -> Any:
+        """As `Jobs.call`."""
         try:
-            calling = ask_replica(self._handle, method, *arguments, lost=ReplicaLost)
-            return await asyncio.wait_for(calling, within_s)
+            calling = ask_replica(self._handle, "call", what, *arguments, lost=ReplicaLost)
+            return await asyncio.wait_for(calling, _CREATE_TIMEOUT_S if what == "create" else _JOBS_TIMEOUT_S)
         except TimeoutError:
             raise Starting("The replica that makes jobs does not answer: it is starting.", 1.0) from None
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import AsyncGenerator
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -14,7 +15,6 @@ from serve_app.api.wish import CONTENT_TYPES, RAW
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 from serve_app.jobs.audio import StoredAudio, begun
-from serve_app.jobs.desk import Jobs
 from serve_app.jobs.store import JobStore
 from serve_app.jobs.work import Json, Track
 from serve_app.voices.record import VISITOR
@@ -32,33 +32,33 @@ async def create(service: SpeechService, request: Request) -> Response:
     if key is not None and not 0 < len(key) <= _LONGEST_KEY:
         raise InvalidRequest(f"Idempotency-Key has 1 to {_LONGEST_KEY} characters.", "Idempotency-Key")
     fields = parse_object(await read_body(request), most_values=_MOST_VALUES)
-    job, ignored = await _jobs(service).create(VISITOR.get(), fields, key)
+    job, ignored = await _ask(service, "create", fields, key)
     return JSONResponse(job, 201, headers=ignored_fields.as_header(ignored))
 
 
 async def list_all(service: SpeechService) -> Json:
     """All of the caller's jobs, the newest first."""
-    return {"object": "list", "data": await _jobs(service).all_of(VISITOR.get()), "has_more": False}
+    return {"object": "list", "data": await _ask(service, "all_of"), "has_more": False}
 
 
 async def show(service: SpeechService, job_id: str) -> Json:
     """A job, with how far it is."""
-    return await _jobs(service).ask(VISITOR.get(), "get", job_id)
+    return dict(await _ask(service, "ask", "get", job_id))
 
 
 async def cancel(service: SpeechService, job_id: str) -> Response:
     """Makes no further segment; what is made stays."""
-    return JSONResponse(await _jobs(service).ask(VISITOR.get(), "cancel", job_id))
+    return JSONResponse(await _ask(service, "ask", "cancel", job_id))
 
 
 async def resume(service: SpeechService, job_id: str) -> Response:
     """Goes on with a job that was cancelled or has failed."""
-    return JSONResponse(await _jobs(service).ask(VISITOR.get(), "resume", job_id))
+    return JSONResponse(await _ask(service, "ask", "resume", job_id))
 
 
 async def remove(service: SpeechService, job_id: str) -> Json:
     """Deletes a job with its audio."""
-    return await _jobs(service).ask(VISITOR.get(), "delete", job_id)
+    return dict(await _ask(service, "ask", "delete", job_id))
 
 
 async def part_audio(
@@ -66,24 +66,25 @@ async def part_audio(
 ) -> Response:
     """The audio of a finished part, also while the job runs."""
     wanted = format_named("response_format", response_format, _FORMATS)
-    return await _audio(service, request, await _jobs(service).track(VISITOR.get(), job_id, part), wanted)
+    return await _audio(service, request, await _ask(service, "track", job_id, part), wanted)
 
 
 async def part_words(service: SpeechService, job_id: str, part: int) -> Json:
     """When each word and each segment of a finished part is heard."""
-    return await _jobs(service).words(VISITOR.get(), job_id, part)
+    return dict(await _ask(service, "words", job_id, part))
 
 
 async def whole_audio(service: SpeechService, request: Request, job_id: str, response_format: str = "flac") -> Response:
     """All parts of a finished job in order. `wav` and `pcm` take a Range."""
     wanted = format_named("response_format", response_format, _FORMATS)
-    return await _audio(service, request, await _jobs(service).track(VISITOR.get(), job_id, None), wanted)
+    return await _audio(service, request, await _ask(service, "track", job_id, None), wanted)
 
 
-def _jobs(service: SpeechService) -> Jobs:
+async def _ask(service: SpeechService, what: str, *arguments: object) -> Any:
+    """A method of the desk, on behalf of the caller."""
     if service.jobs is None:
         raise StoreFailed("This server makes no jobs.")
-    return service.jobs
+    return await service.jobs.call(what, VISITOR.get(), *arguments)
 
 
 async def _audio(service: SpeechService, request: Request, track: Track, audio_format: AudioFormat) -> Response:
@@ -140,8 +141,8 @@ DIALECT = Dialect(
         Route(f"POST {_JOB}/cancel", cancel, "Cancel a job"),
         Route(f"POST {_JOB}/resume", resume, "Resume a job"),
         Route(f"DELETE {_JOB}", remove, "Delete a job"),
-        Route(f"GET {_JOB}/parts/{{part}}", part_audio, "The audio of a finished part"),
-        Route(f"GET {_JOB}/parts/{{part}}/words", part_words, "The words of a finished part"),
+        Route(f"GET {_JOB}/parts/{{part:int}}", part_audio, "The audio of a finished part"),
+        Route(f"GET {_JOB}/parts/{{part:int}}/words", part_words, "The words of a finished part"),
         Route(f"GET {_JOB}/audio", whole_audio, "The audio of a finished job"),
     ),
 )

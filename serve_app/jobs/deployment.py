@@ -2,25 +2,23 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.serving import ray_metrics, ray_private
-from serve_app.api.ignored_fields import Reasons
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import ApiSettings
 from serve_app.ingress import Deployed, synthesizers_of
 from serve_app.jobs.desk import JobDesk
 from serve_app.jobs.making import SegmentMaker
-from serve_app.jobs.work import Json, Track
 from serve_app.scaling.pool_watch import ONE_MODEL, PoolWatch
 from serve_app.speech.admission import Admission
 from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.models import Models, ModelStatus
 from serve_app.voices.library import Voices
-from serve_app.voices.record import Visitor
 
 _POLL_S = 0.25
 
@@ -57,20 +55,9 @@ class JobsReplica:
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work())
 
-    async def create(self, visitor: Visitor, fields: Json, key: str | None) -> tuple[Json, Reasons]:
-        return await self._desk.create(visitor, fields, key)
-
-    async def ask(self, visitor: Visitor, what: str, job_id: str) -> Json:
-        return await self._desk.ask(visitor, what, job_id)
-
-    async def all_of(self, visitor: Visitor) -> list[Json]:
-        return await self._desk.all_of(visitor)
-
-    async def track(self, visitor: Visitor, job_id: str, part: int | None) -> Track:
-        return await self._desk.track(visitor, job_id, part)
-
-    async def words(self, visitor: Visitor, job_id: str, part: int) -> Json:
-        return await self._desk.words(visitor, job_id, part)
+    async def call(self, what: str, *arguments: object) -> Any:
+        """As `Jobs.call`."""
+        return await self._desk.call(what, *arguments)
 
     async def _work(self) -> None:
         """Make segments until Serve stops this replica: its successor makes them then."""

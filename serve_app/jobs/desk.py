@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol
 
 from deployments.errors import Conflict, EngineError, InvalidRequest, NotFound, NotReady, Overloaded, ReplicaLost
 from serve_app.api.ignored_fields import Reasons
@@ -29,8 +29,6 @@ from serve_app.voices.store import Damaged, StoreFailed
 
 logger = logging.getLogger(__name__)
 
-P = ParamSpec("P")
-T = TypeVar("T")
 _FIRST_SEGMENTS = 2.0  # at once, until the pools are known to have room for more
 _RETRY_S, _LONGEST_RETRY_S = 0.25, 15.0  # after a refusal, and of a store that cannot be written
 _LOOK_S = 1.0  # between two looks whether a hindrance is over
@@ -41,15 +39,9 @@ _MOST_FAILURES = 3  # of the engine, on one segment
 class Jobs(Protocol):
     """What the HTTP surface asks: the desk itself, or the deployment that holds it."""
 
-    async def create(self, visitor: Visitor, fields: Json, key: str | None) -> tuple[Json, Reasons]: ...
-
-    async def ask(self, visitor: Visitor, what: str, job_id: str) -> Json: ...
-
-    async def all_of(self, visitor: Visitor) -> list[Json]: ...
-
-    async def track(self, visitor: Visitor, job_id: str, part: int | None) -> Track: ...
-
-    async def words(self, visitor: Visitor, job_id: str, part: int) -> Json: ...
+    async def call(self, what: str, *arguments: object) -> Any:
+        """The result of a method of `JobDesk`. Raises as that does, and NotReady while there is no replica."""
+        ...
 
 
 class JobDesk:
@@ -71,6 +63,9 @@ class JobDesk:
         self._changed, self._creating = asyncio.Event(), asyncio.Lock()
         self._has_read = False
         self._swept_s = 0.0
+
+    async def call(self, what: str, *arguments: object) -> Any:
+        return await getattr(self, what)(*arguments)
 
     async def create(self, visitor: Visitor, fields: Json, key: str | None) -> tuple[Json, Reasons]:
         """A new job, and its fields without effect; with a `key` that its owner has used the job of that time.

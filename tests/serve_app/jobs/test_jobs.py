@@ -71,6 +71,8 @@ async def test_an_unfinished_part_is_a_conflict_and_an_unknown_one_is_not_found(
             ("/parts/0/words", 409, "part_not_finished"),
             ("/audio", 409, "job_not_finished"),
             ("/parts/1", 404, "part_not_found"),
+            ("/parts/one", 404, "not_found"),
+            ("/parts/0?response_format=midi", 400, "invalid_value"),
         ):
             answer = await client.get(place + path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
