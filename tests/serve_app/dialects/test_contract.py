@@ -53,6 +53,9 @@ STORING = {
     "/v1/text-to-voice/create-previews",
     "/v1/text-to-voice/create-voice-from-preview",
     "/voices/clone",
+    "/v1/audio/jobs",
+    "/v1/audio/jobs/{job_id}/cancel",
+    "/v1/audio/jobs/{job_id}/resume",
 }
 
 
