@@ -8,7 +8,9 @@ from deployments.errors import EngineError, Overloaded
 from deployments.protocol import FinishReason
 from serve_app.api.keys import create_key
 from serve_app.config import AccessSettings, JobSettings
+from tests.serve_app.fake import BASE
 from tests.serve_app.jobs.desk import Server, Speaker, serving, so, started, until
+from tests.serve_app.voices.speakers import store
 
 pytestmark = pytest.mark.anyio
 
@@ -125,16 +127,16 @@ async def test_after_a_death_only_running_segments_are_made_again(tmp_path: Path
 
 
 async def test_a_full_store_pauses_and_the_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from serve_app.voices import store
+    from serve_app.voices import store as files
 
-    written, is_full = store.write_file, True
+    written, is_full = files.write_file, True
 
     def write_file(file: Path, content: bytes) -> None:
         if is_full and "segments" in file.parts:
             raise OSError(28, "No space left on device")
         written(file, content)
 
-    monkeypatch.setattr(store, "write_file", write_file)
+    monkeypatch.setattr(files, "write_file", write_file)
     speaker = Speaker()
     async with serving(tmp_path, speaker) as (_, client):
         job = await started(client, "One.", "Two.", "Three.", "Four.")
@@ -237,6 +239,28 @@ async def test_fields_of_a_part_override_and_what_has_no_effect_is_told(tmp_path
         await until(client, answer.json(), "completed")
         spoken = {request.text: (request.voice, request.seed) for request in speaker.requests}
         assert spoken == {"One.": ("ryan", 5), "Two.": ("vivian", 7)}
+
+
+async def test_a_stored_voice_speaks_and_a_job_whose_voice_was_deleted_fails(tmp_path: Path) -> None:
+    speaker = Speaker(BASE)
+    async with serving(tmp_path, speaker) as (server, client):
+        voice = await store(client, "Mara", ref_text="Some hiss.")
+        server.hindrance = "not yet"
+        job = await started(client, "One.", voice="Mara")
+        lost = await started(client, "Two.", voice=voice["id"], language="german")
+        server.hindrance = None
+        await until(client, job, "completed")
+        await until(client, lost, "completed")
+        [first, second] = speaker.requests
+        assert first.reference is not None
+        assert first.reference.text == "Some hiss."
+        assert (first.language, second.language) == ("auto", "german")
+        server.hindrance = "not yet"
+        lost = await started(client, "Three.", voice="Mara")
+        assert (await client.delete(f"/v1/audio/voices/{voice['id']}")).status_code == 200
+        server.hindrance = None
+        told = await until(client, lost, "failed")
+        assert told["reason"] == f"part 0, segment 0: the voice {voice['id']} was deleted"
 
 
 async def test_another_key_sees_no_job(tmp_path: Path) -> None:
