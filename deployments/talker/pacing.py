@@ -31,14 +31,14 @@ class Pacing:
         self._scheduled_s = self._step_s = 0.0  # when the last step began, and how long the step before took
 
     def due(self, running: Collection[Sequence], now_s: float, most_background: int) -> list[Sequence]:
-        """The sequences of the step that begins now, of jobs at most `most_background`, the oldest. New sequences of
-        listeners come last. To be called once a step, because it measures steps.
+        """The sequences of the step that begins now; beside others at most `most_background` of jobs, the oldest. New
+        sequences of listeners come last. To be called once a step, because it measures steps.
         """
         self._step_s, self._scheduled_s = now_s - self._scheduled_s, now_s
         background = [sequence for sequence in running if sequence.is_background]
         ready = [sequence for sequence in running if not sequence.awaits_text and not sequence.is_background]
         if not ready or (self._max_lead_s == math.inf and not background):
-            return background[:most_background] + ready
+            return background + ready
         leads = [sequence.listener.lead_s(now_s) for sequence in ready]
         if not self._has_urgent(ready, leads, has_rows=2 * (len(running) - len(background)) <= self._max_num_seqs):
             return background[:most_background] + ready

@@ -52,7 +52,7 @@ class Scheduler:
     def is_idle(self) -> bool:
         """Whether every sequence, running or waiting, awaits text."""
         all_await_text = all(sequence.awaits_text for sequence in chain(self.running.values(), self.waiting))
-        return all_await_text and not self.background and not any(map(self._fits, self.waiting))
+        return all_await_text and not self._has_place_for_background() and not any(map(self._fits, self.waiting))
 
     @property
     def num_running(self) -> int:
@@ -155,17 +155,18 @@ class Scheduler:
         return [sequence for sequence in self.running.values() if sequence.is_background]
 
     def _most_background(self) -> int:
-        """Sequences of jobs that a step may have, and that may have rows."""
+        """Sequences of jobs that may have rows, and that a step beside other sequences may have."""
         others = self.num_running + sum(not sequence.awaits_text for sequence in self.waiting)
         left = self.max_num_seqs - self.max_num_seqs // _RESERVED - others
         return max(0, min(left, self.max_num_seqs // 2)) if others else max(1, left)
 
     def _admit_background(self) -> list[Sequence]:
         """One sequence of a job, because the prefill of many would make others wait."""
-        is_free = self.background and not any(not sequence.awaits_text for sequence in self.waiting)
-        if not is_free or len(self._of_jobs()) >= self._most_background() or not self._fits(self.background[0]):
-            return []
-        return [self._take_in(self.background[0])]
+        return [self._take_in(self.background[0])] if self._has_place_for_background() else []
+
+    def _has_place_for_background(self) -> bool:
+        is_free = self.background and all(sequence.awaits_text for sequence in self.waiting)
+        return bool(is_free) and len(self._of_jobs()) < self._most_background() and self._fits(self.background[0])
 
     def _admit(self) -> list[Sequence]:
         admitted: list[Sequence] = []

@@ -485,3 +485,22 @@ def test_every_sequence_of_a_mixed_load_ends_and_listeners_never_wait_for_a_row(
         assert len([number for number in prefilled if number < 1000]) <= 1
         ended = {each.id for each in everything if each.finish_reason is not None}
     assert len(ended) == 70
+
+
+def test_beside_sequences_that_only_wait_for_text_jobs_go_on_and_those_without_a_row_leave_the_engine_idle() -> None:
+    line = scheduler(max_num_seqs=2)
+    line.add(of_a_job(1, frames=3))
+    step(line)
+    line.add(awaiting_text(10))
+    assert decoded(line) == [1], "nothing else can be made"
+    line.add(awaiting_text(11))
+    line.add(of_a_job(2))
+    while 1 in line.running:
+        step(line)
+    step(line)
+    assert set(line.running) == {10, 11}
+    assert line.background
+    assert line.is_idle, "a step would do nothing"
+    line.abort(10)
+    assert not line.is_idle
+    assert decoded(line) == [2]
