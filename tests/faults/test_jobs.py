@@ -60,7 +60,8 @@ def codes(tmp_path: Path, job: str) -> dict[str, bytes]:
     """Of each segment that lies in the store: there is one object for each."""
     store = JobStore(VoiceStore(str(tmp_path / "store")))
     made = [each for each, _ in store.made(job)]
-    files = list((tmp_path / "store" / "segments" / job).iterdir())
+    # A kill may leave a file that has no name yet, which the next sweep removes.
+    files = [file for file in (tmp_path / "store" / "segments" / job).iterdir() if file.suffix != ".new"]
     assert len(made) == len(files) == len({each.place for each in made}), "one is there twice"
     return {_place(each): store.content(job, each).codes.tobytes() for each in made}
 
