@@ -24,6 +24,7 @@ from serve_app.api.wish import Wish, speech_headers
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.speech.characters import is_speakable
+from serve_app.speech.dialogue import DialogueTimes, in_turns, turns_of
 from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.models import Models
@@ -89,12 +90,13 @@ class SpeechService:
         request: Request,
         wish: Wish,
         *,
+        turns: Sequence[Wish] = (),
         as_body: Wrap | None = None,
         tell: Tell | None = None,
         content_type: str | None = None,
         previous: str = ignored_fields.PREVIOUS,
     ) -> Response:
-        """`wish.body.input` over HTTP.
+        """`wish.body.input` over HTTP, or in its place the `turns` of a dialogue, which have the same form.
 
         `as_body` makes another body of its audio and its words as they come, `tell` one of all its audio and words;
         `content_type` is that body's. `previous` is the dialect's name of `previous_request_id`.
@@ -104,37 +106,57 @@ class SpeechService:
             utterance = replace(utterance, tail=self._tails.find(utterance, previous_id))
             if utterance.tail is None:
                 wish = replace(wish, ignored={**wish.ignored, previous: _NO_TAIL})
+        spoken = [utterance] if not turns else await self._turns(request, utterance, turns)
         usage = state_of(request).record.usage
         usage.ignored = ignored_fields.entries(wish.ignored)
         headers = {**speech_headers(wish.delivery, wish.info), **wish.headers()}
         if content_type is not None:
             headers["content-type"] = content_type
         if tell is None and not wish.delivery.whole:
-            audio, times = self._audio(utterance, wish, usage)
+            audio, times = self._audio(spoken, turns or [wish], usage)
             return SpeechResponse(audio if as_body is None else as_body(audio, times), headers, usage=usage)
         kept = Kept(state_of(request).caller.name)
         kept.expect(wish.body, wish.delivery, wish.info)
 
-        def draw(utterance: SynthesisRequest, usage: Usage) -> AnswerDraw:
-            audio, times = self._audio(utterance, wish, usage, kept)
+        def draw(spoken: Sequence[SynthesisRequest], usage: Usage) -> AnswerDraw:
+            audio, times = self._audio(spoken, turns or [wish], usage, kept)
             told = None if tell is None else lambda content: tell(content, times)
             return AnswerDraw(audio, usage, told, forget=partial(self._tails.drop, utterance))
 
         def draw_again() -> AnswerDraw:
             other = redrawn(utterance, usage.finish_reason, draw_seed(), model=wish.info.route)
-            return draw(other, Usage(seed=other.seed, ignored=usage.ignored))
+            return draw([other], Usage(seed=other.seed, ignored=usage.ignored))
 
-        again = draw_again if utterance.redraws and not utterance.ignore_eos else None
-        return WholeResponse(draw(utterance, usage), headers, kept=kept, again=again)
+        again = draw_again if utterance.redraws and not utterance.ignore_eos and not turns else None
+        return WholeResponse(draw(spoken, usage), headers, kept=kept, again=again)
+
+    async def _turns(
+        self, request: Request, utterance: SynthesisRequest, turns: Sequence[Wish]
+    ) -> list[SynthesisRequest]:
+        """The turns of a dialogue, whose text and first voice `utterance` has."""
+        client, request_id = state_of(request).caller.name, utterance.request_id
+        first, *later = [
+            await build_request(turn, self.settings, self.voices, request_id=request_id, client=client)
+            for turn in turns
+        ]
+        return turns_of([replace(first, seed=utterance.seed, tail=utterance.tail, marks=utterance.marks), *later])
 
     def _audio(
-        self, utterance: SynthesisRequest, wish: Wish, usage: Usage, kept: Kept | None = None
+        self,
+        spoken: Sequence[SynthesisRequest],
+        wishes: Sequence[Wish],
+        usage: Usage,
+        kept: Kept | None = None,
     ) -> tuple[AsyncGenerator[bytes, None], WordTimes | None]:
-        """The body of an answer as it is wished, and its words where they are."""
+        """The body of an answer as it is wished, and its words where they are; of each turn a request and a wish."""
+        wish, info = wishes[0], wishes[0].info
         make = event_body if wish.delivery.events else audio_body
-        times = WordTimes(wish.spoken, wish.info, speed=wish.body.speed) if wish.body.word_timestamps else None
-        chunks, rendering = self.chunks(utterance, wish.info), wish.delivery.rendering(wish.info)
-        return make(chunks, rendering, usage, times, kept), times
+        times = None
+        if wish.body.word_timestamps:
+            texts, speed = [each.spoken for each in wishes], wish.body.speed
+            times = DialogueTimes(texts, info, speed=speed) if texts[1:] else WordTimes(texts[0], info, speed=speed)
+        chunks = in_turns(spoken, lambda turn: self.chunks(turn, info)) if spoken[1:] else self.chunks(spoken[0], info)
+        return make(chunks, wish.delivery.rendering(info), usage, times, kept), times
 
     async def utterance(
         self, request: HTTPConnection, wish: Wish, *, record: RequestRecord | None = None

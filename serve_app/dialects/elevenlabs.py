@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -11,14 +12,14 @@ from serve_app.api import catalogue, ignored_fields
 from serve_app.api.client_json import number, parse_object
 from serve_app.api.context import state_of
 from serve_app.api.forms import SentForm, read_form
-from serve_app.api.make_wish import lenient_wish
+from serve_app.api.make_wish import lenient_wish, voiced
 from serve_app.api.response import in_parts
 from serve_app.api.speech_service import SpeechService, format_named, read_speech, text_of
 from serve_app.api.whole_answer import AUDIO_HERE, object_with
 from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
-from serve_app.speech.characters import is_ideograph
+from serve_app.speech.characters import is_ideograph, is_speakable
 from serve_app.speech.word_times import Word, WordTimes, marked
 from serve_app.voices.library import Details, SentRecording
 from serve_app.voices.record import NEUTRAL
@@ -64,9 +65,11 @@ def _speaking(
         fields = await read_speech(request, service)
         voice = request.path_params.get("voice_id")
         wish = await wished(service, fields, request.query_params, voice=voice, words=timestamps)
+        wish, turns = await _turns(service, wish, fields.get("inputs"))
         answer = await service.respond(
             request,
             wish,
+            turns=turns,
             as_body=_lines if timestamps and stream else None,
             tell=_timed if timestamps and not stream else None,
             content_type=(_LINES if stream else _JSON) if timestamps else None,
@@ -199,15 +202,15 @@ async def wished(
     words: bool,
     names: ignored_fields.Names = NAMES,
 ) -> Wish:
-    """The wish of a body and a query, with the times of its `words`; a dialogue is spoken by the voice of its first
-    input. Raises InvalidRequest.
+    """The wish of a body and a query, with the times of its `words`; of a dialogue it has the text of all inputs, and
+    the voice of the first one. Raises InvalidRequest.
     """
     audio_format, sample_rate, bit_rate = output(query.get("output_format", DEFAULT_FORMAT))
     sent: dict[str, object] = {**query, **ignored_fields.flat(fields, names)}
     reasons = {"output_format": "it counts in the query"} if "output_format" in fields else {}
     if "inputs" in fields:
         text, voice = dialogue(fields["inputs"])
-        reasons |= unheard(fields["inputs"])
+        reasons |= unknown(fields["inputs"])
     else:
         text, sent["voice_id"] = text_of(fields), voice
     made: dict[str, object] = {"input": text, "voice": voice, "sample_rate": sample_rate, "word_timestamps": words}
@@ -273,14 +276,33 @@ def dialogue(inputs: object) -> tuple[str, str | None]:
     return " ".join(part["text"] for part in parts), voice if isinstance(voice, str) else None
 
 
-def unheard(inputs: object) -> dict[str, str]:
+def unknown(inputs: object) -> dict[str, str]:
     """Fields of a dialogue's inputs without effect, and the reasons."""
     parts = [part for part in inputs if isinstance(part, Mapping)] if isinstance(inputs, list) else []
     others = (name for part in parts for name in part if name not in ("text", "voice_id"))
-    reasons = {f"inputs.{name}": "unknown field" for name in others}
-    if len({str(part.get("voice_id")) for part in parts}) > 1:
-        reasons["inputs.voice_id"] = "one voice speaks a dialogue: that of its first input"
-    return reasons
+    return {f"inputs.{name}": "unknown field" for name in others}
+
+
+async def _turns(service: SpeechService, wish: Wish, inputs: object) -> tuple[Wish, list[Wish]]:
+    """A wish for each turn of a dialogue of several voices; inputs in a row with one voice are one turn. None for all
+    other texts. The first wish also says which voices are not here.
+    """
+    runs: list[tuple[object, list[str]]] = []
+    for part in inputs if isinstance(inputs, list) else []:
+        if not runs or runs[-1][0] != part.get("voice_id"):
+            runs.append((part.get("voice_id"), []))
+        runs[-1][1].append(part["text"])
+    if len(runs) < 2:
+        return wish, []
+    turns, ignored = [], dict(wish.ignored)
+    for voice, texts in runs:
+        own = replace(wish, body=wish.body.model_copy(update={"input": " ".join(texts)}))
+        turn = await voiced(service, own, voice if isinstance(voice, str) else wish.body.voice or "")
+        if "voice" in turn.ignored:
+            ignored["inputs.voice_id"] = turn.ignored["voice"]
+        if is_speakable(turn.spoken.text):
+            turns.append(turn)
+    return replace(wish, ignored=ignored), turns
 
 
 def encoded(audio: bytes) -> str:

@@ -16,7 +16,7 @@ from serve_app.api.sockets import MAX_CONTEXTS, ContextConnection, WishedConnect
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wish import Wish
 from serve_app.audio.formats import AudioFormat
-from serve_app.dialects.elevenlabs import LOCATORS, NAMES, characters, dialogue, encoded, located, unheard, wished
+from serve_app.dialects.elevenlabs import LOCATORS, NAMES, characters, dialogue, encoded, located, unknown, wished
 from serve_app.dialects.table import Dialect, Sample
 from serve_app.speech.word_times import Word, marked
 
@@ -95,7 +95,7 @@ class _Contexts(ContextConnection, WishedConnection):
         """Fields without effect are told with the next message of their context."""
         sent = ignored_fields.flat(fields, _FIELDS)
         found = {field: reason for field, reason in reasons.items() if field != _SPEED or field in sent}
-        told = ignored_fields.with_unknown(sent, _FIELDS, {**found, **unheard(fields.get("inputs"))})
+        told = ignored_fields.with_unknown(sent, _FIELDS, {**found, **_unheard(fields.get("inputs"))})
         if told:
             self.untold[name] = {**self.untold.get(name, {}), **told}
 
@@ -222,6 +222,14 @@ class _Dialogues(_Contexts):
     async def _tell(self, name: str, reply: ErrorReply) -> None:
         said = {"error": reply.code, "message": reply.message, "code": reply.code}
         await self.socket.send_json({"context_id": name or None, **said})
+
+
+def _unheard(inputs: object) -> dict[str, str]:
+    """Fields of a message's inputs without effect, and the reasons."""
+    parts = [part for part in inputs if isinstance(part, Mapping)] if isinstance(inputs, list) else []
+    voices = {str(part.get("voice_id")) for part in parts}
+    reason = {"inputs.voice_id": "one voice speaks a context: that of its first input"} if len(voices) > 1 else {}
+    return {**unknown(inputs), **reason}
 
 
 DIALECT = Dialect(

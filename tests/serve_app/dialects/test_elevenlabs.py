@@ -239,9 +239,52 @@ async def test_timestamps_have_the_same_audio(client: httpx.AsyncClient) -> None
 async def test_a_dialogue_over_http(client: httpx.AsyncClient, synthesizer: fake.FakeSynthesizer) -> None:
     inputs = [{"text": "Hello.", "voice_id": "aiden"}, {"text": "Hi!", "voice_id": "ryan"}]
     response = await client.post("/v1/text-to-dialogue/stream?output_format=pcm_24000", json={"inputs": inputs})
-    assert response.content == fake.pcm_of(fake.utterance())
-    assert (synthesizer.requests[0].text, synthesizer.requests[0].voice) == ("Hello. Hi!", "aiden")
+    assert response.content == 2 * fake.pcm_of(fake.utterance())
+    assert "x-ignored" not in response.headers
+    first, second = synthesizer.requests
+    assert [(each.text, each.voice, each.continues) for each in (first, second)] == [
+        ("Hello.", "aiden", False),
+        ("Hi!", "ryan", True),
+    ]
+    assert second.request_id == f"{first.request_id}-2"
+    assert first.seed != second.seed
     assert (await client.post("/v1/text-to-dialogue", json={"inputs": "x"})).status_code == 400
+
+
+async def test_turns_of_a_dialogue(client: httpx.AsyncClient, synthesizer: fake.FakeSynthesizer) -> None:
+    """Inputs in a row with one voice are one turn, a turn without words is none, an unknown voice is named; a seed
+    repeats all of it.
+    """
+    turns = [("Hello.", "aiden"), ("Again.", "aiden"), ("...", "ryan"), ("Hi!", "nobody"), ("Bye.", "aiden")]
+    body = {"inputs": [{"text": text, "voice_id": voice} for text, voice in turns], "seed": 5}
+    response = await client.post("/v1/text-to-dialogue?output_format=pcm_24000", json=body)
+    assert [each.text for each in synthesizer.requests] == ["Hello. Again.", "Hi!", "Bye."]
+    assert "inputs.voice_id" in response.headers["x-ignored"]
+    seeds = [each.seed for each in synthesizer.requests]
+    synthesizer.requests.clear()
+    await client.post("/v1/text-to-dialogue?output_format=pcm_24000", json=body)
+    assert [each.seed for each in synthesizer.requests] == seeds
+    assert len(set(seeds)) == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_times_of_a_dialogue_count_from_its_beginning(stream: bool) -> None:
+    synthesizer = fake.FakeSynthesizer(fake.FOLLOWED, fake.followed())
+    transport = httpx.ASGITransport(create_api(synthesizer, ApiSettings()))
+    path = f"/v1/text-to-dialogue{'/stream' if stream else ''}/with-timestamps?output_format=pcm_24000"
+    inputs = [{"text": fake.FOLLOWED_TEXT, "voice_id": voice} for voice in ("aiden", "ryan")]
+    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+        answer = await client.post(path, json={"inputs": inputs})
+    chars: list[str] = []
+    starts_s: list[float] = []
+    for line in answer.text.splitlines():
+        if alignment := json.loads(line)["alignment"]:
+            chars += alignment["characters"]
+            starts_s += alignment["character_start_times_seconds"]
+    length_ms = len(fake.pcm_of(fake.followed())) / 48
+    words = words_ms(chars, [round(1000 * start_s) for start_s in starts_s])
+    first = words[: len(words) // 2]
+    assert words == first + [(word, pytest.approx(start_ms + length_ms, abs=1)) for word, start_ms in first]
 
 
 async def test_lists(client: httpx.AsyncClient) -> None:

@@ -1,0 +1,76 @@
+"""A dialogue: turns of several voices, spoken one after the other as one utterance."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
+from serve_app.speech.segments import segment_seed
+from serve_app.speech.spoken_text import SpokenText
+from serve_app.speech.word_times import WordTimes
+
+Synthesize = Callable[[SynthesisRequest], AsyncGenerator[PcmChunk, None]]
+
+
+def turns_of(requests: Sequence[SynthesisRequest]) -> list[SynthesisRequest]:
+    """The same requests as turns of the first one: later ones continue speech that is being heard. Their seeds follow
+    from the first one's and their number.
+    """
+    first, *later = requests
+    return [first] + [
+        replace(
+            request,
+            request_id=f"{first.request_id}-{number}",
+            seed=segment_seed(first.seed, number),
+            redraws=first.redraws,
+            continues=True,
+        )
+        for number, request in enumerate(later, start=2)
+    ]
+
+
+async def in_turns(requests: Sequence[SynthesisRequest], synthesize: Synthesize) -> AsyncGenerator[PcmChunk, None]:
+    """The audio of all turns. A chunk's `segment` is the number of its turn, its `text_positions` are of that turn.
+
+    The finish reason comes with the very last chunk; it is the first other than STOP that any turn had.
+    """
+    num_tokens, cut_short = 0, None
+    for number, request in enumerate(requests):
+        own_tokens, is_last = 0, number == len(requests) - 1
+        async with aclosing(synthesize(request)) as chunks:
+            async for chunk in chunks:
+                own_tokens, reason = chunk.num_text_tokens, chunk.finish_reason
+                if reason is not FinishReason.STOP:
+                    cut_short = cut_short or reason
+                yield replace(
+                    chunk,
+                    num_text_tokens=num_tokens + own_tokens,
+                    finish_reason=(cut_short or reason) if is_last and reason is not None else None,
+                    segment=number,
+                )
+        num_tokens += own_tokens
+
+
+class DialogueTimes(WordTimes):
+    """The words of all turns: their times count from the beginning of the first turn, their characters in their own."""
+
+    def __init__(self, texts: Sequence[SpokenText], info: ModelInfo, *, speed: float) -> None:
+        """`texts` has the text of each turn."""
+        super().__init__(texts[0], info, speed=speed)
+        self._turns = [WordTimes(text, info, speed=speed) for text in texts]
+        self._number, self._begun_s, self._samples_per_s = 0, 0.0, info.sample_rate * speed
+
+    def feed(self, chunk: PcmChunk) -> None:
+        """The next chunk of `in_turns`."""
+        if chunk.segment != self._number:
+            self._hear_turn(replace(chunk.emptied(), finish_reason=FinishReason.STOP))
+            self._number, self._begun_s = chunk.segment, self._num_samples / self._samples_per_s
+        self._num_samples += chunk.num_samples
+        self._hear_turn(chunk)
+
+    def _hear_turn(self, chunk: PcmChunk) -> None:
+        turn = self._turns[self._number]
+        turn.feed(chunk)
+        for word in turn.take():
+            start_s, end_s = self._begun_s + word.start_s, self._begun_s + word.end_s
+            self._told.append(replace(word, start_s=start_s, end_s=end_s))
