@@ -279,6 +279,8 @@ cli.add_typer(bench, name="bench")
 _MODULES = {
     "random-checkpoint": (cli, "talkray_tools.random_checkpoint", "Write a checkpoint with random weights."),
     "verify": (cli, "talkray_tools.verify", "Is a checkpoint right here, does its speech end, what does it take?"),
+    "book": (cli, "talkray_tools.book", "Make an audiobook from an EPUB, a Markdown file or plain text."),
+    "dataset": (cli, "talkray_tools.dataset", "Speak the lines of a JSONL file into a folder, or into tar shards."),
     "loadtest": (cli, "loadtest", "Measure a running server under load."),
     "engine": (bench, "talkray_tools.bench_engine", "Step time by batch, prefill, memory and start-up."),
     "codec": (bench, "talkray_tools.bench_codec", "Decoder calls by streams and frames, on a CPU or a GPU."),

@@ -134,6 +134,16 @@ def ask(url: str, path: str, fields: Mapping[str, object]) -> Any:
     return _asked(url, work())
 
 
+def first_voice(url: str) -> str | None:
+    """The first voice that the server lists; None where the model has none to choose from. Raises RefusedError."""
+
+    async def work() -> str | None:
+        async with _session() as session:
+            return await _first_voice(session, url.rstrip("/"))
+
+    return _asked(url, work())
+
+
 class _Player:
     """A program that plays its standard input, from the first audio on: of a refusal it would only complain too."""
 

@@ -12,6 +12,8 @@ import pytest
         ("doctor", "[OPTIONS]"),
         ("verify", "[OPTIONS]"),
         ("random-checkpoint", "[OPTIONS] {out}"),
+        ("book", "[OPTIONS] {file}"),
+        ("dataset", "[OPTIONS] {file}"),
         ("loadtest", "[OPTIONS] COMMAND [ARGS]..."),
     ],
 )

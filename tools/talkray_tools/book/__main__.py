@@ -1,0 +1,313 @@
+"""`talkray book`: an audiobook from a file, made by a running server. The same command goes on where it was stopped."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from deployments.errors import InvalidRequest, TalkrayError
+from serve_app.audio.reference_doctor import reading_time_s
+from serve_app.cli.say import RefusedError, first_voice
+from serve_app.cli.voice_commands import read_file, running_server
+from talkray_tools.arguments import run_command
+from talkray_tools.book.assembly import (
+    Sound,
+    Tags,
+    Timeline,
+    book_format,
+    chapter_starts,
+    gains,
+    picture_of,
+    timeline,
+    write_book,
+)
+from talkray_tools.book.captions import captions_of, srt, vtt
+from talkray_tools.book.epub import EpubRules, epub_book
+from talkray_tools.book.text import Book, Paragraph, markdown_book, plain_book, read_text
+from talkray_tools.job_client import Fields, PartFolder, PartList, fetch
+from talkray_tools.job_progress import JobLine, length, stopped
+
+_TURN_S, _HEADING_S, _BREAK_S, _CHAPTER_S = 0.3, 0.9, 1.2, 2.0  # of silence: between turns, after a heading, ...
+_MOST_LISTED = 12  # problems, and what is left out, in the terminal; the report has all
+_MARKDOWN = (".md", ".markdown")
+
+
+@dataclass(frozen=True, slots=True)
+class Speaking:
+    """How the paragraphs are spoken."""
+
+    voice: str | None
+    voices: dict[str, str]  # by the speaker's name
+    fields: dict[str, object]
+    pause_s: float
+
+
+def book(
+    file: Annotated[Path, typer.Argument(help="An EPUB, a Markdown file (.md), or plain text.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="m4b, mp3, opus, flac or wav. Without: FILE.m4b.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="A server. Without: the one that runs here.")] = None,
+    voice: Annotated[str | None, typer.Option(help="A voice of /v1/audio/voices.")] = None,
+    voice_of: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VOICE", help="Who speaks lines that begin with [NAME]: (more than once)."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="One of several models of the server.")] = None,
+    instructions: Annotated[str | None, typer.Option(help="How to say it, for models that follow it.")] = None,
+    speed: Annotated[float, typer.Option(help="Times as fast.", min=0.25, max=4)] = 1.0,
+    language: Annotated[str | None, typer.Option(help="A name or a code; detect: of each segment.")] = None,
+    lexicon: Annotated[Path | None, typer.Option(help='How words are said: {"word": "respelling"}, or PLS.')] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes it repeatable; bad ends are not drawn again then.")] = None,
+    captions: Annotated[Literal["srt", "vtt"] | None, typer.Option(help="Write captions beside the audio.")] = None,
+    loudness: Annotated[
+        float | None, typer.Option(help="LUFS that each voice is brought to, such as -18.", min=-40, max=-8)
+    ] = None,
+    pause: Annotated[float, typer.Option(help="Seconds of silence between paragraphs.", min=0, max=10)] = 0.5,
+    depth: Annotated[int, typer.Option(help="Levels of headings that begin chapters.", min=1, max=6)] = 2,
+    notes: Annotated[Literal["skip", "read"], typer.Option(help="Of an EPUB.")] = "skip",
+    tables: Annotated[Literal["rows", "skip"], typer.Option(help="Of an EPUB: read row by row, or left out.")] = "rows",
+    title: Annotated[str | None, typer.Option(help="In place of the file's.")] = None,
+    author: Annotated[str | None, typer.Option(help="In place of the file's.")] = None,
+    cover: Annotated[Path | None, typer.Option(help="JPEG or PNG, in place of the file's.")] = None,
+    show: Annotated[
+        bool, typer.Option("--show", help="Speak nothing: print the chapters and what is left out.")
+    ] = False,
+) -> None:
+    """Make an audiobook with a running server. Ctrl-C stops it, and the same command goes on."""
+    console = Console(highlight=False, soft_wrap=True)
+    found = _read(file, EpubRules(depth, notes == "read", tables == "rows"))
+    found.title, found.author = title or found.title, author or found.author
+    _check_cover(found, None if cover is None else read_file(cover))
+    target = output or file.with_suffix(".m4b")
+    book_format(target)
+    voices = _voices(voice_of or [], found, required=not show)
+    _describe(console, found)
+    if show:
+        return
+    server = running_server(url)
+    fields = {
+        "model": model,
+        "instructions": instructions,
+        "speed": None if speed == 1 else speed,
+        "language": language or None,
+        "lexicon": _lexicon(lexicon),
+        "seed": seed,
+        "markup": found.markup,
+    }
+    speaking = Speaking(voice or first_voice(server), voices, {k: v for k, v in fields.items() if v is not None}, pause)
+    with stopped(console, "the same command goes on"):
+        _make(console, server, found, speaking, target=target, captions=captions, loudness=loudness)
+
+
+def _make(
+    console: Console,
+    server: str,
+    found: Book,
+    speaking: Speaking,
+    *,
+    target: Path,
+    captions: str | None,
+    loudness: float | None,
+) -> None:
+    work = _work(found, speaking)
+    folder = _folder(target)
+    with JobLine(console, "speaking") as line:
+        ignored = fetch(server, work, folder, line.report)
+    if ignored:
+        console.print(f"the server ignored {ignored}", markup=False)
+    sounds = _sounds(found, work, folder, speaking)
+    told = Tags(found.title, found.author, found.date, found.publisher, found.language, found.cover)
+    titles = [chapter.title for chapter in found.chapters]
+    factors = None if loudness is None else gains(sounds, loudness)
+    with JobLine(console, "writing") as line:
+        write_book(target, sounds, titles, tags=told, factors=factors, report=line.counted(len(sounds)))
+    times = timeline(sounds)
+    if captions is not None:
+        told_parts = enumerate(map(folder.told, work.names))
+        lines = [caption for number, said in told_parts for caption in captions_of(said, times.start_s(number))]
+        _write(target.with_suffix(f".{captions}"), srt(lines) if captions == "srt" else vtt(lines))
+    paragraphs = _paragraphs(found, work, folder, times)
+    report: dict[str, Any] = {
+        "length_s": round(times.length_s, 3),
+        "chapters": [
+            {"title": titles[number], "start_s": round(start_s, 3)}
+            for number, start_s in chapter_starts(sounds, times).items()
+        ],
+        "problems": [{**each, **problem} for each in paragraphs for problem in folder.problems(each["part"])],
+        "left_out": dict(found.left_out),
+        "paragraphs": paragraphs,
+    }
+    report_file = target.with_suffix(".report.json")
+    _write(report_file, json.dumps(report, ensure_ascii=False, indent=1))
+    console.print(f"wrote {target} ({length(times.length_s)}, {len(report['chapters'])} chapters)", markup=False)
+    _warn(console, report["problems"])
+    console.print(f"report: {report_file}; parts are kept in {folder.folder} until you delete it", markup=False)
+
+
+def _paragraphs(found: Book, work: PartList, folder: PartFolder, times: Timeline) -> list[dict[str, Any]]:
+    """What is spoken where, in seconds of the book; `part` is the name of its file among the parts."""
+    return [
+        {
+            "chapter": found.chapters[chapter].title,
+            "text": paragraph.text,
+            "start_s": round(times.start_s(number), 3),
+            "end_s": round(times.start_s(number) + float(folder.told(name)["duration_s"]), 3),
+            "part": name,
+        }
+        for number, ((chapter, paragraph), name) in enumerate(zip(found.spoken(), work.names, strict=True))
+    ]
+
+
+def _write(file: Path, content: str) -> None:
+    try:
+        file.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise RefusedError(f"{file} cannot be written: {error.strerror}") from None
+
+
+def _read(file: Path, rules: EpubRules) -> Book:
+    if file.suffix.lower() == ".epub":
+        return epub_book(file, rules)
+    if file.suffix.lower() in (".pdf", ".mobi", ".azw", ".azw3", ".docx", ".doc", ".odt", ".html"):
+        raise InvalidRequest(f"{file}: only EPUB, Markdown and plain text are read; convert it to EPUB first", "file")
+    text, name = read_text(file), file.stem
+    return markdown_book(text, name, rules.depth) if file.suffix.lower() in _MARKDOWN else plain_book(text, name)
+
+
+def _check_cover(found: Book, given: bytes | None) -> None:
+    """Before anything is spoken. Raises InvalidRequest for a damaged one that was `given`; the file's is left out."""
+    if given is not None:
+        picture_of(given)
+        found.cover = given
+    elif found.cover is not None:
+        try:
+            picture_of(found.cover)
+        except InvalidRequest as error:
+            found.cover = None
+            found.left_out[error.message] += 1
+
+
+def _voices(given: Sequence[str], found: Book, *, required: bool) -> dict[str, str]:
+    """Each speaker's voice. Raises InvalidRequest for speakers without one, and for names that no mark has."""
+    pairs = [each.partition("=") for each in given]
+    wrong = next((name + sign for name, sign, voice in pairs if not (name.strip() and voice.strip())), None)
+    if wrong is not None:
+        raise InvalidRequest(f"--voice-of {wrong!r}: write NAME=VOICE", "voice_of")
+    voices = {name.strip(): voice.strip() for name, _, voice in pairs}
+    speakers = found.speakers()
+    if unknown := [name for name in voices if name not in speakers]:
+        named = f"it has {', '.join(speakers)}" if speakers else "it has no lines that begin with [NAME]:"
+        raise InvalidRequest(f"--voice-of {unknown[0]}: the book has no such speaker; {named}", "voice_of")
+    if required and (silent := [name for name in speakers if name not in voices]):
+        wanted = " ".join(f'--voice-of "{name}=VOICE"' for name in silent)
+        raise InvalidRequest(f"the book has lines of {', '.join(silent)}: add {wanted}", "voice_of")
+    return voices
+
+
+def _lexicon(file: Path | None) -> dict[str, str] | None:
+    if file is None:
+        return None
+    content = read_file(file)
+    if content.lstrip().startswith(b"<"):
+        from serve_app.speech.lexicon import from_pls
+
+        return from_pls(content, str(file))
+    try:
+        words = json.loads(content)
+    except ValueError as error:
+        raise InvalidRequest(f"{file} is neither PLS nor JSON: {error}", "lexicon") from None
+    if not isinstance(words, dict) or not all(isinstance(said, str) for said in words.values()):
+        raise InvalidRequest(f'{file} must be an object such as {{"word": "respelling"}}', "lexicon")
+    return words
+
+
+def _work(found: Book, speaking: Speaking) -> PartList:
+    defaults: dict[str, object] = {**speaking.fields}
+    if speaking.voice is not None:
+        defaults["voice"] = speaking.voice
+    return PartList(defaults, [_part(paragraph, speaking) for _, paragraph in found.spoken()])
+
+
+def _part(paragraph: Paragraph, speaking: Speaking) -> Fields:
+    own = {"voice": speaking.voices[paragraph.speaker]} if paragraph.speaker else {}
+    return {"input": paragraph.text, **own}
+
+
+def _folder(target: Path) -> PartFolder:
+    """Beside the output, for all of its formats."""
+    folder = target.with_suffix(".parts")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"{folder} cannot be made: {error.strerror}", "output") from None
+    return PartFolder(folder)
+
+
+def _sounds(found: Book, work: PartList, folder: PartFolder, speaking: Speaking) -> list[Sound]:
+    names, sounds = iter(work.names), []
+    before: Paragraph | None = None
+    for number, chapter in enumerate(found.chapters):
+        is_first = True
+        for paragraph in chapter.paragraphs:
+            if paragraph.kind != "break":
+                pause_s = _CHAPTER_S if is_first and before else _pause_s(before, paragraph, speaking.pause_s)
+                voice = speaking.voices.get(paragraph.speaker, speaking.voice or "")
+                sounds.append(Sound(folder.audio(next(names)), voice, pause_s, number))
+                is_first = False
+            before = paragraph
+    return sounds
+
+
+def _pause_s(before: Paragraph | None, paragraph: Paragraph, usual_s: float) -> float:
+    if before is None:
+        return 0.0
+    if before.kind == "break":
+        return _BREAK_S
+    if before.kind == "heading":
+        return _HEADING_S
+    return min(usual_s, _TURN_S) if before.speaker != paragraph.speaker else usual_s
+
+
+def _describe(console: Console, found: Book) -> None:
+    texts = [paragraph.text for _, paragraph in found.spoken()]
+    num_chars = sum(map(len, texts))
+    by = f" by {found.author}" if found.author else ""
+    about = length(sum(map(reading_time_s, texts)))
+    console.print(
+        f"{found.title}{by}: {len(found.chapters)} chapters, {num_chars:,} characters, about {about}", markup=False
+    )
+    for number, chapter in enumerate(found.chapters, start=1):
+        own = sum(len(paragraph.text) for paragraph in chapter.paragraphs)
+        console.print(f"{number:4}  {chapter.title} ({own:,} characters)", markup=False)
+    if speakers := found.speakers():
+        console.print(f"speakers: {', '.join(speakers)}", markup=False)
+    for reason, count in list(found.left_out.items())[:_MOST_LISTED]:
+        console.print(f"left out: {reason}{f' ({count})' if count > 1 else ''}", markup=False)
+    if len(found.left_out) > _MOST_LISTED:
+        console.print(f"left out: {len(found.left_out) - _MOST_LISTED} more pages or kinds", markup=False)
+
+
+def _warn(console: Console, problems: Sequence[dict[str, Any]]) -> None:
+    for each in problems[:_MOST_LISTED]:
+        again = ", drawn again" if each.get("redrawn") else ""
+        place = f"{length(each['start_s'])} ({each['chapter']})"
+        console.print(f"listen at {place}: {each['finish_reason']}{again}: {str(each['text'])[:60]}", markup=False)
+    if len(problems) > _MOST_LISTED:
+        console.print(f"and {len(problems) - _MOST_LISTED} more", markup=False)
+
+
+def main() -> int:
+    return run_command(book, "talkray book", sys.argv[1:])
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except TalkrayError as error:
+        sys.exit(f"talkray: {error}")

@@ -1,0 +1,351 @@
+"""One file out of the parts of a book: pauses between them, loudness, chapters, cover and tags, through PyAV.
+
+Nothing is held but one part. Chapters are known before the first sample is written, from the lengths of the parts.
+"""
+
+import base64
+import io
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import av
+import numpy as np
+import soundfile
+from av.audio.stream import AudioStream
+from av.filter import Graph
+from av.stream import Disposition
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
+
+from deployments.errors import InvalidRequest
+from serve_app.cli.say import RefusedError
+
+if TYPE_CHECKING:  # it is known to type checkers only
+    from av.container.core import Chapter as WrittenChapter
+
+Float = NDArray[np.float32]
+
+PEAK = 0.84  # of full scale: 1.5 dB below, for lossy formats overshoot
+_SILENT_LUFS = -69.0  # what the meter says of silence is -70
+_LEAST_S = 3.0  # of audio that is measured
+_MIME = {"mjpeg": "image/jpeg", "png": "image/png"}
+_OWN = "Speech synthesised by Talkray"
+
+
+@dataclass(frozen=True, slots=True)
+class BookFormat:
+    """How one kind of file is written."""
+
+    container: str
+    codec: str
+    bit_rate: int | None = None
+    has_chapters: bool = False
+    has_cover: bool = False  # as a picture beside the audio
+    options: Mapping[str, str] | None = None
+
+
+# `ipod`, FFmpeg's own name of m4b, takes no JPEG; the brand is what makes players see a book.
+BOOK_FORMATS = {
+    ".m4b": BookFormat("mp4", "aac", 64_000, True, True, {"brand": "M4B ", "movflags": "+faststart"}),
+    ".mp3": BookFormat("mp3", "libmp3lame", 64_000, True, True),
+    ".opus": BookFormat("ogg", "libopus", 32_000, True),
+    ".flac": BookFormat("flac", "flac", has_cover=True),
+    ".wav": BookFormat("wav", "pcm_s16le", options={"rf64": "auto"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """A part of the book: its audio, whose voice it is, and the silence in front of it."""
+
+    audio: Path
+    voice: str
+    pause_s: float
+    chapter: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """What players show of a book."""
+
+    title: str
+    author: str = ""
+    date: str = ""
+    publisher: str = ""
+    language: str = ""
+    cover: bytes | None = None
+
+    def told(self) -> dict[str, str]:
+        named = {
+            "title": self.title,
+            "album": self.title,
+            "artist": self.author,
+            "album_artist": self.author,
+            "date": self.date,
+            "publisher": self.publisher,
+            "language": self.language,
+            "genre": "Audiobook",
+            "comment": _OWN,
+        }
+        return {name: value for name, value in named.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Where each part begins, in samples, and the end of the last one."""
+
+    starts: tuple[int, ...]
+    end: int
+    sample_rate: int
+
+    def start_s(self, part: int) -> float:
+        return self.starts[part] / self.sample_rate
+
+    @property
+    def length_s(self) -> float:
+        return self.end / self.sample_rate
+
+
+def book_format(file: Path) -> BookFormat:
+    """By its ending. Raises InvalidRequest with the known ones."""
+    found = BOOK_FORMATS.get(file.suffix.lower())
+    if found is None:
+        raise InvalidRequest(f"{file}: its ending must be one of {', '.join(BOOK_FORMATS)}", "output")
+    return found
+
+
+def timeline(sounds: Sequence[Sound]) -> Timeline:
+    """Raises RefusedError where the parts have several sample rates."""
+    infos = [soundfile.info(sound.audio) for sound in sounds]
+    rates = {info.samplerate for info in infos}
+    if len(rates) > 1:
+        raise RefusedError(
+            f"the parts have {sorted(rates)} samples a second: other models made them; delete their folder"
+        )
+    rate, at, starts = rates.pop(), 0, []
+    for sound, info in zip(sounds, infos, strict=True):
+        at += round(sound.pause_s * rate)
+        starts.append(at)
+        at += info.frames
+    return Timeline(tuple(starts), at, rate)
+
+
+def chapter_starts(sounds: Sequence[Sound], times: Timeline) -> dict[int, float]:
+    """Seconds at which each chapter's first part begins to sound; the first is at 0."""
+    starts: dict[int, float] = {}
+    for number, sound in enumerate(sounds):
+        starts.setdefault(sound.chapter, times.start_s(number) if starts else 0.0)
+    return starts
+
+
+def gains(sounds: Sequence[Sound], target_lufs: float) -> dict[str, float]:
+    """Factors that bring each voice to the target (EBU R128, integrated over all that it says)."""
+    factors = {}
+    for voice in dict.fromkeys(sound.voice for sound in sounds):
+        loudness = _loudness([sound.audio for sound in sounds if sound.voice == voice])
+        factors[voice] = 1.0 if loudness < _SILENT_LUFS else 10 ** ((target_lufs - loudness) / 20)
+    return factors
+
+
+def _loudness(files: Sequence[Path]) -> float:
+    """LUFS of the files one after the other; a voice that says little is measured over and over."""
+    rate, position, loudness = soundfile.info(files[0]).samplerate, 0, -70.0
+    graph = _graph(rate, ("ebur128", "metadata=1"))
+    num_samples = sum(soundfile.info(file).frames for file in files)
+    if not num_samples:
+        return loudness
+    for _ in range(math.ceil(_LEAST_S * rate / num_samples)):
+        for audio in map(_samples, files):
+            graph.push(_frame(audio, rate, position))
+            position += audio.size
+            loudness = _last_loudness(graph, loudness)
+    graph.push(None)
+    return _last_loudness(graph, loudness)
+
+
+def _last_loudness(graph: Graph, before: float) -> float:
+    for frame in _pulled(graph):
+        before = float(frame.metadata.get("lavfi.r128.I", before))
+    return before
+
+
+def write_book(
+    file: Path,
+    sounds: Sequence[Sound],
+    titles: Sequence[str],
+    *,
+    tags: Tags,
+    factors: Mapping[str, float] | None = None,
+    report: Callable[[int], object],
+) -> None:
+    """Replaces the file when all is in it; `titles` are the chapters', `factors` the voices' gains. `report` is told
+    how many parts are written. Raises RefusedError.
+    """
+    new = file.with_name(f".{file.name}.new")
+    try:
+        with av.open(str(new), "w", format=book_format(file).container, options=dict(_options(file))) as out:
+            _write(out, book_format(file), sounds, titles, tags=tags, factors=factors, report=report)
+        new.replace(file)
+    except OSError as error:
+        raise RefusedError(f"{file} cannot be written: {error.strerror or error}") from None
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _options(file: Path) -> Mapping[str, str]:
+    return book_format(file).options or {}
+
+
+def _write(
+    out: av.container.OutputContainer,
+    kind: BookFormat,
+    sounds: Sequence[Sound],
+    titles: Sequence[str],
+    *,
+    tags: Tags,
+    factors: Mapping[str, float] | None,
+    report: Callable[[int], object],
+) -> None:
+    times = timeline(sounds)
+    stream = out.add_stream(kind.codec, rate=times.sample_rate, layout="mono")
+    assert isinstance(stream, AudioStream)
+    if kind.bit_rate is not None:
+        stream.bit_rate = kind.bit_rate
+    for name, value in tags.told().items():
+        out.metadata[name] = value
+    if kind.has_chapters:
+        out.set_chapters(_chapters(chapter_starts(sounds, times), titles, times.length_s))
+    picture = None if tags.cover is None else picture_of(tags.cover)
+    if picture is not None and kind.has_cover:
+        _add_picture(out, picture, tags.cover or b"")
+    elif picture is not None and kind.container == "ogg":
+        out.metadata["METADATA_BLOCK_PICTURE"] = _picture_block(picture, tags.cover or b"")
+    position = 0
+    for audio in _levelled(_audio(sounds, times, factors or {}, report), times.sample_rate, limited=bool(factors)):
+        out.mux(stream.encode(_frame(audio, times.sample_rate, position)))
+        position += audio.size
+    out.mux(stream.encode(None))
+
+
+def _chapters(starts: Mapping[int, float], titles: Sequence[str], length_s: float) -> list["WrittenChapter"]:
+    at_ms = [round(1000 * start_s) for start_s in starts.values()]
+    ends_ms = [*at_ms[1:], round(1000 * length_s)]
+    return [
+        {
+            "id": number,
+            "start": start_ms,
+            "end": end_ms,
+            "time_base": Fraction(1, 1000),
+            "metadata": {"title": titles[chapter]},
+        }
+        for number, (chapter, start_ms, end_ms) in enumerate(zip(starts, at_ms, ends_ms, strict=True))
+    ]
+
+
+def _audio(
+    sounds: Sequence[Sound], times: Timeline, factors: Mapping[str, float], report: Callable[[int], object]
+) -> Iterator[Float]:
+    for number, sound in enumerate(sounds):
+        pause = np.zeros(round(sound.pause_s * times.sample_rate), np.float32)
+        yield np.concatenate([pause, _samples(sound.audio) * np.float32(factors.get(sound.voice, 1.0))])
+        report(number + 1)
+
+
+def _levelled(parts: Iterator[Float], sample_rate: int, *, limited: bool) -> Iterator[Float]:
+    """The parts with peaks below PEAK where they were made louder, of the same length."""
+    if not limited:
+        yield from parts
+        return
+    graph = _graph(sample_rate, ("alimiter", f"limit={PEAK}:attack=5:release=60:level=false:latency=true"))
+    position = 0
+    for part in parts:
+        graph.push(_frame(part, sample_rate, position))
+        position += part.size
+        yield from _pulled_samples(graph)
+    graph.push(None)
+    yield from _pulled_samples(graph)
+
+
+def _graph(sample_rate: int, step: tuple[str, str]) -> Graph:
+    graph = Graph()
+    time_base = Fraction(1, sample_rate)
+    source = graph.add_abuffer(sample_rate=sample_rate, format="flt", layout="mono", time_base=time_base)
+    form = graph.add("aformat", f"sample_fmts=flt:sample_rates={sample_rate}:channel_layouts=mono")
+    graph.link_nodes(source, graph.add(*step), form, graph.add("abuffersink")).configure()
+    return graph
+
+
+def _pulled(graph: Graph) -> Iterator[av.AudioFrame]:
+    while True:
+        try:
+            frame = graph.pull()
+        except (av.BlockingIOError, av.EOFError):
+            return
+        assert isinstance(frame, av.AudioFrame)
+        yield frame
+
+
+def _pulled_samples(graph: Graph) -> Iterator[Float]:
+    for frame in _pulled(graph):
+        yield frame.to_ndarray()[0]
+
+
+def _samples(file: Path) -> Float:
+    audio: Float = soundfile.read(file, dtype="float32", always_2d=True)[0][:, 0]
+    return audio
+
+
+def _frame(samples: Float, rate: int, position: int) -> av.AudioFrame:
+    frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples)[np.newaxis], format="flt", layout="mono")
+    frame.sample_rate, frame.pts, frame.time_base = rate, position, Fraction(1, rate)
+    return frame
+
+
+@dataclass(frozen=True, slots=True)
+class CoverPicture:
+    """A cover as FFmpeg calls it."""
+
+    codec: str
+    width: int
+    height: int
+
+
+def picture_of(content: bytes) -> CoverPicture:
+    """Raises InvalidRequest where it is neither JPEG nor PNG."""
+    form = "jpeg_pipe" if content[:2] == b"\xff\xd8" else "png_pipe" if content[:4] == b"\x89PNG" else None
+    if form is None:
+        raise InvalidRequest("the cover is neither JPEG nor PNG", "cover")
+    try:
+        with av.open(io.BytesIO(content), format=form) as opened:
+            video = opened.streams.video[0]
+            found = CoverPicture("mjpeg" if form == "jpeg_pipe" else "png", video.width, video.height)
+    except (av.FFmpegError, IndexError) as error:
+        raise InvalidRequest(f"the cover is a damaged picture: {error}", "cover") from None
+    if not (found.width and found.height):
+        raise InvalidRequest("the cover is a damaged picture: it has no size", "cover")
+    return found
+
+
+def _add_picture(out: av.container.OutputContainer, picture: CoverPicture, content: bytes) -> None:
+    stream = out.add_stream(picture.codec, rate=1)
+    assert isinstance(stream, VideoStream)
+    stream.width, stream.height = picture.width, picture.height
+    stream.pix_fmt = "yuvj420p" if picture.codec == "mjpeg" else "rgb24"
+    stream.disposition = Disposition.attached_pic
+    packet = av.Packet(content)
+    packet.stream, packet.pts, packet.dts, packet.time_base = stream, 0, 0, Fraction(1, 1)
+    packet.is_keyframe = True
+    out.mux(packet)
+
+
+def _picture_block(picture: CoverPicture, content: bytes) -> str:
+    """As FLAC has it (type 3: front cover), which is how Ogg files carry a cover."""
+    mime = _MIME[picture.codec].encode()
+    sizes = (picture.width, picture.height, 24, 0, len(content))
+    block = struct.pack(">II", 3, len(mime)) + mime + struct.pack(">I5I", 0, *sizes) + content
+    return base64.b64encode(block).decode()

@@ -1,0 +1,136 @@
+"""Captions of a book as SubRip or WebVTT: short ones where the times of words are known, else a sentence each."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import Any
+
+MAX_CHARS = 84  # of one caption with known times: two lines of 42
+_LINE_CHARS = 42
+_SLACK_CHARS = 10  # a part ends behind a word's middle
+_LONGEST_PAUSE_S = 0.7  # within a caption with known times
+_END = re.compile(r"[.!?。！？…][\"'”’»)\]」』]*$")  # noqa: RUF001
+_NO_SPACE = re.compile(r"[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]")
+
+
+@dataclass(frozen=True, slots=True)
+class Caption:
+    """A text and when it is shown."""
+
+    text: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimedWord:
+    """A word of a part, in seconds of its audio."""
+
+    text: str
+    start_s: float
+    end_s: float
+
+
+def captions_of(told: Mapping[str, Any], start_s: float) -> list[Caption]:
+    """Of one part that begins at `start_s` of the book; `told` is what the job says of its words and segments.
+
+    Estimated words end captions at sentences only, and never cross the border of a segment, whose time is known.
+    """
+    words = [TimedWord(each["word"], float(each["start"]), float(each["end"])) for each in told.get("words", ())]
+    segments = [each for each in told.get("segments", ()) if each.get("text", "").strip()]
+    if not words:
+        spans = [Caption(each["text"].strip(), each["start"], each["end"]) for each in segments]
+    else:
+        borders = [float(each["start"]) for each in segments[1:]]
+        is_estimated = bool(told.get("estimated"))
+        spans = [_caption(run) for run in _runs(words, borders, math.inf if is_estimated else _LONGEST_PAUSE_S)]
+        if not is_estimated:
+            spans = [_caption(part) for run in _runs(words, borders, _LONGEST_PAUSE_S) for part in _short(run)]
+    return [Caption(each.text, start_s + each.start_s, start_s + each.end_s) for each in spans]
+
+
+def _runs(words: Sequence[TimedWord], borders: Sequence[float], longest_pause_s: float) -> Iterator[list[TimedWord]]:
+    """Sentences, cut at borders of segments and at pauses."""
+    run: list[TimedWord] = []
+    for word in words:
+        if run and (_ends(run[-1], word, borders) or word.start_s - run[-1].end_s > longest_pause_s):
+            yield run
+            run = []
+        run.append(word)
+    if run:
+        yield run
+
+
+def _ends(word: TimedWord, following: TimedWord, borders: Sequence[float]) -> bool:
+    crosses = any(word.end_s - 0.001 <= border <= following.start_s + 0.001 for border in borders)
+    return crosses or _END.search(word.text) is not None
+
+
+def _short(run: Sequence[TimedWord]) -> Iterator[list[TimedWord]]:
+    """A sentence in as few parts of about the same length as keep to MAX_CHARS, but for longer words."""
+    length = len(_caption(run).text)
+    share = length / math.ceil(length / (MAX_CHARS - _SLACK_CHARS))
+    ends = accumulate((word.text for word in run), joined)
+    middles = (len(text) - len(word.text) / 2 for text, word in zip(ends, run, strict=True))
+    placed = zip(middles, run, strict=True)
+    yield from ([word for _, word in part] for _, part in groupby(placed, key=lambda each: each[0] // share))
+
+
+def _caption(words: Sequence[TimedWord]) -> Caption:
+    text = ""
+    for word in words:
+        text = joined(text, word.text)
+    return Caption(text, words[0].start_s, words[-1].end_s)
+
+
+def joined(text: str, word: str) -> str:
+    """Scripts without spaces get none."""
+    is_tight = not text or (_NO_SPACE.match(text[-1]) and _NO_SPACE.match(word[:1]))
+    return f"{text}{word}" if is_tight else f"{text} {word}"
+
+
+def srt(captions: Sequence[Caption]) -> str:
+    blocks = (
+        f"{number}\n{_time(each.start_s, ',')} --> {_time(each.end_s, ',')}\n{_lines(each.text)}\n"
+        for number, each in enumerate(_ordered(captions), start=1)
+    )
+    return "\n".join(blocks)
+
+
+def vtt(captions: Sequence[Caption]) -> str:
+    blocks = (
+        f"{_time(each.start_s, '.')} --> {_time(each.end_s, '.')}\n{_lines(_escaped(each.text))}\n"
+        for each in _ordered(captions)
+    )
+    return "\n".join(["WEBVTT\n", *blocks])
+
+
+def _ordered(captions: Sequence[Caption]) -> Iterator[Caption]:
+    """None begins before the one in front of it has ended, and each is on the screen for a moment."""
+    ended_s = 0.0
+    for each in captions:
+        start_s = max(each.start_s, ended_s)
+        ended_s = max(each.end_s, start_s + 0.05)
+        yield Caption(each.text, start_s, ended_s)
+
+
+def _time(seconds: float, mark: str) -> str:
+    ms = round(1000 * seconds)
+    return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}{mark}{ms % 1000:03}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _lines(text: str) -> str:
+    """Broken once near its middle where it is too long for a line, at a space."""
+    if len(text) <= _LINE_CHARS:
+        return text
+    spaces = [found.start() for found in re.finditer(" ", text)]
+    if not spaces or len(text) > 2 * MAX_CHARS:
+        return text
+    middle = min(spaces, key=lambda at: abs(at - len(text) / 2))
+    return f"{text[:middle]}\n{text[middle + 1 :]}"

@@ -1,0 +1,285 @@
+"""An EPUB as a book: its spine in order, its chapters by its navigation.
+
+The archive is read, never unpacked. Copy protection, entities, and archives that grow without bounds are refused by
+name. Nothing outside of the archive is opened.
+"""
+
+import posixpath
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+from xml.etree import ElementTree
+
+from deployments.errors import InvalidRequest
+from talkray_tools.book.pages import PageContent, parse_xml, read_page
+from talkray_tools.book.text import Book, Chapter, merged, paragraphs_of
+
+MAX_ENTRIES = 10_000
+MAX_ENTRY_BYTES = 32 << 20  # of a page, or of the package
+MAX_READ_BYTES = 512 << 20  # of all that is read
+MAX_RATIO = 200  # of a page's size and its size in the archive, from _SMALL on
+MAX_COVER_BYTES = 16 << 20
+_SMALL = 1 << 20
+_CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
+_RIGHTS = {
+    "META-INF/rights.xml": "Adobe's",
+    "META-INF/sinf.xml": "Apple's",
+    "META-INF/license.lcpl": "Readium's",
+}
+_FONTS_ONLY = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC")  # fonts that are made unreadable
+_PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
+_PICTURES = ": pictures only"
+_NCX = "application/x-dtbncx+xml"
+
+
+@dataclass(frozen=True, slots=True)
+class EpubRules:
+    """What of a page is read, and how many levels of the navigation begin chapters."""
+
+    depth: int = 2
+    notes: bool = False
+    tables: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    path: str
+    media_type: str
+    properties: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Of the navigation: where a chapter begins."""
+
+    title: str
+    path: str
+    anchor: str
+    level: int  # 1 for the first
+
+
+@dataclass(slots=True)
+class _Package:
+    book: Book
+    items: dict[str, _Item]
+    spine: list[_Item] = field(default_factory=list)
+    entries: list[_Entry] = field(default_factory=list)
+
+
+def epub_book(file: Path, rules: EpubRules) -> Book:
+    """Raises InvalidRequest that says what is wrong, and where."""
+    try:
+        with zipfile.ZipFile(file) as opened:
+            archive = _Archive(opened, file)
+            archive.refuse_protection()
+            package = _read_package(archive)
+            _fill(package, archive, rules)
+    except zipfile.BadZipFile as error:
+        raise InvalidRequest(f"{file} is no EPUB: {error}", "file") from None
+    except OSError as error:
+        raise InvalidRequest(f"{file} cannot be read: {error.strerror or error}", "file") from None
+    book = package.book
+    book.chapters = merged(book.chapters)
+    if not any(True for _ in book.spoken()):
+        pictures = (
+            ", some of which are pictures only" if any(each.endswith(_PICTURES) for each in book.left_out) else ""
+        )
+        raise InvalidRequest(f"{file} has no text to speak on its {len(package.spine)} pages{pictures}", "file")
+    return book
+
+
+class _Archive:
+    """Reads entries within bounds, whatever the archive says of them."""
+
+    def __init__(self, opened: zipfile.ZipFile, file: Path) -> None:
+        self._opened, self._file = opened, file
+        self._left = MAX_READ_BYTES
+        entries = opened.infolist()
+        if len(entries) > MAX_ENTRIES:
+            raise self.refusal(f"it has {len(entries):,} entries, at most {MAX_ENTRIES:,} are read")
+        self._entries = {entry.filename: entry for entry in entries}
+
+    def refusal(self, reason: str) -> InvalidRequest:
+        return InvalidRequest(f"{self._file}: {reason}", "file")
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._entries
+
+    def read(self, path: str, most: int = MAX_ENTRY_BYTES) -> bytes:
+        entry = self._entries.get(path)
+        if entry is None:
+            raise self.refusal(f"{path} is named in it and missing")
+        if entry.flag_bits & 1:
+            raise self.refusal(f"{path} is encrypted with a password: only books without copy protection can be read")
+        most = min(most, self._left)
+        try:
+            with self._opened.open(entry) as stream:
+                content = stream.read(most + 1)
+        except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, ValueError) as error:
+            raise self.refusal(f"{path} is damaged: {error}") from None
+        is_bomb = len(content) > _SMALL and len(content) > MAX_RATIO * max(1, entry.compress_size)
+        if len(content) > self._left:
+            raise self.refusal(f"it has more than {MAX_READ_BYTES >> 20} MiB of pages: it is a zip bomb or no book")
+        if len(content) > most or is_bomb:
+            size = f"{entry.compress_size:,} bytes in the archive become {'more than ' * (len(content) > most)}"
+            raise self.refusal(f"{path} is a zip bomb or no page of a book: {size}{min(len(content), most):,}")
+        self._left -= len(content)
+        return content
+
+    def xml(self, path: str) -> ElementTree.Element:
+        builder = ElementTree.TreeBuilder()
+        parse_xml(self.read(path), f"{self._file}: {path}", builder)
+        return builder.close()
+
+    def refuse_protection(self) -> None:
+        """Also where only some pages are encrypted. Fonts alone may be."""
+        owner = next((whose for path, whose in _RIGHTS.items() if path in self), None)
+        encrypted = list(self._encrypted()) if _ENCRYPTION in self else []
+        if owner is None and not encrypted:
+            return
+        whose = f"{owner} copy protection" if owner else "copy protection"
+        where = f"{encrypted[0]} is encrypted" if encrypted else "it has a file of rights"
+        raise self.refusal(f"it has {whose} (DRM; {where}): only books without it can be read")
+
+    def _encrypted(self) -> Iterator[str]:
+        for data in self.xml(_ENCRYPTION).iter("EncryptedData"):
+            method, reference = data.find("EncryptionMethod"), data.find(".//CipherReference")
+            if method is None or method.get("Algorithm") not in _FONTS_ONLY:
+                yield "a part" if reference is None else unquote(reference.get("URI", ""))
+
+
+def _read_package(archive: _Archive) -> _Package:
+    if _CONTAINER not in archive:
+        raise archive.refusal(f"it is no EPUB: {_CONTAINER} is missing")
+    root = archive.xml(_CONTAINER).find(".//rootfile")
+    if root is None or not root.get("full-path"):
+        raise archive.refusal(f"{_CONTAINER} names no package")
+    path = root.get("full-path", "")
+    package = archive.xml(path)
+    items = {
+        item.get("id", ""): _Item(
+            _resolved(path, item.get("href", "")), item.get("media-type", ""), tuple(item.get("properties", "").split())
+        )
+        for item in package.iter("item")
+    }
+    read = _Package(_described(package, archive, items), items)
+    spine = package.find("spine")
+    for reference in () if spine is None else spine.iter("itemref"):
+        item = items.get(reference.get("idref", ""))
+        if item is None:
+            raise archive.refusal(f"its spine names {reference.get('idref')!r}, which is not in its manifest")
+        if reference.get("linear") == "no":
+            read.book.left_out["pages outside of the reading order"] += 1
+        elif "nav" not in item.properties:
+            read.spine.append(item)
+    if not read.spine:
+        raise archive.refusal("its spine is empty: there is nothing to read")
+    navigation = next((item for item in items.values() if "nav" in item.properties), None)
+    ncx = items.get("" if spine is None else spine.get("toc", "")) or next(
+        (item for item in items.values() if item.media_type == _NCX), None
+    )
+    if navigation is not None and navigation.path in archive:
+        read.entries = list(_of_navigation(archive.xml(navigation.path), navigation.path))
+    if not read.entries and ncx is not None and ncx.path in archive:
+        read.entries = list(_of_ncx(archive.xml(ncx.path), ncx.path))
+    return read
+
+
+def _described(package: ElementTree.Element, archive: _Archive, items: dict[str, _Item]) -> Book:
+    found = {name: _text_of(package.find(f".//{name}")) for name in ("title", "language", "date", "publisher")}
+    authors = [_text_of(each) for each in package.iter("creator")]
+    book = Book(
+        found["title"] or "Untitled",
+        author=", ".join(author for author in authors if author),
+        language=found["language"],
+        date=found["date"][:10],
+        publisher=found["publisher"],
+    )
+    named = next((each.get("content", "") for each in package.iter("meta") if each.get("name") == "cover"), "")
+    cover = next((item for item in items.values() if "cover-image" in item.properties), None) or items.get(named)
+    if cover is not None and cover.path in archive:
+        if cover.media_type in ("image/jpeg", "image/png", "image/jpg"):
+            book.cover = archive.read(cover.path, MAX_COVER_BYTES)
+        else:
+            book.left_out[f"cover: it is {cover.media_type}, neither JPEG nor PNG"] += 1
+    return book
+
+
+def _text_of(element: ElementTree.Element | None) -> str:
+    return "" if element is None else " ".join("".join(element.itertext()).split())
+
+
+def _resolved(base: str, href: str) -> str:
+    """The path in the archive of a reference in the file `base`; nothing above the archive."""
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(base), unquote(urlsplit(href).path)))
+    return path.lstrip("./") if path.startswith("..") else path
+
+
+def _entry(base: str, href: str, title: str, level: int) -> _Entry:
+    path = _resolved(base, href) if urlsplit(href).path else base
+    return _Entry(" ".join(title.split()), path, unquote(urlsplit(href).fragment), level)
+
+
+def _of_ncx(root: ElementTree.Element, path: str) -> Iterator[_Entry]:
+    def below(element: ElementTree.Element, level: int) -> Iterator[_Entry]:
+        for point in element.findall("navPoint"):
+            content = point.find("content")
+            if content is not None:
+                yield _entry(path, content.get("src", ""), _text_of(point.find("navLabel")), level)
+            yield from below(point, level + 1)
+
+    tree = root.find("navMap")
+    if tree is not None:
+        yield from below(tree, 1)
+
+
+def _of_navigation(root: ElementTree.Element, path: str) -> Iterator[_Entry]:
+    """The links of `<nav epub:type="toc">`, by how deep they lie in its lists."""
+
+    def below(element: ElementTree.Element, level: int) -> Iterator[_Entry]:
+        for child in element:
+            if child.tag == "a" and child.get("href"):
+                yield _entry(path, child.get("href", ""), _text_of(child), level)
+            else:
+                yield from below(child, level + (child.tag == "ol"))
+
+    for nav in root.iter("nav"):
+        if "toc" in nav.get("epub:type", "").split() or nav.get("role") == "doc-toc":
+            yield from below(nav, 0)
+
+
+def _fill(package: _Package, archive: _Archive, rules: EpubRules) -> None:
+    """The book's chapters. Without a navigation each page is one, named by its first heading."""
+    book, pages = package.book, {item.path for item in package.spine}
+    entries = [entry for entry in package.entries if entry.level <= rules.depth and entry.path in pages]
+    for item in package.spine:
+        if item.media_type not in _PAGES:
+            book.left_out[f"page {item.path}: it is {item.media_type or 'of no type'}"] += 1
+            continue
+        page = read_page(archive.read(item.path), item.path, notes=rules.notes, tables=rules.tables)
+        book.left_out += page.left_out
+        if not page.paragraphs and page.num_pictures:
+            book.left_out[f"page {item.path}{_PICTURES}"] += 1
+        own = [entry for entry in entries if entry.path == item.path]
+        if not entries:
+            own = [_Entry(page.heading or f"Page {len(book.chapters) + 1}", item.path, "", 1)]
+        _add(book, page, own)
+
+
+def _add(book: Book, page: PageContent, entries: list[_Entry]) -> None:
+    """A page's paragraphs, in front of the first entry to the chapter before."""
+    starts = sorted(((page.anchors.get(entry.anchor, 0), entry) for entry in entries), key=lambda start: start[0])
+    before = page.paragraphs[: starts[0][0]] if starts else page.paragraphs
+    if before:
+        if not book.chapters:
+            book.chapters.append(Chapter(book.title))
+        book.chapters[-1].paragraphs += before
+    for number, (start, entry) in enumerate(starts):
+        end = starts[number + 1][0] if number + 1 < len(starts) else len(page.paragraphs)
+        paragraphs = page.paragraphs[start:end]
+        title = entry.title or next((each.text for each in paragraphs if each.kind == "heading"), "")
+        if paragraphs and paragraphs[0].kind != "heading" and entry.title and start != end:
+            paragraphs = [*paragraphs_of(entry.title, "heading"), *paragraphs]
+        book.chapters.append(Chapter(title or f"Chapter {len(book.chapters) + 1}", paragraphs))

@@ -1,0 +1,227 @@
+"""A page of an EPUB as paragraphs: headings, text, breaks, tables row by row; without notes, code and pictures.
+
+Pages are XHTML, which is XML.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from html.entities import html5
+from typing import Protocol
+from xml.parsers import expat
+
+from deployments.errors import InvalidRequest
+from talkray_tools.book.text import Kind, Paragraph, paragraphs_of
+
+MAX_DEPTH = 1000
+_HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
+_BLOCKS = (
+    *_HEADINGS,
+    *(
+        "p",
+        "div",
+        "section",
+        "article",
+        "aside",
+        "blockquote",
+        "li",
+        "ul",
+        "ol",
+        "dl",
+        "dt",
+        "dd",
+        "figcaption",
+        "figure",
+    ),
+    *("body", "header", "footer", "main", "nav", "caption", "table", "address", "center", "hr"),
+)
+# Elements that are not read, and what the report calls them; empty: nothing to report.
+_SILENT = {
+    **dict.fromkeys(
+        ("head", "script", "style", "template", "rt", "rp", "audio", "video", "object", "iframe", "svg"), ""
+    ),
+    "pre": "code blocks",
+    "math": "formulas",
+}
+_NOTES = {"footnote", "footnotes", "endnote", "endnotes", "rearnote", "rearnotes", "note", "sidenote"}
+_NOTE_ROLES = {"doc-footnote", "doc-endnote", "doc-endnotes"}
+_REFERENCES = {"noteref", "doc-noteref", "backlink", "doc-backlink"}
+_UNREAD_TYPES = {"pagebreak", "toc", "page-list", "landmarks", "index", "doc-pagebreak", "doc-toc", "doc-index"}
+_SPACE = re.compile(r"\s+")
+_ENDS = (".", "!", "?", ":", ";", "。", "！", "？", "…")  # noqa: RUF001
+
+
+@dataclass(slots=True)
+class PageContent:
+    """What a page says: paragraphs, and behind how many of them each anchor stands."""
+
+    paragraphs: list[Paragraph] = field(default_factory=list)
+    anchors: dict[str, int] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+    num_pictures: int = 0
+
+    @property
+    def heading(self) -> str:
+        return next((each.text for each in self.paragraphs if each.kind == "heading"), "")
+
+
+class XmlTarget(Protocol):
+    """What takes the elements of a file, by names without prefixes; `epub:type` keeps its own."""
+
+    def start(self, tag: str, values: dict[str, str]) -> object: ...
+
+    def end(self, tag: str) -> object: ...
+
+    def data(self, text: str) -> object: ...
+
+
+def parse_xml(content: bytes, name: str, target: XmlTarget) -> None:
+    """Opens nothing, and knows no entities but those of HTML.
+
+    Raises InvalidRequest that names the file: for entities of its own, elements more than MAX_DEPTH deep in each other,
+    and what is no XML.
+    """
+    parser, depth = expat.ParserCreate(), 0
+
+    def refuse(*_: object) -> None:
+        raise InvalidRequest(f"{name} declares entities, which may grow without bounds: no book needs them", "file")
+
+    def start(tag: str, values: dict[str, str]) -> None:
+        nonlocal depth
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise InvalidRequest(f"{name} has elements more than {MAX_DEPTH} deep in each other", "file")
+        plain = {"epub:type" if key.endswith(":type") else _plain(key): value for key, value in values.items()}
+        target.start(_plain(tag), plain)
+
+    def end(tag: str) -> None:
+        nonlocal depth
+        depth -= 1
+        target.end(_plain(tag))
+
+    parser.EntityDeclHandler = refuse
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.CharacterDataHandler = target.data
+    parser.UseForeignDTD(True)  # so that names of HTML, which the file does not declare, are no errors
+    parser.SkippedEntityHandler = lambda entity, _: target.data(html5.get(f"{entity};", ""))
+    try:
+        parser.Parse(content, True)
+    except (expat.ExpatError, ValueError) as error:  # ValueError: an encoding that is not known
+        raise InvalidRequest(f"{name} is no XML: {error}: a program that repairs EPUBs may help", "file") from None
+
+
+def _plain(name: str) -> str:
+    return name.rpartition(":")[2]
+
+
+def read_page(content: bytes, name: str, *, notes: bool, tables: bool) -> PageContent:
+    """Raises InvalidRequest as `parse_xml` does."""
+    reader = _Reader(notes=notes, tables=tables)
+    parse_xml(content, name, reader)
+    reader.end_block()
+    return reader.content
+
+
+@dataclass(frozen=True, slots=True)
+class _Element:
+    name: str
+    is_silent: bool  # with all that is in it
+
+
+class _Reader:
+    def __init__(self, *, notes: bool, tables: bool) -> None:
+        self._reads_notes, self._reads_tables = notes, tables
+        self.content = PageContent()
+        self._open: list[_Element] = []
+        self._text: list[str] = []  # of the paragraph, or of the cell
+        self._cells: list[str] | None = None  # of the row that is being read
+
+    def start(self, tag: str, values: dict[str, str]) -> None:
+        if tag in _BLOCKS:
+            self._begin_block()
+        for anchor in (values.get("id"), values.get("name") if tag == "a" else None):
+            if anchor:
+                self.content.anchors.setdefault(anchor, len(self.content.paragraphs))
+        was_silent = self._is_silent
+        if not was_silent:
+            self._begin_element(tag)
+        reason = self._unread(tag, values)
+        if reason and not was_silent:
+            self.content.left_out[reason] += 1
+        self._open.append(_Element(tag, was_silent or reason is not None))
+
+    def _begin_element(self, tag: str) -> None:
+        match tag:
+            case "img" | "svg":
+                self.content.num_pictures += 1
+            case "br":
+                self._text.append("\n")
+            case "hr":
+                self.content.paragraphs.append(Paragraph("", "break"))
+            case "tr":
+                self.end_block()
+                self._cells = []
+
+    def end(self, tag: str) -> None:
+        if tag in _BLOCKS:
+            self._begin_block()
+        if tag in ("td", "th") and self._in_row and not self._is_silent:
+            self._end_cell()
+        if tag == "tr" and self._in_row:
+            self._end_row()
+        self._open.pop()
+
+    def data(self, text: str) -> None:
+        if not self._is_silent:
+            self._text.append(_SPACE.sub(" ", text))
+
+    def _begin_block(self) -> None:
+        if self._in_row:
+            self._text.append(" ")
+        else:
+            self.end_block()
+
+    def end_block(self) -> None:
+        """What was read since the last block is a paragraph."""
+        text, self._text = "".join(self._text), []
+        lines = "\n".join(_SPACE.sub(" ", line).strip() for line in text.split("\n")).strip()
+        heading = any(element.name in _HEADINGS for element in self._open)
+        kind: Kind = "heading" if heading else "text"
+        if heading:
+            lines = lines.replace("\n", " ")
+        self.content.paragraphs += paragraphs_of(lines, kind)
+
+    @property
+    def _is_silent(self) -> bool:
+        return bool(self._open) and self._open[-1].is_silent
+
+    @property
+    def _in_row(self) -> bool:
+        return self._cells is not None
+
+    def _end_cell(self) -> None:
+        assert self._cells is not None
+        cell, self._text = _SPACE.sub(" ", "".join(self._text)).strip(), []
+        if cell:
+            self._cells.append(cell)
+
+    def _end_row(self) -> None:
+        """Its cells with commas between them, as one sentence."""
+        cells, self._cells = self._cells or [], None
+        row = ", ".join(cell.rstrip(",") for cell in cells)
+        self._text = [row if row.endswith(_ENDS) else f"{row}." if row else ""]
+        self.end_block()
+
+    def _unread(self, tag: str, values: dict[str, str]) -> str | None:
+        """Why an element is not read: what the report counts it as, empty for nothing; None where it is read."""
+        types = {*values.get("epub:type", "").split(), *values.get("role", "").split()}
+        if "hidden" in values or values.get("aria-hidden") == "true" or types & _UNREAD_TYPES:
+            return ""
+        is_raised = bool(self._open) and {tag, self._open[-1].name} == {"a", "sup"}
+        if (types & _REFERENCES or is_raised) and not self._reads_notes:
+            return "references to notes"
+        if (types & _NOTES or types & _NOTE_ROLES) and not self._reads_notes:
+            return "notes"
+        if tag == "table" and not self._reads_tables:
+            return "tables"
+        return _SILENT.get(tag)

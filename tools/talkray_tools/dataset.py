@@ -1,0 +1,207 @@
+"""`talkray dataset`: the texts of a JSONL file as audio, times of words and a manifest, made by a running server.
+
+Each line has a seed of its own, which follows from its id and `--seed`: the same file gives the same codes, in whatever
+order the lines stand, on a server whose codes do not depend on what else it speaks: with `deterministic`, or a CPU.
+"""
+
+import hashlib
+import io
+import json
+import re
+import sys
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import soundfile
+import typer
+from rich.console import Console
+
+from deployments.errors import InvalidRequest, TalkrayError
+from serve_app.cli.say import RefusedError, first_voice
+from serve_app.cli.voice_commands import running_server
+from talkray_tools.arguments import run_command
+from talkray_tools.job_client import PartFolder, PartList, fetch
+from talkray_tools.job_progress import JobLine, length, stopped
+
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_OWN = ("id", "custom_id", "text", "input")
+_SEEDS = 1 << 63
+_GOOD = ("stop", None)
+
+
+def dataset(
+    file: Annotated[Path, typer.Argument(help='JSONL: {"text": ..., "id": ..., and fields of /v1/audio/speech}.')],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder.")],
+    url: Annotated[str | None, typer.Option(help="A server. Without: the one that runs here.")] = None,
+    voice: Annotated[str | None, typer.Option(help="For lines that name none.")] = None,
+    model: Annotated[str | None, typer.Option(help="One of several models of the server.")] = None,
+    language: Annotated[str | None, typer.Option(help="For lines that name none.")] = None,
+    seed: Annotated[int, typer.Option(help="Another one gives other speech of the same lines.", min=0)] = 0,
+    audio_format: Annotated[Literal["flac", "wav", "mp3", "opus"], typer.Option("--format")] = "flac",
+    shard_size: Annotated[
+        int | None, typer.Option(help="Lines in a tar shard. Without: a folder of files.", min=1)
+    ] = None,
+) -> None:
+    """Speak every line of a file. Ctrl-C stops it, and the same command goes on."""
+    console = Console(highlight=False, soft_wrap=True)
+    lines = read_lines(file, seed)
+    server = running_server(url)
+    own_voice = voice or first_voice(server)
+    defaults: dict[str, object] = {"voice": own_voice, "model": model, "language": language}
+    defaults = {name: value for name, value in defaults.items() if value is not None}
+    names = [str(line["custom_id"]) for line in lines]
+    work = PartList(defaults, lines, names)
+    manifest = output / "manifest.jsonl"
+    if _is_complete(manifest, work):
+        console.print(f"{output} has all of {file} already", markup=False)
+        return
+    folder = PartFolder(output / "clips", audio_format)
+    _make_folder(folder.folder)
+    with stopped(console, "the same command goes on"):
+        with JobLine(console, "speaking") as progress:
+            ignored = fetch(server, work, folder, progress.report)
+        if ignored:
+            console.print(f"the server ignored {ignored}", markup=False)
+        entries = [_entry(work, number, folder) for number in range(len(lines))]
+        if shard_size is not None:
+            entries = _packed(output, folder, entries, shard_size)
+    content = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
+    try:
+        new = manifest.with_name(".manifest.jsonl.new")
+        new.write_text(content, encoding="utf-8")
+        new.replace(manifest)
+    except OSError as error:
+        raise RefusedError(f"{manifest} cannot be written: {error.strerror}") from None
+    if shard_size is not None:
+        for file in (file for name in names for file in folder.files(name)):
+            file.unlink()  # it is in a shard
+    total_s = sum(entry["duration_s"] for entry in entries)
+    console.print(f"wrote {manifest} ({len(entries)} clips, {length(total_s)} of audio)", markup=False)
+    bad = [entry["id"] for entry in entries if any(reason not in _GOOD for reason in entry["finish_reasons"])]
+    if bad:
+        listed = f"{', '.join(bad[:12])}{' ...' * (len(bad) > 12)}"
+        console.print(f"{len(bad)} clips ended badly, see finish_reasons in the manifest: {listed}", markup=False)
+
+
+def read_lines(file: Path, seed: int) -> list[dict[str, object]]:
+    """The parts of a job: `input`, `custom_id`, `seed` and what else a line has. Raises InvalidRequest."""
+    try:
+        content = file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InvalidRequest(f"{file} cannot be read: {error.strerror}", "file") from None
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{file}: byte {error.start} is no UTF-8", "file") from None
+    lines = [_line(text, f"{file}:{number}", number, seed) for number, text in _numbered(content)]
+    seen: dict[object, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if (before := seen.setdefault(str(line["custom_id"]).lower(), number)) != number:
+            name = line["custom_id"]
+            raise InvalidRequest(
+                f"{file}: texts {before} and {number} have the same id {name!r} (files know no case)", "id"
+            )
+    if not lines:
+        raise InvalidRequest(f"{file} has no lines", "file")
+    return lines
+
+
+def _numbered(content: str) -> Iterator[tuple[int, str]]:
+    yield from ((number, line) for number, line in enumerate(content.split("\n"), start=1) if line.strip())
+
+
+def _line(text: str, place: str, number: int, seed: int) -> dict[str, object]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise InvalidRequest(f"{place}: no JSON: {error}", "file") from None
+    if not isinstance(found, dict):
+        raise InvalidRequest(f'{place}: a line is an object such as {{"text": "Hello."}}', "file")
+    said = found.get("text", found.get("input"))
+    if not isinstance(said, str) or not said.strip():
+        raise InvalidRequest(f"{place}: text is required, as a string with words", "text")
+    name = str(found.get("id", found.get("custom_id", f"{number:06}")))
+    if not _ID.fullmatch(name):
+        raise InvalidRequest(f"{place}: id {name[:40]!r} is no name of a file: letters, digits, '.', '_' and '-'", "id")
+    own = {key: value for key, value in found.items() if key not in _OWN}
+    return {"seed": _seed(seed, name), **own, "input": said, "custom_id": name}
+
+
+def _seed(seed: int, name: str) -> int:
+    """Of a line: it does not depend on the lines around it."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8]) % _SEEDS
+
+
+def _is_complete(manifest: Path, work: PartList) -> bool:
+    try:
+        entries = [json.loads(line) for line in manifest.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        return False
+    return [entry.get("digest") for entry in entries] == work.digests and all(
+        (manifest.parent / entry["audio"].partition(":")[0]).exists() for entry in entries
+    )
+
+
+def _entry(work: PartList, number: int, folder: PartFolder) -> dict[str, Any]:
+    """A line of the manifest; paths are relative to it."""
+    name, asked = work.names[number], {**work.defaults, **work.parts[number]}
+    told, info = folder.told(name), soundfile.info(folder.audio(name))
+    return {
+        "id": name,
+        "text": asked["input"],
+        "voice": asked.get("voice"),
+        "seed": asked["seed"],
+        "audio": f"clips/{folder.audio(name).name}",
+        "words": f"clips/{name}.json",
+        "word_times": "estimated" if told.get("estimated") else "exact",
+        "duration_s": round(info.duration, 4),
+        "sample_rate": info.samplerate,
+        "sha256": hashlib.sha256(folder.audio(name).read_bytes()).hexdigest(),
+        "finish_reasons": [segment.get("finish_reason") for segment in told.get("segments", ())],
+        "digest": work.digests[number],
+    }
+
+
+def _packed(
+    output: Path, folder: PartFolder, entries: Sequence[dict[str, Any]], shard_size: int
+) -> list[dict[str, Any]]:
+    """The entries with their places in shards, which have the same bytes whenever their clips have."""
+    packed = []
+    for start in range(0, len(entries), shard_size):
+        shard = f"shard-{start // shard_size:05}.tar"
+        own = entries[start : start + shard_size]
+        try:
+            _write_shard(output / shard, [file for entry in own for file in folder.files(entry["id"])])
+        except OSError as error:
+            raise RefusedError(f"{output / shard} cannot be written: {error.strerror}") from None
+        places = ({key: f"{shard}:{entry[key].partition('/')[2]}" for key in ("audio", "words")} for entry in own)
+        packed += [{**entry, **place} for entry, place in zip(own, places, strict=True)]
+    return packed
+
+
+def _write_shard(shard: Path, files: Sequence[Path]) -> None:
+    new = shard.with_name(f".{shard.name}.new")
+    with tarfile.open(new, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for file in files:
+            content, info = file.read_bytes(), tarfile.TarInfo(file.name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    new.replace(shard)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RefusedError(f"{folder} cannot be made: {error.strerror}") from None
+
+
+def main() -> int:
+    return run_command(dataset, "talkray dataset", sys.argv[1:])
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except TalkrayError as error:
+        sys.exit(f"talkray: {error}")

@@ -1,0 +1,350 @@
+"""Long work of a running server: the parts of a job, made there and kept in a folder here, whatever dies between.
+
+A part is one text with its fields, and is known by the digest of both. A second run of the same command asks only for
+parts that the folder does not hold: after Ctrl-C those that were not fetched, after a change those that changed.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from deployments.errors import TalkrayError
+from serve_app.cli.say import KEY_VARIABLE, RefusedError
+
+Fields = Mapping[str, object]
+
+_MOST_PARTS, _MOST_BYTES = 1000, 4 << 20  # of one job
+_PERIOD_S = 1.0  # between two looks at a job
+_PATIENCE_S = 300.0  # with a server that does not answer: it may be replaced
+_PAUSE_S = 2.0
+_READ_TIMEOUT_S = 120
+_AGAIN = (408, 429, 500, 502, 503, 504)
+_STATE, _PROBLEMS = "job.json", "problems.json"
+
+
+class JobFailed(TalkrayError):
+    """The server has ended a job without all of its parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """Where the work stands: parts here, and what the server says of the rest."""
+
+    parts: int
+    total: int
+    audio_s: float
+    eta_s: float | None
+    remark: str  # why it does not go on; empty where it does
+
+
+Report = Callable[[JobProgress], object]
+
+
+@dataclass(slots=True)
+class PartFolder:
+    """Fetched parts: `NAME.flac` beside `NAME.json`, which has the part's digest, words and segments."""
+
+    folder: Path
+    audio_format: str = "flac"
+
+    def audio(self, name: str) -> Path:
+        return self.folder / f"{name}.{self.audio_format}"
+
+    def files(self, name: str) -> tuple[Path, Path]:
+        return self.audio(name), self.folder / f"{name}.json"
+
+    def told(self, name: str) -> dict[str, Any]:
+        """`words`, `estimated`, `duration_s` and `segments` of a part that is here."""
+        return self._read(f"{name}.json")
+
+    def has(self, name: str, digest: str) -> bool:
+        return self.audio(name).exists() and self._read(f"{name}.json").get("digest") == digest
+
+    def keep(self, name: str, digest: str, audio: bytes, told: Mapping[str, object]) -> None:
+        """The JSON comes last: a part without one is not here."""
+        (self.folder / f"{name}.json").unlink(missing_ok=True)
+        _replace(self.audio(name), audio)
+        self._write(f"{name}.json", {**told, "digest": digest})
+
+    def problems(self, name: str) -> list[dict[str, Any]]:
+        """Segments of the part that were drawn again or ended badly."""
+        found: list[dict[str, Any]] = self._read(_PROBLEMS).get(name, [])
+        return found
+
+    def note(self, problems: dict[str, list[dict[str, Any]]]) -> None:
+        known = self._read(_PROBLEMS)
+        if known | problems != known:
+            self._write(_PROBLEMS, known | problems)
+
+    def job(self) -> dict[str, Any]:
+        """The job that was begun last: `id`, `digests` of its parts, and how often it was begun anew."""
+        return self._read(_STATE)
+
+    def begin(self, job: Mapping[str, object]) -> None:
+        self._write(_STATE, job)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            found = json.loads((self.folder / name).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _write(self, name: str, content: Mapping[str, object]) -> None:
+        _replace(self.folder / name, json.dumps(content, ensure_ascii=False).encode())
+
+
+@dataclass(slots=True)
+class PartList:
+    """What is to be spoken: `defaults` hold for each of `parts` that does not say otherwise."""
+
+    defaults: Fields
+    parts: Sequence[Fields]  # each with `input`
+    names: Sequence[str] = ()  # of the files; none: the digests
+    digests: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Equal parts have different digests: they are spoken one by one."""
+        seen: Counter[str] = Counter()
+        self.digests = []
+        for part in self.parts:
+            digest = _digest({**self.defaults, **part})
+            seen[digest] += 1
+            self.digests.append(digest if seen[digest] == 1 else _digest({"same as": digest, "number": seen[digest]}))
+        self.names = self.names or self.digests
+
+
+def fetch(url: str, work: PartList, folder: PartFolder, report: Report) -> str:
+    """Fills the folder with all parts. Returns what the server ignored of the last job's fields, as it says it.
+
+    Raises RefusedError, and JobFailed where the server gives up.
+    """
+
+    async def run() -> None:
+        key = os.environ.get(KEY_VARIABLE)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=_READ_TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+            await _Following(_Server(url.rstrip("/"), session), work, folder, report).run()
+
+    asyncio.run(run())
+    return str(folder.job().get("ignored", ""))
+
+
+class _Following:
+    def __init__(self, server: "_Server", work: PartList, folder: PartFolder, report: Report) -> None:
+        self._server, self._work, self._folder, self._report = server, work, folder, report
+        numbers = range(len(work.parts))
+        self._missing = [number for number in numbers if not folder.has(work.names[number], work.digests[number])]
+        self._audio_s = sum(self._length_s(number) for number in set(numbers) - set(self._missing))
+        self._chars = {number: len(str(work.parts[number]["input"])) for number in self._missing}
+
+    async def run(self) -> None:
+        self._tell({}, [])
+        while self._missing:
+            await self._follow(await self._job())
+
+    async def _job(self) -> dict[str, Any]:
+        """The job of an earlier run if it makes what is missing, else a new one in its place."""
+        known = self._folder.job()
+        wanted = {self._work.digests[number] for number in self._missing}
+        if not known or not wanted & set(known["digests"]):
+            if known:
+                await self._server.forget(known["id"])  # of a text or a voice that is not wanted any more
+            return await self._begin(0)
+        state = await self._server.state(known["id"])
+        if state is not None and state["status"] in ("cancelled", "failed", "paused"):
+            state = await self._server.resume(known["id"])
+        return await self._begin(known["again"] + 1) if state is None else known
+
+    async def _begin(self, again: int) -> dict[str, Any]:
+        """A new job; `again`: how many jobs for its parts the server has forgotten, or cannot resume."""
+        numbers = _batch(self._work, self._missing)
+        digests = [self._work.digests[number] for number in numbers]
+        body = {**self._work.defaults, "inputs": [self._work.parts[number] for number in numbers]}
+        state = await self._server.create(body, _digest({"parts": digests, "again": again}))
+        job = {"id": state["id"], "digests": digests, "again": again, "ignored": self._server.ignored}
+        self._folder.begin(job)
+        return job
+
+    async def _follow(self, job: dict[str, Any]) -> None:
+        """Fetches the parts of a job as they become ready. Returns early where the server has forgotten the job."""
+        own = {digest: number for number, digest in enumerate(self._work.digests)}
+        numbers = [own.get(digest) for digest in job["digests"]]  # by part of the job; None: the text has changed
+        wanted = set(self._missing)
+        left = {part: number for part, number in enumerate(numbers) if number is not None and number in wanted}
+        while left:
+            state = await self._server.state(job["id"])
+            if state is None:
+                return
+            self._note(state, numbers)
+            self._tell(state, left.values())
+            num_ready = int(state["parts"]["done"]) - (len(numbers) - len(left))
+            if await self._take(job["id"], state, left, num_ready):
+                continue
+            if state["status"] in ("completed", "failed", "cancelled"):
+                raise JobFailed(_gave_up(job["id"], state, len(left)))
+            await asyncio.sleep(_PERIOD_S)
+        self._note(await self._server.state(job["id"]) or {}, numbers)
+        self._tell({}, [])
+        await self._server.forget(job["id"])
+
+    async def _take(self, job_id: str, state: Mapping[str, Any], left: dict[int, int], num_ready: int) -> bool:
+        """Whether any part was ready; those that were are here now, and not `left`."""
+        if state["status"] != "completed" and num_ready <= 0:
+            return False
+        num_taken = 0
+        for part, number in list(left.items())[: max(0, num_ready) + _LOOKED_AHEAD]:
+            audio = await self._server.audio(job_id, part, self._folder.audio_format)
+            if audio is None:
+                continue
+            told = await self._server.words(job_id, part)
+            self._folder.keep(self._work.names[number], self._work.digests[number], audio, told)
+            self._audio_s += self._length_s(number)
+            self._missing.remove(number)
+            del left[part]
+            num_taken += 1
+            self._tell(state, left.values())
+            if num_taken == num_ready:
+                break
+        return num_taken > 0
+
+    def _length_s(self, number: int) -> float:
+        return float(self._folder.told(self._work.names[number]).get("duration_s", 0.0))
+
+    def _note(self, state: Mapping[str, Any], numbers: Sequence[int | None]) -> None:
+        found: dict[str, list[dict[str, Any]]] = {}
+        for problem in state.get("problems", ()):
+            if (number := numbers[problem["part"]]) is not None:
+                found.setdefault(self._work.names[number], []).append(problem)
+        self._folder.note(found)
+
+    def _tell(self, state: Mapping[str, Any], left: Iterable[int]) -> None:
+        """The server's time left is that of its job; later jobs take as long for each character."""
+        eta_s, own = state.get("eta_s"), sum(self._chars[number] for number in left)
+        if eta_s is not None and own:
+            eta_s = float(eta_s) * sum(self._chars[number] for number in self._missing) / own
+        total = len(self._work.parts)
+        self._report(JobProgress(total - len(self._missing), total, self._audio_s, eta_s, _remark(state)))
+
+
+_LOOKED_AHEAD = 8  # parts that may be ready before those in front of them
+
+
+class _Server:
+    """The routes of jobs; a server that does not answer is asked again for _PATIENCE_S."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self._url, self._session = url, session
+        self.ignored = ""  # fields of the last job that have no effect, and why
+
+    async def create(self, body: Fields, key: str) -> dict[str, Any]:
+        made = await self._asked("POST", "", json=body, headers={"Idempotency-Key": key})
+        return _json(made)
+
+    async def state(self, job_id: str) -> dict[str, Any] | None:
+        """None: it is not known any more."""
+        return _json_or_none(await self._asked("GET", f"/{job_id}", expected=(404,)))
+
+    async def resume(self, job_id: str) -> dict[str, Any] | None:
+        """None: it cannot go on."""
+        return _json_or_none(await self._asked("POST", f"/{job_id}/resume", expected=(404, 409)))
+
+    async def forget(self, job_id: str) -> None:
+        await self._asked("DELETE", f"/{job_id}", expected=(404,))
+
+    async def audio(self, job_id: str, part: int, audio_format: str) -> bytes | None:
+        """None: it is not finished."""
+        return await self._asked("GET", f"/{job_id}/parts/{part}?response_format={audio_format}", expected=(409,))
+
+    async def words(self, job_id: str, part: int) -> dict[str, Any]:
+        return _json(await self._asked("GET", f"/{job_id}/parts/{part}/words"))
+
+    async def _asked(self, method: str, path: str, *, expected: Sequence[int] = (), **sent: Any) -> bytes | None:
+        """The body of the answer, None for a status among the `expected`. Raises RefusedError."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + _PATIENCE_S
+        while True:
+            try:
+                async with self._session.request(method, f"{self._url}/v1/audio/jobs{path}", **sent) as answer:
+                    content = await answer.read()
+                    if answer.status < 300:
+                        self.ignored = answer.headers.get("x-ignored", self.ignored)
+                        return content
+                    if answer.status in expected:
+                        return None
+                    refused = RefusedError(f"{self._url}: {_message(answer.status, content)}")
+                    if answer.status not in _AGAIN or loop.time() > until_s:
+                        raise refused
+            except (aiohttp.ClientError, TimeoutError) as error:
+                if loop.time() > until_s or (method == "POST" and path == ""):
+                    reason = f"{self._url} does not answer as a Talkray server ({error or type(error).__name__})"
+                    raise RefusedError(f"{reason}: the same command goes on once it runs") from None
+            await asyncio.sleep(_PAUSE_S)
+
+
+def _replace(file: Path, content: bytes) -> None:
+    """It is there as a whole, or as before. Raises RefusedError."""
+    new = file.with_name(f".{file.name}.new")
+    try:
+        with new.open("wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        new.replace(file)
+    except OSError as error:
+        raise RefusedError(f"{file} cannot be written: {error.strerror}") from None
+
+
+def _batch(work: PartList, missing: Sequence[int]) -> list[int]:
+    """The first of the missing parts, as many as a job takes."""
+    numbers: list[int] = []
+    num_bytes = 0
+    for number in missing[:_MOST_PARTS]:
+        num_bytes += len(json.dumps(work.parts[number]).encode())
+        if numbers and num_bytes > _MOST_BYTES:
+            break
+        numbers.append(number)
+    return numbers
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _json(content: bytes | None) -> dict[str, Any]:
+    found = json.loads(content or b"null")
+    if not isinstance(found, dict):
+        raise RefusedError("the server's answer is no JSON object: is it a Talkray server with jobs?")
+    return found
+
+
+def _json_or_none(content: bytes | None) -> dict[str, Any] | None:
+    return None if content is None else _json(content)
+
+
+def _message(status: int, content: bytes) -> str:
+    remedy = f" Put its key into {KEY_VARIABLE}, or name another server with --url." if status == 401 else ""
+    try:
+        return f"HTTP {status}: {json.loads(content)['error']['message']}{remedy}"
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {status}.{remedy}"
+
+
+def _remark(state: Mapping[str, Any]) -> str:
+    if state.get("status", "running") in ("running", "completed"):
+        return ""
+    return ": ".join(each for each in (state["status"], state.get("reason")) if each)
+
+
+def _gave_up(job_id: str, state: Mapping[str, Any], num_left: int) -> str:
+    reason = state.get("reason") or "it says no reason"
+    return f"job {job_id} is {state['status']} and {num_left} parts are missing ({reason}): the same command goes on"
