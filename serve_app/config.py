@@ -147,7 +147,9 @@ class ApiSettings(Strict):
     voices: VoiceSettings = VoiceSettings()
     text: TextSettings = TextSettings()
     jobs: JobSettings = JobSettings()
-    server_timing: bool = False  # responses say in a Server-Timing header how the time to first audio was spent
+    # Every answer says in a Server-Timing header how the time to first audio was spent. False: those that ask for it.
+    server_timing: bool = False
+    page: bool = True  # the page at `/`
     max_input_chars: Positive = 4096  # each of input, instructions and ref_text
     # The voice that speaks where a client names a voice of another service. None: the checkpoint's first voice.
     default_voice: str | None = None

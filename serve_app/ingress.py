@@ -24,6 +24,7 @@ from deployments.serving.handles import ask_all_replicas, ask_replica, read_repl
 from deployments.weights.description import describe
 from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.api.client_json import MAX_BODY_BYTES
+from serve_app.api.cluster_status import ClusterStatus, Recent
 from serve_app.api.routes import Node, create_api
 from serve_app.api.taken_request import TakenHttp
 from serve_app.audio.recordings import by_prompt, learn
@@ -234,9 +235,18 @@ class Ingress:
         )
         settings = settings.model_copy(update={"access": settings.access.for_host(ray_private.proxy_host())})
         app_name = serve.get_replica_context().app_name
-        watch = PoolWatch(app_name, {each.name: each.deployments for each in models} or ONE_MODEL)
+        recent = Recent()
+        recent.follow()
+        deployed = {each.name: each.deployments for each in models} or ONE_MODEL
+        watch = PoolWatch(app_name, deployed, own_note=recent.note)
         self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes(), forget=Forgetting(app_name).forget)
-        node = Node(is_running=watch.is_running, is_ready=watch.is_ready, scrape=scrape, state=watch.state)
+        node = Node(
+            is_running=watch.is_running,
+            is_ready=watch.is_ready,
+            scrape=scrape,
+            state=watch.state,
+            status=ClusterStatus(recent, watch.sizes, watch.notes),
+        )
         synthesizers = synthesizers_of(codec, talker, models)
         admitted = {each.name: (synthesizers[each.name], each.admission) for each in models}
         self._api = create_api(

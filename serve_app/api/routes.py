@@ -17,6 +17,7 @@ from deployments.errors import NotReady, Starting, TalkrayError
 from deployments.protocol import ModelKind
 from serve_app.api import ignored_fields
 from serve_app.api.catalogue import catalogue_routes, check_default, check_model, not_loaded
+from serve_app.api.cluster_status import ClusterStatus, cluster_routes
 from serve_app.api.context import RequestContext, state_of
 from serve_app.api.door import Door
 from serve_app.api.errors import INTERNAL, translate
@@ -49,6 +50,7 @@ class Node:
     scrape: Callable[[], bytes]  # all metrics of this node's processes, in Prometheus' text format; blocks
     # The state of a model by its name, which is "" for a single model.
     state: Callable[[str], ModelState] = lambda model: ready()
+    status: ClusterStatus | None = None  # None: there is no `/status`
 
 
 def create_api(
@@ -88,7 +90,7 @@ def create_api(
     api.add_middleware(RequestContext, echo_request_id=echo_request_id)  # the outermost
     api.add_exception_handler(TalkrayError, _answer_error)
     api.add_exception_handler(HTTPException, _answer_error)
-    api.include_router(page_routes(api.title))
+    api.include_router(page_routes(api.title, DIALECTS, has_page=settings.page))
     # Only for the OpenAPI page: the door has checked the key before.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
     service = SpeechService(models, settings, live_texts=live_texts, voices=voices, tails=tails, jobs=jobs)
@@ -98,6 +100,9 @@ def create_api(
     api.include_router(status_routes(models, settings, node.is_ready if node else always), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])
+    if node is not None and node.status is not None:
+        node.status.recent.watch(models)
+        api.include_router(cluster_routes(models, node.status), tags=["This server"])
     api.include_router(socket_router(DIALECTS, service))
     return api
 

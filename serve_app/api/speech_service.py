@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # it plans jobs with what is here
 Wrap = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
 Tell = Callable[[bytes, WordTimes | None], Iterable[bytes]]
 
+TIMING_HEADER = "x-server-timing"  # of a request that wants a Server-Timing header
 BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
 _NO_TAIL = "no finished request of yours in this voice that is kept has this id"
 
@@ -169,7 +170,8 @@ class SpeechService:
         record.begin(
             asked.voice if wish.stored is None else wish.stored.id, wish.info.sample_rate * wish.delivery.speed
         )
-        return start_marks(asked, record.received_ns) if self.settings.server_timing else asked
+        is_timed = self.settings.server_timing or TIMING_HEADER in request.headers
+        return start_marks(asked, record.received_ns) if is_timed else asked
 
     def chunks(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The utterance's audio; a moment of silence where its text has nothing to speak."""

@@ -1,20 +1,34 @@
-"""Pages for browsers: one that speaks, and the documentation. Neither loads anything from elsewhere."""
+"""Pages for browsers: one that speaks, and the documentation. Neither loads anything from elsewhere.
 
+The page is `pages/index.html` and the scripts and styles beside it, which are served as they are.
+"""
+
+import gzip
 import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
-PATHS = frozenset({"/", "/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/openapi.json"})
+if TYPE_CHECKING:
+    from serve_app.dialects.table import Dialect
 
 _FOLDER = Path(__file__).parent / "pages"
+_TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
+_FILES = {file.name: _TYPES[file.suffix] for file in _FOLDER.iterdir() if file.suffix in _TYPES}
+_CLIENTS = "clients.json"
+_DOCS = {"/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/openapi.json"}
+PATHS = frozenset({"/", *_DOCS, *(f"/page/{name}" for name in (*_FILES, _CLIENTS))})
+
+# The origin of the chat endpoint that the browser's user has named, which the page may then ask.
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?")
 _ASSETS = {"swagger-ui-bundle.js": "text/javascript; charset=utf-8", "swagger-ui.css": "text/css; charset=utf-8"}
 _SWAGGER = {"style-src": "'self' 'unsafe-inline'", "img-src": "'self' data:", "font-src": "data:", "media-src": "blob:"}
 _NO_ICON = "data:,"
@@ -27,16 +41,13 @@ _PLAYS_THE_ANSWER = """plugins: [() => ({ wrapComponents: { responseBody: (Body,
 } } })],"""
 
 
-def page_routes(title: str) -> APIRouter:
-    """`GET /` for browsers, `/docs` and its files."""
+def page_routes(title: str, dialects: Sequence["Dialect"], *, has_page: bool) -> APIRouter:
+    """`GET /` for browsers and what it loads, `/docs` and its files. The page shows how to configure the clients of
+    `dialects`.
+    """
     router = APIRouter(include_in_schema=False)
-
-    @router.get("/")
-    async def playground(request: Request) -> Response:
-        """For clients that ask for HTML, as browsers do; others get a 404."""
-        if "text/html" not in request.headers.get("accept", ""):
-            raise HTTPException(404)
-        return _page(_read("playground.html").decode(), {"img-src": "data:"})
+    if has_page:
+        _add_page(router, dialects)
 
     @router.get("/docs")
     async def docs() -> Response:
@@ -58,6 +69,47 @@ def page_routes(title: str) -> APIRouter:
         return Response(_read(f"{name}.gz"), media_type=_ASSETS[name], headers=headers)
 
     return router
+
+
+def _add_page(router: APIRouter, dialects: Sequence["Dialect"]) -> None:
+    samples = [(dialect.name, dialect.sample) for dialect in dialects if dialect.sample is not None]
+    clients: list[dict[str, object]] = [
+        {"dialect": name, "path": sample.path, "clients": sample.clients} for name, sample in samples
+    ]
+
+    @router.get("/")
+    async def page(request: Request, chat: str = "") -> Response:
+        """For clients that ask for HTML, as browsers do; others get a 404."""
+        if "text/html" not in request.headers.get("accept", ""):
+            raise HTTPException(404)
+        connect = f"'self' {chat}" if _ORIGIN.fullmatch(chat) else "'self'"
+        allowed = {"style-src": "'self'", "img-src": "data:", "media-src": "blob:", "connect-src": connect}
+        return _page(_read("index.html").decode(), allowed)
+
+    @router.get(f"/page/{_CLIENTS}")
+    async def known_clients() -> list[dict[str, object]]:
+        """How each client is pointed to this server, as `talkray check-client` prints it."""
+        return clients
+
+    @router.get("/page/{name}")
+    async def part(name: str, request: Request) -> Response:
+        if name not in _FILES:
+            raise HTTPException(404)
+        content, packed, tag = _packed(name)
+        headers = {"etag": tag, "cache-control": "no-cache", "vary": "accept-encoding"}
+        headers["x-content-type-options"] = "nosniff"
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            content, headers["content-encoding"] = packed, "gzip"
+        return Response(content, media_type=_FILES[name], headers=headers)
+
+
+@cache
+def _packed(name: str) -> tuple[bytes, bytes, str]:
+    """The file, the same compressed, and its tag."""
+    content = _read(name)
+    return content, gzip.compress(content, mtime=0), f'"{sha256(content).hexdigest()[:16]}"'
 
 
 @cache

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Self
@@ -64,8 +64,17 @@ class PoolWatch:
     asks the control store five times a second whether the few replicas of a small pool live.
     """
 
-    def __init__(self, app_name: str, models: Mapping[str, tuple[str, str]] = ONE_MODEL) -> None:
-        """`models`: the deployments of the talkers and of the codec of each model, by its name."""
+    def __init__(
+        self,
+        app_name: str,
+        models: Mapping[str, tuple[str, str]] = ONE_MODEL,
+        *,
+        own_note: Callable[[], bytes] | None = None,
+    ) -> None:
+        """`models`: the deployments of the talkers and of the codec of each model, by its name. `own_note`: what this
+        replica leaves for the others at each look.
+        """
+        self._own_note = own_note
         self._app_name, self._models = app_name, models
         self._note_key = f"pools of {app_name}"
         self._note: bytes | None = None
@@ -90,6 +99,17 @@ class PoolWatch:
         first = next(iter(self._models))
         talkers = self._pools.get(pool_of(self._models[first][0]))
         return self.is_running(first) or (talkers is not None and not talkers.wanted)
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Replicas wanted and running, by pool."""
+        return {name: (pool.wanted, len(pool.running)) for name, pool in self._pools.items()}
+
+    def notes(self) -> list[bytes]:
+        """What the other ingress replicas have left, also of some that have ended. Blocks."""
+        pool, own = self._pools.get("ingress"), _rank()
+        ranks = (rank for rank in range(pool.wanted if pool else 0) if rank != own)
+        left = (ray_private.left(_note_of(self._app_name, rank)) for rank in ranks)
+        return [note for note in left if note is not None]
 
     def state(self, model: str = "") -> ModelState:
         """Whether a model speaks, and how far its start is if not."""
@@ -121,6 +141,8 @@ class PoolWatch:
 
     def _look(self) -> None:
         """Ask where this replica asks for all. Else take the asking replica's note, or ask where it is silent."""
+        if self._own_note is not None and (own := _rank()) is not None:
+            ray_private.leave(_note_of(self._app_name, own), self._own_note())
         if _asks_for_all():
             self._take(seen := self._ask())
             ray_private.leave(self._note_key, seen.note())
@@ -187,8 +209,17 @@ def turns_per_look(replicas: int, *, is_running: bool) -> int:
 
 def _asks_for_all() -> bool:
     """Whether this is the ingress of rank 0. Serve gives the rank of one that died to its successor."""
-    context = serve.get_replica_context()
-    return context.deployment == "Ingress" and context.rank is not None and context.rank.rank == 0
+    return serve.get_replica_context().deployment == "Ingress" and _rank() == 0
+
+
+def _rank() -> int | None:
+    rank = serve.get_replica_context().rank
+    return None if rank is None else rank.rank
+
+
+def _note_of(app_name: str, rank: int) -> str:
+    """The key of an ingress replica's note. The successor of a replica has its rank and replaces its note."""
+    return f"ingress {rank} of {app_name}"
 
 
 def scrape() -> bytes:

@@ -104,6 +104,16 @@ class Models:
         if all(admission.room.would_refuse(client) for admission in self._admissions.values()):
             next(iter(self._admissions.values())).room.check(client)
 
+    def load(self) -> tuple[int, int, int]:
+        """Streams of all models here that are spoken, that wait for their first audio, and that may be open at most."""
+        rooms = [admission.room for admission in self._admissions.values()]
+        speaking = sum(room.num_speaking for room in rooms)
+        return (
+            speaking,
+            sum(room.num_streams for room in rooms) - speaking,
+            sum(room.settings.max_streams for room in rooms),
+        )
+
     def states(self) -> dict[str, ModelState]:
         """The state of each model, by its name."""
         return {name: admission.state() for name, admission in self._admissions.items()}

@@ -1,0 +1,75 @@
+// Elements, and the small things that every part of the page does with them.
+
+export const at = (id) => document.getElementById(id);
+
+// An element with its properties, `on...` listeners among them, and what is inside it.
+export function make(tag, properties = {}, ...inside) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name in element) element[name] = value;
+    else element.setAttribute(name, value);
+  }
+  element.append(...inside);
+  return element;
+}
+
+// The state line of a part. An error is shown as one.
+export function show(id, text, bad = false) {
+  at(id).textContent = text;
+  at(id).classList.toggle("bad", bad);
+}
+
+// Figures with their names: [name, value, unit, is the main one].
+export function figures(id, rows) {
+  at(id).replaceChildren(...rows.map(([name, value, unit, main]) => make(
+    "div", { className: main ? "main" : "" },
+    make("dt", { textContent: name }), make("dd", {}, String(value), make("small", { textContent: unit ?? "" })),
+  )));
+}
+
+export const ms = (value) => (value === null || value === undefined || Number.isNaN(value) ? "–" : Math.round(value));
+
+export const seconds = (value) => value.toFixed(1) + " s";
+
+// What a person has set stays for the next visit, where the browser lets it.
+export const kept = {
+  read(name) {
+    try { return JSON.parse(localStorage.getItem("talkray." + name)); } catch { return null; }
+  },
+  write(name, value) {
+    try {
+      if (value === null || value === "") localStorage.removeItem("talkray." + name);
+      else localStorage.setItem("talkray." + name, JSON.stringify(value));
+    } catch { /* private windows may keep nothing */ }
+  },
+};
+
+export function copier(button, text) {
+  at(button).hidden = !navigator.clipboard;
+  at(button).addEventListener("click", async () => {
+    await navigator.clipboard.writeText(text());
+    at(button).textContent = "Copied";
+    setTimeout(() => { at(button).textContent = "Copy"; }, 1500);
+  });
+}
+
+export function saveFile(blob, name) {
+  const link = make("a", { href: URL.createObjectURL(blob), download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+}
+
+// A canvas as sharp as the screen: its context, width and height in CSS pixels.
+export function sheet(canvas) {
+  const { width, height } = canvas.getBoundingClientRect();
+  const scale = devicePixelRatio || 1;
+  canvas.width = Math.max(1, Math.round(width * scale));
+  canvas.height = Math.max(1, Math.round(height * scale));
+  const paint = canvas.getContext("2d");
+  paint.scale(scale, scale);
+  return { paint, width, height };
+}
+
+export const color = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();

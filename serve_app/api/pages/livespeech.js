@@ -1,0 +1,100 @@
+// Speech of text that is still being written, over the socket `/v2/speak`: one turn after the other, until interrupted.
+
+import { openPlayer, Samples, wake } from "./player.js";
+import { socket } from "./server.js";
+
+const RATE = 24000;
+
+export class LiveSpeech {
+  // `on` may have sound(delayMs), interrupted({spoken, remaining}), ended(), failed(message), noted(message).
+  constructor(voice, on) {
+    Object.assign(this, { on, baseS: 0, isDropping: false, isActive: false, lastKeyAt: 0, waiting: [] });
+    wake(RATE);
+    const query = new URLSearchParams({ encoding: "linear16", sample_rate: RATE, ...(voice ? { model: voice } : {}) });
+    this.samples = new Samples();
+    this.ready = this.renew();
+    this.socket = socket(`v2/speak?${query}`);
+    this.socket.onopen = () => { this.isOpen = true; for (const each of this.waiting.splice(0)) this.send(each); };
+    this.socket.onmessage = ({ data }) => this.take(data);
+    this.socket.onclose = ({ code, reason }) => {
+      if (this.isClosed) return;
+      const refused = "The server refused the conversation: its key may be missing, or its model may need a stored voice.";
+      this.fail(this.isOpen ? reason || `The server closed the conversation (${code}).` : refused);
+    };
+  }
+
+  async renew() {
+    this.player = await openPlayer(RATE, {
+      heard: () => this.on.sound?.(performance.now() - this.lastKeyAt),
+      ended: () => { if (this.isTurnOver) { this.isActive = false; this.on.ended?.(); } },
+    });
+  }
+
+  send(message) {
+    if (this.isOpen) this.socket.send(JSON.stringify(message));
+    else this.waiting.push(message);
+  }
+
+  write(text) {
+    this.lastKeyAt = performance.now();
+    this.isActive = true;
+    this.isTurnOver = false;
+    this.send({ type: "Speak", text });
+  }
+
+  flush() { if (this.isActive) this.send({ type: "Flush" }); }
+
+  // Silent at once; what was heard comes with interrupted().
+  interrupt() {
+    if (!this.isActive || this.isDropping) return;
+    const playedS = this.player.playedS;
+    this.player.stop();
+    this.baseS += playedS;
+    this.isDropping = true;
+    this.isActive = false;
+    this.ready = this.renew();
+    this.send({ type: "Interrupt", ...(this.baseS ? { playback_offset: { value: Math.round(1000 * this.baseS) } } : {}) });
+  }
+
+  async take(data) {
+    if (typeof data !== "string") {
+      if (this.isDropping) return;
+      const pcm = this.samples.take(new Uint8Array(data));
+      if (this.player) this.player.push(pcm);
+      else { await this.ready; this.player.push(pcm); }
+      return;
+    }
+    const message = JSON.parse(data);
+    switch (message.type) {
+      case "SpeechMetadata":
+        await this.ready;
+        this.isTurnOver = true;
+        this.player.end();
+        break;
+      case "SpeechInterrupted":
+        this.isDropping = false;
+        this.samples = new Samples();
+        this.on.interrupted?.({ spoken: message.text_spoken, remaining: message.text_remaining });
+        break;
+      case "Warning":
+        this.isDropping = false;
+        this.on.noted?.(message.description);
+        break;
+      case "Error":
+        this.fail(message.description);
+        break;
+    }
+  }
+
+  fail(message) {
+    this.close();
+    this.on.failed?.(message);
+  }
+
+  close() {
+    this.isClosed = true;
+    this.isActive = false;
+    this.socket.close();
+    this.player?.stop();
+  }
+}

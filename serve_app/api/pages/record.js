@@ -1,0 +1,61 @@
+// A recording to clone: a file, or the microphone, which browsers give to secure pages only.
+
+import { at } from "./dom.js";
+
+const MOST_S = 29;
+let recorder = null, recorded = null, timer = null;
+
+export const recording = () => recorded ?? at("clone-file").files[0] ?? null;
+
+function offer(blob) {
+  at("clone-audio").src = URL.createObjectURL(blob);
+  at("clone-audio").hidden = false;
+}
+
+async function start() {
+  const stream = await navigator.mediaDevices.getUserMedia({
+    audio: { channelCount: 1, echoCancellation: false, noiseSuppression: false, autoGainControl: false },
+  });
+  const parts = [], began = performance.now();
+  recorder = new MediaRecorder(stream);
+  recorder.ondataavailable = ({ data }) => parts.push(data);
+  recorder.onstop = () => {
+    clearInterval(timer);
+    for (const track of stream.getTracks()) track.stop();
+    recorded = new Blob(parts, { type: recorder.mimeType });
+    recorded.name = recorder.mimeType.includes("ogg") ? "microphone.ogg" : "microphone.webm";
+    recorder = null;
+    at("record").textContent = "Record again";
+    at("record").classList.remove("recording");
+    at("record-note").textContent = "Listen to it below. Say what it says, word by word.";
+    at("clone-file").value = "";
+    offer(recorded);
+  };
+  recorder.start();
+  at("record").textContent = "Stop recording";
+  at("record").classList.add("recording");
+  timer = setInterval(() => {
+    const spent = (performance.now() - began) / 1000;
+    at("record-note").textContent = `${spent.toFixed(0)} s, at most ${MOST_S}`;
+    if (spent >= MOST_S) recorder?.stop();
+  }, 250);
+}
+
+export function startRecorder() {
+  if (!navigator.mediaDevices || !window.MediaRecorder) {
+    at("record").disabled = true;
+    at("record-note").textContent = "Browsers give the microphone to https and localhost only.";
+  }
+  at("record").addEventListener("click", async () => {
+    if (recorder) { recorder.stop(); return; }
+    try {
+      await start();
+    } catch (error) {
+      at("record-note").textContent = `No microphone: ${error.message}`;
+    }
+  });
+  at("clone-file").addEventListener("change", () => {
+    recorded = null;
+    if (at("clone-file").files[0]) offer(at("clone-file").files[0]);
+  });
+}

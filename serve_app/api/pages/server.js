@@ -1,0 +1,88 @@
+// Requests to this server: with the key, and with refusals that say when to come again.
+
+import { at, kept, show } from "./dom.js";
+
+const url = (path) => new URL(path, document.baseURI); // also under a path prefix
+
+export const address = () => url("./").href.replace(/\/$/, "");
+
+export class Refused extends Error {
+  constructor(message, { status = 0, retryMs = null, field = null } = {}) {
+    super(message);
+    Object.assign(this, { status, retryMs, field });
+  }
+}
+
+export const key = () => at("key").value.trim();
+
+export const needsKey = () => !at("with-key").hidden;
+
+export function askForKey() {
+  at("with-key").hidden = false;
+  at("with-key").open = true;
+  at("key").focus();
+}
+
+export function startKey(changed) {
+  at("with-key").hidden = true;
+  const known = kept.read("key");
+  if (known) {
+    at("key").value = known;
+    at("keep-key").checked = true;
+    at("with-key").hidden = false;
+  }
+  const keep = () => kept.write("key", at("keep-key").checked ? key() : null);
+  at("keep-key").addEventListener("change", keep);
+  at("key").addEventListener("change", () => { keep(); at("with-key").open = !key(); changed(); });
+}
+
+// The answer, if it is a good one; else Refused. `json` is a body.
+export async function ask(path, { json, headers = {}, ...options } = {}) {
+  const sent = { ...headers };
+  if (key()) sent.Authorization = "Bearer " + key();
+  if (json !== undefined) {
+    sent["Content-Type"] = "application/json";
+    options = { method: "POST", body: JSON.stringify(json), ...options };
+  }
+  let answer;
+  try {
+    answer = await fetch(url(path), { ...options, headers: sent });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused("The server cannot be reached.", { retryMs: 2000 });
+  }
+  if (!answer.ok) throw await refusal(answer);
+  return answer;
+}
+
+async function refusal(answer) {
+  if (answer.status === 401) askForKey();
+  const after = answer.headers.get("retry-after-ms") ?? 1000 * answer.headers.get("retry-after");
+  const details = { status: answer.status, retryMs: [429, 503].includes(answer.status) ? Number(after) || 1000 : null };
+  try {
+    const { error } = await answer.json();
+    return new Refused(error.message, { ...details, field: error.param });
+  } catch {
+    return new Refused(`The server answered ${answer.status}.`, details);
+  }
+}
+
+export function socket(path) {
+  const to = url(path);
+  to.protocol = to.protocol.replace("http", "ws");
+  const opened = new WebSocket(to, key() ? ["talkray", "openai-insecure-api-key." + key()] : []);
+  opened.binaryType = "arraybuffer";
+  return opened;
+}
+
+// Counts down in the state line `id`, then goes on; ends early, without an error, when `signal` says so.
+export async function countDown(id, error, signal) {
+  for (let left = Math.ceil(error.retryMs / 1000); left > 0 && !signal.aborted; left--) {
+    const told = error.message.replace(/ ?Try again in \d+ s\./, "");
+    show(id, `${told} Asking again in ${left} s.`, true);
+    await new Promise((done) => {
+      const timer = setTimeout(done, Math.min(1000, error.retryMs));
+      signal.addEventListener("abort", () => { clearTimeout(timer); done(); }, { once: true });
+    });
+  }
+}

@@ -1,0 +1,65 @@
+// How the cluster is: what `/status` says, again every two seconds while this tab is looked at.
+
+import { at, figures, make, ms, show } from "./dom.js";
+import { drawTrend } from "./draw.js";
+import { ask } from "./server.js";
+
+const EVERY_MS = 2000;
+let timer = null;
+
+export function showStatus() {
+  clearTimeout(timer);
+  look();
+}
+
+async function look() {
+  if (at("status").hidden) return;
+  if (!document.hidden) {
+    try {
+      describe(await (await ask("status")).json());
+    } catch (error) {
+      const why = error.status === 401 ? "Only holders of a key may see this: enter yours above." : error.message;
+      show("status-state", error.status === 404 ? "This server tells no status." : why, true);
+      if (error.status === 404) return;
+    }
+  }
+  timer = setTimeout(look, EVERY_MS);
+}
+
+const refusals = (counts) => Object.values(counts.refused).reduce((sum, count) => sum + count, 0);
+
+function describe(told) {
+  const { streams, last_minute: now, last_quarter_hour: quarter, slices } = told;
+  show("status-state", "");
+  figures("figures", [
+    ["First audio, last minute", ms(now.first_audio_ms.p50), "ms", true],
+    ["slowest 5 % of it", ms(now.first_audio_ms.p95), "ms"],
+    ["a quarter of an hour", ms(quarter.first_audio_ms.p50), "ms"],
+    ["Speaking now", streams.speaking, `of ${streams.most}`],
+    ["Waiting for audio", streams.waiting, ""],
+    ["Refused in 15 min", refusals(quarter), ""],
+    ["Late chunks in 15 min", quarter.late_chunks, ""],
+    ["Audio in 15 min", Math.round(quarter.audio_s), "s"],
+  ]);
+  drawTrend(at("trend"), slices);
+  const reasons = Object.entries(quarter.refused).map(([reason, count]) => `${reason} ${count}`).join(", ");
+  at("trend-note").textContent = `First audio in a quarter of an hour, 15 seconds a bar: the median, and above it the slowest 5 %, up to ${
+    ms(Math.max(0, ...slices.map((slice) => slice.first_audio_ms.p95 ?? 0)))} ms.${reasons ? ` Refused (red): ${reasons}.` : ""} Of ${
+    told.ingresses_heard} ingress replica${told.ingresses_heard === 1 ? "" : "s"}, Talkray ${told.version}.`;
+  const models = Object.entries(told.models).map(([name, state]) => row(name, state.state, "", state));
+  const pools = Object.entries(told.pools).map(([name, { wanted, running }]) => (
+    row(`Pool: ${name}`, running >= wanted ? "complete" : "starting", `${running} of ${wanted}`, {})
+  ));
+  at("pools").replaceChildren(...models, ...pools);
+}
+
+function row(name, state, replicas, { percent, stage }) {
+  const cell = make("td", {});
+  if (percent !== undefined) cell.append(make("progress", { max: 100, value: percent, "aria-label": `${name} loads` }));
+  cell.append([state, percent === undefined ? "" : `${percent} %`, stage ?? ""].filter(Boolean).join(" · "));
+  return make("tr", {}, make("th", { scope: "row", textContent: name }), cell, make("td", { textContent: replicas }));
+}
+
+export function startStatus() {
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) showStatus(); });
+}

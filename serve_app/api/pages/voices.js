@@ -1,0 +1,153 @@
+// The third tab: hear, rename, export and delete voices; clone one of a recording; design one with words.
+
+import { at, make, saveFile, show } from "./dom.js";
+import { ask } from "./server.js";
+import { recording, startRecorder } from "./record.js";
+
+let refresh = async () => {};
+let playing = null; // the preview
+
+export function showVoices(voices, kinds) {
+  const listed = voices.filter((voice) => voice.type !== "alias");
+  at("voice-list").replaceChildren(...listed.map(entry));
+  show("voices-state", listed.length ? "" : "No voice yet: clone or design one below.");
+  const canClone = kinds.has("base"), canDesign = kinds.has("voice_design");
+  at("clone-fields").disabled = at("design-fields").disabled = false;
+  at("clone-about").textContent = `Five to fifteen seconds of one person in a quiet room.${
+    canClone ? "" : " No Base model is loaded here: the voice is stored, and speaks once there is one."}`;
+  at("design-fields").disabled = !canDesign;
+  at("design-about").textContent = canDesign ? `Words make a voice: three candidates, of which you keep one.${
+    canClone ? "" : " No Base model is loaded here: what you keep speaks once there is one."}`
+    : "No VoiceDesign model is loaded here. With one (talkray serve --model 1.7B-VoiceDesign), words make a voice.";
+}
+
+function entry(voice) {
+  const { id, name, type, language, gender, description } = voice;
+  const told = [language, gender, description].filter(Boolean).join(" · ");
+  const badge = type === "stored" ? [make("span", { className: "badge", textContent: "stored" })] : [];
+  const item = make("li", {}, make("span", { className: "what" }, name, ...badge, make("small", { textContent: told })));
+  const button = (text, act) => {
+    const made = make("button", { type: "button", className: "small", textContent: text, "aria-label": `${text} ${name}` });
+    made.addEventListener("click", () => act(made).catch((error) => show("voices-state", error.message, true)));
+    item.append(made);
+  };
+  button("Hear", async (by) => hear(by, id));
+  button("Use", async () => { at("voice").value = id; at("voice").dispatchEvent(new Event("change")); at("tab-speak").click(); });
+  if (type !== "stored") return item;
+  const path = `v1/audio/voices/${encodeURIComponent(id)}`;
+  button("About", async (by) => {
+    const open = item.querySelector("ul");
+    by.setAttribute("aria-expanded", String(!open));
+    if (open) { open.remove(); return; }
+    item.append(findings(await (await ask(path)).json()));
+  });
+  button("Rename", async () => {
+    const other = prompt(`Another name for ${name}`, name);
+    if (!other || other === name) return;
+    await ask(path, { json: { name: other } });
+    await refresh();
+  });
+  button("Export", async () => saveFile(await (await ask(`${path}/file`)).blob(), `${name}.voice`));
+  button("Delete", async () => {
+    if (!confirm(`Delete ${name}, with its recordings, for good?`)) return;
+    await ask(path, { method: "DELETE" });
+    await refresh();
+    show("voices-state", `${name} is deleted.`);
+  });
+  return item;
+}
+
+async function hear(by, voice) {
+  playing?.pause();
+  by.disabled = true;
+  show("voices-state", "Asking …");
+  try {
+    const json = { model: "qwen3-tts", input: at("sample").value || "Hello.", voice, response_format: "mp3", stream: false };
+    playing = new Audio(URL.createObjectURL(await (await ask("v1/audio/speech", { json })).blob()));
+    await playing.play();
+    show("voices-state", "");
+  } finally {
+    by.disabled = false;
+  }
+}
+
+// What the doctor of recordings said: of what was sent, and what was then done to it.
+function findings(voice) {
+  const lines = voice.takes.flatMap(({ style, seconds, cloned_by: by, changes, flaws }) => [
+    `${style}: ${seconds.toFixed(1)} s, cloned by ${by === "vector" ? "its sound only: there is no transcript" : "sound and transcript"}`,
+    ...(flaws.length ? flaws.map((flaw) => `As you sent it (${flaw.severity}): ${flaw.found} ${flaw.advice}`) : ["As you sent it: nothing is wrong with the recording."]),
+    ...(changes.length ? changes.map((change) => `Prepared: ${change}`) : ["Prepared: it stayed as it was."]),
+  ]);
+  const rest = [voice.consent ? `Consent: ${voice.consent}` : "Consent: none was given.", ...(voice.provenance ? [`From: ${
+    typeof voice.provenance === "string" ? voice.provenance : JSON.stringify(voice.provenance)}`] : [])];
+  return make("ul", {}, ...[...lines, ...rest].map((textContent) => make("li", { textContent })));
+}
+
+async function clone() {
+  const audio = recording();
+  if (!audio) { show("clone-state", "Choose a file, or record one.", true); return; }
+  const form = new FormData();
+  form.append("audio_sample", audio, audio.name ?? "microphone.webm");
+  for (const [id, name] of [["clone-name", "name"], ["clone-text", "ref_text"], ["clone-language", "language"], ["clone-consent", "consent"]]) {
+    if (at(id).value.trim()) form.append(name, at(id).value.trim());
+  }
+  await working("clone", async () => {
+    const voice = await (await ask("v1/audio/voices", { method: "POST", body: form })).json();
+    const item = entry({ ...voice, type: "stored" });
+    item.append(findings(voice));
+    at("findings").replaceChildren(make("ul", { className: "list" }, item));
+    await refresh();
+    show("clone-state", `${voice.name} is stored. Hear it, and compare it with the recording above.`);
+  });
+}
+
+async function design() {
+  const json = { instructions: at("design-words").value };
+  if (at("design-text").value) json.text = at("design-text").value;
+  if (at("design-language").value) json.language = at("design-language").value;
+  await working("design", async () => {
+    const { candidates, left_out: leftOut } = await (await ask("v1/audio/voices/design", { json })).json();
+    at("candidates").replaceChildren(...candidates.map(candidate));
+    show("design-state", leftOut.length ? `${leftOut.length} left out: ${leftOut.map((each) => each.reason).join("; ")}.` : "Which one stays?");
+  });
+}
+
+function candidate({ id, audio, media_type: type, seconds }, index) {
+  const bytes = Uint8Array.from(atob(audio), (letter) => letter.charCodeAt(0));
+  const named = `Candidate ${index + 1}`;
+  const player = make("audio", { controls: true, src: URL.createObjectURL(new Blob([bytes], { type })), "aria-label": named });
+  const name = make("input", { placeholder: "its name", maxLength: 100, "aria-label": `Name of candidate ${index + 1}` });
+  name.style.flex = "1 1 8rem";
+  const lock = make("button", { type: "button", className: "small", textContent: "Keep", "aria-label": `Keep candidate ${index + 1}` });
+  lock.addEventListener("click", () => working("design", async () => {
+    if (!name.value.trim()) { name.focus(); throw new Error("Give it a name first."); }
+    const form = new FormData();
+    form.append("design", id);
+    form.append("name", name.value.trim());
+    const voice = await (await ask("v1/audio/voices", { method: "POST", body: form })).json();
+    at("candidates").replaceChildren();
+    await refresh();
+    show("design-state", `${voice.name} is stored.`);
+  }));
+  return make("li", {}, make("span", { textContent: `${index + 1} · ${seconds.toFixed(1)} s` }), player, name, lock);
+}
+
+async function working(part, act) {
+  const button = at(`${part}-now`);
+  button.disabled = true;
+  show(`${part}-state`, "Working …");
+  try {
+    await act();
+  } catch (error) {
+    show(`${part}-state`, error.message, true);
+  } finally {
+    button.disabled = false;
+  }
+}
+
+export function startVoices(again) {
+  refresh = again;
+  at("clone-form").addEventListener("submit", (event) => { event.preventDefault(); clone(); });
+  at("design-form").addEventListener("submit", (event) => { event.preventDefault(); design(); });
+  startRecorder();
+}
