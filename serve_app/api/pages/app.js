@@ -4,6 +4,7 @@ import { startChat } from "./chat.js";
 import { startConverse } from "./converse.js";
 import { at, kept, make } from "./dom.js";
 import { startLoad } from "./load.js";
+import { wake } from "./player.js";
 import { ask, askForKey, startKey } from "./server.js";
 import { showSpeak, startSpeak } from "./speak.js";
 import { showStatus, startStatus } from "./status.js";
@@ -114,6 +115,8 @@ function showChoices(voices, kinds) {
   }
 }
 
+// The first click or key may start what plays, which takes a moment.
+for (const kind of ["pointerdown", "keydown"]) document.addEventListener(kind, () => wake(), { once: true, capture: true });
 startKey(look);
 startSpeak();
 startConverse();

@@ -18,15 +18,15 @@ export function drawWave(canvas, samples, rate, { playedS = 0, wholeS = 0 } = {}
   return (bars * each) / rate; // seconds that the whole width stands for
 }
 
-function axis(paint, width, height, mostS, mark) {
+function axis(paint, width, height, mostS, mark, every = null) {
   paint.fillStyle = color("soft");
   paint.strokeStyle = color("line");
   paint.font = "11px system-ui, sans-serif";
-  const step = [0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300].find((size) => mostS / size <= 8) ?? 600;
+  const step = every ?? [0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300].find((size) => mostS / size <= 8) ?? 600;
   for (let at = 0; at <= mostS; at += step) {
     const x = (at / mostS) * width;
     paint.beginPath(); paint.moveTo(x, 0); paint.lineTo(x, height - 16); paint.stroke();
-    if (x < width - 30) paint.fillText(mark(at, step), x + 3, height - 4);
+    if (x < width - 36) paint.fillText(mark(at, step), x + 3, height - 4);
   }
 }
 
@@ -68,7 +68,7 @@ export function drawStrip(canvas, came, played, dry) {
 export function drawTrend(canvas, slices) {
   const { paint, width, height } = sheet(canvas);
   const most = 1.15 * Math.max(10, ...slices.map((slice) => slice.first_audio_ms.p95 ?? 0));
-  axis(paint, width, height, 15, (at) => (at ? `${15 - at} min ago` : ""));
+  axis(paint, width, height, 15, (at) => (at && at < 15 ? `${15 - at} min ago` : ""), 3);
   const each = width / slices.length, base = height - 18;
   slices.forEach((slice, index) => {
     const { p50, p95, count } = slice.first_audio_ms;

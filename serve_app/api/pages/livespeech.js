@@ -47,8 +47,9 @@ export class LiveSpeech {
   // Silent at once; what was heard comes with interrupted().
   interrupt() {
     if (!this.isActive || this.isDropping) return;
-    const playedS = this.player.playedS;
-    this.player.stop();
+    const playedS = this.player?.playedS ?? 0;
+    this.player?.stop();
+    this.player = null;
     this.baseS += playedS;
     this.isDropping = true;
     this.isActive = false;

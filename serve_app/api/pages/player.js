@@ -2,8 +2,8 @@
 
 let context = null, loading = null;
 
-// Must first be called in a click or a key press: browsers let no page sound before.
-export function wake(rate = 24000) {
+// Must first be called in a click or a key press: browsers let no page sound before. Without a `rate`: any.
+export function wake(rate = context?.sampleRate ?? 24000) {
   if (context?.sampleRate !== rate) {
     context?.close();
     context = new AudioContext({ sampleRate: rate, latencyHint: "interactive" });
@@ -11,6 +11,14 @@ export function wake(rate = 24000) {
   }
   context.resume();
   return context;
+}
+
+// Resolves once the clock of the sound has stood still for `forMs`: without a loudspeaker some browsers play nothing.
+export async function stoodStill(forMs, signal) {
+  for (let last = -1; !signal.aborted && context.currentTime !== last;) {
+    last = context.currentTime;
+    await new Promise((done) => setTimeout(done, forMs));
+  }
 }
 
 export const isSmooth = () => Boolean(context?.audioWorklet);

@@ -1,6 +1,6 @@
 // One utterance: asked for, heard while it comes, and kept for replay, saving and the drawings.
 
-import { joined, openPlayer, Samples, wake } from "./player.js";
+import { joined, openPlayer, Samples, stoodStill, wake } from "./player.js";
 import { ask } from "./server.js";
 
 export class Speech {
@@ -52,7 +52,9 @@ export class Speech {
     }
     if (!this.isWhole) throw new Error("The server broke off before the end.");
     this.player.end();
-    await this.over;
+    const told = new AbortController();
+    await Promise.race([this.over.then(() => told.abort()), stoodStill(2000, told.signal)]);
+    if (!told.signal.aborted) { this.player.stop(); throw new Error("The browser plays no sound: is there a loudspeaker?"); }
   }
 
   listeners(on) {

@@ -1,0 +1,272 @@
+// What a person does on the page, one function a scenario: node scenarios.mjs NAME BROWSER URL [JSON of options].
+// The last line that it prints is JSON of what was seen.
+
+import { createServer } from "node:http";
+import { createInterface } from "node:readline";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+import { readFileSync } from "node:fs";
+import { launch, open, set, stateIs, text, until } from "./browser.mjs";
+
+const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+
+async function press(page, name, ...held) {
+  for (const each of held) await page.keyboard.down(each);
+  await page.keyboard.press(name);
+  for (const each of held.reverse()) await page.keyboard.up(each);
+}
+
+async function speakToTheEnd(page) {
+  await page.focus("#text");
+  await press(page, "Enter", "Control");
+  await stateIs(page, "speak-state", "in all");
+}
+
+// The sizes of files that the page saves, in place of the browser's downloads.
+const watchFiles = (page) => page.evaluate(() => {
+  window.files = [];
+  const make = URL.createObjectURL;
+  URL.createObjectURL = (blob) => { window.files.push([blob.size, blob.type]); return make(blob); };
+  HTMLAnchorElement.prototype.click = function () {};
+});
+
+const scenarios = {
+  async speak(page, { url }) {
+    await open(page, url);
+    await watchFiles(page);
+    await page.focus("#text");
+    await press(page, "Enter", "Control");
+    await until(page, () => document.querySelector(".words .said"));
+    const lit = await page.$$eval(".words .now, .words .said", (words) => words.length);
+    await stateIs(page, "speak-state", "in all");
+    const { loudest, firstAt, keyAt } = await page.evaluate(() => window.sink);
+    const figures = await page.$$eval("#split dd", (cells) => cells.map((cell) => parseFloat(cell.textContent)));
+    const state = await text(page, "#speak-state");
+    await page.click("#save");
+    await set(page, "#save-as", "mp3");
+    await page.click("#save");
+    await stateIs(page, "speak-state", "Saved as");
+    const files = await page.evaluate(() => window.files);
+    await page.focus("#wave");
+    await page.keyboard.press("Home");
+    await until(page, () => document.getElementById("replay").textContent === "Stop");
+    await until(page, () => document.getElementById("replay").textContent === "Play again");
+    await speakToTheEnd(page); // its sound comes from a player that is awake
+    const again = await page.evaluate(() => window.sink.firstAt - window.sink.keyAt);
+    return { loudest, soundMs: [firstAt - keyAt, again], figures, lit, state, files, history: await page.$$eval("#history li", (items) => items.length) };
+  },
+
+  async stop(page, { url, text: words }) {
+    await open(page, url);
+    await watchFiles(page);
+    if (words) await set(page, "#text", words);
+    await page.click("#speak-now");
+    await until(page, () => window.sink.firstAt !== null);
+    await pause(300);
+    await page.keyboard.press("Escape");
+    await pause(500);
+    const { keyAt, lastAt } = await page.evaluate(() => window.sink);
+    await stateIs(page, "speak-state", "Stopped.");
+    await page.click("#save");
+    return { silentAfterMs: lastAt - keyAt, state: await text(page, "#speak-state"), files: await page.evaluate(() => window.files), disabled: await page.$eval("#speak-now", (button) => button.disabled) };
+  },
+
+  async converse(page, { url }) {
+    await open(page, url, "converse");
+    await set(page, "#pace", "12");
+    await page.click("#write");
+    await until(page, () => window.sink.firstAt !== null);
+    await pause(1500);
+    await page.keyboard.press("Escape");
+    await pause(300);
+    const { keyAt, lastAt } = await page.evaluate(() => window.sink);
+    await stateIs(page, "live-state", "Heard:");
+    const heard = await text(page, "#live-state");
+    await page.type("#live", "And now to something else.");
+    await page.keyboard.press("Enter");
+    await stateIs(page, "live-state", "Spoken to its end.");
+    const figures = await page.$$eval("#live-split dd", (cells) => cells.map((cell) => parseFloat(cell.textContent)));
+    return { heard, silentAfterMs: lastAt - keyAt, figures };
+  },
+
+  async chat(page, { url }) {
+    const asked = [];
+    const endpoint = createServer((request, response) => {
+      const allowed = { "access-control-allow-origin": "*", "access-control-allow-headers": "*" };
+      if (request.method === "OPTIONS") { response.writeHead(204, allowed).end(); return; }
+      let body = "";
+      request.on("data", (part) => { body += part; });
+      request.on("end", async () => {
+        asked.push({ key: request.headers.authorization, ...JSON.parse(body) });
+        response.writeHead(200, { ...allowed, "content-type": "text/event-stream" });
+        for (const word of "It is a fine day, and there is a lot to tell you about it. ".match(/\S+\s*/g)) {
+          response.write(`data: ${JSON.stringify({ choices: [{ delta: { content: word } }] })}\n\n`);
+          await pause(20);
+        }
+        response.end("data: [DONE]\n\n");
+      });
+    });
+    await new Promise((done) => endpoint.listen(0, "127.0.0.1", done));
+    try {
+      await open(page, url, "converse");
+      await set(page, "#chat-url", `http://127.0.0.1:${endpoint.address().port}/v1/`);
+      await set(page, "#chat-model", "any");
+      await set(page, "#chat-key", "of-the-chat");
+      await Promise.all([page.waitForNavigation(), page.click("#chat-save")]);
+      await until(page, () => document.getElementById("voice").options.length > 0);
+      await page.type("#chat-text", "How are you?");
+      await page.click("#chat-send");
+      await until(page, () => window.sink.firstAt !== null);
+      await pause(1200);
+      await page.keyboard.press("Escape");
+      await until(page, () => document.querySelector("#chat-log s"));
+      return { asked, log: await page.$$eval("#chat-log li", (lines) => lines.map((line) => line.textContent)), cut: await text(page, "#chat-log s") };
+    } finally {
+      endpoint.close();
+    }
+  },
+
+  async clone(page, { url }) {
+    await open(page, url, "voices");
+    await page.type("#clone-name", "ada");
+    await page.click("#record");
+    await pause(4500);
+    await page.click("#record");
+    await until(page, () => document.getElementById("record").textContent === "Record again");
+    await page.type("#clone-text", "What the recording says.");
+    await page.type("#clone-consent", "agreed in writing");
+    await page.click("#clone-now");
+    await stateIs(page, "clone-state", "ada is stored");
+    const findings = await page.$$eval("#findings ul ul li", (lines) => lines.map((line) => line.textContent));
+    await page.click('#voice-list [aria-label="Rename ada"]');
+    await until(page, () => document.querySelector('#voice-list [aria-label="Hear renamed"]'));
+    await page.click('#voice-list [aria-label="Hear renamed"]');
+    await until(page, () => ["Asking …", ""].includes(document.getElementById("voices-state").textContent) && !document.querySelector('#voice-list [aria-label="Hear renamed"]').disabled);
+    const said = await text(page, "#voices-state");
+    await page.click('#voice-list [aria-label="Delete renamed"]');
+    await stateIs(page, "voices-state", "renamed is deleted");
+    return { findings, said };
+  },
+
+  async design(page, { url }) {
+    await page.evaluateOnNewDocument(() => { // a voice of random weights never ends by itself
+      const ask = window.fetch;
+      window.fetch = (to, options) => ask(to, String(to).endsWith("/design")
+        ? { ...options, body: JSON.stringify({ ...JSON.parse(options.body), max_new_tokens: 12, ignore_eos: true }) } : options);
+    });
+    await open(page, url, "voices");
+    await page.type("#design-words", "A calm old man");
+    await page.click("#design-now");
+    await until(page, () => document.querySelector("#candidates li") || document.getElementById("design-state").classList.contains("bad"));
+    const state = await text(page, "#design-state"), candidates = await page.$$eval("#candidates audio", (all) => all.length);
+    await page.type('[aria-label="Name of candidate 2"]', "grandpa");
+    await page.click('[aria-label="Keep candidate 2"]');
+    await stateIs(page, "design-state", "grandpa is stored");
+    return { state, candidates, listed: await page.$$eval("#voice-list .what", (all) => all.map((each) => each.textContent).filter((each) => each.startsWith("grandpa")).length) };
+  },
+
+  async refusal(page, { url }) {
+    await open(page, url);
+    for (let count = 0; count < 2; count++) await speakToTheEnd(page);
+    await page.click("#speak-now");
+    await stateIs(page, "speak-state", "Asking again in");
+    const refused = await text(page, "#speak-state");
+    await stateIs(page, "speak-state", "in all");
+    return { refused };
+  },
+
+  // Prints "gone", and goes on when a line comes: the server is gone by then, and back soon after.
+  async gone(page, { url }) {
+    await open(page, url);
+    await speakToTheEnd(page);
+    console.log("gone");
+    await new Promise((done) => createInterface({ input: process.stdin }).once("line", done));
+    await page.click("#speak-now");
+    await stateIs(page, "speak-state", "cannot be reached");
+    const refused = await text(page, "#speak-state");
+    console.log("back");
+    await stateIs(page, "speak-state", "in all");
+    return { refused };
+  },
+
+  async keys(page, { url, key }) {
+    await open(page, url);
+    await stateIs(page, "about", "API key");
+    const before = await text(page, "#about");
+    await set(page, "#key", key);
+    await until(page, () => document.getElementById("about").textContent.includes("english"));
+    await page.$eval("#with-key", (details) => { details.open = false; });
+    await speakToTheEnd(page);
+    await page.click("#tab-converse");
+    await page.type("#live", "Hello there.");
+    await page.keyboard.press("Enter");
+    await stateIs(page, "live-state", "Spoken to its end.");
+    await page.click("#tab-use");
+    const program = await text(page, "#program-code");
+    return { before, program, stored: await page.evaluate(() => localStorage.getItem("talkray.key")) };
+  },
+
+  async status(page, { url }) {
+    await open(page, url, "status");
+    await until(page, () => document.querySelectorAll("#pools tr").length >= 4);
+    await set(page, "#most", "2");
+    await page.click("#load");
+    await stateIs(page, "load-state", "at once");
+    await until(page, () => !document.getElementById("load").disabled);
+    return { state: await text(page, "#load-state"), rows: await page.$$eval("#load-rows tr", (rows) => rows.length), pools: await page.$$eval("#pools th", (cells) => cells.map((cell) => cell.textContent)) };
+  },
+
+  // What axe finds on each tab, whether the page is wider than the window, and what the Tab key reaches.
+  async access(page, { url }) {
+    const axe = readFileSync(join(process.env.PAGES_MODULES, "node_modules/axe-core/axe.min.js"), "utf8");
+    await open(page, url);
+    await page.evaluate(axe);
+    await set(page, "#text", "Hello there all of you");
+    await speakToTheEnd(page);
+    await page.click("#options summary");
+    const found = [], wide = [];
+    let controls = 0;
+    for (const tab of ["speak", "converse", "voices", "use", "status"]) {
+      await page.click(`#tab-${tab}`);
+      await pause(300);
+      const { violations } = await page.evaluate(() => window.axe.run());
+      found.push(...violations.map(({ id, nodes }) => `${tab}: ${id}: ${nodes.map((node) => node.html).join(" ").slice(0, 300)}`));
+      if (await page.evaluate(() => document.documentElement.scrollWidth > innerWidth)) wide.push(tab);
+      const missed = await page.evaluate(async (name) => {
+        const all = [...document.getElementById(name).querySelectorAll("button, input, select, textarea, summary, a, [role=slider]")];
+        const shown = all.filter((each) => each.checkVisibility() && !each.matches(":disabled"));
+        return [shown.length, shown.filter((each) => each.tabIndex < 0).map((each) => each.outerHTML)];
+      }, tab);
+      controls += missed[0];
+      found.push(...missed[1].map((html) => `${tab}: not reached by keys: ${html}`));
+    }
+    await page.focus("#tab-status");
+    await page.keyboard.press("Home");
+    const back = await page.evaluate(() => document.activeElement.id);
+    return { found, wide, controls, back };
+  },
+
+  async kinds(page, { url }) {
+    await open(page, url);
+    await until(page, () => !document.getElementById("about").textContent.startsWith("Looking"));
+    const hidden = await page.$eval("#voice-field", (field) => field.hidden);
+    const label = await text(page, "label[for=instructions]"), about = await text(page, "#about");
+    await page.click("#speak-now");
+    await until(page, () => document.getElementById("speak-state").classList.contains("bad") || document.getElementById("speak-state").textContent.includes("in all"));
+    return { hidden, label, about, state: await text(page, "#speak-state") };
+  },
+};
+
+const [name, browserName, url, options = "{}"] = process.argv.slice(2);
+const given = { url, ...JSON.parse(options) };
+const { browser, page, faults } = await launch(browserName, given);
+let told;
+try {
+  told = await scenarios[name](page, given);
+} catch (error) {
+  told = { error: String(error.stack), about: await text(page, "body").catch(() => "") };
+} finally {
+  await browser.close();
+}
+console.log(JSON.stringify({ ...told, faults }));
+process.exit(told.error ? 1 : 0);
