@@ -5,7 +5,7 @@ PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit kernels e2e scale metrics faults hostile fleet cluster-check docs clients fuzz audit listen parity step-load overload simulate-check clean
+.PHONY: help install run test lint unit kernels e2e scale metrics faults hostile fleet cluster-check docs clients page fuzz audit listen parity step-load overload simulate-check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -25,7 +25,7 @@ lint: $(VENV)/.installed-dev ## Format, lint, types, import rules, rules of size
 	$(BIN)/python -m tools.house
 
 unit: $(VENV)/.installed-dev ## Tests without Ray
-	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz and not clients"
+	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz and not clients and not page"
 
 kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpreted on the CPU (installs Triton)
 	$(PIP) "triton>=3.6"
@@ -60,6 +60,11 @@ docs: $(VENV)/.installed-dev ## Run the commands of README and docs as they are 
 clients: $(VENV)/.installed-dev ## The newest clients, unmodified, against a server (their packages go into .clients; node for two rows; 20 minutes)
 	$(BIN)/python -m pytest -q -s -m clients tests/clients
 
+page: $(VENV)/.installed-dev ## The page at `/` in Chromium and Firefox, against real servers (their packages go into .pages; ten minutes)
+	@command -v chromium firefox-esr pulseaudio ffmpeg >/dev/null || apt-get install -y --no-install-recommends chromium firefox-esr pulseaudio ffmpeg || { echo "chromium, firefox-esr, pulseaudio or ffmpeg is missing"; exit 1; }
+	npm install --silent --no-audit --no-fund --prefix .pages puppeteer-core@24 axe-core@4
+	$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/pages
+
 fuzz: $(VENV)/.installed-dev ## At least 10,000 hostile requests of each kind (TALKRAY_FUZZ_SEED=1 for others)
 	TALKRAY_FUZZ_CASES=$${TALKRAY_FUZZ_CASES:-10000} $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/fuzz
 
@@ -84,7 +89,7 @@ simulate-check: $(VENV)/.installed-dev ## The load test's simulator against a se
 	$(BIN)/python -m tools.experiments.simulate_check simulate-check-$$(date +%Y%m%d-%H%M%S)
 
 clean: ## Remove environments, caches and build output
-	rm -rf $(VENV) .parity .clients build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .parity .clients .pages build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

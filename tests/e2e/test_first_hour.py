@@ -44,8 +44,13 @@ def test_a_browser_gets_a_page_that_loads_nothing_from_elsewhere(client: httpx.C
     answer = client.get("/", headers={"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
     assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert "<textarea" in answer.text
-    assert "curl" in answer.text
-    assert "//" not in re.sub(r"(?m)^\s*//.*|; //.*", "", answer.text)  # no address, whatever its scheme
+    parts = re.findall(r'(?:src|href)="(page/[^"]+)"', answer.text)
+    parts += [f"page/{name}" for name in re.findall(r'from "\./([^"]+)"', client.get("/page/app.js").text)]
+    loaded = [answer, *(client.get(f"/{part}") for part in parts)]
+    assert all(each.status_code == 200 for each in loaded)
+    assert len(loaded) > 10
+    for each in loaded:  # no address of another server
+        assert not re.search(r"""(?:src=|href=|url\(|import\(|fetch\(|from )\s*["'`]?(?:https?:)?//""", each.text)
     assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 

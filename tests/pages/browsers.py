@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 MODULES = ROOT / ".pages"  # puppeteer-core and axe-core, which `make page` installs
 SCENARIOS = Path(__file__).with_name("scripts") / "scenarios.mjs"
 BOUND_S = 180
+WAIT_MS = 60_000  # for one thing to be seen
 
 
 def found(*names: str) -> str | None:
@@ -25,6 +26,7 @@ IS_READY = CHROMIUM is not None and shutil.which("node") is not None and (MODULE
 def starting(scenario: str, browser: str, url: str, options: Mapping[str, Any]) -> "subprocess.Popen[str]":
     """The scenario as a process that tells what it has seen in its last line."""
     paths = {"PAGES_MODULES": str(MODULES), "PAGES_CHROMIUM": CHROMIUM or "", "PAGES_FIREFOX": FIREFOX or ""}
+    paths["PAGES_WAIT_MS"] = str(WAIT_MS)
     return subprocess.Popen(
         ["node", str(SCENARIOS), scenario, browser, url, json.dumps(options)],
         env={**os.environ, **paths},
@@ -40,7 +42,7 @@ def told(process: "subprocess.Popen[str]") -> dict[str, Any]:
     finally:
         process.kill()
     seen: dict[str, Any] = json.loads(said.splitlines()[-1])
-    assert "error" not in seen, seen["error"] + "\n" + seen["about"]
+    assert "error" not in seen, seen["error"] + "\n" + seen["states"]
     return seen
 
 

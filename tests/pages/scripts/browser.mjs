@@ -53,7 +53,7 @@ function watchSink() {
 export const text = (page, selector) => page.$eval(selector, (element) => element.textContent);
 
 export async function until(page, what, ...given) {
-  await page.waitForFunction(what, { timeout: 60000, polling: 50 }, ...given);
+  await page.waitForFunction(what, { timeout: Number(process.env.PAGES_WAIT_MS), polling: 50 }, ...given);
 }
 
 export const stateIs = (page, id, part) => until(page, (name, wanted) => document.getElementById(name).textContent.includes(wanted), id, part);

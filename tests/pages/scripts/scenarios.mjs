@@ -264,7 +264,7 @@ let told;
 try {
   told = await scenarios[name](page, given);
 } catch (error) {
-  told = { error: String(error.stack), about: await text(page, "body").catch(() => "") };
+  told = { error: String(error.stack), states: await page.$$eval(".state, #about", (all) => all.map((each) => `${each.id}: ${each.textContent}`).join("\n")).catch(String) };
 } finally {
   await browser.close();
 }
