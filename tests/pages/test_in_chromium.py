@@ -65,7 +65,7 @@ def test_speech_is_heard_split_and_saved() -> None:
     assert seen["silentAfterMs"] < 150
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1100, False), (360, True)])
+@pytest.mark.parametrize(("width", "dark"), [(360, True), pytest.param(1100, False, marks=pytest.mark.page)])
 def test_axe_finds_nothing_and_the_page_is_not_wider_than_the_window(width: int, dark: bool) -> None:
     with serving(speaking()) as url:
         seen = seen_in("chromium", "access", f"{url}/", width=width, dark=dark)
@@ -73,13 +73,15 @@ def test_axe_finds_nothing_and_the_page_is_not_wider_than_the_window(width: int,
     assert seen["controls"] > 40
 
 
-def test_a_refusal_counts_down_and_speech_follows() -> None:
+@pytest.mark.parametrize("wait", [False, pytest.param(True, marks=pytest.mark.page)])
+def test_a_refusal_counts_down_until_it_is_stopped_or_speech_follows(wait: bool) -> None:
     settings = ApiSettings(admission=AdmissionSettings(client_requests_per_minute=2))
     with serving(speaking(settings=settings)) as url:
-        seen = told(starting("refusal", "chromium", f"{url}/", {}))
+        seen = told(starting("refusal", "chromium", f"{url}/", {"wait": wait}))
     assert re.search(r"Asking again in \d+ s\.", seen["refused"])
 
 
+@pytest.mark.page
 def test_a_server_that_is_gone_and_comes_back_under_a_path_prefix() -> None:
     port = free_port()
     with serving(Starlette(routes=[Mount("/of/talkray", speaking())]), port) as url:
@@ -95,6 +97,7 @@ def test_a_server_that_is_gone_and_comes_back_under_a_path_prefix() -> None:
     assert "cannot be reached" in seen["refused"]
 
 
+@pytest.mark.page
 @pytest.mark.parametrize(
     ("info", "label", "state", "about"),
     [

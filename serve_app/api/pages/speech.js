@@ -54,6 +54,7 @@ export class Speech {
     this.player.end();
     const told = new AbortController();
     await Promise.race([this.over.then(() => told.abort()), stoodStill(2000, told.signal)]);
+    if (this.leaving.signal.aborted) throw new DOMException("stopped", "AbortError");
     if (!told.signal.aborted) { this.player.stop(); throw new Error("The browser plays no sound: is there a loudspeaker?"); }
   }
 

@@ -165,13 +165,17 @@ const scenarios = {
     return { state, candidates, listed: await page.$$eval("#voice-list .what", (all) => all.map((each) => each.textContent).filter((each) => each.startsWith("grandpa")).length) };
   },
 
-  async refusal(page, { url }) {
+  async refusal(page, { url, wait }) {
     await open(page, url);
     for (let count = 0; count < 2; count++) await speakToTheEnd(page);
     await page.click("#speak-now");
     await stateIs(page, "speak-state", "Asking again in");
     const refused = await text(page, "#speak-state");
-    await stateIs(page, "speak-state", "in all");
+    if (wait) await stateIs(page, "speak-state", "in all");
+    else {
+      await page.keyboard.press("Escape");
+      await stateIs(page, "speak-state", "Stopped.");
+    }
     return { refused };
   },
 
