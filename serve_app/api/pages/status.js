@@ -46,7 +46,7 @@ function describe(told) {
   at("trend-note").textContent = `First audio in a quarter of an hour, 15 seconds a bar: the median, and above it the slowest 5 %, up to ${
     ms(Math.max(0, ...slices.map((slice) => slice.first_audio_ms.p95 ?? 0)))} ms.${reasons ? ` Refused (red): ${reasons}.` : ""} Of ${
     told.ingresses_heard} ingress replica${told.ingresses_heard === 1 ? "" : "s"}, Talkray ${told.version}.`;
-  const models = Object.entries(told.models).map(([name, state]) => row(name, state.state, "", state));
+  const models = Object.entries(told.models).map(([name, state]) => row(name === "model" ? "The model" : `Model: ${name}`, state.state, "", state));
   const pools = Object.entries(told.pools).map(([name, { wanted, running }]) => (
     row(`Pool: ${name}`, running >= wanted ? "complete" : "starting", `${running} of ${wanted}`, {})
   ));

@@ -226,3 +226,21 @@ def test_a_model_without_a_talker_is_told_apart_from_the_others(monkeypatch: pyt
 )
 def test_a_deployment_names_its_pool_and_its_model(deployment: str, pool: str) -> None:
     assert pool_watch.pool_of(deployment) == pool
+
+
+def test_each_ingress_leaves_its_own_note_and_reads_those_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    store: dict[str, bytes] = {}
+    monkeypatch.setattr(PoolWatch, "_watch", lambda watch: None)
+    monkeypatch.setattr(PoolWatch, "_ask", lambda watch: Seen({"ingress": Pool(3, ("a", "b"))}, {}))
+    monkeypatch.setattr(ray_private, "leave", store.__setitem__)
+    monkeypatch.setattr(ray_private, "left", store.get)
+    watches = []
+    for rank in (0, 1):
+        context = SimpleNamespace(rank=SimpleNamespace(rank=rank))
+        monkeypatch.setattr(serve, "get_replica_context", lambda context=context: context)
+        watch = PoolWatch("talkray", own_note=lambda rank=rank: b"note %d" % rank)
+        watch._look()
+        watches.append(watch)
+    assert watches[0].sizes() == {"ingress": (3, 2)}
+    watches[1]._pools = watches[0]._pools
+    assert watches[1].notes() == [b"note 0"]
