@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import logging
+import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -235,7 +236,7 @@ class Ingress:
         )
         settings = settings.model_copy(update={"access": settings.access.for_host(ray_private.proxy_host())})
         app_name = serve.get_replica_context().app_name
-        recent = Recent()
+        recent = Recent(time.time)
         recent.follow()
         deployed = {each.name: each.deployments for each in models} or ONE_MODEL
         watch = PoolWatch(app_name, deployed, own_note=recent.note)

@@ -24,7 +24,7 @@ Sizes = Mapping[str, tuple[int, int]]  # replicas wanted and running, by pool
 
 _SLICE_S = 15
 _SLICES = 60  # a quarter of an hour
-_NOW_SLICES = 4
+_NOW_SLICES = 5  # the last minute, with the part of 15 seconds that is under way
 _STALE_S = 60.0  # a note of a replica that has ended; with many replicas notes are written less often
 _SUMMED_S = 1.0
 _STEP = math.log(1.05)  # times to first audio are counted in classes of 5 %
@@ -48,7 +48,8 @@ class _Slice:
 class Recent:
     """The counts of one ingress replica. `follow` once in its process, after the metrics have their recorders."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock`: seconds since the epoch."""
         self._clock = clock
         self._slices: deque[_Slice] = deque(maxlen=_SLICES)
         self._models: Models | None = None

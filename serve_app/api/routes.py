@@ -90,7 +90,8 @@ def create_api(
     api.add_middleware(RequestContext, echo_request_id=echo_request_id)  # the outermost
     api.add_exception_handler(TalkrayError, _answer_error)
     api.add_exception_handler(HTTPException, _answer_error)
-    api.include_router(page_routes(api.title, DIALECTS, has_page=settings.page))
+    clients = {dialect.name: dialect.sample.clients for dialect in DIALECTS if dialect.sample is not None}
+    api.include_router(page_routes(api.title, clients if settings.page else None))
     # Only for the OpenAPI page: the door has checked the key before.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
     service = SpeechService(models, settings, live_texts=live_texts, voices=voices, tails=tails, jobs=jobs)

@@ -10,15 +10,13 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
-if TYPE_CHECKING:
-    from serve_app.dialects.table import Dialect
+Clients = Mapping[str, Sequence[str]]  # by dialect: how each of its clients is configured
 
 _FOLDER = Path(__file__).parent / "pages"
 _TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
@@ -41,13 +39,11 @@ _PLAYS_THE_ANSWER = """plugins: [() => ({ wrapComponents: { responseBody: (Body,
 } } })],"""
 
 
-def page_routes(title: str, dialects: Sequence["Dialect"], *, has_page: bool) -> APIRouter:
-    """`GET /` for browsers and what it loads, `/docs` and its files. The page shows how to configure the clients of
-    `dialects`.
-    """
+def page_routes(title: str, clients: Clients | None) -> APIRouter:
+    """`GET /` for browsers and what it loads, `/docs` and its files. Without `clients` there is no page."""
     router = APIRouter(include_in_schema=False)
-    if has_page:
-        _add_page(router, dialects)
+    if clients is not None:
+        _add_page(router, clients)
 
     @router.get("/docs")
     async def docs() -> Response:
@@ -71,12 +67,7 @@ def page_routes(title: str, dialects: Sequence["Dialect"], *, has_page: bool) ->
     return router
 
 
-def _add_page(router: APIRouter, dialects: Sequence["Dialect"]) -> None:
-    samples = [(dialect.name, dialect.sample) for dialect in dialects if dialect.sample is not None]
-    clients: list[dict[str, object]] = [
-        {"dialect": name, "path": sample.path, "clients": sample.clients} for name, sample in samples
-    ]
-
+def _add_page(router: APIRouter, clients: Clients) -> None:
     @router.get("/")
     async def page(request: Request, chat: str = "") -> Response:
         """For clients that ask for HTML, as browsers do; others get a 404."""
@@ -89,7 +80,7 @@ def _add_page(router: APIRouter, dialects: Sequence["Dialect"]) -> None:
     @router.get(f"/page/{_CLIENTS}")
     async def known_clients() -> list[dict[str, object]]:
         """How each client is pointed to this server, as `talkray check-client` prints it."""
-        return clients
+        return [{"dialect": dialect, "clients": lines} for dialect, lines in clients.items()]
 
     @router.get("/page/{name}")
     async def part(name: str, request: Request) -> Response:

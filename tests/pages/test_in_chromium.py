@@ -3,6 +3,7 @@
 import asyncio
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,7 +55,7 @@ def serving(app: ASGIApp, port: int | None = None) -> Iterator[str]:
 
 def speaking(info: ModelInfo = FOLLOWED, settings: ApiSettings | None = None, *, frames: int = 0) -> ASGIApp:
     script = utterance(frames) if frames else followed()
-    node = Node(lambda: True, lambda: True, lambda: b"", status=ClusterStatus(Recent()))
+    node = Node(lambda: True, lambda: True, lambda: b"", status=ClusterStatus(Recent(time.time)))
     return create_api(FakeSynthesizer(info, script), settings or ApiSettings(), node=node, live_texts=LiveTexts())
 
 

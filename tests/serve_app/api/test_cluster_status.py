@@ -1,6 +1,7 @@
 """The status of the cluster: counts of this replica, the notes of others, and who may read them."""
 
 import json
+import time
 from pathlib import Path
 
 import httpx
@@ -67,7 +68,7 @@ def test_replicas_are_added_up_and_those_that_have_ended_left_out() -> None:
 async def test_what_the_metrics_record_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for instrument in (metrics.TTFA, metrics.REFUSALS, metrics.ENDINGS, metrics.UNDERRUNS, metrics.AUDIO):
         monkeypatch.setattr(instrument, "record", instrument.record)  # as it was, after the test
-    recent = Recent()
+    recent = Recent(time.time)
     recent.follow()
     settings = ApiSettings(admission=AdmissionSettings(max_streams=1))
     node = Node(lambda: True, lambda: True, lambda: b"", status=ClusterStatus(recent))
@@ -85,7 +86,7 @@ async def test_what_the_metrics_record_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_only_who_may_read_metrics_may_read_it(tmp_path: Path) -> None:
     key = create_key(tmp_path / "keys.json", "ada")
-    node = Node(lambda: True, lambda: True, lambda: b"", status=ClusterStatus(Recent()))
+    node = Node(lambda: True, lambda: True, lambda: b"", status=ClusterStatus(Recent(time.time)))
     settings = ApiSettings(access=AccessSettings(keys_file=tmp_path / "keys.json"))
     api = create_api(FakeSynthesizer(), settings, node=node)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://test") as client:
