@@ -9,9 +9,10 @@ import importlib.metadata
 import json
 import math
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
@@ -28,21 +29,7 @@ _NOW_SLICES = 5  # the last minute, with the part of 15 seconds that is under wa
 _STALE_S = 60.0  # a note of a replica that has ended; with many replicas notes are written less often
 _SUMMED_S = 1.0
 _STEP = math.log(1.05)  # times to first audio are counted in classes of 5 %
-
-
-@dataclass(slots=True)
-class _Slice:
-    """What happened in 15 seconds."""
-
-    number: int  # since the epoch
-    first_ms: Counter[int] = field(default_factory=Counter)  # times to first audio, by their class
-    refused: Counter[str] = field(default_factory=Counter)
-    ended: int = 0
-    late: int = 0  # chunks
-    audio_s: float = 0.0
-
-    def told(self) -> list[object]:
-        return [self.number, dict(self.first_ms), dict(self.refused), self.ended, self.late, round(self.audio_s, 2)]
+_FIRST, _REFUSED = "first ", "refused "  # before the class, before the reason
 
 
 class Recent:
@@ -51,7 +38,7 @@ class Recent:
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock`: seconds since the epoch."""
         self._clock = clock
-        self._slices: deque[_Slice] = deque(maxlen=_SLICES)
+        self._slices: deque[tuple[int, Counter[str]]] = deque(maxlen=_SLICES)  # by their number since the epoch
         self._models: Models | None = None
 
     def watch(self, models: Models) -> None:
@@ -61,40 +48,28 @@ class Recent:
     def follow(self) -> None:
         """Counts from now on what the metrics record."""
         for instrument, take in (
-            (metrics.TTFA, self.count_first_audio),
-            (metrics.REFUSALS, self._count_refusal),
-            (metrics.ENDINGS, self._count_end),
-            (metrics.UNDERRUNS, self._count_late),
-            (metrics.AUDIO, self._count_audio),
+            (metrics.TTFA, lambda elapsed_s, _: self.count_first_audio(elapsed_s)),
+            (metrics.REFUSALS, lambda _, tags: self._count(f"{_REFUSED}{tags['reason']}")),
+            (metrics.ENDINGS, lambda *_: self._count("ended")),
+            (metrics.UNDERRUNS, lambda *_: self._count("late")),
+            (metrics.AUDIO, lambda audio_s, _: self._count("audio_s", audio_s)),
         ):
             instrument.record = _both(instrument.record, take)
 
-    def count_first_audio(self, elapsed_s: float, _tags: object = None) -> None:
-        self._now().first_ms[round(math.log(max(elapsed_s, 1e-3) * 1000) / _STEP)] += 1
+    def count_first_audio(self, elapsed_s: float) -> None:
+        self._count(f"{_FIRST}{round(math.log(max(elapsed_s, 1e-3) * 1000) / _STEP)}")
 
-    def _count_refusal(self, _value: float, tags: Mapping[str, str]) -> None:
-        self._now().refused[tags["reason"]] += 1
-
-    def _count_end(self, _value: float, _tags: object = None) -> None:
-        self._now().ended += 1
-
-    def _count_late(self, _value: float, _tags: object = None) -> None:
-        self._now().late += 1
-
-    def _count_audio(self, audio_s: float, _tags: object = None) -> None:
-        self._now().audio_s += audio_s
-
-    def _now(self) -> _Slice:
+    def _count(self, what: str, amount: float = 1) -> None:
         number = int(self._clock() // _SLICE_S)
-        if not self._slices or self._slices[-1].number != number:
-            self._slices.append(_Slice(number))
-        return self._slices[-1]
+        if not self._slices or self._slices[-1][0] != number:
+            self._slices.append((number, Counter()))
+        self._slices[-1][1][what] += amount  # type: ignore[assignment]  # seconds are counted too
 
     def note(self) -> bytes:
         """For the control store."""
         speaking, waiting, most = (0, 0, 0) if self._models is None else self._models.load()
         streams = {"speaking": speaking, "waiting": waiting, "most": most}
-        slices = [each.told() for each in list(self._slices)]
+        slices = [(number, dict(counts)) for number, counts in list(self._slices)]
         return json.dumps({"at": self._clock(), "streams": streams, "slices": slices}).encode()
 
 
@@ -124,39 +99,27 @@ class ClusterStatus:
         return {"at": own["at"], "pools": pools, **summed(fresh, now_s=own["at"]), "ingresses_heard": len(fresh)}
 
 
-def summed(notes: Sequence[Mapping[str, object]], *, now_s: float) -> Json:
+def summed(notes: Sequence[Mapping[str, Any]], *, now_s: float) -> Json:
     """Notes of several replicas as one answer, with its last quarter of an hour in slices of 15 seconds."""
     streams: Counter[str] = Counter()
-    by_number: dict[int, list[list[object]]] = defaultdict(list)
-    last = int(now_s // _SLICE_S)
+    in_each: list[Counter[str]] = [Counter() for _ in range(_SLICES)]  # the oldest first
+    oldest = int(now_s // _SLICE_S) - _SLICES + 1
     for note in notes:
-        streams.update(note["streams"])  # type: ignore[call-overload]
-        for each in note["slices"]:  # type: ignore[attr-defined]
-            by_number[each[0]].append(each)
-    numbers = range(last - _SLICES + 1, last + 1)
-    in_each = [_sum(by_number[number]) for number in numbers]
-    quarter = _sum([each for number in numbers for each in by_number[number]])
-    now = _sum([each for number in numbers[-_NOW_SLICES:] for each in by_number[number]])
-    return {"streams": dict(streams), "last_minute": now, "last_quarter_hour": quarter, "slices": in_each}
+        streams.update(note["streams"])
+        for number, counts in note["slices"]:
+            if oldest <= number < oldest + _SLICES:
+                in_each[number - oldest].update(counts)
+    quarter, now = sum(in_each, Counter()), sum(in_each[-_NOW_SLICES:], Counter())
+    told = {"last_minute": _told(now), "last_quarter_hour": _told(quarter), "slices": list(map(_told, in_each))}
+    return {"streams": dict(streams), **told}
 
 
-def _sum(slices: Iterable[list[object]]) -> Json:
-    first: Counter[int] = Counter()
-    refused: Counter[str] = Counter()
-    ended = late = 0
-    audio_s = 0.0
-    for _, first_ms, refusals, endings, lateness, seconds in slices:
-        first.update({int(key): count for key, count in first_ms.items()})  # type: ignore[attr-defined]
-        refused.update(refusals)  # type: ignore[call-overload]
-        ended, late, audio_s = ended + endings, late + lateness, audio_s + seconds  # type: ignore[operator]
+def _told(counts: Counter[str]) -> Json:
+    first = Counter({int(what[len(_FIRST) :]): count for what, count in counts.items() if what.startswith(_FIRST)})
+    refused = {what[len(_REFUSED) :]: count for what, count in counts.items() if what.startswith(_REFUSED)}
     ms = {"count": first.total(), "p50": _percentile(first, 0.5), "p95": _percentile(first, 0.95)}
-    return {
-        "first_audio_ms": ms,
-        "refused": dict(refused),
-        "streams_ended": ended,
-        "late_chunks": late,
-        "audio_s": round(audio_s, 1),
-    }
+    ends = {"streams_ended": counts["ended"], "late_chunks": counts["late"], "audio_s": round(counts["audio_s"], 1)}
+    return {"first_audio_ms": ms, "refused": refused, **ends}
 
 
 def _percentile(classes: Counter[int], share: float) -> float | None:

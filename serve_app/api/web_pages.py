@@ -29,7 +29,7 @@ PATHS = frozenset({"/", *_DOCS, *(f"/page/{name}" for name in (*_FILES, _CLIENTS
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?")
 _ASSETS = {"swagger-ui-bundle.js": "text/javascript; charset=utf-8", "swagger-ui.css": "text/css; charset=utf-8"}
 _SWAGGER = {"style-src": "'self' 'unsafe-inline'", "img-src": "'self' data:", "font-src": "data:", "media-src": "blob:"}
-_NO_ICON = "data:,"
+_NO_ICON, _NO_SNIFFING = "data:,", {"x-content-type-options": "nosniff"}
 _SETTINGS = "SwaggerUIBundle({"
 # Its own player would ask for the address once more, with a GET; the answer is there already.
 _PLAYS_THE_ANSWER = """plugins: [() => ({ wrapComponents: { responseBody: (Body, { React }) => (props) => {
@@ -87,8 +87,7 @@ def _add_page(router: APIRouter, clients: Clients) -> None:
         if name not in _FILES:
             raise HTTPException(404)
         content, packed, tag = _packed(name)
-        headers = {"etag": tag, "cache-control": "no-cache", "vary": "accept-encoding"}
-        headers["x-content-type-options"] = "nosniff"
+        headers = {"etag": tag, "cache-control": "no-cache", "vary": "accept-encoding", **_NO_SNIFFING}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
         if "gzip" in request.headers.get("accept-encoding", ""):
@@ -121,7 +120,7 @@ def _page(page: str, allowed: Mapping[str, str]) -> Response:
         **allowed,
     }
     rules = "; ".join(f"{name} {sources}" for name, sources in policy.items() if sources)
-    headers = {"content-security-policy": rules, "x-content-type-options": "nosniff", "vary": "accept"}
+    headers = {"content-security-policy": rules, "vary": "accept", **_NO_SNIFFING}
     return HTMLResponse(page, headers=headers | {"cache-control": "no-cache"})
 
 

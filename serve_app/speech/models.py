@@ -107,12 +107,8 @@ class Models:
     def load(self) -> tuple[int, int, int]:
         """Streams of all models here that are spoken, that wait for their first audio, and that may be open at most."""
         rooms = [admission.room for admission in self._admissions.values()]
-        speaking = sum(room.num_speaking for room in rooms)
-        return (
-            speaking,
-            sum(room.num_streams for room in rooms) - speaking,
-            sum(room.settings.max_streams for room in rooms),
-        )
+        speaking, streams = sum(room.num_speaking for room in rooms), sum(room.num_streams for room in rooms)
+        return speaking, streams - speaking, sum(room.settings.max_streams for room in rooms)
 
     def states(self) -> dict[str, ModelState]:
         """The state of each model, by its name."""
