@@ -142,7 +142,7 @@ function frame() {
   shownS = drawWave(at("wave").firstElementChild, speech.samples, speech.rate, { playedS, wholeS: speech.isWhole ? 0 : speech.lengthS * 1.25 });
   drawStrip(at("strip"), speech.came, speech.playedRows, speech.dry);
   at("strip-note").textContent = `Each step is a chunk that came; the line below it is what was played by then. ${
-    speech.dry.length ? `Red: the player ran dry, ${speech.dry.length} times.` : "The player never ran dry."}${
+    speech.dry.length ? `Red: the player ran dry: ${speech.dry.length}.` : "The player never ran dry."}${
     isSmooth() ? "" : " This page is not secure (https or localhost), so a simpler player plays."}`;
   at("clock").textContent = `${playedS.toFixed(1)} / ${seconds(speech.lengthS)}`;
   const slider = at("wave");

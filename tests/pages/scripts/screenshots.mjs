@@ -2,7 +2,7 @@
 
 import { launch, open, set, stateIs, until } from "./browser.mjs";
 
-const [url, folder] = process.argv.slice(2);
+const [url, folder, only] = process.argv.slice(2);
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 
 async function speak(page) {
@@ -25,7 +25,10 @@ async function converse(page) {
 }
 
 const PICTURES = [
-  ["speak", {}, async (page) => { await speak(page); await stateIs(page, "speak-state", "in all"); await page.click("#replay"); await pause(1700); }],
+  ["speak", {}, async (page) => {
+    for (const _ of [1, 2]) { await speak(page); await stateIs(page, "speak-state", "in all"); } // the first one wakes the player
+    await page.click("#replay"); await pause(1700);
+  }],
   ["speak-dark", { dark: true }, async (page) => { await speak(page); await middle(page); }],
   ["speak-phone", { width: 390 }, async (page) => { await speak(page); await middle(page); }],
   ["options", {}, async (page) => {
@@ -42,7 +45,7 @@ const PICTURES = [
   ["status-phone", { width: 390, dark: true }, async (page) => { await page.click("#tab-status"); await pause(2500); }],
 ];
 
-for (const [name, options, act] of PICTURES) {
+for (const [name, options, act] of PICTURES.filter(([name]) => !only || name === only)) {
   const { browser, page } = await launch("chromium", options);
   try {
     await open(page, url);
