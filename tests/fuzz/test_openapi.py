@@ -1,6 +1,9 @@
 """Requests made from the OpenAPI document: every operation, with what it allows and with what it does not."""
 
 import json
+import os
+import tempfile
+from pathlib import Path
 
 import pytest
 import schemathesis
@@ -11,15 +14,15 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.schemas import APIOperation
 
 from deployments.protocol import ModelInfo
-from serve_app.api.routes import create_api
-from serve_app.config import ApiSettings
 from tests.fuzz.conftest import NUM_CASES, Cases
 from tests.fuzz.recordings import originals
 from tests.fuzz.test_recordings import data_url
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, VOICE_DESIGN, FakeSynthesizer, utterance
+from tests.serve_app.jobs.desk import Server
 
 SYNTHESIZER = FakeSynthesizer(script=utterance(1))
-SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", create_api(SYNTHESIZER, ApiSettings()))
+SERVER = Server(Path(tempfile.mkdtemp(dir=os.environ["TALKRAY_DATA"])), SYNTHESIZER)  # its jobs wait
+SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", SERVER.api)
 OPERATIONS = {operation.ok().label: operation.ok() for operation in SCHEMA.get_all_operations()}
 SPEECH = "POST /v1/audio/speech"
 INPUTS = {SPEECH: NUM_CASES, "GET /v1/models/{model_id}": NUM_CASES // 4}  # the others take none

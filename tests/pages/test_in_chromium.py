@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
+from deployments.errors import NotReady
 from deployments.protocol import ModelInfo
 from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.api.cluster_status import ClusterStatus, Recent
@@ -22,6 +23,7 @@ from serve_app.api.routes import Node, create_api
 from serve_app.cli.ray_settings import free_port
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from serve_app.speech.live_text import LiveTexts
+from serve_app.speech.models import ModelState, ModelStatus, ready
 from tests.pages.browsers import IS_READY, seen_in, starting, told
 from tests.serve_app.fake import BASE, FOLLOWED, FOLLOWED_TEXT, VOICE_DESIGN, FakeSynthesizer, followed, utterance
 
@@ -96,6 +98,38 @@ def test_a_server_that_is_gone_and_comes_back_under_a_path_prefix() -> None:
     with serving(Starlette(routes=[Mount("/of/talkray", speaking())]), port):
         seen = told(process)
     assert "cannot be reached" in seen["refused"]
+
+
+class Loading(FakeSynthesizer):
+    """A model that is described once it has loaded."""
+
+    has_loaded = False
+
+    async def describe(self) -> ModelInfo:
+        if not self.has_loaded:
+            raise NotReady("the model is still loading")
+        return await super().describe()
+
+
+@pytest.mark.page
+def test_a_model_that_loads_shows_how_far_it_is() -> None:
+    synthesizer = Loading(FOLLOWED, followed())
+
+    def state(model: str) -> ModelState:
+        return ready() if synthesizer.has_loaded else ModelState(ModelStatus.LOADING, "compiling", 42, 9.0)
+
+    def has_loaded() -> bool:
+        return synthesizer.has_loaded
+
+    node = Node(has_loaded, has_loaded, lambda: b"", state=state, status=ClusterStatus(Recent(time.time)))
+    with serving(create_api(synthesizer, ApiSettings(), node=node)) as url:
+        process = starting("loading", "chromium", f"{url}/", {})
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        synthesizer.has_loaded = True
+        seen = told(process)
+    assert seen["about"] == "The model is loading, 42 %, compiling"
+    assert "loading" not in seen["then"]
 
 
 @pytest.mark.page

@@ -250,6 +250,16 @@ const scenarios = {
     return { found, wide, controls, back };
   },
 
+  // Prints what is told of a model that loads, and waits until it has loaded.
+  async loading(page, { url }) {
+    await page.goto(url, { waitUntil: "load" });
+    await stateIs(page, "about", "%");
+    const about = await text(page, "#about");
+    console.log("loading");
+    await until(page, () => document.getElementById("voice").options.length > 0);
+    return { about, then: await text(page, "#about") };
+  },
+
   async kinds(page, { url }) {
     await open(page, url);
     await until(page, () => !document.getElementById("about").textContent.startsWith("Looking"));

@@ -59,7 +59,11 @@ class Server:
     """The API and its desk over one store; `start` runs the desk, `die` ends it as a killed process would."""
 
     def __init__(
-        self, folder: Path, speaker: Speaker, jobs: JobSettings | None = None, access: AccessSettings | None = None
+        self,
+        folder: Path,
+        speaker: FakeSynthesizer,
+        jobs: JobSettings | None = None,
+        access: AccessSettings | None = None,
     ) -> None:
         settings = ApiSettings(
             voices=VoiceSettings(store=str(folder)), jobs=jobs or JobSettings(), access=access or AccessSettings()
@@ -70,11 +74,11 @@ class Server:
         self.hindrance: str | None = None
         maker = SegmentMaker({"": speaker}, self.voices)
         self.desk = JobDesk(service, maker, settings.jobs, hindrance=lambda model: self.hindrance)
-        self._api = create_api(speaker, settings, voices=self.voices, jobs=self.desk)
+        self.api = create_api(speaker, settings, voices=self.voices, jobs=self.desk)
         self._running: asyncio.Task[None] | None = None
 
     def client(self, **headers: str) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(self._api)
+        transport = httpx.ASGITransport(self.api)
         return httpx.AsyncClient(transport=transport, base_url="http://talkray", headers=headers)
 
     def start(self) -> None:

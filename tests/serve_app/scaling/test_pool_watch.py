@@ -236,7 +236,7 @@ def test_each_ingress_leaves_its_own_note_and_reads_those_of_the_others(monkeypa
     monkeypatch.setattr(ray_private, "left", store.get)
     watches = []
     for rank in (0, 1):
-        context = SimpleNamespace(rank=SimpleNamespace(rank=rank))
+        context = SimpleNamespace(deployment="Ingress", rank=SimpleNamespace(rank=rank))
         monkeypatch.setattr(serve, "get_replica_context", lambda context=context: context)
         watch = PoolWatch("talkray", own_note=lambda rank=rank: b"note %d" % rank)
         watch._look()
