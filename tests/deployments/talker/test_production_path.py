@@ -216,7 +216,7 @@ def test_what_is_preempted_with_audio_says_what_it_says_alone(
     place: Place, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Deterministic, as codes depend on the batch by default."""
-    requests = coming_and_going(9)
+    requests = coming_and_going(9 if place.device == "cuda" else 5)
     tight = load(checkpoint, place, streams=3, num_blocks=5 if place.device == "cuda" else 14, deterministic=True)
     seen = observe(tight, monkeypatch)
     streams = with_audio(tight, requests, leave={})

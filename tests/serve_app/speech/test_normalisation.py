@@ -91,7 +91,7 @@ def test_the_time_of_a_text_grows_with_its_length(language: str) -> None:
 
     normalise = partial(normalised, language=language)
     for pattern in ("1", "1 ", "- ", "a ", "12:30 € ", " ", "."):
-        assert times_as_long(normalise, pattern, short=1 << 10, long=1 << 13, limit=16) <= 16, pattern
+        assert times_as_long(normalise, pattern, short=1 << 9, long=1 << 12, limit=16) <= 16, pattern
 
 
 def test_what_is_far_from_figures_stays_as_it_is() -> None:
