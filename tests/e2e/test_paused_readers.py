@@ -28,6 +28,7 @@ async def idle(pools: Pools) -> AsyncIterator[None]:
     await pools.reach(running=0)
 
 
+@pytest.mark.faults  # a minute; tests/serve_app/api/test_paused_readers.py has it with small buffers
 async def test_over_http(http: aiohttp.ClientSession, pools: Pools) -> None:
     async with http.post(PATH, json=FLOATS) as answer:
         before = await answer.content.readexactly(4)

@@ -14,7 +14,7 @@ from tools.experiments.faults.polite import difference
 pytestmark = pytest.mark.anyio
 
 ENGINE = "deployments.talker.process"
-UTTERANCE = body(ignore_eos=True, max_new_tokens=400, seed=7)
+UTTERANCE = body(ignore_eos=True, max_new_tokens=250, seed=7)
 
 
 async def test_a_stream_outlives_its_engine(http: aiohttp.ClientSession, run_id: str) -> None:
