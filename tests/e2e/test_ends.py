@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.black_box import RAYLET, Sampled, ServerCommand, ends_while_it_speaks
 
 EVERY_PROCESS, KILL = "TERM to every process", "KILL to the process"
@@ -13,6 +15,7 @@ def test_it_ends_while_it_speaks(tmp_path: Path, port: int) -> None:
     ends_while_it_speaks(tmp_path, port, KILL)
 
 
+@pytest.mark.faults
 def test_without_its_raylet(started: ServerCommand, tmp_path: Path, port: int) -> None:
     """It ends; the next one, as under a supervisor, speaks on the same port and ends in another way."""
     started.ready()

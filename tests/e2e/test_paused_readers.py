@@ -12,7 +12,8 @@ import pytest
 
 from tests.e2e.speech import PATH, Pools, body
 
-pytestmark = pytest.mark.anyio
+# A minute and a half: tests/serve_app/api/test_paused_readers.py has it with small buffers.
+pytestmark = [pytest.mark.anyio, pytest.mark.faults]
 
 NUM_BYTES = 9 << 20  # more than lies in buffers
 ENDLESS = body(seed=7, ignore_eos=True, max_new_tokens=3000, sample_rate=48000)
@@ -28,7 +29,6 @@ async def idle(pools: Pools) -> AsyncIterator[None]:
     await pools.reach(running=0)
 
 
-@pytest.mark.faults  # a minute; tests/serve_app/api/test_paused_readers.py has it with small buffers
 async def test_over_http(http: aiohttp.ClientSession, pools: Pools) -> None:
     async with http.post(PATH, json=FLOATS) as answer:
         before = await answer.content.readexactly(4)
