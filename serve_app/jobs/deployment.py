@@ -9,6 +9,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.serving import ray_metrics, ray_private
 from serve_app.api.speech_service import SpeechService
+from serve_app.audio import recordings
 from serve_app.config import ApiSettings
 from serve_app.ingress import Deployed, synthesizers_of
 from serve_app.jobs.desk import JobDesk
@@ -58,6 +59,10 @@ class JobsReplica:
     async def call(self, what: str, *arguments: object) -> Any:
         """As `Jobs.call`."""
         return await self._desk.call(what, *arguments)
+
+    async def forget(self, voices: tuple[bytes, ...]) -> None:
+        """Drop what this process keeps of stored voices that are no more."""
+        recordings.forget(voices)
 
     async def _work(self) -> None:
         """Make segments until Serve stops this replica: its successor makes them then."""

@@ -30,6 +30,8 @@ def test_the_deployments_behind_the_ingress() -> None:
     application = built(AppConfig(model="embedded"))
     assert {deployment.name for deployment in application.deployments} == {"Ingress", "Codec", "Talker", "Jobs"}
     assert application.ingress_deployment_name == "Ingress"
+    others = [deployment for deployment in application.deployments if deployment.name != "Ingress"]
+    assert all(callable(deployment.func_or_class.forget) for deployment in others), "as deleting a voice asks of all"
 
 
 def test_what_is_deployed_again_unchanged_is_the_same() -> None:
