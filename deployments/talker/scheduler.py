@@ -45,6 +45,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.background: deque[Sequence] = deque()  # segments of jobs that wait
         self.running: dict[int, Sequence] = {}  # in the order of admission
+        self._of_jobs: dict[int, Sequence] = {}  # those of `running` that are segments of jobs: each step asks for them
         self._free_rows = list(range(max_num_seqs))
         self._finished = Rate()
 
@@ -57,17 +58,17 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Sequences with a row, without those of jobs."""
-        return len(self.running) - len(self._of_jobs())
+        return len(self.running) - len(self._of_jobs)
 
     @property
     def num_background(self) -> int:
         """Sequences of jobs, running, parked or waiting."""
-        return len(self._of_jobs()) + len(self.background)
+        return len(self._of_jobs) + len(self.background)
 
     @property
     def kv_used_ratio(self) -> float:
         """The share of KV blocks that sequences hold, without those of jobs."""
-        of_jobs = sum(len(self.blocks.table(sequence.id)) for sequence in self._of_jobs())
+        of_jobs = sum(len(self.blocks.table(sequence_id)) for sequence_id in self._of_jobs)
         return self.blocks.used_ratio - of_jobs / (self.blocks.num_blocks - 1)
 
     def check_room(self, *, background: bool = False) -> None:
@@ -139,7 +140,7 @@ class Scheduler:
         preempted = False
         for sequence in list(self.running.values()):
             while sequence.id in self.running and not self.blocks.can_hold(sequence.id, sequence.num_positions + 1):
-                self._preempt((self._of_jobs() or [*self.running.values()])[-1])
+                self._preempt(next(reversed((self._of_jobs or self.running).values())))
                 preempted = True
             if sequence.id in self.running:
                 self.blocks.grow(sequence.id, sequence.num_positions + 1)
@@ -149,10 +150,6 @@ class Scheduler:
         """Put a sequence back at the head of the line. It is prefilled again with its frames, and then goes on."""
         self._release(sequence)
         (self.background if sequence.is_background else self.waiting).appendleft(sequence)
-
-    def _of_jobs(self) -> list[Sequence]:
-        """Sequences of jobs that have a row, the oldest first."""
-        return [sequence for sequence in self.running.values() if sequence.is_background]
 
     def _most_background(self) -> int:
         """Sequences of jobs that may have rows, and that a step beside other sequences may have."""
@@ -166,7 +163,7 @@ class Scheduler:
 
     def _has_place_for_background(self) -> bool:
         is_free = self.background and all(sequence.awaits_text for sequence in self.waiting)
-        return bool(is_free) and len(self._of_jobs()) < self._most_background() and self._fits(self.background[0])
+        return bool(is_free) and len(self._of_jobs) < self._most_background() and self._fits(self.background[0])
 
     def _admit(self) -> list[Sequence]:
         admitted: list[Sequence] = []
@@ -181,13 +178,15 @@ class Scheduler:
         self.blocks.grow(sequence.id, sequence.num_positions + 1)
         sequence.row = heapq.heappop(self._free_rows)
         self.running[sequence.id] = sequence
+        if sequence.is_background:
+            self._of_jobs[sequence.id] = sequence
         return sequence
 
     def _has_place(self, sequence: Sequence) -> bool:
         """Whether a row and blocks are free. Sequences of jobs, then those that wait for text, are preempted for it,
         the youngest first.
         """
-        others = [each for each in self.running.values() if each.awaits_text] + self._of_jobs()
+        others = [each for each in self.running.values() if each.awaits_text] + [*self._of_jobs.values()]
         while not self._fits(sequence):
             if not others:
                 return False
@@ -200,6 +199,7 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         assert sequence.row is not None
         del self.running[sequence.id]
+        self._of_jobs.pop(sequence.id, None)
         heapq.heappush(self._free_rows, sequence.row)
         sequence.row = None
         self.blocks.free(sequence.id)

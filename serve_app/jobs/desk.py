@@ -93,7 +93,6 @@ class JobDesk:
                 fingerprint=fingerprint,
                 models=made.models,
                 num_segments=num_segments(plan.parts),
-                num_chars=sum(len(segment.text) for part in plan.parts for segment in part.segments),
             )
             await asyncio.to_thread(self._store().create, job, plan)
             self._works[job.id] = Work(job, JobState(), {}, 0)

@@ -34,11 +34,6 @@ class JobStatus(StrEnum):
     CANCELLED = "cancelled"
     FAILED = "failed"
 
-    @property
-    def is_over(self) -> bool:
-        """Whether no segment will be made, unless the job is resumed."""
-        return self in (JobStatus.COMPLETED, JobStatus.CANCELLED, JobStatus.FAILED)
-
 
 class Rules(Strict):
     """A `TextRules`, as it was when the job was made."""
@@ -103,11 +98,6 @@ class Part(Strict):
     end_pause_s: float = 0.0  # silence after the last segment
     custom_id: str | None = None
 
-    @property
-    def spoken(self) -> str:
-        """As `SpokenText.text`."""
-        return " ".join(each.text for each in self.segments)
-
 
 class JobPlan(Strict):
     """All that is spoken."""
@@ -150,7 +140,6 @@ class StoredJob(Strict):
     fingerprint: str  # of what the client sent
     models: dict[str, dict[str, Any]]  # ModelInfo by `SynthesisRequest.model`
     num_segments: tuple[int, ...]  # of each part
-    num_chars: int  # of all segments
 
     def info(self, model: str) -> ModelInfo:
         return _INFO.validate_python(self.models[model])
