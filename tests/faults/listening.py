@@ -49,7 +49,7 @@ class Listener:
         self._num_sounding = 0  # streams that have brought audio
         self._more_sound = asyncio.Condition()
         self._recordings: list[str] = []
-        self._stream, ingress.stream = ingress.stream, self._noting  # type: ignore[attr-defined]
+        self._read, ingress.read_replica = ingress.read_replica, self._noting
 
     async def recordings(self) -> list[str]:
         """How replicas were asked to clone, in turn: "codec samples", "talker prompt"."""
@@ -63,7 +63,7 @@ class Listener:
             what = "samples" if asked.reference.prompt is None else "prompt"
             assert (asked.reference.audio is None) == (what == "prompt")
             self._recordings.append(f"{'codec' if asked is request else 'talker'} {what}")
-        return self._stream(handle, method, request, lost=lost)
+        return self._read(handle, method, request, lost=lost)
 
     async def all_sound(self, count: int) -> None:
         """Return once so many streams have brought audio."""
