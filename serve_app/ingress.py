@@ -41,6 +41,8 @@ _DESCRIBE_TIMEOUT_S = 2.0
 # For an answer about jobs; a new job of a long book is checked text by text.
 _JOBS_TIMEOUT_S, _CREATE_TIMEOUT_S = 10.0, 120.0
 _C_LIBRARY = ctypes.CDLL(None)
+# Of mallopt. Left alone, one free large block raises both to 32 MiB, and each thread's arena then keeps so much.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MIB = -1, -3, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +261,8 @@ class Ingress:
             voices=self._voices,
             jobs=None if jobs is None else HandleJobs(jobs),
         )
+        _C_LIBRARY.mallopt(_MMAP_THRESHOLD, _MIB)
+        _C_LIBRARY.mallopt(_TRIM_THRESHOLD, _MIB)
         leave_loaded_alone()
 
     async def check_health(self) -> None:
