@@ -59,7 +59,7 @@ def http_router(dialect: Dialect, service: SpeechService) -> APIRouter:
     router = APIRouter(tags=[dialect.heading or dialect.name])
     for route in dialect.routes:
         method, path = route.place.split()
-        returns: dict[str, Any] = {"response_class": Response} if method == "POST" else {}  # else JSON
+        returns: dict[str, Any] = {"response_class": Response} if method == "POST" else {"response_model": None}  # JSON
         router.add_api_route(
             path,
             _endpoint(route.answer, service),
