@@ -103,11 +103,14 @@ def test_each_request_is_answered_by_its_model(client: httpx.Client) -> None:
     assert speak(client, **VOICE, instructions="") == by_name["CustomVoice"]
 
 
-def test_a_stored_voice_is_spoken_by_the_model_that_clones(client: httpx.Client) -> None:
+def test_a_stored_voice_is_spoken_by_the_model_that_clones_until_it_is_deleted(client: httpx.Client) -> None:
     fields, file = {"name": "tone", "ref_text": CLONE["ref_text"]}, base64.b64decode(CLONE["ref_audio"])
     stored = client.post("/v1/audio/voices", data=fields, files={"audio_sample": ("tone.wav", file)})
     assert stored.status_code == 200, stored.text
     assert speak(client, voice="tone") == speak(client, model="Base", **CLONE)
+    deleted = client.delete(f"/v1/audio/voices/{stored.json()['id']}")
+    assert deleted.status_code == 200, deleted.text
+    assert refusal(client, voice="tone")[:2] == (400, "voice")
 
 
 def heard(candidate: dict[str, str]) -> bytes:
