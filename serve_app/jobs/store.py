@@ -8,23 +8,17 @@
 A segment is one object, which is complete once it has its name, so a death leaves no half of one.
 """
 
-import hashlib
 import io
-import json
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from deployments.protocol import Codes
 from serve_app.jobs.record import JOB_ID, JobPlan, JobState, Made, Place, StoredJob
 from serve_app.voices.store import Damaged, VoiceStore
-
-T = TypeVar("T", StoredJob, JobPlan, JobState)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +42,25 @@ class JobStore:
         return sorted(name for name in names if JOB_ID.fullmatch(name))
 
     def create(self, job: StoredJob, plan: JobPlan) -> None:
-        self._put(f"plans/{job.id}.json", plan.model_dump(mode="json"))
-        self._put(f"jobs/{job.id}.json", job.model_dump(mode="json"))
+        self._files.put_record(f"plans/{job.id}.json", plan)
+        self._files.put_record(f"jobs/{job.id}.json", job)
 
     def job(self, job_id: str) -> StoredJob | None:
         """None where it has gone. Raises Damaged."""
-        content = self._read(f"jobs/{job_id}.json")
-        return None if content is None else _checked(StoredJob, content, job_id)
+        return self._files.get_record(f"jobs/{job_id}.json", StoredJob)
 
     def plan(self, job_id: str) -> JobPlan:
         """Raises Damaged."""
-        content = self._read(f"plans/{job_id}.json")
-        if content is None:
+        plan = self._files.get_record(f"plans/{job_id}.json", JobPlan)
+        if plan is None:
             raise Damaged(f"the texts of {job_id} are missing")
-        return _checked(JobPlan, content, job_id)
+        return plan
 
     def state(self, job_id: str) -> JobState:
-        content = self._read(f"states/{job_id}.json")
-        return JobState() if content is None else _checked(JobState, content, job_id)
+        return self._files.get_record(f"states/{job_id}.json", JobState) or JobState()
 
     def write_state(self, job_id: str, state: JobState) -> None:
-        self._put(f"states/{job_id}.json", state.model_dump(mode="json"))
+        self._files.put_record(f"states/{job_id}.json", state)
 
     def made(self, job_id: str) -> Iterator[tuple[Made, int]]:
         """The finished segments, each once, with the bytes that it takes."""
@@ -110,19 +102,6 @@ class JobStore:
                 if job_id not in known and meta["last_modified"].timestamp() < before_s:
                     self._files.delete(meta["path"])
 
-    def _put(self, path: str, record: object) -> None:
-        content = json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()
-        self._files.put(path, hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
-
-    def _read(self, path: str) -> bytes | None:
-        content = self._files.get(path)
-        if content is None:
-            return None
-        checksum, _, record = content.partition(b"\n")
-        if hashlib.sha256(record).hexdigest().encode() != checksum:
-            raise Damaged(f"{path} is damaged: its checksum is another")
-        return record
-
 
 def packed(codes: Codes, pcm: bytes, positions: list[tuple[float, float]], sample_rate: int) -> bytes:
     """A segment as it is kept. Blocks."""
@@ -140,10 +119,3 @@ def _from_flac(flac: bytes) -> bytes:
 
     samples: NDArray[np.int16] = soundfile.read(io.BytesIO(flac), dtype="int16")[0]
     return samples.astype("<i2", copy=False).tobytes()
-
-
-def _checked(kind: type[T], content: bytes, job_id: str) -> T:
-    try:
-        return kind.model_validate_json(content)
-    except ValidationError as error:
-        raise Damaged(f"{job_id} was written by another version: {error.errors()[0]['msg']}") from None

@@ -27,7 +27,7 @@ import numpy as np
 import obstore
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from deployments.errors import StartError, TalkrayError
 from deployments.protocol import ClonePrompt
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from obstore.store import RetryConfig
 
 T = TypeVar("T")
+R = TypeVar("R", bound=BaseModel)
 Record = StoredVoice | StoredConsent | StoredDesign | StoredLexicon
 
 _SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
@@ -105,6 +106,10 @@ class VoiceStore:
 
     def read(self, path: str) -> Record | None:
         """The record at a path of `marks`, None where it has gone. Raises Damaged and StoreFailed."""
+        return self.get_record(path, _KINDS[path.partition("/")[0]])
+
+    def get_record(self, path: str, kind: type[R]) -> R | None:
+        """As `read`, of any kind of record, which `put_record` has put there."""
         content = self.get(path)
         if content is None:
             return None
@@ -113,7 +118,7 @@ class VoiceStore:
             record = document["record"]
             if _checksum(record) != document["sha256"]:
                 raise Damaged(f"{self.place}: {path} is damaged: its checksum is another")
-            return _KINDS[path.partition("/")[0]].model_validate(record)
+            return kind.model_validate(record)
         except (ValueError, KeyError, TypeError, ValidationError) as error:
             raise Damaged(f"{self.place}: {path} is damaged: {_first_line(error)}") from None
 
@@ -121,8 +126,12 @@ class VoiceStore:
         """Keep a record and its new recordings, by sha256, in this order. Raises StoreFailed; it is as before then."""
         for sha256, recording in recordings.items():
             self.put(_audio(record.id, sha256), recording)
+        self.put_record(_path(record), record)
+
+    def put_record(self, path: str, record: BaseModel) -> None:
+        """Keep a record with its checksum. Raises StoreFailed; it is as before then."""
         stored = record.model_dump(mode="json")
-        self.put(_path(record), json.dumps({"sha256": _checksum(stored), "record": stored}).encode())
+        self.put(path, json.dumps({"sha256": _checksum(stored), "record": stored}).encode())
 
     def recording(self, record: Record, take: Take) -> bytes:
         """A FLAC file. Raises Damaged and StoreFailed."""
