@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ray import serve
-from ray.serve import Application, Deployment
+from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, BackpressureConfig, RequestRouterConfig
 
 from deployments.codec.deployment import CodecReplica
@@ -51,19 +51,14 @@ def build_app(config: AppConfig) -> Application:
     """
     each = {name: _chosen(own) for name, own in config.each().items()}
     _check_default_voice(config, [own.model for own in each.values()])
-    talkers = {name: _talker(config, name, own) for name, own in each.items()}
+    models = tuple(_deployed(config, each))
     refusal = {"backpressure_config": BackpressureConfig(status_code=429, retry_after_s=1)}
     drain = {"graceful_shutdown_timeout_s": LONGEST_STREAM_S}
     ingress_options = options(config.ingress_pool, config.ingress_requests) | refusal | drain
     ingress = serve.deployment(name="Ingress", **ingress_options)(serve.ingress()(Ingress))
     jobs = serve.deployment(name="Jobs", **options(config.jobs_pool, _JOBS_REQUESTS))(JobsReplica)
-    pools: tuple[Any, ...] = None, None, tuple(_deployed(config, each, talkers)) if "" not in each else ()
-    if "" in each:
-        decoder = _codec(config, "Codec", each).bind(each[""].model, config.codec, talkers[""])
-        # With `inline` the talker's GPU makes all audio, so the ingress asks the talker itself.
-        pools = decoder, talkers[""] if config.codec.placement == "inline" else None, ()
     waking = tuple(name for name, own in each.items() if not own.talker_scaling or own.talker_scaling.jobs == "wake")
-    return ingress.bind(config.api, *pools, jobs.bind(config.api, *pools, waking))
+    return ingress.bind(config.api, models, jobs.bind(config.api, models, waking))
 
 
 def _chosen(own: AppConfig) -> AppConfig:
@@ -91,32 +86,19 @@ def _talker(config: AppConfig, name: str, own: AppConfig) -> Application:
         callers=config.ingress_pool.replicas + codecs,
     )
     deployment = serve.deployment(name=_of_model("Talker", name), **talker_options, **_ROUTING)(TalkerReplica)
-    return deployment.bind(own.model, own.talker, name) if name else deployment.bind(own.model, own.talker)
+    return deployment.bind(own.model, own.talker, name)
 
 
-def _codec(config: AppConfig, name: str, each: Mapping[str, AppConfig]) -> Deployment:
-    """A codec pool for these models."""
-    codec_options = options(
-        config.codec_pool,
-        max(own.codec_requests for own in each.values()),
-        policy=CodecPolicy,
-        scaling=codec_scaling(config, each.values()),
-        callers=config.ingress_pool.replicas,
-    )
-    return serve.deployment(name=name, **codec_options, **_ROUTING)(CodecReplica)
-
-
-def _deployed(
-    config: AppConfig, each: Mapping[str, AppConfig], talkers: Mapping[str, Application]
-) -> Iterator[Deployed]:
-    """Several models with their codec pools. A pool is named for its first model if there are others."""
-    tokenizers = {name: tokenizer_of(own.model) for name, own in each.items()}
+def _deployed(config: AppConfig, each: Mapping[str, AppConfig]) -> Iterator[Deployed]:
+    """The models with their pools. A codec pool is named for its first model if there are others."""
+    talkers = {name: _talker(config, name, own) for name, own in each.items()}
+    tokenizers = {name: tokenizer_of(own.model) if name else "" for name, own in each.items()}  # it may read files
     pools: dict[str, tuple[str, Application]] = {}
     for name, tokenizer in tokenizers.items():
         if tokenizer not in pools:
             shares = {other: each[other] for other, its in tokenizers.items() if its == tokenizer}
             pool = name if len(shares) < len(each) else ""
-            pools[tokenizer] = _of_model("Codec", pool), _shared_codec(config, pool, shares, talkers)
+            pools[tokenizer] = _of_model("Codec", pool), _codec(config, pool, shares, talkers)
     for name, own in each.items():
         codec_name, codec = pools[tokenizers[name]]
         yield Deployed(
@@ -131,21 +113,31 @@ def _deployed(
         )
 
 
-def _shared_codec(
+def _codec(
     config: AppConfig, pool: str, each: Mapping[str, AppConfig], talkers: Mapping[str, Application]
 ) -> Application:
-    """Loaded from a Base checkpoint if there is one: the others' recordings to clone need no encoder. `pool`: its name
-    among several.
+    """A codec pool for these models, loaded from a Base checkpoint if there is one: the others' recordings to clone
+    need no encoder. `pool`: its name among several.
     """
+    codec_options = options(
+        config.codec_pool,
+        max(own.codec_requests for own in each.values()),
+        policy=CodecPolicy,
+        scaling=codec_scaling(config, each.values()),
+        callers=config.ingress_pool.replicas,
+    )
+    deployment = serve.deployment(name=_of_model("Codec", pool), **codec_options, **_ROUTING)(CodecReplica)
     placements = {model: own.codec.placement for model, own in each.items()}
     for model, own in each.items():
-        if placements[model] == "hybrid" and not _on_gpu(own):
+        if model and placements[model] == "hybrid" and not _on_gpu(own):
             placements[model] = "pool"
     source = next((own.model for own in each.values() if clones(own.model)), next(iter(each.values())).model)
     decodes = next((placement for placement in placements.values() if placement != "inline"), "inline")
     settings = config.codec.model_copy(update={"placement": decodes})
     handles = {model: talkers[model] for model in each}
-    return _codec(config, _of_model("Codec", pool), each).bind(source, settings, handles, placements, pool)
+    # The talkers of a single model say where they run; a call would start those of several that are at zero.
+    known = {model: placement for model, placement in placements.items() if model}
+    return deployment.bind(source, settings, handles, known, pool)
 
 
 def _on_gpu(own: AppConfig) -> bool:

@@ -30,7 +30,7 @@ from serve_app.api.routes import Node, create_api
 from serve_app.api.taken_request import TakenHttp
 from serve_app.audio.recordings import by_prompt, learn
 from serve_app.config import AdmissionSettings, ApiSettings
-from serve_app.scaling.pool_watch import ONE_MODEL, PoolWatch, scrape
+from serve_app.scaling.pool_watch import PoolWatch, scrape
 from serve_app.speech.live_text import LiveTexts
 from serve_app.voices.library import Voices
 
@@ -47,19 +47,24 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MIB = -1, -3, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """One of several models, as `build_app` binds it."""
+    """A model, as `build_app` binds it."""
 
-    name: str
+    name: str  # "" of a single one
     checkpoint: str
     config: TalkerConfig
     on_gpu: bool
     admission: AdmissionSettings
     deployments: tuple[str, str]  # names of its talkers' and its codec's
     codec: DeploymentHandle
-    talker: DeploymentHandle | None = None  # where its GPU decodes: `inline`
+    # Where its GPU decodes, `inline`: the codec pool then only reads recordings to clone, for talkers on a CPU.
+    talker: DeploymentHandle | None = None
 
     def described(self) -> ModelInfo | None:
-        """The description from its files, else the one that an ingress has left. A call would start its talkers."""
+        """Of one of several the description from its files, else the one that an ingress has left: a call would start
+        its talkers.
+        """
+        if not self.name:
+            return None
         try:
             info = describe(self.checkpoint, self.config, on_gpu=self.on_gpu)
         except CheckpointError as error:  # its talkers will not start; those of the others do
@@ -85,58 +90,52 @@ class Deployed:
 
 
 class HandleSynthesizer:
-    """Asks the codec pool, which asks the talker pool; or, where the talker's GPU decodes too, the talker pool itself.
+    """Asks a model's codec pool, which asks its talkers; or, where the talker's GPU decodes too, the talkers.
 
     In both cases `describe` asks the codec pool, which asks a talker for the model that is loaded.
     """
 
-    def __init__(
-        self, codec: DeploymentHandle, *, talker: DeploymentHandle | None = None, served: "Deployed | None" = None
-    ) -> None:
-        """With a `talker`, the codec pool only reads recordings to clone, and only for a talker on a CPU.
-
-        `served`: one of several models, which is described from its files where they are here.
-        """
-        self._codec, self._talker, self._served = codec, talker, served
-        self._info = None if served is None else served.described()
+    def __init__(self, served: Deployed) -> None:
+        self._served, self._info = served, served.described()
         self._asking: asyncio.Task[None] | None = None
 
     async def describe(self) -> ModelInfo:
         """The loaded checkpoint, asked once; raises NotReady while the pools load."""
         if self._info is not None:
             return self._info
-        if self._served is not None:  # requests for the others do not wait
+        if self._served.name:  # requests for the others do not wait
             if self._asking is None or self._asking.done():
-                self._asking = asyncio.create_task(self._ask(self._served))
+                self._asking = asyncio.create_task(self._remember())
             raise NotReady("the model is still loading")
         try:
-            calling = ask_replica(self._codec, "describe", lost=CodecLost)
-            info: ModelInfo = await asyncio.wait_for(calling, _DESCRIBE_TIMEOUT_S)
+            self._info = await asyncio.wait_for(self._ask(), _DESCRIBE_TIMEOUT_S)
         except TimeoutError:
             raise NotReady("the model is still loading") from None
-        self._info = info
+        return self._info
+
+    async def _ask(self) -> ModelInfo:
+        """Waits for a talker, however long that takes."""
+        info: ModelInfo = await ask_replica(self._served.codec, "describe", self._served.name, lost=CodecLost)
         return info
 
-    async def _ask(self, served: "Deployed") -> None:
-        """Waits for a talker of one of several models, however long that takes."""
+    async def _remember(self) -> None:
         try:
-            self._info = served.remember(await ask_replica(self._codec, "describe", served.name, lost=CodecLost))
+            self._info = self._served.remember(await self._ask())
         except TalkrayError as error:
-            logger.info("the model %s cannot be described yet: %s", served.name, error)
+            logger.info("the model %s cannot be described yet: %s", self._served.name, error)
 
-    def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """Audio of one utterance. Closing the generator ends all calls of the utterance and frees its KV blocks.
 
         Where a replica is lost, another replica continues with the next sample.
         """
         request = _with_known_prompt(request)  # each later call asks again: a prompt may have come meanwhile
-        talker, info, reference = self._talker, self._info, request.reference
+        talker, reference = self._served.talker, request.reference
         if talker is None:
-            return self._from_codec(request)
-        assert info is not None, "`describe` comes before `synthesize`"
+            return self._from_codec(request, info)
         is_read = reference is None or reference.x_vector_only or reference.prompt is not None
         if not is_read and not info.talker_on_gpu:
-            return self._from_codec(request)
+            return self._from_codec(request, info)
 
         def ask(asked: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
             asked = replace(asked, synthesis=_with_known_prompt(asked.synthesis))
@@ -144,12 +143,11 @@ class HandleSynthesizer:
 
         return talker_audio(request, ask, info, learn=lambda chunk: _learn(request, chunk))
 
-    def _from_codec(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
-        received, info = Received(), self._info
-        assert info is not None, "`describe` comes before `synthesize`"
+    def _from_codec(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+        received, codec = Received(), self._served.codec
 
         def ask() -> AsyncGenerator[PcmChunk, None]:
-            return read_replica(self._codec, "synthesize", _with_known_prompt(received.rest(request)), lost=CodecLost)
+            return read_replica(codec, "synthesize", _with_known_prompt(received.rest(request)), lost=CodecLost)
 
         def on_chunk(chunk: PcmChunk) -> PcmChunk | None:
             _learn(request, chunk)
@@ -170,16 +168,6 @@ def _with_known_prompt(request: SynthesisRequest) -> SynthesisRequest:
 def _learn(request: SynthesisRequest, chunk: PcmChunk) -> None:
     if request.reference is not None and chunk.clone_prompt is not None:
         learn(request.reference, chunk.clone_prompt)
-
-
-def synthesizers_of(
-    codec: DeploymentHandle | None, talker: DeploymentHandle | None, models: Sequence[Deployed]
-) -> dict[str, HandleSynthesizer]:
-    """By `SynthesisRequest.model`, of one model or of several."""
-    if models:
-        return {each.name: HandleSynthesizer(each.codec, talker=each.talker, served=each) for each in models}
-    assert codec is not None, "a single model has a codec pool"
-    return {"": HandleSynthesizer(codec, talker=talker)}
 
 
 class HandleJobs:
@@ -218,15 +206,8 @@ class Forgetting:
 class Ingress:
     """One replica of the HTTP surface, without torch. Raises StartError where other hosts need no key to connect."""
 
-    def __init__(
-        self,
-        settings: ApiSettings,
-        codec: DeploymentHandle | None,
-        talker: DeploymentHandle | None = None,
-        models: Sequence[Deployed] = (),
-        jobs: DeploymentHandle | None = None,
-    ) -> None:
-        """`talker` as in HandleSynthesizer. Several `models` have handles of their own."""
+    def __init__(self, settings: ApiSettings, models: Sequence[Deployed], jobs: DeploymentHandle) -> None:
+        """The default one of the `models` is the first."""
         ray_metrics.install()
         ray_private.give_uvicorn(
             http=TakenHttp,
@@ -240,8 +221,7 @@ class Ingress:
         app_name = serve.get_replica_context().app_name
         recent = Recent(time.time)
         recent.follow()
-        deployed = {each.name: each.deployments for each in models} or ONE_MODEL
-        watch = PoolWatch(app_name, deployed, own_note=recent.note)
+        watch = PoolWatch(app_name, {each.name: each.deployments for each in models}, own_note=recent.note)
         self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes(), forget=Forgetting(app_name).forget)
         node = Node(
             is_running=watch.is_running,
@@ -250,16 +230,14 @@ class Ingress:
             state=watch.state,
             status=ClusterStatus(recent, watch.sizes, watch.notes),
         )
-        synthesizers = synthesizers_of(codec, talker, models)
-        admitted = {each.name: (synthesizers[each.name], each.admission) for each in models}
         self._api = create_api(
-            admitted or synthesizers[""],
+            {each.name: (HandleSynthesizer(each), each.admission) for each in models},
             settings,
             echo_request_id=False,
             node=node,
             live_texts=LiveTexts(get_node_ip_address()),
             voices=self._voices,
-            jobs=None if jobs is None else HandleJobs(jobs),
+            jobs=HandleJobs(jobs),
         )
         _C_LIBRARY.mallopt(_MMAP_THRESHOLD, _MIB)
         _C_LIBRARY.mallopt(_TRIM_THRESHOLD, _MIB)

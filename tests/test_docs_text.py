@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from httpx import ASGITransport, AsyncClient
 
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 TEXT = (Path(__file__).parents[1] / "docs" / "text.md").read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ def rows(*heads: str) -> list[tuple[str, ...]]:
 
 
 async def shown(**fields: object) -> tuple[int, dict[str, object]]:
-    api = create_api(FakeSynthesizer(CUSTOM_VOICE), ApiSettings())
+    api = one_api(FakeSynthesizer(CUSTOM_VOICE), ApiSettings())
     async with AsyncClient(transport=ASGITransport(api), base_url="http://127.0.0.1") as client:
         answer = await client.post("/v1/audio/text", json={"voice": "alloy", **fields})
         return answer.status_code, answer.json()

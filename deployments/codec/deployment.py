@@ -37,13 +37,13 @@ class CodecReplica:
         self,
         model: str,
         config: CodecConfig,
-        talker: DeploymentHandle | Mapping[str, DeploymentHandle],
-        placements: Mapping[str, CodecPlacement] | None = None,
+        talkers: Mapping[str, DeploymentHandle],
+        placements: Mapping[str, CodecPlacement],
         name: str = "",
     ) -> None:
-        """Of several models `talker` has the handle to each one's talkers, `placements` where each is decoded: none but
-        "pool" for talkers without a GPU, because a model at zero cannot be asked whether its talkers have one. `name`:
-        of one of several codec pools, for metrics.
+        """`talkers` of each model by its name. `placements`: where each of several is decoded, none but "pool" for
+        talkers without a GPU, because a model at zero cannot be asked whether its talkers have one. `name`: of one of
+        several codec pools, for metrics.
         """
         from deployments.codec.pool.service import CodecService
 
@@ -63,14 +63,14 @@ class CodecReplica:
             decoding = self._service.decode_batch(jobs)
             return await self._load.call(decoding, jobs, waiting=self._service.gate.num_waiting)
 
-        self._talkers = talker if isinstance(talker, Mapping) else {"": talker}
-        self._service = CodecService(model, config, decode=decode, placements=placements or {})
+        self._talkers = talkers
+        self._service = CodecService(model, config, decode=decode, placements=placements)
         self._load = CodecLoad(config, frame_s=self._service.frame_s, workers_carry=lambda: self._service.gate.capacity)
         self._knows_talker = "" not in self._talkers  # whether talkers of a single model have said where they run
         self._has_tried = False
         self._replica = Replica(CodecLost, lambda: self._service.failure)
 
-    async def describe(self, model: str = "") -> ModelInfo:
+    async def describe(self, model: str) -> ModelInfo:
         """The checkpoint of a talker pool, as one of its replicas tells it; it waits for one."""
         info: ModelInfo = await ask_replica(self._talkers[model], "describe", lost=TalkerLost)
         if not model:
@@ -86,7 +86,7 @@ class CodecReplica:
         hold nothing are heartbeats.
         """
         if not self._knows_talker:
-            await self.describe()
+            await self.describe("")
         request = with_mark(request, "to-codec")
         audio = self._load.stream(self._service.synthesize, request, self._generate)
         return self._replica.stream(audio, _HEARTBEAT, "codec")

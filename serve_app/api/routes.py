@@ -45,16 +45,15 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Node:
     """What an ingress replica asks of its node and of the pools."""
 
-    is_running: Callable[[], bool]  # whether every pool has a replica that takes requests
+    is_running: Callable[[str], bool]  # whether each pool of a model has a replica that takes requests
     is_ready: Callable[[], bool]  # whether a request can be spoken; with a pool at zero it can, after a start
     scrape: Callable[[], bytes]  # all metrics of this node's processes, in Prometheus' text format; blocks
-    # The state of a model by its name, which is "" for a single model.
     state: Callable[[str], ModelState] = lambda model: ready()
     status: ClusterStatus | None = None  # None: there is no `/status`
 
 
 def create_api(
-    synthesizer: Synthesizer | Mapping[str, tuple[Synthesizer, AdmissionSettings]],
+    synthesizers: Mapping[str, tuple[Synthesizer, AdmissionSettings]],
     settings: ApiSettings,
     *,
     echo_request_id: bool = True,
@@ -65,14 +64,19 @@ def create_api(
 ) -> FastAPI:
     """The application with all dialects.
 
-    With several models `synthesizer` maps each name to its synthesizer and limits, the default model first. Without a
-    `node` there are no routes for metrics. `live_texts` holds the texts that clients are still writing, `voices` the
-    stored voices; by default `settings` name these. Without `jobs` there is no long work. `echo_request_id`
-    is False where the server in front adds `x-request-id` to responses, as Ray Serve does.
+    `synthesizers`: each model's, with its limits, by its name; the default model is the first, and a single one has the
+    empty name. Without a `node` there are no routes for metrics. `live_texts` holds the texts that clients are still
+    writing, `voices` the stored voices; by default `settings` name these. Without `jobs` there is no long work.
+    `echo_request_id` is False where the server in front adds `x-request-id` to responses, as Ray Serve does.
     """
     live_texts, voices = live_texts or LiveTexts(), voices or Voices.of(settings.voices)
     tails = Tails()
-    models = Models(_admissions(synthesizer, settings, node, live_texts, tails))
+    models = Models(
+        {
+            name: _admission(name, *each, node=node, live_texts=live_texts, tails=tails)
+            for name, each in synthesizers.items()
+        }
+    )
     api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # FastAPI's page loads its scripts from a CDN
     key_headers = tuple(name for dialect in DIALECTS for name in dialect.key_headers)
     api.add_middleware(Door, settings=settings, key_headers=key_headers)
@@ -108,41 +112,24 @@ def create_api(
     return api
 
 
-def _admissions(
-    synthesizer: Synthesizer | Mapping[str, tuple[Synthesizer, AdmissionSettings]],
-    settings: ApiSettings,
+def _admission(
+    model: str,
+    synthesizer: Synthesizer,
+    settings: AdmissionSettings,
+    *,
     node: Node | None,
     live_texts: LiveTexts,
     tails: Tails,
-) -> dict[str, Admission]:
-    state = node.state if node else lambda model: ready()
-    if not isinstance(synthesizer, Mapping):
-        is_running = node.is_running if node else always
-        only = Admission(
-            synthesizer,
-            settings.admission,
-            is_running=is_running,
-            live_texts=live_texts,
-            state=partial(state, ""),
-            tails=tails,
-        )
-        return {"": only}
-
-    def is_running_of(model: str) -> bool:
-        return state(model).status is ModelStatus.READY
-
-    return {
-        model: Admission(
-            each,
-            admitted,
-            is_running=partial(is_running_of, model),
-            live_texts=live_texts,
-            state=partial(state, model),
-            model=model,
-            tails=tails,
-        )
-        for model, (each, admitted) in synthesizer.items()
-    }
+) -> Admission:
+    return Admission(
+        synthesizer,
+        settings,
+        is_running=partial(node.is_running, model) if node else always,
+        live_texts=live_texts,
+        state=partial(node.state, model) if node else ready,
+        model=model,
+        tails=tails,
+    )
 
 
 async def _answer_error(request: HTTPConnection, error: Exception) -> Response:

@@ -362,7 +362,7 @@ class Session:
         turn.request = await self._request(turn, body, spoken)
         self._follow(turn, spoken)
         if is_speakable(turn.request.text):
-            async with aclosing(self._synthesizer.synthesize(turn.request)) as chunks:
+            async with aclosing(self._synthesizer.synthesize(turn.request, self._info)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
@@ -375,7 +375,7 @@ class Session:
             turn.write()
             if await live.wait_for_words():
                 turn.request = live.request
-                async with aclosing(self._synthesizer.synthesize(live.request)) as chunks:
+                async with aclosing(self._synthesizer.synthesize(live.request, self._info)) as chunks:
                     async for chunk in chunks:
                         yield chunk
 

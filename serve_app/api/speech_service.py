@@ -175,7 +175,7 @@ class SpeechService:
 
     def chunks(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The utterance's audio; a moment of silence where its text has nothing to speak."""
-        return self.models.synthesize(utterance) if is_speakable(utterance.text) else _silent(info)
+        return self.models.synthesize(utterance, info) if is_speakable(utterance.text) else _silent(info)
 
 
 async def read_body(request: Request) -> bytes:

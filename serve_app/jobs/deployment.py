@@ -5,16 +5,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from ray import serve
-from ray.serve.handle import DeploymentHandle
 
 from deployments.serving import ray_metrics, ray_private
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio import recordings
 from serve_app.config import ApiSettings
-from serve_app.ingress import Deployed, synthesizers_of
+from serve_app.ingress import Deployed, HandleSynthesizer
 from serve_app.jobs.desk import JobDesk
 from serve_app.jobs.making import SegmentMaker
-from serve_app.scaling.pool_watch import ONE_MODEL, PoolWatch
+from serve_app.scaling.pool_watch import PoolWatch
 from serve_app.speech.admission import Admission
 from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
@@ -27,21 +26,14 @@ _POLL_S = 0.25
 class JobsReplica:
     """The only replica that makes segments of jobs."""
 
-    def __init__(
-        self,
-        settings: ApiSettings,
-        codec: DeploymentHandle | None,
-        talker: DeploymentHandle | None = None,
-        models: Sequence[Deployed] = (),
-        waking: Sequence[str] = (),
-    ) -> None:
-        """`codec`, `talker`, `models` as the ingress has them. `waking`: models whose talkers a job may start."""
+    def __init__(self, settings: ApiSettings, models: Sequence[Deployed], waking: Sequence[str]) -> None:
+        """`models` as the ingress has them. `waking`: those whose talkers a job may start."""
         ray_metrics.install()
         app_name = serve.get_replica_context().app_name
         self._waking = waking
-        self._watch = PoolWatch(app_name, {each.name: each.deployments for each in models} or ONE_MODEL)
+        self._watch = PoolWatch(app_name, {each.name: each.deployments for each in models})
         self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes())
-        synthesizers = synthesizers_of(codec, talker, models)
+        synthesizers = {each.name: HandleSynthesizer(each) for each in models}
         admissions = {name: Admission(each, settings.admission) for name, each in synthesizers.items()}
         service = SpeechService(
             Models(admissions), settings, live_texts=LiveTexts(), voices=self._voices, tails=Tails()

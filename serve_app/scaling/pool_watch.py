@@ -8,7 +8,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Self
 
 import ray
@@ -24,7 +23,6 @@ from serve_app.speech.models import ModelState
 logger = logging.getLogger(__name__)
 
 POOLS = {"Talker": "talker", "Codec": "codec", "Ingress": "ingress", "Jobs": "jobs"}
-ONE_MODEL = MappingProxyType({"": ("Talker", "Codec")})
 _TURN_S = 0.2  # shorter than api.admission.max_line_s, after which a line that does not move is a 429
 _TURNS_PER_LOOK = 10  # at least
 _REPLICAS_PER_TURN = 40  # the controller's one thread takes about 0.2 ms for each replica that it tells of
@@ -67,7 +65,7 @@ class PoolWatch:
     def __init__(
         self,
         app_name: str,
-        models: Mapping[str, tuple[str, str]] = ONE_MODEL,
+        models: Mapping[str, tuple[str, str]],
         *,
         own_note: Callable[[], bytes] | None = None,
     ) -> None:
@@ -86,8 +84,8 @@ class PoolWatch:
         self._starts: dict[str, Start | None] = {}
         threading.Thread(target=self._watch, name="pool-watch", daemon=True).start()
 
-    def is_running(self, model: str = "") -> bool:
-        """Whether each pool that speech needs has a live replica; True before the first answer of the controller."""
+    def is_running(self, model: str) -> bool:
+        """Whether each pool that the model needs has a live replica; True before the first answer of the controller."""
         talkers, codecs = map(pool_of, self._models[model])
         pool = self._pools.get(codecs)
         return self._lives.get(talkers, True) and (self._lives.get(codecs, True) or not (pool and pool.wanted))
@@ -111,7 +109,7 @@ class PoolWatch:
         left = (ray_private.left(_note_of(self._app_name, rank)) for rank in ranks)
         return [note for note in left if note is not None]
 
-    def state(self, model: str = "") -> ModelState:
+    def state(self, model: str) -> ModelState:
         """Whether a model speaks, and how far its start is if not."""
         pool = self._pools.get(pool_of(self._models[model][0]))
         wanted = 1 if pool is None else pool.wanted

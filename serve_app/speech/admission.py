@@ -86,7 +86,7 @@ class Admission:
     async def describe(self) -> ModelInfo:
         return await self._synthesizer.describe()
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """Audio of one utterance. Raises Overloaded where it would come late, NotReady while no talker has started."""
         room = self.room
         if not request.is_underway:
@@ -95,7 +95,6 @@ class Admission:
         is_speaking, end = False, SpokenEnd()
         room.enter()
         try:
-            info = await self.describe()
             client = _Client(info.sample_rate, live, came_s=came_s)
             async with AsyncExitStack() as opened, ReaderWatch(room.give_place_back, room.take_place_again) as reader:
                 speech = await self._first_audio.begin(request, live, info, opened)

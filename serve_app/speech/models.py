@@ -92,9 +92,9 @@ class Models:
     def __len__(self) -> int:
         return len(self._admissions)
 
-    def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, from the Admission of the request's model. Raises as that does."""
-        return self._admissions[request.model].synthesize(request)
+        return self._admissions[request.model].synthesize(request, info)
 
     def check_room(self, client: str) -> None:
         """Raises Overloaded or NotReady where every model would refuse a request of this client now.

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -122,7 +121,7 @@ class LongText:
         assert first is not None, "a text has a segment"
         if not segments.is_plain or request.word_times:
             return self.speak(first, segments, info)
-        return self._insist(first) if request.continues else self._synthesizer.synthesize(first)
+        return self._ask(first, info)
 
     async def speak(
         self, first: SynthesisRequest, segments: Segments, info: ModelInfo
@@ -142,7 +141,7 @@ class LongText:
                 await following.aclose()
 
         async with AsyncExitStack() as opened, ReaderWatch(leave) as reader:
-            following = self._begin(first, opened)
+            following = self._begin(first, info, opened)
             if pause_s := segments.pause_s(0):
                 yield utterance.pause(pause_s)
             while following is not None:
@@ -157,7 +156,7 @@ class LongText:
                         yield chunk
                         return
                     if following is None and (segment.end.is_over if first.joins else chunk.pcm):
-                        following = self._begin(segments.joined(number + 1, segment.end), opened)
+                        following = self._begin(segments.joined(number + 1, segment.end), info, opened)
                     reader.offer()
                     yield part
                     if part.pcm:
@@ -167,26 +166,30 @@ class LongText:
                 segments.leave(number)
                 number += 1
                 if following is None and await segments.segment(number) is not None:
-                    following = self._begin(segments.joined(number, segment.end), opened)
+                    following = self._begin(segments.joined(number, segment.end), info, opened)
                 if pause_s := segments.pause_s(number):
                     yield utterance.pause(pause_s)
             if not utterance.has_ended:  # the end was not known when the last chunk came
                 yield utterance.end()
 
-    def _begin(self, request: SynthesisRequest | None, opened: AsyncExitStack) -> "_Segment | None":
+    def _begin(self, request: SynthesisRequest | None, info: ModelInfo, opened: AsyncExitStack) -> "_Segment | None":
         """Asks for the next segment, if there is one."""
         if request is None:
             return None
-        ask = self._insist if request.continues else self._synthesizer.synthesize
-        segment = _Segment(ask(request), partial(self._again, request))
+
+        def ask_again(reason: FinishReason) -> AsyncGenerator[PcmChunk, None]:
+            """With another seed, after an end that is no good one."""
+            return self._insist(redrawn(request, reason, segment_seed(request.seed, 0), model=self._model), info)
+
+        segment = _Segment(self._ask(request, info), ask_again)
         opened.push_async_callback(segment.aclose)
         return segment
 
-    def _again(self, request: SynthesisRequest, reason: FinishReason) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of a later segment with another seed, after an end that is no good one."""
-        return self._insist(redrawn(request, reason, segment_seed(request.seed, 0), model=self._model))
+    def _ask(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+        """The audio of a segment."""
+        return (self._insist if request.continues else self._synthesizer.synthesize)(request, info)
 
-    async def _insist(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def _insist(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of a later segment, asked for again where it is refused: the segment before it still plays, and
         even a pause is better than an end in the middle.
         """
@@ -195,7 +198,7 @@ class LongText:
         while True:
             has_delivered = False
             try:
-                async with aclosing(self._synthesizer.synthesize(request)) as chunks:
+                async with aclosing(self._synthesizer.synthesize(request, info)) as chunks:
                     async for chunk in chunks:
                         has_delivered = True
                         yield chunk

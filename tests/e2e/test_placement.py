@@ -68,14 +68,15 @@ class Ingress:
 
     def __init__(self) -> None:
         from serve_app.ingress import HandleSynthesizer
+        from tests.serve_app.one_model import one_deployed
 
         codec, talker = (serve.get_deployment_handle(name, APP_NAME) for name in ("Codec", "Talker"))
-        self._synthesizer = HandleSynthesizer(codec, talker=talker)
+        self._synthesizer = HandleSynthesizer(one_deployed(codec, talker=talker))
 
     async def speak(self, request: SynthesisRequest, *, leave_after: int | None = None) -> tuple[Codes, np.ndarray]:
         codes, pcm = [], b""
-        await self._synthesizer.describe()
-        async with aclosing(self._synthesizer.synthesize(request)) as chunks:
+        info = await self._synthesizer.describe()
+        async with aclosing(self._synthesizer.synthesize(request, info)) as chunks:
             async for chunk in chunks:
                 codes.append(chunk.codes)
                 pcm += chunk.pcm

@@ -22,6 +22,7 @@ from serve_app.cli.serve.local_server import APP_NAME
 from serve_app.ingress import HandleSynthesizer
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.segments import LongText
+from tests.serve_app.one_model import one_deployed
 from tools.experiments.faults import polite
 
 
@@ -44,7 +45,7 @@ class Listener:
     def __init__(self, *, inline: bool) -> None:
         codec = serve.get_deployment_handle("Codec", APP_NAME)
         talker = serve.get_deployment_handle("Talker", APP_NAME) if inline else None
-        self._synthesizer = HandleSynthesizer(codec, talker=talker)
+        self._synthesizer = HandleSynthesizer(one_deployed(codec, talker=talker))
         self._long_text, self._live_texts = LongText(self._synthesizer), LiveTexts()
         self._num_sounding = 0  # streams that have brought audio
         self._more_sound = asyncio.Condition()

@@ -14,7 +14,6 @@ from starlette.types import Message
 from deployments.errors import Overloaded, ReplicaLost
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api.errors import translate
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from serve_app.speech.live_text import LiveTexts
 from tests.fuzz.conftest import BOUND_S, Cases, unstalled
@@ -22,6 +21,7 @@ from tests.fuzz.texts import flood, text
 from tests.serve_app import asgi
 from tests.serve_app.dialects.rows import SOCKETS, SocketRow
 from tests.serve_app.fake import FOLLOWED, followed
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -41,7 +41,7 @@ class Chancy:
     async def describe(self) -> ModelInfo:
         return FOLLOWED
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
         self.num_open += 1
         try:
             script = followed()
@@ -95,7 +95,7 @@ def incoming(messages: list[Json], chance: random.Random) -> Message:
 
 async def test_dialects(cases: Cases) -> None:
     speaker, texts = Chancy(), LiveTexts()
-    api = create_api(speaker, ApiSettings(), live_texts=texts)
+    api = one_api(speaker, ApiSettings(), live_texts=texts)
     for chance in cases:
         speaker.chance, speaker.failed = chance, []
         name = chance.choice(list(SOCKETS))

@@ -14,7 +14,6 @@ from deployments.errors import Overloaded, ReplicaLost
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import read
 from serve_app.api.errors import translate
-from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.speech.live_text import LiveTexts
 from tests.fuzz.conftest import BOUND_S, Cases, unstalled
@@ -23,6 +22,7 @@ from tests.serve_app import asgi
 from tests.serve_app.asgi import post
 from tests.serve_app.dialects.rows import POSTS, SOCKETS, PostRow, SocketRow
 from tests.serve_app.fake import CUSTOM_VOICE, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +43,7 @@ class Speaks:
     async def describe(self) -> ModelInfo:
         return replace(CUSTOM_VOICE, word_times=True, spoken_form=self._spoken_form)
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
         self.num_open += 1
         try:
             if request.live is not None:
@@ -132,7 +132,7 @@ async def test_messages(cases: Cases, dialect: str, spoken_form: Literal["englis
     """Whatever comes: the server tells it or closes, and when the client has left nothing speaks any more."""
     before = asyncio.all_tasks()
     row, speaks, texts = SOCKETS[dialect], Speaks(spoken_form), LiveTexts()
-    api = create_api(speaks, ApiSettings(admission=WAITS), live_texts=texts)
+    api = one_api(speaks, ApiSettings(admission=WAITS), live_texts=texts)
     for chance in cases:
         speaks.chance, speaks.has_lost = chance, False
         path, _, query_string = chance.choice(row.paths).partition("?")
@@ -194,7 +194,7 @@ def _check(message: Mapping[str, Any], speaks: Speaks) -> None:
 @pytest.mark.parametrize("row", POSTS.values(), ids=POSTS)
 async def test_bodies(cases: Cases, row: PostRow) -> None:
     speaks = Speaks()
-    api = create_api(speaks, ApiSettings(admission=WAITS))
+    api = one_api(speaks, ApiSettings(admission=WAITS))
     for chance in cases:
         speaks.chance = chance
         content = written(filled(row.body("TEXT", **row.more), chance), chance)
@@ -228,7 +228,7 @@ FORMS = (
 
 async def test_forms(cases: Cases) -> None:
     speaks = Speaks()
-    api = create_api(speaks, ApiSettings(admission=WAITS))
+    api = one_api(speaks, ApiSettings(admission=WAITS))
     for chance in cases:
         said = text(chance)[:500].encode("utf-8", "replace")
         part = b'--x\r\nContent-Disposition: form-data; name="text"\r\n\r\n' + said + b"\r\n--x--\r\n"

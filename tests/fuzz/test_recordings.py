@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from deployments.errors import InvalidRequest
-from serve_app.api.routes import create_api
 from serve_app.audio import recordings
 from serve_app.audio.recordings import decode_reference
 from serve_app.config import ApiSettings
@@ -17,6 +16,7 @@ from tests.fuzz.recordings import RATE, mutated, originals
 from tests.fuzz.test_texts import SPEECH, check
 from tests.serve_app.asgi import post
 from tests.serve_app.fake import BASE, FakeSynthesizer, utterance
+from tests.serve_app.one_model import one_api
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_harmed_recordings(cases: Cases) -> None:
 @pytest.mark.anyio
 async def test_harmed_recordings_in_requests(cases: Cases) -> None:
     synthesizer = FakeSynthesizer(BASE, utterance(1))
-    api = create_api(synthesizer, ApiSettings())
+    api = one_api(synthesizer, ApiSettings())
     for number, chance in enumerate(cases):
         if number % 20:  # the way through the API is the same for all
             continue

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.errors import InvalidRequest
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from serve_app.speech.lexicon import MAX_WORDS, Lexicon, from_pls
 from serve_app.speech.segments import Segments, SynthesisRequest
@@ -21,6 +20,7 @@ from tests.fuzz.texts import text
 from tests.processor_time import times_as_long
 from tests.serve_app.asgi import post
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
+from tests.serve_app.one_model import one_api
 from tests.serve_app.speech.test_markup import PIECES
 
 pytestmark = pytest.mark.anyio
@@ -113,7 +113,7 @@ def test_the_time_of_a_text_grows_with_its_length(way: Way, unit: str, rules: Te
 @pytest.mark.parametrize("markup", ["auto", "none", "ssml"])
 async def test_a_dry_run_is_no_server_error(cases: Cases, markup: str) -> None:
     for form in (None, "english"):
-        api = create_api(FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form=form), utterance(1)), ApiSettings())
+        api = one_api(FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form=form), utterance(1)), ApiSettings())
         for chance in cases:
             sent = text(chance) if chance.random() < 0.5 else "".join(chance.choices(PIECES, k=30))
             fields = {"input": sent, "voice": "alloy", "markup": markup, "max_segment_chars": chance.choice([50, 999])}

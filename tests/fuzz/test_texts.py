@@ -7,7 +7,6 @@ import pytest
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.tokenizer import TextTokenizer
 from deployments.weights.store import embedded_path
-from serve_app.api.routes import create_api
 from serve_app.api.session import SILENCE_S
 from serve_app.config import ApiSettings
 from serve_app.speech.characters import clean
@@ -16,6 +15,7 @@ from tests.fuzz.conftest import Cases
 from tests.fuzz.texts import body, text
 from tests.serve_app.asgi import Answer, post
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +39,7 @@ async def test_text_in_a_request(cases: Cases, spoken_form: str | None) -> None:
     """Also of a text that is normalised, and cut into segments."""
     info = replace(CUSTOM_VOICE, spoken_form=spoken_form, max_segment_chars=200)
     synthesizer = FakeSynthesizer(info, utterance(1))
-    api = create_api(synthesizer, ApiSettings())
+    api = one_api(synthesizer, ApiSettings())
     for chance in cases:
         synthesizer.requests.clear()
         answer = await post(api, SPEECH, body(chance, FIELDS, text(chance)))
@@ -56,7 +56,7 @@ async def test_text_in_a_request(cases: Cases, spoken_form: str | None) -> None:
 
 @pytest.mark.parametrize("field", ["voice", "model", "language", "instructions", "ref_text", "response_format"])
 async def test_text_in_other_fields(cases: Cases, field: str) -> None:
-    api = create_api(FakeSynthesizer(script=utterance(1)), ApiSettings())
+    api = one_api(FakeSynthesizer(script=utterance(1)), ApiSettings())
     for chance in cases:
         answer = await post(api, SPEECH, body(chance, {**FIELDS, field: text(chance)}, "Hello"))
         cases.count(answer.status)
@@ -69,8 +69,8 @@ async def test_a_hundred_kilobytes_without_a_space() -> None:
         synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form=spoken_form), utterance(1))
         for piece in ("a", "水", "1", "🙂", "a.", "a\u0301", "(", "👩\u200d"):
             content = json.dumps({**FIELDS, "input": piece * (100_000 // len(piece.encode()))}).encode()
-            check(await post(create_api(synthesizer, settings), SPEECH, content))
-            assert (await post(create_api(synthesizer, ApiSettings()), SPEECH, content)).status == 400
+            check(await post(one_api(synthesizer, settings), SPEECH, content))
+            assert (await post(one_api(synthesizer, ApiSettings()), SPEECH, content)).status == 400
 
 
 def test_no_text_becomes_a_control_token(cases: Cases) -> None:

@@ -19,12 +19,12 @@ from hypothesis.stateful import (
 from deployments.errors import NotReady, ReplicaLost
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api import sockets
-from serve_app.api.routes import create_api
 from serve_app.api.session import MAX_AUDIO_BYTES
 from serve_app.config import ApiSettings
 from tests.fuzz.conftest import BOUND_S, NUM_CASES
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, chunk, tone, utterance
+from tests.serve_app.one_model import one_api
 
 PATH = "/v1/audio/speech/ws"
 SILENCE_SIZES = (MAX_AUDIO_BYTES, 4800 - MAX_AUDIO_BYTES)  # a tenth of a second
@@ -54,7 +54,7 @@ class Steps:
     async def describe(self) -> ModelInfo:
         return CUSTOM_VOICE
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
         self.num_open += 1
         self.num_opened += 1
         heard = False
@@ -76,7 +76,7 @@ class Steps:
 
 
 STEPS = Steps()
-API = create_api(STEPS, ApiSettings())
+API = one_api(STEPS, ApiSettings())
 
 
 async def _bounded(work: Coroutine[Any, Any, Any]) -> Any:

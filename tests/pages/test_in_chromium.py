@@ -19,13 +19,14 @@ from deployments.protocol import ModelInfo
 from serve_app.api.bounded_websocket import BoundedWebSocket
 from serve_app.api.cluster_status import ClusterStatus, Recent
 from serve_app.api.keys import create_key
-from serve_app.api.routes import Node, create_api
+from serve_app.api.routes import Node
 from serve_app.cli.ray_settings import free_port
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.models import ModelState, ModelStatus, ready
 from tests.pages.browsers import IS_READY, seen_in, starting, told
 from tests.serve_app.fake import BASE, FOLLOWED, FOLLOWED_TEXT, VOICE_DESIGN, FakeSynthesizer, followed, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.skipif(not IS_READY, reason="no Chromium, Node or .pages: make page installs them")
 
@@ -57,8 +58,8 @@ def serving(app: ASGIApp, port: int | None = None) -> Iterator[str]:
 
 def speaking(info: ModelInfo = FOLLOWED, settings: ApiSettings | None = None, *, frames: int = 0) -> ASGIApp:
     script = utterance(frames) if frames else followed()
-    node = Node(lambda: True, lambda: True, lambda: b"", status=ClusterStatus(Recent(time.time)))
-    return create_api(FakeSynthesizer(info, script), settings or ApiSettings(), node=node, live_texts=LiveTexts())
+    node = Node(lambda model: True, lambda: True, lambda: b"", status=ClusterStatus(Recent(time.time)))
+    return one_api(FakeSynthesizer(info, script), settings or ApiSettings(), node=node, live_texts=LiveTexts())
 
 
 def test_speech_is_heard_split_and_saved() -> None:
@@ -121,8 +122,10 @@ def test_a_model_that_loads_shows_how_far_it_is() -> None:
     def has_loaded() -> bool:
         return synthesizer.has_loaded
 
-    node = Node(has_loaded, has_loaded, lambda: b"", state=state, status=ClusterStatus(Recent(time.time)))
-    with serving(create_api(synthesizer, ApiSettings(), node=node)) as url:
+    node = Node(
+        lambda model: has_loaded(), has_loaded, lambda: b"", state=state, status=ClusterStatus(Recent(time.time))
+    )
+    with serving(one_api(synthesizer, ApiSettings(), node=node)) as url:
         process = starting("loading", "chromium", f"{url}/", {})
         assert process.stdout is not None
         assert process.stdout.readline() == "loading\n"

@@ -6,9 +6,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from tests.serve_app.fake import FakeSynthesizer, utterance
+from tests.serve_app.one_model import one_api
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def synthesizer() -> FakeSynthesizer:
 
 @pytest.fixture
 def api(synthesizer: FakeSynthesizer) -> FastAPI:
-    return create_api(synthesizer, ApiSettings())
+    return one_api(synthesizer, ApiSettings())
 
 
 @pytest.fixture

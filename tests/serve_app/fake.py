@@ -44,7 +44,7 @@ class FakeSynthesizer:
             raise NotReady
         return self.info
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
         self.requests.append(request)
         self.texts.append(request.text)
         self.closed.clear()

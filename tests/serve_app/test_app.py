@@ -203,7 +203,7 @@ def test_models_with_the_same_speech_tokenizer_share_a_codec_pool() -> None:
     assert placements == dict.fromkeys(("CustomVoice", "Base"), "pool")  # their talkers have no GPU to share
     on_gpu = {item.name: item for item in built(several(talker_pool={"num_gpus": 0.5})).deployments}
     assert set(on_gpu["Codec-CustomVoice"].init_args[3].values()) == {"hybrid"}
-    *_, models, _ = by_name["Ingress"].init_args
+    _, models, _ = by_name["Ingress"].init_args
     assert [(each.name, each.codec.deployment_name, each.talker) for each in models] == [
         ("CustomVoice", "Codec-CustomVoice", None),
         ("Base", "Codec-CustomVoice", None),
@@ -231,7 +231,7 @@ def test_a_single_codec_pool_keeps_its_name_and_follows_all_talkers() -> None:
     assert by_name["Codec"].init_args[4] == ""
     scaling = by_name["Codec"]._deployment_config.autoscaling_config
     assert policy_of(scaling)._settings.max_talker_streams == 4 * (1 + 3)  # type: ignore[attr-defined]
-    *_, models, _ = by_name["Ingress"].init_args
+    _, models, _ = by_name["Ingress"].init_args
     assert models[0].talker is None
     assert models[1].talker.deployment_name == "Talker-Base"  # the ingress asks it itself
 

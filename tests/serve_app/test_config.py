@@ -152,7 +152,7 @@ def test_what_is_no_origin_is_refused(origin: str) -> None:
 def test_an_ingress_replica_asks_where_serve_listens(monkeypatch: pytest.MonkeyPatch, host: str | None) -> None:
     monkeypatch.setattr(ingress.ray_private, "proxy_host", lambda: host)
     with pytest.raises(StartError):
-        Ingress(ApiSettings(), codec=None)
+        Ingress(ApiSettings(), (), jobs=None)  # type: ignore[arg-type]
 
 
 SEVERAL = """

@@ -28,10 +28,12 @@ from serve_app.config import AdmissionSettings
 from serve_app.ingress import Deployed, HandleSynthesizer
 from tests.deployments.serving.test_handles import from_replica
 from tests.serve_app.fake import CUSTOM_VOICE
+from tests.serve_app.one_model import one_deployed
 
 pytestmark = pytest.mark.anyio
 
 REQUEST = SynthesisRequest("r", "Hello.", voice="ryan")
+ON_GPU = replace(CUSTOM_VOICE, talker_on_gpu=True)
 GROUPS, SAMPLES = 16, 1920
 DEAD = ActorUnavailableError("gone", b"0" * 16)
 
@@ -72,9 +74,8 @@ class Codec:
 
 
 async def listen(codec: Codec, request: SynthesisRequest = REQUEST) -> list[PcmChunk]:
-    synthesizer = HandleSynthesizer(codec)
-    synthesizer._info = CUSTOM_VOICE
-    async with aclosing(synthesizer.synthesize(request)) as chunks:
+    synthesizer = HandleSynthesizer(one_deployed(codec))
+    async with aclosing(synthesizer.synthesize(request, CUSTOM_VOICE)) as chunks:
         return [chunk async for chunk in chunks]
 
 
@@ -178,15 +179,13 @@ class CloningTalker:
         yield FrameChunk(np.zeros((0, GROUPS), np.int16), 3, FinishReason.STOP)
 
 
-async def told(synthesizer: HandleSynthesizer, request: SynthesisRequest) -> Codes:
-    async with aclosing(synthesizer.synthesize(request)) as chunks:
+async def told(synthesizer: HandleSynthesizer, request: SynthesisRequest, info: ModelInfo = ON_GPU) -> Codes:
+    async with aclosing(synthesizer.synthesize(request, info)) as chunks:
         return np.concatenate([chunk.codes async for chunk in chunks])
 
 
-def beside(talker: CloningTalker, codec: Codec, *, on_gpu: bool = True) -> HandleSynthesizer:
-    synthesizer = HandleSynthesizer(codec, talker=talker)
-    synthesizer._info = replace(CUSTOM_VOICE, talker_on_gpu=on_gpu)
-    return synthesizer
+def beside(talker: CloningTalker, codec: Codec) -> HandleSynthesizer:
+    return HandleSynthesizer(one_deployed(codec, talker=talker))
 
 
 async def test_samples_are_sent_until_a_talker_has_answered_for_them() -> None:
@@ -210,7 +209,7 @@ async def test_who_waits_in_a_long_text_goes_by_what_its_first_segment_has_broug
 async def test_two_at_once_and_one_that_leaves() -> None:
     talker = CloningTalker()
     synthesizer = beside(talker, Codec(0))
-    left, heard = (synthesizer.synthesize(clone(6)) for _ in range(2))
+    left, heard = (synthesizer.synthesize(clone(6), ON_GPU) for _ in range(2))
     async with aclosing(left), aclosing(heard):
         await anext(left)
         assert [chunk.finish_reason async for chunk in heard][-1] is FinishReason.STOP
@@ -225,9 +224,9 @@ async def test_a_talker_on_a_cpu_is_asked_where_nothing_is_to_be_read(
     x_vector_only: bool, codec_asked: int, talker_sent: list[str]
 ) -> None:
     codec, talker = Codec(1), CloningTalker()
-    synthesizer, request = beside(talker, codec, on_gpu=False), clone(7 + x_vector_only, x_vector_only=x_vector_only)
+    synthesizer, request = beside(talker, codec), clone(7 + x_vector_only, x_vector_only=x_vector_only)
     for _ in range(2):
-        await told(synthesizer, request)
+        await told(synthesizer, request, CUSTOM_VOICE)
     assert sent(codec.requests) == ["samples"] * codec_asked
     assert sent([asked.synthesis for asked in talker.requests]) == talker_sent
 
@@ -252,10 +251,10 @@ class Talker:
 @pytest.mark.parametrize(("on_gpu", "asked"), [(True, 0), (False, 1)])
 async def test_a_talker_on_a_gpu_reads_recordings_itself(on_gpu: bool, asked: int) -> None:
     codec = Codec(1)
-    synthesizer = HandleSynthesizer(codec, talker=Talker())
-    synthesizer._info = replace(CUSTOM_VOICE, talker_on_gpu=on_gpu)
+    synthesizer = HandleSynthesizer(one_deployed(codec, talker=Talker()))
+    info = replace(CUSTOM_VOICE, talker_on_gpu=on_gpu)
     request = replace(REQUEST, reference=Reference(np.zeros(100, np.float32), "Said."))
-    async with aclosing(synthesizer.synthesize(request)) as chunks:
+    async with aclosing(synthesizer.synthesize(request, info)) as chunks:
         assert [chunk.finish_reason async for chunk in chunks][-1] is not None
     assert len(codec.requests) == asked
 
@@ -282,9 +281,9 @@ class Describing:
         return CUSTOM_VOICE
 
 
-def deployed(checkpoint: str) -> Deployed:
+def deployed(checkpoint: str, codec: "Describing") -> Deployed:
     pools = ("Talker-clones", "Codec")
-    return Deployed("clones", checkpoint, TalkerConfig(), False, AdmissionSettings(), pools, None)  # type: ignore[arg-type]
+    return Deployed("clones", checkpoint, TalkerConfig(), False, AdmissionSettings(), pools, codec)  # type: ignore[arg-type]
 
 
 async def test_a_model_whose_files_are_elsewhere_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +292,7 @@ async def test_a_model_whose_files_are_elsewhere_holds_nobody_up(monkeypatch: py
     monkeypatch.setattr(ray_private, "left", notes.get)
     monkeypatch.setattr(ray_private, "leave", notes.__setitem__)
     codec = Describing()
-    synthesizer = HandleSynthesizer(codec, served=deployed("/elsewhere/Base"))  # type: ignore[arg-type]
+    synthesizer = HandleSynthesizer(deployed("/elsewhere/Base", codec))
     for _ in range(2):
         with pytest.raises(NotReady):
             await synthesizer.describe()
@@ -304,11 +303,11 @@ async def test_a_model_whose_files_are_elsewhere_holds_nobody_up(monkeypatch: py
     await synthesizer._asking
     info = await synthesizer.describe()
     assert (info.name, info.checkpoint, info.route) == ("clones", "/elsewhere/Base", "clones")
-    later = HandleSynthesizer(Describing(), served=deployed("/elsewhere/Base"))  # type: ignore[arg-type]
+    later = HandleSynthesizer(deployed("/elsewhere/Base", Describing()))
     assert await later.describe() == info
 
 
 async def test_a_model_at_zero_is_described_from_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = Describing()
-    info = await HandleSynthesizer(codec, served=deployed("embedded")).describe()  # type: ignore[arg-type]
+    info = await HandleSynthesizer(deployed("embedded", codec)).describe()
     assert (info.name, info.voices[0], codec.asked) == ("clones", "nora", [])

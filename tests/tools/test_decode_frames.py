@@ -11,11 +11,11 @@ import pytest
 from deployments.codec.decoder import CodecDecoder
 from deployments.codec.pool.service import CodecService
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from talkray_tools.decode_frames import BadFrames, decode, main, read_header
 from tests.deployments.codec.pool.test_service import Talker, make_service, random_codes
 from tests.serve_app.fake import CUSTOM_VOICE
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +29,7 @@ class Spoken:
     async def describe(self) -> ModelInfo:
         return self._info
 
-    def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         return self._service.synthesize(request, self._talker.generate)
 
 
@@ -49,7 +49,7 @@ async def test_it_gives_the_servers_samples(
     model: Path, service: CodecService, tmp_path: Path, text: str, leading_silence: bool
 ) -> None:
     spoken = Spoken(service, replace(CUSTOM_VOICE, max_segment_chars=25))
-    transport = httpx.ASGITransport(create_api(spoken, ApiSettings()))
+    transport = httpx.ASGITransport(one_api(spoken, ApiSettings()))
     asked = {"input": text, "voice": "alloy", "seed": 3, "leading_silence": leading_silence}
     async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
         frames = (await client.post("/v1/audio/frames", json=asked)).content

@@ -10,9 +10,9 @@ from types import FrameType
 import pytest
 from httpx import ASGITransport, AsyncClient
 
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings, VoiceSettings
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
+from tests.serve_app.one_model import one_api
 from tools import house
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ def test_the_routes_and_the_files_that_a_request_crosses_are_those_of_the_docume
 @pytest.mark.anyio
 async def test_a_plain_request_calls_no_file_of_the_ingress_that_the_table_leaves_out(tmp_path: Path) -> None:
     settings = ApiSettings(voices=VoiceSettings(store=str(tmp_path)))  # without what other tests have stored
-    api, called = create_api(FakeSynthesizer(CUSTOM_VOICE), settings), set[str]()
+    api, called = one_api(FakeSynthesizer(CUSTOM_VOICE), settings), set[str]()
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(str(ROOT / "serve_app")):

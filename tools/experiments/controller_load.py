@@ -186,7 +186,7 @@ class FakeIngress:
         if asked_by == "each":
             pool_watch._asks_for_all = lambda: True
             pool_watch._LARGEST_ASKED = sys.maxsize
-        self._watch = pool_watch.PoolWatch(APP)
+        self._watch = pool_watch.PoolWatch(APP, {"": ("Talker", "Codec")})
 
     async def call(self) -> int:
         """As FakeCodec.call, of the codec replica that is chosen."""

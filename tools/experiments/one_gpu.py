@@ -170,8 +170,8 @@ class ModelledGpu:
     async def describe(self) -> ModelInfo:
         return INFO
 
-    def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
-        return talker_audio(request, self._generate, INFO)
+    def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+        return talker_audio(request, self._generate, info)
 
     async def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
         await asyncio.sleep(self._costs.way_s)
@@ -297,7 +297,7 @@ async def _listen(gateway: Admission, request: ScheduledRequest, costs: Costs, h
     )
     patience_s = LEAVES_S if request.kind is RequestKind.LEAVES else None
     try:
-        async with asyncio.timeout(patience_s), aclosing(gateway.synthesize(asked)) as chunks:
+        async with asyncio.timeout(patience_s), aclosing(gateway.synthesize(asked, INFO)) as chunks:
             async for chunk in chunks:
                 if not chunk.pcm:
                     continue

@@ -47,7 +47,7 @@ async def test_all_workers_decode_at_once(
     settings = SimpleNamespace(_deployment_config=SimpleNamespace(max_ongoing_requests=256))
     monkeypatch.setattr(serve, "get_replica_context", lambda: settings)
     monkeypatch.setattr(ray_private, "this_replica", lambda: None)
-    replica = CodecReplica(str(tiny_checkpoint("CustomVoice")), CodecConfig(workers=WORKERS), talker=None)
+    replica = CodecReplica(str(tiny_checkpoint("CustomVoice")), CodecConfig(workers=WORKERS), {"": None}, {})
     held = Held(replica)
     replica._service.decode_batch = held.decode_batch  # type: ignore[method-assign]
     # Of different lengths, which are different calls; two of one length share theirs.

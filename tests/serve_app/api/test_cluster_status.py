@@ -10,9 +10,10 @@ import pytest
 from deployments.serving import metrics
 from serve_app.api.cluster_status import ClusterStatus, Recent, summed
 from serve_app.api.keys import create_key
-from serve_app.api.routes import Node, create_api
+from serve_app.api.routes import Node
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from tests.serve_app.fake import FakeSynthesizer, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -71,8 +72,8 @@ async def test_what_the_metrics_record_is_told(monkeypatch: pytest.MonkeyPatch) 
     recent = Recent(time.time)
     recent.follow()
     settings = ApiSettings(admission=AdmissionSettings(max_streams=1))
-    node = Node(lambda: True, lambda: True, lambda: b"", status=ClusterStatus(recent))
-    api = create_api(FakeSynthesizer(script=utterance()), settings, node=node)
+    node = Node(lambda model: True, lambda: True, lambda: b"", status=ClusterStatus(recent))
+    api = one_api(FakeSynthesizer(script=utterance()), settings, node=node)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://test") as client:
         assert (await client.post("/v1/audio/speech", json=SPEECH)).status_code == 200
         metrics.refused("line")
@@ -86,9 +87,9 @@ async def test_what_the_metrics_record_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_only_who_may_read_metrics_may_read_it(tmp_path: Path) -> None:
     key = create_key(tmp_path / "keys.json", "ada")
-    node = Node(lambda: True, lambda: True, lambda: b"", status=ClusterStatus(Recent(time.time)))
+    node = Node(lambda model: True, lambda: True, lambda: b"", status=ClusterStatus(Recent(time.time)))
     settings = ApiSettings(access=AccessSettings(keys_file=tmp_path / "keys.json"))
-    api = create_api(FakeSynthesizer(), settings, node=node)
+    api = one_api(FakeSynthesizer(), settings, node=node)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://test") as client:
         for path in ("/status", "/metrics"):
             assert (await client.get(path)).status_code == 401

@@ -14,11 +14,11 @@ from deployments.serving import metrics
 from serve_app.api import door
 from serve_app.api.errors import close_reason
 from serve_app.api.keys import create_key, revoke_keys
-from serve_app.api.routes import create_api
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from tests.serve_app import asgi
 from tests.serve_app.dialects.test_native import SPEAK, Socket, code_of
 from tests.serve_app.fake import FakeSynthesizer, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +38,7 @@ def key(file: Path) -> str:
 
 def surface(synthesizer: FakeSynthesizer | None = None, **access: object) -> FastAPI:
     settings = ApiSettings(access=AccessSettings.model_validate(access))
-    return create_api(synthesizer or FakeSynthesizer(script=utterance()), settings)
+    return one_api(synthesizer or FakeSynthesizer(script=utterance()), settings)
 
 
 def client_of(api: FastAPI) -> httpx.AsyncClient:
@@ -334,7 +334,7 @@ def limited(file: Path, synthesizer: FakeSynthesizer | None = None, **admission:
     settings = ApiSettings(
         access=AccessSettings(keys_file=file), admission=AdmissionSettings(trusted_proxies=0, **admission)
     )
-    return create_api(synthesizer or FakeSynthesizer(script=utterance()), settings)
+    return one_api(synthesizer or FakeSynthesizer(script=utterance()), settings)
 
 
 async def test_what_keys_are_refused_is_counted(file: Path, refusals: Refusals) -> None:
@@ -412,7 +412,7 @@ class Server:
     def __init__(self, **limits: int) -> None:
         self.gate = asyncio.Event()
         self.synthesizer = FakeSynthesizer(script=[self.gate, *utterance(1)])
-        self.api = create_api(self.synthesizer, ApiSettings(admission=AdmissionSettings(trusted_proxies=1, **limits)))
+        self.api = one_api(self.synthesizer, ApiSettings(admission=AdmissionSettings(trusted_proxies=1, **limits)))
 
     def ask(self, address: str) -> asgi.Connection:
         return asgi.http(self.api, "POST", SPEECH, body=BODY, headers={"x-forwarded-for": address})

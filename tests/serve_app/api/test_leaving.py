@@ -13,7 +13,6 @@ from ray.serve._private.constants import RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_P
 
 from serve_app.api import sockets
 from serve_app.api.bounded_websocket import BoundedWebSocket
-from serve_app.api.routes import create_api
 from serve_app.api.session import Session
 from serve_app.app import LONGEST_STREAM_S
 from serve_app.config import ApiSettings
@@ -21,6 +20,7 @@ from serve_app.speech.live_text import LiveTexts
 from tests.serve_app.dialects.client import audio_in
 from tests.serve_app.dialects.rows import SOCKETS, SocketRow
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +54,7 @@ class Server:
         first, *rest = utterance()
         self.synthesizer = FakeSynthesizer(script=[first, self.may_go_on, *rest])
         self.texts = LiveTexts()
-        api = create_api(self.synthesizer, ApiSettings(), live_texts=self.texts)
+        api = one_api(self.synthesizer, ApiSettings(), live_texts=self.texts)
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
         config = uvicorn.Config(api, log_level="error", ws=BoundedWebSocket, lifespan="off")

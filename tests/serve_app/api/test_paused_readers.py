@@ -8,11 +8,11 @@ import pytest
 import uvicorn
 
 from deployments import listener
-from serve_app.api.routes import create_api
 from serve_app.api.taken_request import TakenHttp
 from serve_app.config import ApiSettings
 from serve_app.ingress import HandleSynthesizer
 from tests.serve_app.fake import CUSTOM_VOICE
+from tests.serve_app.one_model import one_api, one_deployed
 from tests.serve_app.test_ingress import Codec
 
 pytestmark = pytest.mark.anyio
@@ -31,9 +31,9 @@ def codec(monkeypatch: pytest.MonkeyPatch) -> Codec:
 
 @pytest.fixture
 async def port(codec: Codec) -> AsyncIterator[int]:
-    synthesizer = HandleSynthesizer(codec)  # type: ignore[arg-type]
+    synthesizer = HandleSynthesizer(one_deployed(codec))
     synthesizer._info = CUSTOM_VOICE
-    config = uvicorn.Config(create_api(synthesizer, ApiSettings()), http=TakenHttp, lifespan="off", log_level="error")
+    config = uvicorn.Config(one_api(synthesizer, ApiSettings()), http=TakenHttp, lifespan="off", log_level="error")
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))

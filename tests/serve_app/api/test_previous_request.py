@@ -11,11 +11,11 @@ from deployments.errors import Overloaded
 from deployments.protocol import FinishReason
 from serve_app.api import response
 from serve_app.api.keys import create_key
-from serve_app.api.routes import create_api
 from serve_app.config import AccessSettings, ApiSettings, TextSettings
 from tests.serve_app import asgi
 from tests.serve_app.dialects.test_native import SPEAK, Socket
 from tests.serve_app.fake import FakeSynthesizer, chunk, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +26,7 @@ NO_TAIL = "no finished request of yours in this voice that is kept has this id"
 
 def surface(synthesizer: FakeSynthesizer, file: Path | None = None, *, joints: bool = False) -> FastAPI:
     settings = ApiSettings(access=AccessSettings(keys_file=file), text=TextSettings(joints=joints))
-    return create_api(synthesizer, settings)
+    return one_api(synthesizer, settings)
 
 
 async def post(api: FastAPI, path: str = SPEECH, *, key: str = "", **fields: object) -> httpx.Response:

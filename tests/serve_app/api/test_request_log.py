@@ -14,10 +14,10 @@ from deployments.protocol import FinishReason
 from deployments.serving import progress
 from serve_app.api.keys import create_key
 from serve_app.api.request_log import Entry, RequestRecord, line, shown
-from serve_app.api.routes import create_api
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +32,7 @@ async def entries(
     """What is shown of a request for each body."""
     found: list[Entry] = []
     synthesizer = FakeSynthesizer(script=utterance() if script is None else script)
-    transport = httpx.ASGITransport(create_api(synthesizer, settings or ApiSettings()), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(one_api(synthesizer, settings or ApiSettings()), raise_app_exceptions=False)
     with tempfile.TemporaryDirectory() as folder, shown(found.append, Path(folder)):
         async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
             for body in bodies:
@@ -81,7 +81,7 @@ async def test_what_broke() -> None:
 
 async def test_a_probe_is_not_worth_a_line_and_a_wrong_path_is(tmp_path: Path) -> None:
     found: list[Entry] = []
-    transport = httpx.ASGITransport(create_api(FakeSynthesizer(info=None), ApiSettings()))
+    transport = httpx.ASGITransport(one_api(FakeSynthesizer(info=None), ApiSettings()))
     with shown(found.append, tmp_path):
         async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
             for path in ("/health", "/ready", "/v1/nothing"):
@@ -92,7 +92,7 @@ async def test_a_probe_is_not_worth_a_line_and_a_wrong_path_is(tmp_path: Path) -
 
 async def test_each_utterance_of_a_socket(tmp_path: Path) -> None:
     found: list[Entry] = []
-    api = create_api(FakeSynthesizer(script=utterance()), ApiSettings())
+    api = one_api(FakeSynthesizer(script=utterance()), ApiSettings())
     with shown(found.append, tmp_path):
         async with asgi.websocket(api, "/v1/audio/speech/ws", headers={"x-request-id": "ws"}) as connection:
             await connection.next()
@@ -148,7 +148,7 @@ def test_what_a_stopped_server_cut_off_has_a_line(tmp_path: Path) -> None:
 
 async def test_a_stream_whose_request_is_cancelled_has_a_line(tmp_path: Path) -> None:
     found: list[Entry] = []
-    api = create_api(FakeSynthesizer(script=[chunk(bytes(SECOND)), asyncio.Event()]), ApiSettings())
+    api = one_api(FakeSynthesizer(script=[chunk(bytes(SECOND)), asyncio.Event()]), ApiSettings())
     with shown(found.append, tmp_path):
         async with asgi.http(api, "POST", "/v1/audio/speech", body=BODY) as connection:
             while not (await connection.next()).get("body"):

@@ -21,7 +21,7 @@ from serve_app.api.catalogue import ALIASES
 from serve_app.api.context import RequestState
 from serve_app.api.keys import create_key
 from serve_app.api.request_log import RequestRecord
-from serve_app.api.routes import Node, _answer_error, create_api
+from serve_app.api.routes import Node, _answer_error
 from serve_app.audio import recordings
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import AccessSettings, ApiSettings
@@ -30,6 +30,7 @@ from tests.serve_app import asgi, fake
 from tests.serve_app.audio.test_formats import decode
 from tests.serve_app.audio.test_recordings import data_url, recording
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +40,7 @@ PCM = BODY | {"response_format": "pcm"}
 
 
 def client_for(synthesizer: FakeSynthesizer, settings: ApiSettings | None = None) -> httpx.AsyncClient:
-    api = create_api(synthesizer, settings or ApiSettings())
+    api = one_api(synthesizer, settings or ApiSettings())
     return httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray")
 
 
@@ -124,7 +125,7 @@ class Twice(FakeSynthesizer):
         super().__init__()
         self.scripts = [[*utterance(3)[:3], chunk(b"", frames=0, finish_reason=FinishReason.EARLY)], list(again)]
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
         self.script = self.scripts.pop(0)
         async with aclosing(super().synthesize(request)) as chunks:
             async for each in chunks:
@@ -497,7 +498,7 @@ async def test_a_request_keeps_a_sane_id_and_gets_one_otherwise(
 
 
 async def test_a_server_in_front_may_echo_the_id() -> None:
-    api = create_api(speaking(), ApiSettings(), echo_request_id=False)
+    api = one_api(speaking(), ApiSettings(), echo_request_id=False)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray") as client:
         assert "x-request-id" not in (await client.get("/health")).headers
 
@@ -515,15 +516,15 @@ async def test_health_and_readiness() -> None:
 
 
 async def test_what_is_loaded_is_not_ready_without_replicas() -> None:
-    node = Node(is_running=lambda: False, is_ready=lambda: False, scrape=bytes)
-    api = create_api(FakeSynthesizer(CUSTOM_VOICE), ApiSettings(), node=node)
+    node = Node(is_running=lambda model: False, is_ready=lambda: False, scrape=bytes)
+    api = one_api(FakeSynthesizer(CUSTOM_VOICE), ApiSettings(), node=node)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://localhost") as client:
         response = await client.get("/ready")
         assert (response.status_code, error_of(response)["code"]) == (503, "not_ready")
 
 
 async def test_a_default_voice_that_is_not_loaded_is_not_ready_and_says_why() -> None:
-    api = create_api(FakeSynthesizer(CUSTOM_VOICE), ApiSettings(default_voice="nora"))
+    api = one_api(FakeSynthesizer(CUSTOM_VOICE), ApiSettings(default_voice="nora"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://localhost") as client:
         error = error_of(response := await client.get("/ready"))
     assert (response.status_code, error["code"]) == (503, "not_ready")
@@ -539,8 +540,8 @@ async def test_the_schema_is_served(client: httpx.AsyncClient, api: FastAPI) -> 
 
 
 def test_every_operation_of_the_documentation_has_a_tag_and_a_summary_of_its_own() -> None:
-    node = Node(is_running=always, is_ready=always, scrape=bytes)
-    paths = create_api(FakeSynthesizer(), ApiSettings(), node=node).openapi()["paths"]
+    node = Node(is_running=lambda model: True, is_ready=always, scrape=bytes)
+    paths = one_api(FakeSynthesizer(), ApiSettings(), node=node).openapi()["paths"]
     operations = [operation for path in paths.values() for operation in path.values()]
     summaries = [operation["summary"] for operation in operations]
     assert sorted({each for each in summaries if summaries.count(each) > 1}) == []
@@ -576,13 +577,13 @@ async def test_the_documentation_asks_for_a_key_where_there_are_keys(tmp_path: P
         (AccessSettings(), []),
         (AccessSettings(keys_file=tmp_path / "keys.json"), [{"HTTPBearer": []}]),
     ):
-        schema = create_api(FakeSynthesizer(), ApiSettings(access=access)).openapi()
+        schema = one_api(FakeSynthesizer(), ApiSettings(access=access)).openapi()
         assert schema["paths"][SPEECH]["post"].get("security", []) == schemes
 
 
 async def test_a_body_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speech_service, "BODY_TIMEOUT_S", 0.01)
-    api = create_api(FakeSynthesizer(), ApiSettings())
+    api = one_api(FakeSynthesizer(), ApiSettings())
     async with asgi.http(api, "POST", "/v1/audio/speech") as connection:
         connection.receive({"type": "http.request", "body": b"{", "more_body": True})
         assert (await connection.next())["status"] == 408

@@ -155,7 +155,7 @@ async def test_who_does_not_read_stops_the_decoding() -> None:
     made = 0
 
     class Counting(FakeSynthesizer):
-        async def synthesize(self, request: SynthesisRequest):  # type: ignore[no-untyped-def]
+        async def synthesize(self, request: SynthesisRequest, info: object = None):  # type: ignore[no-untyped-def]
             nonlocal made
             for _ in range(1000):
                 made += 1
@@ -269,7 +269,7 @@ async def test_an_empty_stream_is_a_moment_of_silence() -> None:
 class Following(FakeSynthesizer):
     """Says where its words are, as what stands in front of the pools does."""
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
         async with aclosing(LongText(super()).synthesize(replace(request, live=None), fake.FOLLOWED)) as chunks:
             async for chunk in chunks:
                 yield chunk

@@ -8,10 +8,10 @@ from starlette.types import Message
 
 from deployments.errors import Overloaded, TalkerLost
 from serve_app.api import speech_service
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, tone, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -21,7 +21,7 @@ DISCONNECT: Message = {"type": "http.disconnect"}
 
 
 def speech(synthesizer: FakeSynthesizer, **fields: object) -> asgi.Connection:
-    api = create_api(synthesizer, ApiSettings())
+    api = one_api(synthesizer, ApiSettings())
     return asgi.http(api, "POST", "/v1/audio/speech", body=BODY | fields)
 
 
@@ -133,7 +133,7 @@ async def test_an_error_while_a_whole_body_is_made_is_a_status() -> None:
 
 async def test_a_client_that_leaves_before_its_body_is_complete() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
-    api = create_api(synthesizer, ApiSettings())
+    api = one_api(synthesizer, ApiSettings())
     async with asgi.http(api, "POST", "/v1/audio/speech") as connection:
         connection.receive({"type": "http.request", "body": b'{"input":', "more_body": True})
         connection.receive(DISCONNECT)
@@ -143,7 +143,7 @@ async def test_a_client_that_leaves_before_its_body_is_complete() -> None:
 
 async def test_an_oversized_body_is_refused_before_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speech_service, "MAX_BODY_BYTES", 10)
-    api = create_api(FakeSynthesizer(script=utterance()), ApiSettings())
+    api = one_api(FakeSynthesizer(script=utterance()), ApiSettings())
     async with asgi.http(api, "POST", "/v1/audio/speech") as connection:
         connection.receive({"type": "http.request", "body": b" " * 11, "more_body": True})
         assert (await connection.next())["status"] == 413

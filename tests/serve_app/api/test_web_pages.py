@@ -8,10 +8,10 @@ import httpx
 import pytest
 
 from serve_app.api import web_pages
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from serve_app.dialects import DIALECTS
 from tests.serve_app.fake import FakeSynthesizer, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -22,7 +22,7 @@ BROWSER = {"accept": "text/html"}
 
 
 def client(settings: ApiSettings | None = None) -> httpx.AsyncClient:
-    api = create_api(FakeSynthesizer(script=utterance()), settings or ApiSettings())
+    api = one_api(FakeSynthesizer(script=utterance()), settings or ApiSettings())
     return httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://test")
 
 
@@ -79,7 +79,7 @@ async def test_it_can_be_switched_off() -> None:
 async def test_one_request_may_ask_how_its_first_audio_was_made() -> None:
     body = {"model": "tts-1", "input": "Hello.", "voice": "vivian", "response_format": "pcm"}
     synthesizer = FakeSynthesizer(script=utterance())
-    api = create_api(synthesizer, ApiSettings())
+    api = one_api(synthesizer, ApiSettings())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://test") as http:
         await http.post("/v1/audio/speech", json=body, headers={"x-server-timing": "1"})
         await http.post("/v1/audio/speech", json=body)

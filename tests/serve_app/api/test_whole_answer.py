@@ -11,11 +11,11 @@ from fastapi import FastAPI
 
 from serve_app.api import whole_answer
 from serve_app.api.callers import FairShare
-from serve_app.api.routes import create_api
 from serve_app.api.whole_answer import Kept, object_with
 from serve_app.config import AdmissionSettings, ApiSettings
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, tone, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -57,7 +57,7 @@ class Endless:
 
 
 def api_of(script: object) -> FastAPI:
-    return create_api(FakeSynthesizer(script=script), ApiSettings(admission=AdmissionSettings()))  # type: ignore[arg-type]
+    return one_api(FakeSynthesizer(script=script), ApiSettings(admission=AdmissionSettings()))  # type: ignore[arg-type]
 
 
 def ask(api: FastAPI, path: str, body: object, *, address: str = "10.0.0.1") -> asgi.Connection:
@@ -89,7 +89,7 @@ async def test_audio_within_the_limit_is_whole(path: str, body: dict[str, object
 async def test_a_known_length_is_refused_before_anything_is_spoken() -> None:
     synthesizer = FakeSynthesizer(script=utterance())
     body = WHOLE | {"ignore_eos": True, "max_new_tokens": 4, "speed": 0.25, "sample_rate": 48000}
-    async with ask(create_api(synthesizer, ApiSettings()), SPEECH, body) as connection:
+    async with ask(one_api(synthesizer, ApiSettings()), SPEECH, body) as connection:
         status, content = await answer(connection)
     assert (status, json.loads(content)["error"]["param"]) == (413, "max_new_tokens")
     assert synthesizer.requests == []
@@ -113,7 +113,7 @@ async def test_one_client_leaves_room_to_the_others() -> None:
 
 async def test_a_client_that_leaves_gives_its_room_back(room: FairShare) -> None:
     synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
-    async with ask(create_api(synthesizer, ApiSettings()), SPEECH, WHOLE) as connection:
+    async with ask(one_api(synthesizer, ApiSettings()), SPEECH, WHOLE) as connection:
         await synthesizer.waiting.wait()
         assert room._held.total() == len(FRAME)
         connection.receive({"type": "http.disconnect"})
@@ -131,7 +131,7 @@ async def test_each_result_of_a_batch_is_sent_when_it_is_there(room: FairShare) 
                 await go_on.wait()
             return await super().describe()
 
-    api = create_api(Second(script=script), ApiSettings())
+    api = one_api(Second(script=script), ApiSettings())
     items = [{"input": "One."}, {"input": "Two."}, {"input": "Three.", "ignore_eos": True, "max_new_tokens": 999}]
     async with ask(api, BATCH, {"voice": "ryan", "items": items}) as connection:
         await has_begun.wait()

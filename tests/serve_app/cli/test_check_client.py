@@ -36,7 +36,8 @@ class Server:
         self._texts = LiveTexts()
         several = script if isinstance(script, Mapping) else None
         self.synthesizer = FakeSynthesizer(info, script=[] if isinstance(script, Mapping) else script)
-        api = create_api(several or self.synthesizer, settings, live_texts=self._texts)
+        only = {"": (self.synthesizer, settings.admission)}
+        api = create_api(several or only, settings, live_texts=self._texts)
         self._server = uvicorn.Server(uvicorn.Config(api, log_level="error", ws="websockets-sansio", lifespan="off"))
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"

@@ -13,13 +13,13 @@ import pytest
 
 from deployments.errors import StartError
 from deployments.weights.store import embedded_path
-from serve_app.api.routes import create_api
 from serve_app.cli import doctor
 from serve_app.cli.doctor import Finding, examine, predict_memory
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve.local_server import Address, check_port
 from serve_app.config import ApiSettings, AppConfig, PoolConfig
 from tests.serve_app.fake import FakeSynthesizer
+from tests.serve_app.one_model import one_api
 
 EMBEDDED = AppConfig(model="embedded")
 
@@ -106,7 +106,7 @@ def server(metrics: str, *, about: str | None = None, key: str = "") -> Iterator
     """The port of a server with these metrics, which `key` opens, and this documentation: without one Talkray's."""
     texts = {
         "/metrics": metrics,
-        "/openapi.json": about or json.dumps(create_api(FakeSynthesizer(), ApiSettings()).openapi()),
+        "/openapi.json": about or json.dumps(one_api(FakeSynthesizer(), ApiSettings()).openapi()),
     }
 
     class Handler(BaseHTTPRequestHandler):

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from serve_app.speech.live_text import LiveTexts
 from tests.serve_app import asgi
 from tests.serve_app.fake import FakeSynthesizer
+from tests.serve_app.one_model import one_api
 
 Json = dict[str, Any]
 
@@ -25,7 +25,7 @@ async def connect(
     subprotocols: Sequence[str] = (),
 ) -> AsyncIterator[asgi.Connection]:
     texts = LiveTexts()
-    api = create_api(synthesizer, settings or ApiSettings(), live_texts=texts)
+    api = one_api(synthesizer, settings or ApiSettings(), live_texts=texts)
     named = {"x-request-id": "conn", **(headers or {})}
     async with asgi.websocket(api, path, headers=named, subprotocols=subprotocols) as connection:
         yield connection

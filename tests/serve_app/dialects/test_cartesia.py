@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from deployments.errors import Overloaded
-from serve_app.api.routes import create_api
 from serve_app.api.sockets import MAX_CONTEXTS, MAX_NAME_CHARS
 from serve_app.config import ApiSettings
 from serve_app.dialects import cartesia
 from tests.serve_app import fake
 from tests.serve_app.dialects.client import Json, talking
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -175,7 +175,7 @@ async def test_events(client: httpx.AsyncClient) -> None:
 
 
 async def test_events_have_timestamps() -> None:
-    transport = httpx.ASGITransport(create_api(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), ApiSettings()))
+    transport = httpx.ASGITransport(one_api(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), ApiSettings()))
     async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
         response = await client.post("/tts/sse", json=write(fake.FOLLOWED_TEXT))
     lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from deployments.errors import Overloaded
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from serve_app.dialects.codec_frames import END_REASONS, HEADER, RECORD
 from tests.serve_app.asgi import post
 from tests.serve_app.dialects.client import talking
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FakeSynthesizer, chunk, followed, tone, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +35,7 @@ def records(stream: bytes) -> list[tuple[str, int]]:
 
 
 async def ask(synthesizer: FakeSynthesizer, **fields: object) -> httpx.Response:
-    transport = httpx.ASGITransport(create_api(synthesizer, ApiSettings()))
+    transport = httpx.ASGITransport(one_api(synthesizer, ApiSettings()))
     async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
         return await client.post(PATH, json={"input": "Hello", "voice": "alloy", **fields})
 
@@ -115,5 +115,5 @@ def test_the_document_lists_the_reasons_of_an_end_in_their_order() -> None:
 
 async def test_a_rate_within_the_text_is_refused() -> None:
     fields = {"input": '<prosody rate="80%">a</prosody>', "voice": "ryan"}
-    answer = await post(create_api(FakeSynthesizer(), ApiSettings()), "/v1/audio/frames", json.dumps(fields).encode())
+    answer = await post(one_api(FakeSynthesizer(), ApiSettings()), "/v1/audio/frames", json.dumps(fields).encode())
     assert (answer.status, json.loads(answer.content)["error"]["param"]) == (400, "input")

@@ -14,7 +14,6 @@ from starlette.types import Message
 from deployments.errors import Overloaded, ReplicaLost
 from serve_app.api import sockets
 from serve_app.api.errors import translate
-from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
 from serve_app.speech.live_text import LiveTexts
@@ -23,6 +22,7 @@ from tests.serve_app import asgi
 from tests.serve_app.dialects.client import Client, Json, audio_in, connect
 from tests.serve_app.dialects.rows import POSTS, SOCKETS, VOICE, PostRow, SocketRow
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, tone, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -274,7 +274,7 @@ async def test_a_model_that_is_not_there_is_told(row: SocketRow) -> None:
 async def test_who_leaves_frees_its_place(row: SocketRow, begun: list[Step]) -> None:
     synthesizer, texts = FakeSynthesizer(script=[*begun, asyncio.Event()]), LiveTexts()
     settings = ApiSettings(admission=AdmissionSettings(client_streams=1))
-    api = create_api(synthesizer, settings, live_texts=texts)
+    api = one_api(synthesizer, settings, live_texts=texts)
     async with _of_api(api, row) as first:
         client = await Client(first).accepted()
         client.send(*row.speak("A long story."))
@@ -337,7 +337,7 @@ async def test_halves_of_a_character_meet_in_the_next_message(row: SocketRow) ->
 
 @asynccontextmanager
 async def posting(synthesizer: FakeSynthesizer) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(create_api(synthesizer, ApiSettings()))
+    transport = httpx.ASGITransport(one_api(synthesizer, ApiSettings()))
     async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
         yield client
 
@@ -445,7 +445,7 @@ async def test_a_text_without_words_is_answered_without_the_synthesizer(
 @post_rows
 async def test_who_leaves_ends_its_speech(row: PostRow) -> None:
     synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
-    api = create_api(synthesizer, ApiSettings(admission=AdmissionSettings(client_streams=1)))
+    api = one_api(synthesizer, ApiSettings(admission=AdmissionSettings(client_streams=1)))
     async with asgi.http(api, "POST", row.path, body=row.body()) as connection:
         await synthesizer.waiting.wait()
         connection.receive({"type": "http.disconnect"})

@@ -14,12 +14,12 @@ import pytest
 
 from deployments.protocol import SAMPLING_DEFAULTS, ModelInfo
 from serve_app.api import request as speech_request
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from serve_app.speech.live_text import LiveTexts
 from tests.serve_app import asgi
 from tests.serve_app.dialects.client import Client, Json
 from tests.serve_app.fake import CUSTOM_VOICE, FOLLOWED, FOLLOWED_TEXT, FakeSynthesizer, followed, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -532,7 +532,7 @@ class Server:
     def __init__(self, info: ModelInfo) -> None:
         self.synthesizer = FakeSynthesizer(info, followed() if info.word_times else utterance())
         self.texts = LiveTexts()
-        self.api = create_api(self.synthesizer, ApiSettings(), live_texts=self.texts)
+        self.api = one_api(self.synthesizer, ApiSettings(), live_texts=self.texts)
 
     async def outcome(self, described: Dialect) -> Outcome:
         self.synthesizer.requests, self.synthesizer.texts = [], []

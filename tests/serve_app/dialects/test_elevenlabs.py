@@ -6,10 +6,10 @@ import httpx
 import pytest
 
 from deployments.errors import Overloaded
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from tests.serve_app import fake
 from tests.serve_app.dialects.client import Json, connect, talking
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -125,7 +125,7 @@ async def test_alignments_of_a_dialogue_count_from_each_messages_audio() -> None
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_timestamps_over_http(stream: bool) -> None:
-    transport = httpx.ASGITransport(create_api(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), ApiSettings()))
+    transport = httpx.ASGITransport(one_api(fake.FakeSynthesizer(fake.FOLLOWED, fake.followed()), ApiSettings()))
     path = f"/v1/text-to-speech/ryan{'/stream' if stream else ''}/with-timestamps?output_format=pcm_24000"
     async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
         lines = (await client.post(path, json={"text": fake.FOLLOWED_TEXT})).text.splitlines()
@@ -270,7 +270,7 @@ async def test_turns_of_a_dialogue(client: httpx.AsyncClient, synthesizer: fake.
 @pytest.mark.parametrize("stream", [False, True])
 async def test_times_of_a_dialogue_count_from_its_beginning(stream: bool) -> None:
     synthesizer = fake.FakeSynthesizer(fake.FOLLOWED, fake.followed())
-    transport = httpx.ASGITransport(create_api(synthesizer, ApiSettings()))
+    transport = httpx.ASGITransport(one_api(synthesizer, ApiSettings()))
     path = f"/v1/text-to-dialogue{'/stream' if stream else ''}/with-timestamps?output_format=pcm_24000"
     inputs = [{"text": fake.FOLLOWED_TEXT, "voice_id": voice} for voice in ("aiden", "ryan")]
     async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:

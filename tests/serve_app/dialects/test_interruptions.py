@@ -18,13 +18,13 @@ import uvicorn
 
 from deployments.protocol import ModelInfo, PcmChunk, Reading
 from serve_app.api.bounded_websocket import BoundedWebSocket
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from serve_app.speech.live_text import LiveTexts
 from tests.serve_app.dialects.client import Json, audio_in
 from tests.serve_app.dialects.rows import SOCKETS, SocketRow
 from tests.serve_app.dialects.timed import Reader
 from tests.serve_app.fake import CUSTOM_VOICE, FOLLOWED, FakeSynthesizer, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -121,7 +121,7 @@ class Listener:
 @asynccontextmanager
 async def serving(synthesizer: FakeSynthesizer) -> AsyncIterator[str]:
     texts = LiveTexts()
-    api = create_api(synthesizer, ApiSettings(), live_texts=texts)
+    api = one_api(synthesizer, ApiSettings(), live_texts=texts)
     server = uvicorn.Server(uvicorn.Config(api, log_level="error", ws=BoundedWebSocket, lifespan="off"))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         task = asyncio.create_task(server.serve(sockets=[listening]))

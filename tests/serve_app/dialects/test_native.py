@@ -9,12 +9,12 @@ import pytest
 from deployments.errors import NotReady, PayloadTooLarge
 from deployments.protocol import ModelInfo
 from serve_app.api import sockets as connection_module
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from tests.serve_app import asgi, fake
 from tests.serve_app.audio.test_recordings import data_url, recording
 from tests.serve_app.dialects.client import Client, Json, connect, talking
 from tests.serve_app.fake import utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -290,7 +290,7 @@ async def test_a_socket_that_speaks_is_not_idle(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_another_path_is_a_404() -> None:
-    connection = asgi.websocket(create_api(fake.FakeSynthesizer(), ApiSettings()), "/v1/nothing")
+    connection = asgi.websocket(one_api(fake.FakeSynthesizer(), ApiSettings()), "/v1/nothing")
     connection._scope["extensions"] = {"websocket.http.response": {}}
     async with connection:
         start = await connection.next()

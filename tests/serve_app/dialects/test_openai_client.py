@@ -8,16 +8,16 @@ import pytest
 from openai import AsyncOpenAI
 
 from deployments.errors import Overloaded
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from tests.serve_app.audio.test_formats import decode
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
 
 def client_for(synthesizer: FakeSynthesizer, *, max_retries: int = 0) -> AsyncOpenAI:
-    transport = httpx2.ASGITransport(create_api(synthesizer, ApiSettings()))
+    transport = httpx2.ASGITransport(one_api(synthesizer, ApiSettings()))
     return AsyncOpenAI(
         api_key="any",
         base_url="http://talkray/v1",

@@ -9,10 +9,10 @@ import httpx2
 import pytest
 from openai import AsyncAzureOpenAI
 
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from tests.serve_app.audio.test_formats import decode
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -21,7 +21,7 @@ MP3 = "audio/mpeg"
 
 
 async def test_azures_client_with_a_deployment_of_any_name(synthesizer: FakeSynthesizer) -> None:
-    transport = httpx2.ASGITransport(create_api(synthesizer, ApiSettings()))
+    transport = httpx2.ASGITransport(one_api(synthesizer, ApiSettings()))
     async with AsyncAzureOpenAI(
         api_key="any",
         azure_endpoint="http://talkray",
@@ -140,7 +140,7 @@ async def test_mistrals_form_is_json(client: httpx.AsyncClient, synthesizer: Fak
 
 async def test_a_voice_of_mistral_is_spoken_by_the_default_one() -> None:
     synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE), utterance())
-    transport = httpx.ASGITransport(create_api(synthesizer, ApiSettings()))
+    transport = httpx.ASGITransport(one_api(synthesizer, ApiSettings()))
     async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
         answer = await client.post(SPEECH, json={"input": "Hello.", "voice_id": "c69964a6-ab8b"})
         assert decode(base64.b64decode(answer.json()["audio_data"]))[0].size > 0

@@ -11,12 +11,12 @@ from httpx import ASGITransport, AsyncClient
 from starlette.types import ASGIApp
 from typer.testing import CliRunner
 
-from serve_app.api.routes import create_api
 from serve_app.cli.main import cli
 from serve_app.config import ApiSettings, TextSettings, VoiceSettings
 from serve_app.voices.library import Voices
 from tests.serve_app.dialects.client import talking
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
+from tests.serve_app.one_model import one_api
 from tests.serve_app.voices.speakers import Server, store
 
 pytestmark = pytest.mark.anyio
@@ -46,7 +46,7 @@ MARKED = "**Hello** [there](http://x.y) 😀!"
 )
 async def test_no_door_reads_marks_aloud(path: str, body: dict[str, object]) -> None:
     synthesizer = FakeSynthesizer(script=utterance(1))
-    async with client_of(create_api(synthesizer, ApiSettings())) as client:
+    async with client_of(one_api(synthesizer, ApiSettings())) as client:
         answer = await client.post(path, json=body)
     assert answer.status_code == 200
     assert synthesizer.texts == ["Hello there!"]
@@ -100,7 +100,7 @@ async def test_no_socket_reads_marks_aloud(path: str, messages: list[dict[str, o
 async def test_pauses_of_each_dialect(path: str, body: dict[str, object], texts: list[str], pause_s: float) -> None:
     synthesizer = FakeSynthesizer(script=utterance(1))
     more = {"response_format": "pcm"} if path == SPEECH else {}
-    async with client_of(create_api(synthesizer, ApiSettings())) as client:
+    async with client_of(one_api(synthesizer, ApiSettings())) as client:
         answer = await client.post(path, json={**body, **more})
     assert synthesizer.texts == texts
     speech = pcm_of(utterance(1))
@@ -131,7 +131,7 @@ async def test_pauses_of_each_dialect(path: str, body: dict[str, object], texts:
     ],
 )
 async def test_what_is_refused_says_where(path: str, body: dict[str, object], param: str, reason: str) -> None:
-    async with client_of(create_api(FakeSynthesizer(script=utterance(1)), ApiSettings())) as client:
+    async with client_of(one_api(FakeSynthesizer(script=utterance(1)), ApiSettings())) as client:
         answer = await client.post(path, json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param)
@@ -150,7 +150,7 @@ async def test_bad_ssml_in_a_conversation_is_an_error_and_adds_nothing() -> None
 async def test_settings_say_how_texts_are_read() -> None:
     synthesizer = FakeSynthesizer(script=utterance(1))
     text = TextSettings(markup="none", paragraph_pause_s=0, max_segment_chars=50)
-    async with client_of(create_api(synthesizer, ApiSettings(text=text))) as client:
+    async with client_of(one_api(synthesizer, ApiSettings(text=text))) as client:
         await client.post(SPEECH, json={"input": "*a*\n\nb", "voice": "ryan"})
         sent = "A sentence that is thirty long. " * 2
         await client.post(SPEECH, json={"input": sent, "voice": "ryan"})
@@ -163,7 +163,7 @@ def server_of(folder: Path, synthesizer: FakeSynthesizer) -> ASGIApp:
     settings = VoiceSettings(store=str(folder))
     voices = Voices.of(settings)
     voices.follow()  # as an ingress replica does
-    return create_api(synthesizer, ApiSettings(voices=settings), voices=voices)
+    return one_api(synthesizer, ApiSettings(voices=settings), voices=voices)
 
 
 async def lexicon(folder: Path, *arguments: str, code: int = 0) -> str:
@@ -260,7 +260,7 @@ async def test_figures_become_words_where_this_is_wished(
 ) -> None:
     synthesizer = FakeSynthesizer(CUSTOM_VOICE, utterance())
     named = {} if language is None else {"language_code" if "text" in body else "language": language}
-    async with client_of(create_api(synthesizer, ApiSettings())) as client:
+    async with client_of(one_api(synthesizer, ApiSettings())) as client:
         answer = await client.post(path, json={**body, **named})
         assert answer.status_code == 200, answer.text
         assert "text_normalization" not in answer.headers.get("x-ignored", "")
@@ -269,7 +269,7 @@ async def test_figures_become_words_where_this_is_wished(
 
 async def test_figures_in_a_language_that_is_not_certain_are_an_error_or_named() -> None:
     synthesizer = FakeSynthesizer(CUSTOM_VOICE, utterance())
-    async with client_of(create_api(synthesizer, ApiSettings())) as client:
+    async with client_of(one_api(synthesizer, ApiSettings())) as client:
         refused = await client.post(SPEECH, json={"input": "12:30", "voice": "ryan", "text_normalization": "on"})
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "text_normalization"
@@ -307,7 +307,7 @@ async def test_figures_become_words_while_they_are_written(path: str, messages: 
 
 async def test_an_embedded_voice_reads_figures_in_any_case() -> None:
     synthesizer = FakeSynthesizer(replace(CUSTOM_VOICE, spoken_form="english"), utterance())
-    async with client_of(create_api(synthesizer, ApiSettings())) as client:
+    async with client_of(one_api(synthesizer, ApiSettings())) as client:
         body = {"input": "I have 3 cats.", "voice": "ryan"}
         off = await client.post(SPEECH, json={**body, "text_normalization": "off"})
         assert "text_normalization (the loaded voice speaks nothing but words)" in off.headers["x-ignored"]
@@ -320,7 +320,7 @@ async def test_each_segment_is_spoken_in_its_own_language() -> None:
     synthesizer = FakeSynthesizer(CUSTOM_VOICE, utterance())
     german, english = "Das Treffen wurde auf Donnerstag verschoben.", "The meeting was moved to Thursday."
     body = {"input": f"{german}\n\n12:30\n\n{english} {english} {english}", "voice": "ryan", "language": "detect"}
-    async with client_of(create_api(synthesizer, ApiSettings())) as client:
+    async with client_of(one_api(synthesizer, ApiSettings())) as client:
         answer = await client.post(SPEECH, json=body)
         assert answer.status_code == 200, answer.text
         assert "x-ignored" not in answer.headers
@@ -335,7 +335,7 @@ async def test_each_segment_is_spoken_in_its_own_language() -> None:
 @pytest.mark.parametrize(("given", "name"), [("en-GB", "english"), ("de-AT", "german")])
 async def test_a_region_is_named_as_without_effect(given: str, name: str) -> None:
     synthesizer = FakeSynthesizer(CUSTOM_VOICE, utterance())
-    async with client_of(create_api(synthesizer, ApiSettings())) as client:
+    async with client_of(one_api(synthesizer, ApiSettings())) as client:
         answer = await client.post(SPEECH, json={"input": "Hello.", "voice": "ryan", "language": given})
         assert answer.headers["x-ignored"] == f"language (spoken as {name}: regions and scripts are not told apart)"
     assert synthesizer.requests[0].language == name

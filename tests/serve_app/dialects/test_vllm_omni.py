@@ -3,10 +3,10 @@ import base64
 import httpx
 import pytest
 
-from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
 from tests.serve_app.dialects.client import Json, talking
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, tone, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -89,7 +89,7 @@ async def test_a_batch(client: httpx.AsyncClient, synthesizer: FakeSynthesizer) 
 
 async def test_each_item_counts_as_a_request(synthesizer: FakeSynthesizer) -> None:
     settings = ApiSettings(admission=AdmissionSettings(client_requests_per_minute=2))
-    transport = httpx.ASGITransport(create_api(synthesizer, settings))
+    transport = httpx.ASGITransport(one_api(synthesizer, settings))
     async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
         answer = (await client.post(BATCH, json={"voice": "alloy", "items": [{"input": "Hi."}] * 3})).json()
     assert [result["status"] for result in answer["results"]] == ["success", "success", "error"]

@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from deployments.protocol import ModelInfo
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from tests.serve_app.dialects.client import Json, talking
 from tests.serve_app.dialects.rows import POSTS, SOCKETS, PostRow, SocketRow
@@ -24,6 +23,7 @@ from tests.serve_app.fake import (
     estimated,
     followed,
 )
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -67,7 +67,7 @@ def check(row: PostRow | SocketRow, info: ModelInfo, reader: Reader, header: str
 
 async def posted(row: PostRow, info: ModelInfo) -> tuple[httpx.Response, FakeSynthesizer]:
     synthesizer = speaking(info)
-    transport = httpx.ASGITransport(create_api(synthesizer, ApiSettings()))
+    transport = httpx.ASGITransport(one_api(synthesizer, ApiSettings()))
     async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
         answer = await client.post(row.path, json={**row.body(FOLLOWED_TEXT), **row.timed})
     assert answer.status_code == 200, answer.text

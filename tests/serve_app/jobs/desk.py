@@ -9,7 +9,6 @@ import httpx
 import numpy as np
 
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
-from serve_app.api.routes import create_api
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import AccessSettings, ApiSettings, JobSettings, VoiceSettings
 from serve_app.jobs.desk import JobDesk
@@ -20,6 +19,7 @@ from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.models import Models
 from serve_app.voices.library import Voices
 from tests.serve_app.fake import FOLLOWED, FakeSynthesizer, tone
+from tests.serve_app.one_model import one_api
 
 FRAMES_PER_CHAR = 1
 
@@ -35,7 +35,7 @@ class Speaker(FakeSynthesizer):
         self.gate = asyncio.Event()  # nothing ends before it is set
         self.gate.set()
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
         self.requests.append(request)
         if self.errors:
             raise self.errors.pop(0)
@@ -74,7 +74,7 @@ class Server:
         self.hindrance: str | None = None
         maker = SegmentMaker({"": speaker}, self.voices)
         self.desk = JobDesk(service, maker, settings.jobs, hindrance=lambda model: self.hindrance)
-        self.api = create_api(speaker, settings, voices=self.voices, jobs=self.desk)
+        self.api = one_api(speaker, settings, voices=self.voices, jobs=self.desk)
         self._running: asyncio.Task[None] | None = None
 
     def client(self, **headers: str) -> httpx.AsyncClient:

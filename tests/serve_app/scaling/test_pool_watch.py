@@ -13,6 +13,8 @@ from serve_app.scaling import pool_watch
 from serve_app.scaling.pool_watch import PoolWatch, Seen, turns_per_look
 from serve_app.speech.models import ModelStatus
 
+ONE_MODEL = {"": ("Talker", "Codec")}
+
 
 class Controller:
     """What Serve says of two pools, and what the control store says of the actors in them."""
@@ -25,7 +27,7 @@ class Controller:
         """A watch after its first turn."""
         monkeypatch.setattr(PoolWatch, "_watch", lambda watch: None)
         monkeypatch.setattr(ray_private, "is_alive", lambda actor: actor not in self.dead)
-        watch = PoolWatch("talkray")
+        watch = PoolWatch("talkray", ONE_MODEL)
         watch._pools = self.pools
         watch._ask_who_lives()
         return watch
@@ -50,7 +52,7 @@ def test_speech_needs_a_live_replica_of_each_pool(
     monkeypatch: pytest.MonkeyPatch, talkers: Pool, codecs: Pool, dead: set[str], running: bool, ready: bool
 ) -> None:
     watch = Controller(talkers, codecs, dead).watch(monkeypatch)
-    assert (watch.is_running(), watch.is_ready()) == (running, ready)
+    assert (watch.is_running(""), watch.is_ready()) == (running, ready)
 
 
 def test_an_only_model_may_have_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +73,7 @@ def test_whether_any_of_many_lives_is_not_asked(monkeypatch: pytest.MonkeyPatch,
     watch = cluster.watch(monkeypatch)
     monkeypatch.setattr(ray_private, "is_alive", lambda actor: not questions.append(actor))
     watch._ask_who_lives()
-    assert (len(questions), watch.is_running()) == (asked, True)
+    assert (len(questions), watch.is_running("")) == (asked, True)
 
 
 class Cluster:
@@ -88,7 +90,7 @@ class Cluster:
         context = SimpleNamespace(deployment="Ingress")
         monkeypatch.setattr(serve, "get_replica_context", lambda: context)
         self._context = context
-        self.watches = [PoolWatch("talkray") for _ in range(3)]
+        self.watches = [PoolWatch("talkray", ONE_MODEL) for _ in range(3)]
 
     def ask(self, app_name: str) -> dict[str, Pool]:
         self.asked_by[self.rank] += 1
@@ -193,7 +195,7 @@ def test_an_error_that_nobody_expected_does_not_end_the_watch(monkeypatch: pytes
     monkeypatch.setattr(PoolWatch, "_count_deaths", lambda watch: {})
     monkeypatch.setattr(pool_watch, "_asks_for_all", lambda: True)
     monkeypatch.setattr(ray_private, "leave", lambda key, note: None)
-    PoolWatch("talkray")
+    PoolWatch("talkray", ONE_MODEL)
     assert seen.wait(30.0)
 
 
@@ -238,7 +240,7 @@ def test_each_ingress_leaves_its_own_note_and_reads_those_of_the_others(monkeypa
     for rank in (0, 1):
         context = SimpleNamespace(deployment="Ingress", rank=SimpleNamespace(rank=rank))
         monkeypatch.setattr(serve, "get_replica_context", lambda context=context: context)
-        watch = PoolWatch("talkray", own_note=lambda rank=rank: b"note %d" % rank)
+        watch = PoolWatch("talkray", ONE_MODEL, own_note=lambda rank=rank: b"note %d" % rank)
         watch._look()
         watches.append(watch)
     assert watches[0].sizes() == {"ingress": (3, 2)}

@@ -77,7 +77,7 @@ class Scripted(FakeSynthesizer):
         super().__init__()
         self.may_end = asyncio.Event()
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
         self.requests.append(request)
         yield numbered(30)
         await self.may_end.wait()
@@ -104,7 +104,7 @@ async def test_each_segment_goes_on_from_the_one_before_once_that_has_ended() ->
 class Redrawn(FakeSynthesizer):
     """The second segment ends badly at first."""
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
         self.requests.append(request)
         number = len(self.requests)
         yield replace(numbered(30, start=100 * number), pcm=bytes(4 * INFO.sample_rate))  # two seconds

@@ -246,7 +246,7 @@ async def test_segments_are_one_utterance(texts: LiveTexts) -> None:
 class Hasty(FakeSynthesizer):
     """Waits for no text."""
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
         for step in self.script:
             assert isinstance(step, PcmChunk)
             yield step

@@ -9,12 +9,13 @@ import pytest
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
-from serve_app.api.routes import Node, create_api
+from serve_app.api.routes import Node
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.speech import admission, first_audio, room
 from serve_app.speech.admission import Admission
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +34,7 @@ class Timed(FakeSynthesizer):
         super().__init__(script=script)
         self.clock, self.times_s = clock, times_s
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
         async for item in super().synthesize(request):
             self.clock.now_s = self.times_s.pop(0)
             yield item
@@ -72,7 +73,8 @@ async def test_a_player_without_a_buffer(instruments: dict[str, Instrument], clo
     second = CUSTOM_VOICE.sample_rate * 2
     script = [chunk(bytes(int(second * audio_s))) for audio_s in (1.0, 0.5, 1.0, 0.1)]
     synthesizer = Timed(clock, [10.0, 10.5, 12.0, 12.9], script)  # plays until 11.0, 11.5, and once more until 13.0
-    async for _ in Admission(synthesizer, AdmissionSettings()).synthesize(REQUEST):
+    admission = Admission(synthesizer, AdmissionSettings())
+    async for _ in admission.synthesize(REQUEST, CUSTOM_VOICE):
         pass
     assert instruments["TTFP"].values == [0.5]
     assert instruments["LATENESS"].values == pytest.approx([0.0, 0.0, 0.5, 0.0])
@@ -85,7 +87,9 @@ async def test_the_first_audible_sample(instruments: dict[str, Instrument], cloc
     rate = CUSTOM_VOICE.sample_rate
     loud = np.full(rate // 10, 3000, "<i2").tobytes()
     script = [chunk(bytes(rate // 2)), chunk(bytes(rate // 5) + loud), chunk(loud)]  # 0.25 and 0.1 s of silence first
-    async for _ in Admission(Timed(clock, [10.0, 10.2, 10.4], script), AdmissionSettings()).synthesize(REQUEST):
+    async for _ in Admission(Timed(clock, [10.0, 10.2, 10.4], script), AdmissionSettings()).synthesize(
+        REQUEST, CUSTOM_VOICE
+    ):
         pass
     assert instruments["TTFP"].values == [0.5]
     assert instruments["TTFA"].values == pytest.approx([0.7])
@@ -93,20 +97,24 @@ async def test_the_first_audible_sample(instruments: dict[str, Instrument], cloc
 
 
 async def test_a_reader_who_takes_time_makes_nothing_late(instruments: dict[str, Instrument], clock: Clock) -> None:
-    async for _ in Admission(FakeSynthesizer(script=utterance(5)), AdmissionSettings()).synthesize(REQUEST):
+    async for _ in Admission(FakeSynthesizer(script=utterance(5)), AdmissionSettings()).synthesize(
+        REQUEST, CUSTOM_VOICE
+    ):
         clock.now_s += 1.0
     assert instruments["LATENESS"].values == [0.0] * 5
 
 
 async def test_a_stream_without_audio_has_no_rtf(instruments: dict[str, Instrument]) -> None:
-    async for _ in Admission(FakeSynthesizer(script=utterance(0)), AdmissionSettings()).synthesize(REQUEST):
+    async for _ in Admission(FakeSynthesizer(script=utterance(0)), AdmissionSettings()).synthesize(
+        REQUEST, CUSTOM_VOICE
+    ):
         pass
     assert instruments["RTF"].values == instruments["TTFP"].values == []
 
 
 async def ask(synthesizer: FakeSynthesizer, path: str = "/v1/audio/speech") -> httpx.Response:
-    node = Node(is_running=lambda: True, is_ready=lambda: True, scrape=EXPORTED.encode)
-    transport = httpx.ASGITransport(create_api(synthesizer, ApiSettings(), node=node))
+    node = Node(is_running=lambda model: True, is_ready=lambda: True, scrape=EXPORTED.encode)
+    transport = httpx.ASGITransport(one_api(synthesizer, ApiSettings(), node=node))
     async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
         return await (client.get(path) if path.startswith("/metrics") else client.post(path, json=BODY))
 
@@ -139,13 +147,14 @@ def test_every_instrument_is_named_with_its_unit() -> None:
 @pytest.mark.parametrize("reason", FinishReason)
 async def test_an_ending_is_counted_by_its_reason(instruments: dict[str, Instrument], reason: FinishReason) -> None:
     script = [chunk(b"\0\0"), chunk(b"\0\0", finish_reason=reason)]
-    async for _ in Admission(FakeSynthesizer(script=script), AdmissionSettings()).synthesize(REQUEST):
+    admission = Admission(FakeSynthesizer(script=script), AdmissionSettings())
+    async for _ in admission.synthesize(REQUEST, CUSTOM_VOICE):
         pass
     assert (instruments["ENDINGS"].values, instruments["ENDINGS"].tags) == ([1], [{"reason": reason}])
 
 
 async def test_a_stream_that_is_left_has_no_ending(instruments: dict[str, Instrument]) -> None:
-    stream = Admission(FakeSynthesizer(script=utterance(3)), AdmissionSettings()).synthesize(REQUEST)
+    stream = Admission(FakeSynthesizer(script=utterance(3)), AdmissionSettings()).synthesize(REQUEST, CUSTOM_VOICE)
     await anext(stream)
     await stream.aclose()
     assert instruments["ENDINGS"].values == []

@@ -34,7 +34,11 @@ class Several:
         }
         self.states = dict.fromkeys(infos, READY)
         settings = AdmissionSettings.model_validate(admission)
-        node = Node(lambda: True, lambda: True, lambda: b"", state=lambda model: self.states[model])
+
+        def is_running(model: str) -> bool:
+            return self.states[model].status is ModelStatus.READY
+
+        node = Node(is_running, lambda: True, lambda: b"", state=lambda model: self.states[model])
         served = {name: (each, settings) for name, each in self.speakers.items()}
         self.voices = Voices.of(ApiSettings().voices)
         api = create_api(served, ApiSettings(), node=node, voices=self.voices)

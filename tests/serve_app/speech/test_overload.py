@@ -74,7 +74,7 @@ class SmallServer:
                 stream.done += TICK_S / frame_s
                 stream.moved.set()
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
         frames, stream = request.seed, Stream()
         self.waiting.append(stream)
         ends = [end for end in accumulate((*RAMP, *[RAMP[-1]] * frames)) if end < frames] + [frames]
@@ -107,7 +107,9 @@ async def listen(admission: Admission, frames: int) -> Heard:
     loop = asyncio.get_running_loop()
     heard, empty_s = Heard(loop.time()), 0.0
     try:
-        async with aclosing(admission.synthesize(SynthesisRequest("id", "Hello.", seed=frames))) as chunks:
+        async with aclosing(
+            admission.synthesize(SynthesisRequest("id", "Hello.", seed=frames), CUSTOM_VOICE)
+        ) as chunks:
             async for item in chunks:
                 if heard.ttfb_s is None:
                     heard.ttfb_s, empty_s = loop.time() - heard.due_s, loop.time()

@@ -9,10 +9,10 @@ import pytest
 from deployments import listener
 from deployments.errors import EngineError, Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from serve_app.speech.segments import LongText, Segments
 from tests.serve_app.fake import CUSTOM_VOICE, NUM_TEXT_TOKENS, FakeSynthesizer, Step, chunk, pcm_of, utterance
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +34,7 @@ class Recorder:
     async def describe(self) -> ModelInfo:
         return INFO
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
         number = int(request.request_id.partition(".")[2] or 1)
         self.log.append(f"begin {number}")
         await self._tell()
@@ -91,7 +91,7 @@ async def spoken_twice(
     class Scripted:
         describe = synthesizer.describe
 
-        async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
             asked.append(request)
             for step in scripts.pop(0):
                 if isinstance(step, asyncio.Event):
@@ -211,7 +211,7 @@ class FullAtFirst(Recorder):
         super().__init__(*scripts)
         self._segment, self._refusals = segment, refusals
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
         if request.request_id.endswith(self._segment) and self._refusals:
             self._refusals -= 1
             raise Overloaded("full")
@@ -273,7 +273,7 @@ async def test_requests_of_the_segments() -> None:
 
 
 async def post(synthesizer: FakeSynthesizer, text: str) -> httpx.Response:
-    api = create_api(synthesizer, ApiSettings())
+    api = one_api(synthesizer, ApiSettings())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray") as client:
         body = {"input": text, "voice": "alloy", "response_format": "pcm"}
         return await client.post("/v1/audio/speech", json=body)

@@ -11,12 +11,12 @@ from fastapi import FastAPI
 from numpy.typing import NDArray
 
 from serve_app.api.keys import create_key
-from serve_app.api.routes import create_api
 from serve_app.audio.recordings import decode_file
 from serve_app.config import AccessSettings, ApiSettings, VoiceSettings
 from serve_app.speech.live_text import LiveTexts
 from serve_app.voices.library import Forget, Voices, nobody
 from tests.serve_app.fake import BASE, FakeSynthesizer, utterance
+from tests.serve_app.one_model import one_api
 
 RATE = 24_000
 
@@ -69,7 +69,7 @@ class Server:
     def surface(self) -> FastAPI:
         access = AccessSettings(keys_file=self.file)
         settings = ApiSettings(access=access, voices=self.settings)
-        return create_api(self.synthesizer, settings, live_texts=self.texts, voices=self.voices)
+        return one_api(self.synthesizer, settings, live_texts=self.texts, voices=self.voices)
 
     def client(self, name: str | None = None) -> httpx.AsyncClient:
         headers = {"authorization": f"Bearer {self.keys[name]}"} if name else {}

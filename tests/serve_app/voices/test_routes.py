@@ -14,7 +14,6 @@ from httpx import AsyncClient
 
 from deployments.errors import NotReady, StartError
 from deployments.protocol import ClonePrompt
-from serve_app.api.routes import create_api
 from serve_app.audio import recordings
 from serve_app.audio.recordings import decode_file, decode_reference
 from serve_app.audio.reference_doctor import decode_prepared
@@ -24,6 +23,7 @@ from serve_app.voices.record import EVERYBODY, VISITOR, StoredVoice, Visitor
 from tests.serve_app import asgi
 from tests.serve_app.dialects.client import Client
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
+from tests.serve_app.one_model import one_api
 from tests.serve_app.voices.speakers import RATE, Server, spoken, store, wav
 
 pytestmark = pytest.mark.anyio
@@ -248,7 +248,7 @@ async def test_a_stored_voice_may_be_the_default_one(folder: Path) -> None:
     async with server.client() as client:
         await store(client, "ada", ref_text="Hiss.")
     settings = ApiSettings(voices=server.settings, default_voice="Ada")
-    server.api = create_api(server.synthesizer, settings, voices=server.voices)
+    server.api = one_api(server.synthesizer, settings, voices=server.voices)
     async with server.client() as client:
         assert (await client.get("/ready")).status_code == 200
         unknown = await client.post("/v1/text-to-speech/21m00Tcm4TlvDq8ikWAM", json={"text": "Hi."})

@@ -1,0 +1,23 @@
+"""What a server of a single model is made of."""
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from deployments.config import TalkerConfig
+from serve_app.api.routes import create_api
+from serve_app.config import AdmissionSettings, ApiSettings
+from serve_app.speech.synthesizer import Synthesizer
+
+
+def one_api(synthesizer: Synthesizer, settings: ApiSettings, **more: Any) -> FastAPI:
+    """As `create_api`, of one model."""
+    return create_api({"": (synthesizer, settings.admission)}, settings, **more)
+
+
+def one_deployed(codec: Any, talker: Any = None) -> Any:
+    """The handles of the only model. `talker`: where its GPU decodes."""
+    from serve_app.ingress import Deployed  # which imports Ray
+
+    pools = ("Talker", "Codec")
+    return Deployed("", "embedded", TalkerConfig(), False, AdmissionSettings(), pools, codec, talker)
