@@ -56,18 +56,25 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Produced:
-    """New frames by the number of their request, and the load and counts of the engine after a step."""
+class EngineLoad:
+    """What an engine is busy with, and its counts."""
 
-    chunks: tuple[tuple[int, FrameChunk], ...]
-    num_running: int
-    num_waiting: int
-    step_s: float = 0.0  # duration of the step; 0 where no frame was made
+    num_running: int = 0
+    num_waiting: int = 0
     kv_used_ratio: float = 0.0
     speakers: Lookups = field(default_factory=Lookups)  # of speaker vectors since the last report
     references: Lookups = field(default_factory=Lookups)  # of codes of recordings since the last report
     num_background: int = 0  # sequences of jobs, which count in neither of the numbers above
     repaired: int = 0  # streams so far whose audio came to NaN or infinity and was made again
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """New frames by the number of their request, and the engine's load after the step."""
+
+    chunks: tuple[tuple[int, FrameChunk], ...]
+    step_s: float  # duration of the step; 0 where no frame was made
+    load: EngineLoad
 
 
 @dataclass(frozen=True, slots=True)

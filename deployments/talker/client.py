@@ -52,8 +52,7 @@ class EngineClient:
         self._reading: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._reported_s = 0.0  # time.monotonic() of the last report
-        self.num_running = self.num_waiting = self.num_background = self._repaired = 0
-        self.kv_used_ratio = 0.0
+        self.load = channel.EngineLoad()  # of the last step
         with contextlib.ExitStack() as failed:
             failed.callback(self.stop)
             self.info = self._await_ready()
@@ -180,13 +179,13 @@ class EngineClient:
 
     def _deliver(self, report: channel.Command | channel.Report) -> None:
         if isinstance(report, channel.Produced):
-            self.num_running, self.num_waiting = report.num_running, report.num_waiting
-            self.num_background, self.kv_used_ratio = report.num_background, report.kv_used_ratio
-            metrics.talker_step(report.step_s, len(report.chunks), report.kv_used_ratio, waiting=report.num_waiting)
-            metrics.references("speaker", report.speakers)
-            metrics.references("codes", report.references)
-            metrics.codec_repaired("talker", report.repaired - self._repaired)
-            self._repaired = report.repaired
+            before, self.load = self.load, report.load
+            metrics.talker_step(
+                report.step_s, len(report.chunks), self.load.kv_used_ratio, waiting=self.load.num_waiting
+            )
+            metrics.references("speaker", self.load.speakers)
+            metrics.references("codes", self.load.references)
+            metrics.codec_repaired("talker", self.load.repaired - before.repaired)
             for number, chunk in report.chunks:
                 if number in self._streams:
                     self._streams[number].put_nowait(chunk)

@@ -75,9 +75,9 @@ class TalkerReplica:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """A `TalkerRecord`, for Serve's controller."""
-        engine = self._engine
-        numbers = float(engine.num_running), float(engine.num_waiting), engine.kv_used_ratio
-        return asdict(TalkerRecord(*numbers, background=float(engine.num_background)))
+        load = self._engine.load
+        numbers = float(load.num_running), float(load.num_waiting), load.kv_used_ratio
+        return asdict(TalkerRecord(*numbers, background=float(load.num_background)))
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises, or when it ends: a dead engine cannot be revived in place."""

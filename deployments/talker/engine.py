@@ -11,10 +11,10 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from deployments.audio.recording_cache import Lookups
 from deployments.errors import EngineError, Overloaded, TalkerLost, TalkrayError
 from deployments.protocol import Codes, FrameChunk, GenerateRequest, ModelInfo
 from deployments.talker.audio_streams import AudioStreams
+from deployments.talker.channel import EngineLoad
 from deployments.talker.intake import Intake
 from deployments.talker.networks import MIN_NEW_TOKENS, NOT_FINITE
 from deployments.talker.outgoing import Outgoing
@@ -39,19 +39,6 @@ class StepOutput:
 
     chunks: tuple[tuple[int, FrameChunk], ...] = ()
     failures: tuple[tuple[int, TalkrayError], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLoad:
-    """What an engine is busy with, and its counts, as `channel.Produced` reports them."""
-
-    num_running: int
-    num_waiting: int
-    num_background: int
-    kv_used_ratio: float
-    speakers: Lookups
-    references: Lookups
-    repaired: int
 
 
 class StepStage(Enum):
@@ -183,10 +170,10 @@ class Engine:
         return EngineLoad(
             num_running=self.scheduler.num_running,
             num_waiting=len(self.scheduler.waiting),
-            num_background=self.scheduler.num_background,
             kv_used_ratio=self.scheduler.kv_used_ratio,
             speakers=self.prompts.speakers.take_lookups(),
             references=self.prompts.references.take_lookups(),
+            num_background=self.scheduler.num_background,
             repaired=self.audio.repaired,
         )
 

@@ -24,7 +24,7 @@ from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, with_ma
 from deployments.serving.collector import leave_loaded_alone
 from deployments.serving.starvation import ThreadWork
 from deployments.talker import channel
-from deployments.talker.engine import Engine, EngineLoad
+from deployments.talker.engine import Engine
 from deployments.talker.loading import StartClock, load_engine
 from deployments.weights.store import cache_directory, locate
 
@@ -150,7 +150,7 @@ class EngineProcess:
             chunks = self.first_audio.follow(output.chunks)
             step_s = time.perf_counter() - began_s if chunks else 0.0
         if chunks or was_idle or engine.is_idle:  # the last report before a pause says that nothing runs
-            self._send(_report(chunks, step_s, engine.take_load()))
+            self._send(channel.Produced(chunks, step_s, engine.take_load()))
         for number, error in output.failures:
             self._send(channel.RequestFailed(number, error))
         if engine.is_idle and not was_idle:
@@ -223,20 +223,6 @@ class EngineProcess:
     def _send(self, report: channel.Report) -> None:
         with self._sending:
             self.connection.sendall(channel.encode(report))
-
-
-def _report(chunks: tuple[tuple[int, FrameChunk], ...], step_s: float, load: EngineLoad) -> channel.Produced:
-    return channel.Produced(
-        chunks,
-        load.num_running,
-        load.num_waiting,
-        step_s,
-        load.kv_used_ratio,
-        load.speakers,
-        load.references,
-        load.num_background,
-        load.repaired,
-    )
 
 
 def main(descriptor: int, model: str, config: str) -> None:

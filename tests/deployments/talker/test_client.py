@@ -62,7 +62,7 @@ async def test_frames_are_those_of_the_engine(client: EngineClient, in_process: 
         spoken, expected = Spoken.join(chunks), speak(in_process, request)
         assert np.array_equal(spoken.codes, expected.codes)
         assert (spoken.reason, spoken.num_text_tokens) == (expected.reason, expected.num_text_tokens)
-    assert (client.num_running, client.num_waiting) == (0, 0)
+    assert (client.load.num_running, client.load.num_waiting) == (0, 0)
 
 
 async def test_a_slow_reader_gets_what_has_arrived_in_one_chunk(client: EngineClient) -> None:
@@ -78,9 +78,9 @@ async def test_a_slow_reader_gets_what_has_arrived_in_one_chunk(client: EngineCl
 async def test_leaving_a_stream_aborts_it(client: EngineClient) -> None:
     async with aclosing(client.generate(ENDLESS)) as chunks:
         await anext(chunks)
-        assert client.num_running == 1
+        assert client.load.num_running == 1
     await listen(client, ask(frames=5))  # after it in the pipe: what is reported now is the state after the abort
-    assert (client.num_running, client.num_waiting) == (0, 0)
+    assert (client.load.num_running, client.load.num_waiting) == (0, 0)
 
 
 async def test_a_cancelled_reader_leaves_too(client: EngineClient) -> None:
@@ -97,7 +97,7 @@ async def test_a_cancelled_reader_leaves_too(client: EngineClient) -> None:
     with pytest.raises(asyncio.CancelledError):
         await reader
     await listen(client, ask(frames=5))
-    assert client.num_running == 0
+    assert client.load.num_running == 0
 
 
 async def test_an_invalid_request_arrives_with_its_field(client: EngineClient) -> None:
@@ -116,7 +116,7 @@ async def test_overload_arrives_before_the_first_frame(client: EngineClient) -> 
         assert isinstance(refused.exception(), Overloaded)
         assert refused is waiting[-1]
     await asyncio.gather(*waiting[:2])
-    assert client.num_running == 0
+    assert client.load.num_running == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

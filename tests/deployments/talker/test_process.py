@@ -141,7 +141,7 @@ def test_it_speaks_as_its_engine_does(start: Start, checkpoint: Path) -> None:
     spoken = Spoken.join(chunks_of(reports, 4))
     assert np.array_equal(spoken.codes, speak(build_engine(checkpoint, start.config), ask()).codes)
     assert isinstance(reports[-1], channel.Produced)
-    assert (reports[-1].num_running, reports[-1].num_waiting) == (0, 0)
+    assert (reports[-1].load.num_running, reports[-1].load.num_waiting) == (0, 0)
 
 
 def test_it_counts_who_runs_and_who_waits(start: Start) -> None:
@@ -149,7 +149,7 @@ def test_it_counts_who_runs_and_who_waits(start: Start) -> None:
         replica.send(channel.Submit(1, ask(ignore_eos=True)), channel.Submit(2, ask(ignore_eos=True)))
         first = replica.until(has_frames)[-1]
         assert isinstance(first, channel.Produced)
-        assert (first.num_running, first.num_waiting) == (1, 1)
+        assert (first.load.num_running, first.load.num_waiting) == (1, 1)
 
 
 def test_an_idle_engine_still_reports(start: Start) -> None:
@@ -178,13 +178,13 @@ def test_abort_makes_room_for_the_next(start: Start) -> None:
         replica.send(channel.Submit(2, ask(frames=3)), channel.Abort(1), channel.Abort(99))
         reports = replica.until(is_last(2))
         assert isinstance(reports[-1], channel.Produced)
-        assert (reports[-1].num_running, reports[-1].num_waiting) == (0, 0)
+        assert (reports[-1].load.num_running, reports[-1].load.num_waiting) == (0, 0)
         assert {chunk.finish_reason for chunk in chunks_of(reports, 1)} <= {None}  # cut off, not finished
 
 
 def test_it_says_that_nothing_runs_after_the_last_abort(start: Start) -> None:
     def is_free(report: channel.Report) -> bool:
-        return isinstance(report, channel.Produced) and (report.num_running, report.num_waiting) == (0, 0)
+        return isinstance(report, channel.Produced) and (report.load.num_running, report.load.num_waiting) == (0, 0)
 
     with loaded(start) as replica:
         replica.send(channel.Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
