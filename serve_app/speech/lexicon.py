@@ -8,8 +8,8 @@ from typing import ClassVar
 from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
+from deployments.embedded_voice.live_english import TextPart
 from deployments.errors import InvalidRequest
-from deployments.voice.live_english import TextPart
 from serve_app.speech.characters import is_ideograph
 
 MAX_WORDS = 1000

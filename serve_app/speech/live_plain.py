@@ -3,7 +3,7 @@
 import re
 import unicodedata
 
-from deployments.voice.live_english import TextPart
+from deployments.embedded_voice.live_english import TextPart
 from serve_app.speech.characters import clean, is_speakable
 
 _LONGEST_CLUSTER = 64  # characters to search for a boundary; Unicode's stream-safe format stacks at most 30 marks

@@ -16,9 +16,9 @@ from typing import Any, cast
 import yaml
 from num2words import num2words
 
+from deployments.embedded_voice.english import spoken_english
+from deployments.embedded_voice.live_english import TextPart
 from deployments.errors import InvalidRequest
-from deployments.voice.english import spoken_english
-from deployments.voice.live_english import TextPart
 from serve_app.speech.detection import EXTRA
 from serve_app.speech.languages import language_code
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from deployments.embedded_voice.english import spoken_english
+from deployments.embedded_voice.live_english import LiveEnglish, TextPart
 from deployments.protocol import Stretch
-from deployments.voice.english import spoken_english
-from deployments.voice.live_english import LiveEnglish, TextPart
 from serve_app.speech.characters import clean, is_speakable
 from serve_app.speech.lexicon import Lexicon, LiveLexicon
 from serve_app.speech.live_plain import LivePlain

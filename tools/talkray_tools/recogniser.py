@@ -21,7 +21,7 @@ from moonshine_voice import ModelArch, get_assets_path
 from moonshine_voice import Transcriber as MoonshineTranscriber
 from numpy.typing import NDArray
 
-from deployments.voice.english import spoken_english
+from deployments.embedded_voice.english import spoken_english
 from deployments.weights.store import cache_directory
 from serve_app.audio.recordings import decode_file
 from serve_app.speech.languages import language_code, language_name

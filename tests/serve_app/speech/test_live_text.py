@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from deployments.embedded_voice.english import spoken_english
+from deployments.embedded_voice.live_english import LONGEST_UNCUT
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import read
-from deployments.voice.english import spoken_english
-from deployments.voice.live_english import LONGEST_UNCUT
 from serve_app.speech.characters import clean
 from serve_app.speech.live_plain import LivePlain
 from serve_app.speech.live_text import LiveText, LiveTexts
@@ -132,7 +132,7 @@ async def test_a_long_text_is_taken_in_bounded_parts(
         return english(text)
 
     monkeypatch.setattr("unicodedata.east_asian_width", measured)
-    monkeypatch.setattr("deployments.voice.live_english.spoken_english", turned)
+    monkeypatch.setattr("deployments.embedded_voice.live_english.spoken_english", turned)
     text, turns = flooded(unit, 16_000), []
     with await texts.open(REQUEST, info, max_chars=LONG) as live:
         live.append(text)

@@ -4,8 +4,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from deployments.embedded_voice.english import spoken_english
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
-from deployments.voice.english import spoken_english
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.segments import LongText
 from serve_app.speech.spoken_text import SpokenText, TextRules, read
@@ -203,7 +203,8 @@ async def test_cut_words_of_other_texts_are_whole_words() -> None:
 def test_a_long_text_is_looked_at_as_far_as_it_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     turned: list[str] = []
     monkeypatch.setattr(
-        "deployments.voice.live_english.spoken_english", lambda text: turned.append(text) or spoken_english(text)
+        "deployments.embedded_voice.live_english.spoken_english",
+        lambda text: turned.append(text) or spoken_english(text),
     )
     text = "Hello there, all of you! " * 2000
     times = WordTimes(source(text, ENGLISH), ENGLISH)

@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from deployments.voice.english import spoken_english
-from deployments.voice.live_english import LONGEST_UNCUT, LiveEnglish
+from deployments.embedded_voice.english import spoken_english
+from deployments.embedded_voice.live_english import LONGEST_UNCUT, LiveEnglish
 
 # What the reading of a word may depend on stands beside it.
 PIECES = """

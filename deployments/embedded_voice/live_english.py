@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from deployments.voice.english import is_marked, spoken_english
+from deployments.embedded_voice.english import is_marked, spoken_english
 
 # The two halves of a cut text are read alone, so the text is cut only after a plain word, once another word has begun.
 # Other words may be a part of a number, an abbreviation or an address. The next word begins with several letters, one

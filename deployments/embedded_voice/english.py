@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
 
-from deployments.voice.numbers import speak_numbers
+from deployments.embedded_voice.numbers import speak_numbers
 
 _FOLDED = {
     **dict.fromkeys("‘’‚‛′ʼ´", "'"),

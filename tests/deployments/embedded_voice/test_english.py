@@ -3,8 +3,8 @@ import re
 
 import pytest
 
-from deployments.voice.english import spoken_english
-from deployments.voice.numbers import cardinal, ordinal, year
+from deployments.embedded_voice.english import spoken_english
+from deployments.embedded_voice.numbers import cardinal, ordinal, year
 
 SPOKEN = re.compile(r"(?:[A-Za-z](?:[A-Za-z]|['-](?=[A-Za-z])|[.,?!;:](?= |$)| (?=[A-Za-z]))*[.?!])?")
 # What means something on its own or next to something else, to be thrown together at random.
