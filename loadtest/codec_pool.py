@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 
-from deployments.codec.batch import Decoded, DecodeJob
+from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.plan import (
     MANY_WORKERS,
     MAX_BATCH_FRAMES,
@@ -155,7 +155,7 @@ class _Replica:
     gate: DecodeGate = field(init=False)
     capacity: Capacity = field(init=False)
     placement: Placement = field(init=False)
-    _jobs: list[tuple[DecodeJob, asyncio.Future[Decoded]]] = field(default_factory=list)
+    _tasks: list[tuple[DecodeTask, asyncio.Future[Decoded]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         largest = {size: self.pool.largest(size) for size in call_sizes(self.pool.ramp)}
@@ -203,30 +203,30 @@ class _Replica:
                 listener.deliver(len(chunk.codes) * _FRAME_S, now_s=_now_s())
         return first_s, listener.stalled_s
 
-    async def _decode(self, job: DecodeJob) -> Decoded:
+    async def _decode(self, task: DecodeTask) -> Decoded:
         done: asyncio.Future[Decoded] = asyncio.get_running_loop().create_future()
-        self._jobs.append((job, done))
-        if len(self._jobs) == 1:
+        self._tasks.append((task, done))
+        if len(self._tasks) == 1:
             asyncio.get_running_loop().call_soon(self._begin)  # with all that come in this tick
         return await done
 
     def _begin(self) -> None:
-        jobs, self._jobs = self._jobs, []
-        self.gate.taken()
+        tasks, self._tasks = self._tasks, []
+        self.gate.note_gathered()
         self.cores.busy += 1
         share = self.cores.busy / (self.pool.replicas * self.pool.workers)
-        work_s = self.pool.work_s(sum(len(job.codes) for job, _ in jobs)) * self.dice.lognormvariate(0, _DEVIATION)
+        work_s = self.pool.work_s(sum(len(task.codes) for task, _ in tasks)) * self.dice.lognormvariate(0, _DEVIATION)
         work_s *= 1 + self.pool.crowded * share
         self.busy_s += work_s
-        asyncio.get_running_loop().call_later(work_s, self._finish, jobs)
+        asyncio.get_running_loop().call_later(work_s, self._finish, tasks)
 
-    def _finish(self, jobs: list[tuple[DecodeJob, asyncio.Future[Decoded]]]) -> None:
+    def _finish(self, tasks: list[tuple[DecodeTask, asyncio.Future[Decoded]]]) -> None:
         self.cores.busy -= 1
-        self.capacity.decoded(max(job.stall_s(_now_s()) for job, _ in jobs), now_s=_now_s())
-        for job, done in jobs:
-            pcm = np.ones(len(job.codes) * _FRAME_SAMPLES, np.int16)
+        self.capacity.decoded(max(task.stall_s(_now_s()) for task, _ in tasks), now_s=_now_s())
+        for task, done in tasks:
+            pcm = np.ones(len(task.codes) * _FRAME_SAMPLES, np.int16)
             if not done.done():
-                done.set_result(Decoded(pcm, DecoderState(job.state.position + len(job.codes), ())))
+                done.set_result(Decoded(pcm, DecoderState(task.state.position + len(task.codes), ())))
 
 
 async def _talker(frames: int, gpu_frames: int) -> AsyncGenerator[FrameChunk, None]:
@@ -252,11 +252,11 @@ async def _load(pool: CodecPool, traffic: Traffic) -> Served:
         listeners.append(asyncio.create_task(min(seen, key=lambda each: each.streams).listen(frames)))
     outcomes = await asyncio.gather(*listeners)
     heard = [outcome for outcome in outcomes if outcome is not None]
-    batches, jobs = (sum(getattr(replica.gate, count) for replica in replicas) for count in ("batches", "jobs"))
+    batches, tasks = (sum(getattr(replica.gate, count) for replica in replicas) for count in ("batches", "tasks"))
     busy_cores = sum(replica.busy_s for replica in replicas) / (_now_s() - began_s)
     firsts, stalls = [first for first, _ in heard], [stalled for _, stalled in heard]
     refused, decoded = len(outcomes) - len(heard), 1 - cores.frames_of_gpu / cores.frames
-    return Served(firsts, stalls, refused, busy_cores, jobs / batches, decoded)
+    return Served(firsts, stalls, refused, busy_cores, tasks / batches, decoded)
 
 
 def serve(pool: CodecPool, traffic: Traffic) -> Served:

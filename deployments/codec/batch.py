@@ -14,19 +14,19 @@ from deployments.protocol import Codes
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeJob:
+class DecodeTask:
     """The next frames of one stream."""
 
     codes: Codes  # [frames, num_code_groups]
     state: DecoderState
     deadline_s: float  # when its listener needs them, of time.monotonic()
     silent: bool = False  # only the state is wanted: the talker's GPU made the audio
-    followed_by: int = 0  # frames of further silent jobs of this stream
+    followed_by: int = 0  # frames of further silent tasks of this stream
     stalled_s: float = 0.0  # silence that its listener has heard so far
 
     @property
     def shape(self) -> tuple[int, bool]:
-        """The shape that the jobs of one call share."""
+        """The shape that the tasks of one call share."""
         return len(self.codes), self.silent
 
     def stall_s(self, now_s: float) -> float:
@@ -36,37 +36,37 @@ class DecodeJob:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Audio of a job and the state of its stream after it."""
+    """Audio of a task and the state of its stream after it."""
 
-    pcm: NDArray[np.int16]  # [frames * frame_samples]; nothing, for a silent job
+    pcm: NDArray[np.int16]  # [frames * frame_samples]; nothing, for a silent task
     state: DecoderState
 
 
-def decode_batch(decoder: CodecDecoder, jobs: Sequence[DecodeJob]) -> list[Decoded | Exception]:
-    """Outcome of each job, in their order: one call for each shape, and a bad job fails alone."""
+def decode_batch(decoder: CodecDecoder, tasks: Sequence[DecodeTask]) -> list[Decoded | Exception]:
+    """Outcome of each task, in their order: one call for each shape, and a bad task fails alone."""
     outcomes: dict[int, Decoded | Exception] = {}
-    for shape in sorted({job.shape for job in jobs}):
-        rows = [row for row, job in enumerate(jobs) if job.shape == shape]
-        outcomes |= zip(rows, _decode_group(decoder, [jobs[row] for row in rows]), strict=True)
-    return [outcomes[row] for row in range(len(jobs))]
+    for shape in sorted({task.shape for task in tasks}):
+        rows = [row for row, task in enumerate(tasks) if task.shape == shape]
+        outcomes |= zip(rows, _decode_group(decoder, [tasks[row] for row in rows]), strict=True)
+    return [outcomes[row] for row in range(len(tasks))]
 
 
-def _decode_group(decoder: CodecDecoder, jobs: list[DecodeJob]) -> list[Decoded | Exception]:
+def _decode_group(decoder: CodecDecoder, tasks: list[DecodeTask]) -> list[Decoded | Exception]:
     try:
-        return list(_decode_stacked(decoder, jobs))
+        return list(_decode_stacked(decoder, tasks))
     except (EngineError, MemoryError, RuntimeError, ValueError) as error:
-        if len(jobs) > 1:  # find the culprit
-            return [outcome for job in jobs for outcome in _decode_group(decoder, [job])]
+        if len(tasks) > 1:  # find the culprit
+            return [outcome for task in tasks for outcome in _decode_group(decoder, [task])]
         if isinstance(error, EngineError):
             return [error]
         return [out_of_memory(error) or EngineError(f"the codec decoder failed: {error}")]
 
 
-def _decode_stacked(decoder: CodecDecoder, jobs: list[DecodeJob]) -> list[Decoded]:
-    codes = torch.from_numpy(np.stack([job.codes for job in jobs]).astype(np.int64))
-    states = [job.state for job in jobs]
-    if jobs[0].silent:
-        nothing, followed_by = np.zeros(0, np.int16), min(job.followed_by for job in jobs)
+def _decode_stacked(decoder: CodecDecoder, tasks: list[DecodeTask]) -> list[Decoded]:
+    codes = torch.from_numpy(np.stack([task.codes for task in tasks]).astype(np.int64))
+    states = [task.state for task in tasks]
+    if tasks[0].silent:
+        nothing, followed_by = np.zeros(0, np.int16), min(task.followed_by for task in tasks)
         return [Decoded(nothing, state) for state in decoder.recall(codes, states, followed_by=followed_by)]
     audio, states = decoder.decode(codes, states)
     return [Decoded(pcm, state) for pcm, state in zip(to_pcm16(audio), states, strict=True)]

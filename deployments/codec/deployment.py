@@ -20,7 +20,7 @@ from deployments.serving.handles import ask_replica, read_replica
 from deployments.serving.replica import Replica
 
 if TYPE_CHECKING:  # torch stays out of processes that only compose the application
-    from deployments.codec.batch import Decoded, DecodeJob
+    from deployments.codec.batch import Decoded, DecodeTask
 
 # How long a replica that starts waits for a talker: the route to the pool is known by then, whether or not one answers.
 _MEETING_S = 2.0
@@ -54,14 +54,14 @@ class CodecReplica:
         )
 
         @batched  # type: ignore[untyped-decorator]
-        async def decode(jobs: "list[DecodeJob]") -> "list[Decoded | Exception]":
+        async def decode(tasks: "list[DecodeTask]") -> "list[Decoded | Exception]":
             """Decode chunks of several streams in one call.
 
-            The gate chooses the jobs of a call, because `serve.batch` knows neither deadlines nor shapes.
+            The gate chooses the tasks of a call, because `serve.batch` knows neither deadlines nor shapes.
             `serve.batch` stays as the way into the call, because Serve's own metrics of batches come from it.
             """
-            decoding = self._service.decode_batch(jobs)
-            return await self._load.call(decoding, jobs, waiting=self._service.gate.num_waiting)
+            decoding = self._service.decode_batch(tasks)
+            return await self._load.call(decoding, tasks, waiting=self._service.gate.num_waiting)
 
         self._talkers = talkers
         self._service = CodecService(model, config, decode=decode, placements=placements)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 
-from deployments.codec.batch import Decoded, DecodeJob
+from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.plan import CALL_FRAMES, MANY_WORKERS, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, longest_call_s
 
 _SMOOTHING = 0.1  # weight of the newest batch
@@ -25,8 +25,8 @@ _USUAL_FRAMES = 8  # a call has so many on average: few at a stream's beginning,
 # worker waits _RETURN_S for it, because a call for a stream that has time would take far longer.
 _URGENT_S = 0.5
 _RETURN_S = 0.02
-# With many workers, a job whose listener has more than _PLENTY_S in hand after the call waits _PATIENCE_S for others to
-# share the call, and _LAST_WORKER_S before it takes the last idle worker.
+# With many workers, a task whose listener has more than _PLENTY_S in hand after the call waits _PATIENCE_S for others
+# to share the call, and _LAST_WORKER_S before it takes the last idle worker.
 _PLENTY_S = 0.6
 _PATIENCE_S = 0.3
 _LAST_WORKER_S = 1.0
@@ -36,7 +36,7 @@ _LAST_WORKER_S = 1.0
 class _Waiter:
     deadline_s: float
     number: int  # order of submission between equal deadlines
-    job: DecodeJob = field(compare=False)
+    task: DecodeTask = field(compare=False)
     decoded: asyncio.Future[Decoded] = field(compare=False)
     came_s: float = field(compare=False)
 
@@ -55,20 +55,20 @@ class _Waiter:
 
 
 class DecodeGate:
-    """Holds jobs back while every worker is busy, then lets the most urgent ones through together.
+    """Holds tasks back while every worker is busy, then lets the most urgent ones through together.
 
-    Of many workers one may be idle while jobs that are not wanted for long wait for others to share a call with, which
+    Of many workers one may be idle while tasks that are not wanted for long wait for others to share a call with, which
     costs less, and leave it to an urgent one.
 
-    `decode` takes one job. All jobs of a batch reach it in one tick of the event loop, and `@serve.batch`, which has no
-    wait, gathers them again (codec/deployment.py says why it is used). The next batch waits until this one is `taken`,
-    because `@serve.batch` would put the jobs of both into one call. A batch holds its worker until its last job is
-    done. All methods belong to one event loop.
+    `decode` takes one task. All tasks of a batch reach it in one tick of the event loop, and `@serve.batch`, which has
+    no wait, gathers them again (codec/deployment.py says why it is used). The next batch waits until this one is
+    gathered, because `@serve.batch` would put the tasks of both into one call. A batch holds its worker until its last
+    task is done. All methods belong to one event loop.
     """
 
     def __init__(
         self,
-        decode: Callable[[DecodeJob], Awaitable[Decoded]],
+        decode: Callable[[DecodeTask], Awaitable[Decoded]],
         *,
         workers: int,
         frame_s: float,
@@ -77,12 +77,12 @@ class DecodeGate:
     ) -> None:
         """`frame_s`: seconds that a frame plays.
 
-        Jobs share a batch only while the call is expected to end within the time that suits so many workers. `largest`
-        is by frames how many jobs have been decoded together: more would be a new shape. `tried_s` is
+        Tasks share a batch only while the call is expected to end within the time that suits so many workers. `largest`
+        is by frames how many tasks have been decoded together: more would be a new shape. `tried_s` is
         `seconds_per_frame` as the start measured it, 0 where that is not known.
         """
         self._decode, self._frame_s = decode, frame_s
-        self._max_batch_size, self._max_batch_frames = MAX_BATCH_SIZE, MAX_BATCH_FRAMES  # jobs; frames of all of them
+        self._max_batch_size, self._max_batch_frames = MAX_BATCH_SIZE, MAX_BATCH_FRAMES  # tasks; frames of all of them
         self._max_call_s, self._largest = longest_call_s(workers), largest or {}
         self._workers = workers
         self._has_many_workers = workers >= MANY_WORKERS
@@ -93,19 +93,19 @@ class DecodeGate:
         self._numbers = count()
         self._running: set[asyncio.Future[list[Decoded | BaseException]]] = set()
         self.batches = 0  # let through so far
-        self.jobs = 0  # let through so far
+        self.tasks = 0  # let through so far
         # The cost of a frame besides that of the call (CALL_FRAMES), smoothed. It is 0 before the first batch.
         self.seconds_per_frame, self._tried_s = 0.0, tried_s
-        self.wait_s = 0.0  # smoothed time that urgent jobs wait for a worker
+        self.wait_s = 0.0  # smoothed time that urgent tasks wait for a worker
 
     @property
     def num_waiting(self) -> int:
-        """Jobs that no worker has taken yet."""
+        """Tasks that no worker has taken yet."""
         return len(self._waiting)
 
     @property
     def load(self) -> int:
-        """How many times over the waiting jobs would fill the workers; 0 while each job finds one at once. Nothing
+        """How many times over the waiting tasks would fill the workers; 0 while each task finds one at once. Nothing
         waits for those without a deadline.
         """
         return sum(waiter.deadline_s < inf for waiter in self._waiting) // self._workers
@@ -123,10 +123,10 @@ class DecodeGate:
         carried = _USABLE * self._workers * _USUAL_FRAMES * self._frame_s / call_s
         return carried if self.seconds_per_frame else max(_UNTRIED * carried, _LEAST_UNTRIED)
 
-    async def submit(self, job: DecodeJob) -> Decoded:
-        """Wait for a worker and decode. Cancelling takes a waiting job back; a running one ends without its caller."""
+    async def submit(self, task: DecodeTask) -> Decoded:
+        """Wait for a worker and decode. Cancelling takes a waiting task back; a running one ends without its caller."""
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(job.deadline_s, next(self._numbers), job, loop.create_future(), time.monotonic())
+        waiter = _Waiter(task.deadline_s, next(self._numbers), task, loop.create_future(), time.monotonic())
         insort(self._waiting, waiter)
         loop.call_soon(self._dispatch)  # after all other submissions of this tick
         try:
@@ -135,7 +135,7 @@ class DecodeGate:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
 
-    def taken(self) -> None:
+    def note_gathered(self) -> None:
         """The batch that was let through last has been gathered."""
         self._gathered = None
         asyncio.get_running_loop().call_soon(self._dispatch)
@@ -145,8 +145,8 @@ class DecodeGate:
             return
         now_s = time.monotonic()
         self._returns_s = [until_s for until_s in self._returns_s if until_s > now_s]
-        shapes = Counter(waiter.job.shape for waiter in self._waiting)
-        starts_s = [self._starts_s(waiter, shapes[waiter.job.shape]) for waiter in self._waiting]
+        shapes = Counter(waiter.task.shape for waiter in self._waiting)
+        starts_s = [self._starts_s(waiter, shapes[waiter.task.shape]) for waiter in self._waiting]
         first = next((waiter for waiter, at_s in zip(self._waiting, starts_s, strict=True) if at_s <= now_s), None)
         if first is None:
             asyncio.get_running_loop().call_later(min(starts_s) - now_s, self._dispatch)
@@ -159,10 +159,10 @@ class DecodeGate:
         self._start(self._next_batch(first, now_s))
 
     def _starts_s(self, waiter: _Waiter, alike: int) -> float:
-        """The time until which a job, one of so many `alike`, waits although a worker is idle."""
-        frames, silent = shape = waiter.job.shape
+        """The time until which a task, one of so many `alike`, waits although a worker is idle."""
+        frames, silent = shape = waiter.task.shape
         if silent or not self._has_many_workers or self._idle_workers == self._workers:
-            return waiter.came_s  # without a call under way no other job may come to share one
+            return waiter.came_s  # without a call under way no other task may come to share one
         patience_s = _PATIENCE_S if alike < self._size(self._max_batch_size, shape) else 0.0
         if self._idle_workers == 1:
             patience_s = _LAST_WORKER_S
@@ -170,24 +170,24 @@ class DecodeGate:
         return min(waiter.came_s + patience_s, waiter.deadline_s - call_s - _PLENTY_S)
 
     def _next_batch(self, first: _Waiter, now_s: float) -> list[_Waiter]:
-        """Jobs that share a call with `first`: as many as let the most urgent one come in time, where it still can.
+        """Tasks that share a call with `first`: as many as let the most urgent one come in time, where it still can.
 
-        Of many workers another one is soon free for jobs that have time.
+        Of many workers another one is soon free for tasks that have time.
         """
         if first.deadline_s == inf:  # a longer call would keep the worker from others
             self._waiting.remove(first)
             return [first]
         listened = [waiter for waiter in self._waiting if waiter.deadline_s < inf]
-        fitting = [waiter for waiter in listened if waiter.job.shape == first.job.shape]
+        fitting = [waiter for waiter in listened if waiter.task.shape == first.task.shape]
         if self._has_many_workers and first.is_urgent(now_s):
             fitting = [waiter for waiter in fitting if waiter.is_urgent(now_s)]
-        size = self._size(len(fitting), first.job.shape, left_s=fitting[0].deadline_s - now_s)
+        size = self._size(len(fitting), first.task.shape, left_s=fitting[0].deadline_s - now_s)
         batch = fitting[:size]
         self._waiting = [waiter for waiter in self._waiting if waiter not in batch]
         return batch
 
     def _size(self, waiting: int, shape: tuple[int, bool], left_s: float = inf) -> int:
-        """Jobs of one call: few sizes, all of which were called before (see plan.py); silent jobs go alone."""
+        """Tasks of one call: few sizes, all of which were called before (see plan.py); silent tasks go alone."""
         frames, silent = shape
         known = self._largest.get(frames, self._max_batch_size)
         most_frames, in_time = self._frames_within(self._max_call_s), self._frames_within(left_s / _LONG)
@@ -205,11 +205,11 @@ class DecodeGate:
         self._idle_workers -= 1
         self._gathered = batch
         self.batches += 1
-        self.jobs += len(batch)
-        tasks = [asyncio.ensure_future(self._decode(waiter.job)) for waiter in batch]
-        for waiter, task in zip(batch, tasks, strict=True):
+        self.tasks += len(batch)
+        decoding = [asyncio.ensure_future(self._decode(waiter.task)) for waiter in batch]
+        for waiter, task in zip(batch, decoding, strict=True):
             task.add_done_callback(waiter.settle)
-        running = asyncio.gather(*tasks, return_exceptions=True)
+        running = asyncio.gather(*decoding, return_exceptions=True)
         self._running.add(running)
         started_s = time.monotonic()
         for waiter in batch:
@@ -223,14 +223,14 @@ class DecodeGate:
         self._running.discard(running)
         if self._gathered is batch:  # the whole batch was cancelled, or failed, before
             self._gathered = None
-        if not batch[0].job.silent:  # which costs far less a frame
-            frames = sum(len(waiter.job.codes) for waiter in batch) + CALL_FRAMES
+        if not batch[0].task.silent:  # which costs far less a frame
+            frames = sum(len(waiter.task.codes) for waiter in batch) + CALL_FRAMES
             taken_s, known_s = seconds / frames, self.seconds_per_frame
             if known_s:
                 taken_s = known_s + _SMOOTHING * (min(taken_s, _HICCUP * known_s) - known_s)
             self.seconds_per_frame = taken_s
         self._idle_workers += 1
         now_s = time.monotonic()
-        if min(waiter.deadline_s + len(waiter.job.codes) * self._frame_s for waiter in batch) - now_s < _URGENT_S:
+        if min(waiter.deadline_s + len(waiter.task.codes) * self._frame_s for waiter in batch) - now_s < _URGENT_S:
             self._returns_s.append(now_s + _RETURN_S)
         asyncio.get_running_loop().call_soon(self._dispatch)

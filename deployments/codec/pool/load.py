@@ -18,7 +18,7 @@ from deployments.serving import metrics
 from deployments.serving.frames import Generate
 
 if TYPE_CHECKING:  # torch stays out of processes that only compose the application
-    from deployments.codec.batch import DecodeJob
+    from deployments.codec.batch import DecodeTask
 
 # One chunk keeps a core busy for a moment: the mean work over this time counts.
 _BUSY_MEMORY_S = 4.0
@@ -187,19 +187,19 @@ class CodecLoad:
             self._streams.discard(counts)
             metrics.codec_lag(self.lag_s)
 
-    async def call(self, decoding: Awaitable[T], jobs: "Sequence[DecodeJob]", *, waiting: int) -> T:
-        """The outcome of the call that decodes `jobs`, while `waiting` others wait for a worker."""
+    async def call(self, decoding: Awaitable[T], tasks: "Sequence[DecodeTask]", *, waiting: int) -> T:
+        """The outcome of the call that decodes `tasks`, while `waiting` others wait for a worker."""
         began_s = time.monotonic()
-        if all(job.deadline_s == math.inf for job in jobs):  # of jobs: nothing is learnt, and no worker counts as busy
-            return await decoding
+        if all(task.deadline_s == math.inf for task in tasks):
+            return await decoding  # background work: nothing is learnt, and no worker counts as busy
         self._change_calls(+1)
         try:
             return await decoding
         finally:
             self._change_calls(-1)
             now_s = time.monotonic()
-            self._capacity.decoded(max(job.stall_s(now_s) for job in jobs), now_s=now_s)
-            metrics.codec_call(now_s - began_s, len(jobs), waiting=waiting, lag_s=self.lag_s)
+            self._capacity.decoded(max(task.stall_s(now_s) for task in tasks), now_s=now_s)
+            metrics.codec_call(now_s - began_s, len(tasks), waiting=waiting, lag_s=self.lag_s)
 
     def record(self) -> CodecRecord:
         """The load of this replica, for Serve's controller; `busy_cores` is a moving mean."""

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import numpy as np
 
 from deployments.audio.listening import EndingGuard, LeadingSilence
-from deployments.codec.batch import Decoded, DecodeJob, decode_batch
+from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.loading import decodes_in_processes, load_codec
 from deployments.codec.plan import MANY_WORKERS, ChunkPlan, chosen_ramp, fitted_ramp, longest_call_s
 from deployments.codec.pool.gate import DecodeGate
@@ -68,7 +68,7 @@ class CodecService:
         decode: Decode,
         placements: Mapping[str, CodecPlacement] = MappingProxyType({}),
     ) -> None:
-        """`decode` takes one job; it is called for all jobs of a batch at once and ends in `decode_batch`.
+        """`decode` takes one task; it is called for all tasks of a batch at once and ends in `decode_batch`.
 
         `placements`: of each of several models; none but "pool" for talkers without a GPU.
         """
@@ -144,14 +144,14 @@ class CodecService:
         """Drop what is kept of these voices. Returns how many results there were."""
         return self._codec.forget(voices)
 
-    async def decode_batch(self, jobs: list[DecodeJob]) -> list[Decoded | Exception]:
-        """Decode chunks of several streams on one worker; a job that fails gets its own exception."""
-        self.gate.taken()
+    async def decode_batch(self, tasks: list[DecodeTask]) -> list[Decoded | Exception]:
+        """Decode chunks of several streams on one worker; a task that fails gets its own exception."""
+        self.gate.note_gathered()
         decoder = self._codec.decoder
         if self._processes is None:
-            outcomes = await self.workers.run(decode_batch, decoder, jobs)
+            outcomes = await self.workers.run(decode_batch, decoder, tasks)
         else:
-            outcomes = await self.workers.run(self._processes.decode, jobs)
+            outcomes = await self.workers.run(self._processes.decode, tasks)
         metrics.codec_repaired("codec", decoder.repaired - self._repaired)
         self._repaired = decoder.repaired
         return outcomes

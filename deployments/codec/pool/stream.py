@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from deployments.audio.listening import EndingGuard, LeadingSilence
-from deployments.codec.batch import Decoded, DecodeJob
+from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.plan import ChunkPlan
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
@@ -20,7 +20,7 @@ from deployments.protocol import Codes, FrameChunk, PcmChunk
 from deployments.serving import metrics
 from deployments.serving.frames import Frames, OutgoingAudio, Pcm
 
-Decode = Callable[[DecodeJob], Awaitable[Decoded]]
+Decode = Callable[[DecodeTask], Awaitable[Decoded]]
 
 _NO_PCM: Pcm = np.zeros(0, np.int16)
 
@@ -147,8 +147,8 @@ class StreamDecoder:
         """Audio of `codes` by a call of `count` frames, which are more at the end of a stream only."""
         deadline_s = self._listener.deadline_s(time.monotonic())
         padded = np.pad(codes, ((0, count - len(codes)), (0, 0)), mode="edge")
-        job = DecodeJob(padded, self._state, deadline_s, stalled_s=self._listener.stalled_s)
-        decoded = await self._decode(job)
+        task = DecodeTask(padded, self._state, deadline_s, stalled_s=self._listener.stalled_s)
+        decoded = await self._decode(task)
         self._state = decoded.state
         pcm = decoded.pcm[: len(codes) * self._frame_samples]
         metrics.decoded("codec", len(pcm) / self._sample_rate)
@@ -199,8 +199,8 @@ class StreamDecoder:
         state, deadline_s = self._state, self._listener.deadline_s(time.monotonic()) + ahead_s
         for size in self._plan.recall_sizes(len(codes)):
             now, codes = codes[:size], codes[size:]
-            job = DecodeJob(now, state, deadline_s, silent=True, followed_by=len(codes))
-            state = (await self._decode(job)).state
+            task = DecodeTask(now, state, deadline_s, silent=True, followed_by=len(codes))
+            state = (await self._decode(task)).state
         return state
 
     async def _next_count(self, buffer: FrameBuffer) -> int:

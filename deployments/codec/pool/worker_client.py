@@ -23,7 +23,7 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.codec.batch import Decoded, DecodeJob
+from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder import CodecDecoder, WarmUpResult
 from deployments.codec.pool.workers import CHECK_S, LONGEST_IDLENESS_S
 from deployments.codec.state import DecoderState, SharedStates, Slot
@@ -43,8 +43,8 @@ SharedOutcome = tuple[NDArray[np.int16], int] | Exception  # audio and the posit
 
 
 @dataclass(frozen=True, slots=True)
-class SharedJob:
-    """A DecodeJob whose state lies in shared memory, as the state after it will."""
+class SharedTask:
+    """A DecodeTask whose state lies in shared memory, as the state after it will."""
 
     codes: Codes
     position: int
@@ -56,7 +56,7 @@ class SharedJob:
 
 @dataclass(frozen=True, slots=True)
 class SharedOutcomes:
-    """Outcomes of the jobs of a call, in their order."""
+    """Outcomes of the tasks of a call, in their order."""
 
     outcomes: list[SharedOutcome]
     repaired: int  # calls of a stream that were made again in float32
@@ -113,11 +113,11 @@ class WorkerProcesses:
         """Whether a worker that dies could not be replaced."""
         return self._first.poll() is not None
 
-    def decode(self, jobs: list[DecodeJob]) -> list[Decoded | Exception]:
+    def decode(self, tasks: list[DecodeTask]) -> list[Decoded | Exception]:
         """The outcomes of `decode_batch` in a process. As many threads as processes may call it. Raises CodecLost."""
-        slots = [self._states.take() for _ in jobs]
+        slots = [self._states.take() for _ in tasks]
         copies: list[Slot] = []  # hold states that lie elsewhere while this call runs
-        shared = [self._shared(job, slot.number, copies) for job, slot in zip(jobs, slots, strict=True)]
+        shared = [self._shared(task, slot.number, copies) for task, slot in zip(tasks, slots, strict=True)]
         done = self._call(shared) or self._call(shared)
         if done is None:
             raise CodecLost("two decoder processes of this codec replica ended over the same frames")
@@ -128,21 +128,21 @@ class WorkerProcesses:
             for outcome, slot in zip(done.outcomes, slots, strict=True)
         ]
 
-    def _shared(self, job: DecodeJob, target: int, copies: list[Slot]) -> SharedJob:
-        state, source = job.state, None
+    def _shared(self, task: DecodeTask, target: int, copies: list[Slot]) -> SharedTask:
+        state, source = task.state, None
         if state.slot is not None:
             source = state.slot.number
         elif state is not self._decoder.initial_state():
             copies.append(self._states.take())
             source = copies[-1].number
             self._states.write(source, state.tensors)
-        return SharedJob(job.codes, state.position, source, target, job.silent, job.followed_by)
+        return SharedTask(task.codes, state.position, source, target, task.silent, task.followed_by)
 
-    def _call(self, jobs: list[SharedJob]) -> SharedOutcomes | None:
+    def _call(self, tasks: list[SharedTask]) -> SharedOutcomes | None:
         """A worker's outcomes; None where it died."""
         worker = self._idle.get()
         try:
-            outcomes = worker.call(jobs)
+            outcomes = worker.call(tasks)
         except (EOFError, OSError):
             worker.close()
             self._idle.put(self._fork())
@@ -168,9 +168,9 @@ class _WorkerProcess:
     def __init__(self, connection: Connection, process: int) -> None:
         self._connection, self._process = connection, process
 
-    def call(self, jobs: list[SharedJob]) -> SharedOutcomes:
+    def call(self, tasks: list[SharedTask]) -> SharedOutcomes:
         """Raises EOFError and OSError where it has died, or was ended because it hangs."""
-        self._connection.send(jobs)
+        self._connection.send(tasks)
         work = ThreadWork(self._process)
         while not self._connection.poll(CHECK_S):
             if work.idle_s(time.monotonic()) > LONGEST_IDLENESS_S:

@@ -17,39 +17,39 @@ from pathlib import Path
 
 import torch
 
-from deployments.codec.batch import Decoded, DecodeJob, decode_batch
+from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder, warm_up
-from deployments.codec.pool.worker_client import DecoderChoice, SharedJob, SharedOutcome, SharedOutcomes
+from deployments.codec.pool.worker_client import DecoderChoice, SharedOutcome, SharedOutcomes, SharedTask
 from deployments.codec.state import DecoderState, SharedStates
 from deployments.serving.collector import leave_loaded_alone
 
 
 def serve(connection: Connection, decoder: CodecDecoder, states: SharedStates) -> None:
-    """Decode the jobs that come, until the other end closes."""
+    """Decode the tasks that come, until the other end closes."""
     initial = decoder.initial_state()
 
-    def state(job: SharedJob) -> DecoderState:
-        return initial if job.source is None else DecoderState(job.position, states.read(job.source))
+    def state(task: SharedTask) -> DecoderState:
+        return initial if task.source is None else DecoderState(task.position, states.read(task.source))
 
     connection.send(os.getpid())
     while True:
         try:
-            shared: list[SharedJob] = connection.recv()
+            shared: list[SharedTask] = connection.recv()
         except (EOFError, ConnectionResetError):
             return
-        jobs = [DecodeJob(job.codes, state(job), 0.0, job.silent, job.followed_by) for job in shared]
+        tasks = [DecodeTask(task.codes, state(task), 0.0, task.silent, task.followed_by) for task in shared]
         before = decoder.repaired
-        outcomes = [_kept(*pair, states) for pair in zip(shared, decode_batch(decoder, jobs), strict=True)]
+        outcomes = [_kept(*pair, states) for pair in zip(shared, decode_batch(decoder, tasks), strict=True)]
         try:
             connection.send(SharedOutcomes(outcomes, decoder.repaired - before))
         except BrokenPipeError:
             return
 
 
-def _kept(job: SharedJob, outcome: Decoded | Exception, states: SharedStates) -> SharedOutcome:
+def _kept(task: SharedTask, outcome: Decoded | Exception, states: SharedStates) -> SharedOutcome:
     if isinstance(outcome, Exception):
         return outcome
-    states.write(job.target, outcome.state.tensors)
+    states.write(task.target, outcome.state.tensors)
     return outcome.pcm, outcome.state.position
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from ray import serve
 
-from deployments.codec.batch import Decoded, DecodeJob
+from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.deployment import CodecReplica
 from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
@@ -28,15 +28,15 @@ class Held:
         self.released = asyncio.Event()
         self._gate = replica._service.gate
 
-    async def decode_batch(self, jobs: list[DecodeJob]) -> list[Decoded]:
-        self._gate.taken()
-        self.batches.append([job.deadline_s for job in jobs])
+    async def decode_batch(self, tasks: list[DecodeTask]) -> list[Decoded]:
+        self._gate.note_gathered()
+        self.batches.append([task.deadline_s for task in tasks])
         await self.released.wait()
-        return [Decoded(np.zeros(1, np.int16), job.state) for job in jobs]
+        return [Decoded(np.zeros(1, np.int16), task.state) for task in tasks]
 
 
-def job(deadline_s: float, frames: int) -> DecodeJob:
-    return DecodeJob(np.zeros((frames, 16), np.int16), DecoderState(0, ()), deadline_s)
+def task(deadline_s: float, frames: int) -> DecodeTask:
+    return DecodeTask(np.zeros((frames, 16), np.int16), DecoderState(0, ()), deadline_s)
 
 
 @pytest.mark.anyio
@@ -51,8 +51,8 @@ async def test_all_workers_decode_at_once(
     held = Held(replica)
     replica._service.decode_batch = held.decode_batch  # type: ignore[method-assign]
     # Of different lengths, which are different calls; two of one length share theirs.
-    jobs = [job(1.0, 1), job(2.0, 2), job(3.0, 4), job(4.0, 2), job(5.0, 1)]
-    tasks = [asyncio.create_task(replica._service.gate.submit(each)) for each in jobs]
+    tasks = [task(1.0, 1), task(2.0, 2), task(3.0, 4), task(4.0, 2), task(5.0, 1)]
+    tasks = [asyncio.create_task(replica._service.gate.submit(each)) for each in tasks]
     async with asyncio.timeout(10):
         while len(held.batches) < WORKERS:  # noqa: ASYNC110, Serve's own tasks begin them
             await asyncio.sleep(0.001)

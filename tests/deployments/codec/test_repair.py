@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deployments.codec.backends.torch import TorchBackend
-from deployments.codec.batch import DecodeJob, decode_batch
+from deployments.codec.batch import DecodeTask, decode_batch
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
@@ -82,8 +82,8 @@ def test_float32_that_is_not_finite_ends_one_stream_and_no_other(
 ) -> None:
     broken = CodecDecoder.load(directory)
     spoil(broken, float("nan"), calls={0, 2})  # together, and alone: its row is asked for second
-    jobs = [DecodeJob(row[:4].numpy().astype(np.int16), broken.initial_state(), 0.0) for row in codes]
-    first, bad, last = decode_batch(broken, jobs)
+    tasks = [DecodeTask(row[:4].numpy().astype(np.int16), broken.initial_state(), 0.0) for row in codes]
+    first, bad, last = decode_batch(broken, tasks)
     assert isinstance(bad, EngineError)
     assert "NaN or infinity" in str(bad)
     assert not isinstance(first, Exception)

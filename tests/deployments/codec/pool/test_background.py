@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 import numpy as np
 import pytest
 
-from deployments.codec.batch import Decoded, DecodeJob
+from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.pool.load import CodecLoad
 from deployments.codec.pool.service import Placement
 from deployments.config import CodecConfig
@@ -34,7 +34,7 @@ async def test_in_the_gate_they_go_last_each_alone_and_widen_no_chunks() -> None
     gate = gate_of(fake)
     first = send(gate, 1e8)
     await until(lambda: len(fake.running) == 1)
-    last = [asyncio.create_task(gate.submit(DecodeJob(CODES, NOWHERE, math.inf))) for _ in range(3)]
+    last = [asyncio.create_task(gate.submit(DecodeTask(CODES, NOWHERE, math.inf))) for _ in range(3)]
     late = send(gate, 1e9)
     await until(lambda: gate.num_waiting == 4)
     assert gate.load == 1, "three of them count for nothing"
@@ -81,7 +81,7 @@ async def test_they_wait_for_no_room_and_are_reported_by_themselves() -> None:
     async def decoding() -> int:
         return 7
 
-    assert await load.call(decoding(), [DecodeJob(CODES, NOWHERE, math.inf)], waiting=0) == 7
+    assert await load.call(decoding(), [DecodeTask(CODES, NOWHERE, math.inf)], waiting=0) == 7
     assert load.record().busy_cores == 0.0
     going_on.set()
     assert [chunk async for chunk in stream] == []

@@ -11,7 +11,7 @@ import pytest
 import torch
 import uvloop
 
-from deployments.codec.batch import Decoded, DecodeJob, decode_batch
+from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder
 from deployments.codec.pool import gate as module
 from deployments.codec.pool.gate import DecodeGate
@@ -24,35 +24,35 @@ NOWHERE = DecoderState(0, ())
 
 
 def code(deadline_s: float) -> int:
-    """What tells a job apart: times of a machine that has run for days are no codes."""
+    """What tells a task apart: times of a machine that has run for days are no codes."""
     return int(deadline_s) % 2048
 
 
-def job(deadline_s: float, *, frames: int = 1) -> DecodeJob:
-    return DecodeJob(np.full((frames, 4), code(deadline_s), np.int16), NOWHERE, deadline_s)
+def task(deadline_s: float, *, frames: int = 1) -> DecodeTask:
+    return DecodeTask(np.full((frames, 4), code(deadline_s), np.int16), NOWHERE, deadline_s)
 
 
 class FakeDecoder:
-    """Notes which jobs reach it in one tick, and finishes them when a test asks for it."""
+    """Notes which tasks reach it in one tick, and finishes them when a test asks for it."""
 
     def __init__(self) -> None:
         self.calls: list[list[float]] = []  # deadlines by tick
         self.running: dict[float, asyncio.Future[Decoded]] = {}
-        self.taken: Callable[[], None] = lambda: None  # the gate's
+        self.note_gathered: Callable[[], None] = lambda: None  # the gate's
         self._same_tick = False
 
-    async def __call__(self, job: DecodeJob) -> Decoded:
+    async def __call__(self, task: DecodeTask) -> Decoded:
         if not self._same_tick:
             self.calls.append([])
             self._same_tick = True
             asyncio.get_running_loop().call_soon(self._end_tick)
-        self.calls[-1].append(job.deadline_s)
-        self.running[job.deadline_s] = asyncio.get_running_loop().create_future()
-        return await self.running[job.deadline_s]
+        self.calls[-1].append(task.deadline_s)
+        self.running[task.deadline_s] = asyncio.get_running_loop().create_future()
+        return await self.running[task.deadline_s]
 
     def _end_tick(self) -> None:
         self._same_tick = False
-        self.taken()
+        self.note_gathered()
 
     def finish(self, *deadlines: float) -> None:
         for deadline in deadlines:
@@ -72,7 +72,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def send(gate: DecodeGate, deadline_s: float, *, frames: int = 1) -> asyncio.Task[Decoded]:
-    return asyncio.create_task(gate.submit(job(deadline_s, frames=frames)))
+    return asyncio.create_task(gate.submit(task(deadline_s, frames=frames)))
 
 
 async def settle() -> None:
@@ -97,18 +97,18 @@ def gate_of(
     limits = {"MAX_BATCH_SIZE": max_batch_size, "MAX_BATCH_FRAMES": max_batch_frames}
     with mock.patch.multiple(module, **limits, longest_call_s=lambda workers: max_call_s):
         gate = DecodeGate(fake, workers=workers, frame_s=0.08, tried_s=tried_s)
-    fake.taken = gate.taken
+    fake.note_gathered = gate.note_gathered
     return gate
 
 
 async def test_jobs_of_one_tick_go_together_at_once(fake: FakeDecoder) -> None:
     gate = gate_of(fake)
-    tasks = [send(gate, deadline) for deadline in (3.0, 1.0, 2.0, 4.0)]
+    decoding = [send(gate, deadline) for deadline in (3.0, 1.0, 2.0, 4.0)]
     await until(lambda: len(fake.running) == 4)
     assert fake.calls == [[1.0, 2.0, 3.0, 4.0]]
     fake.finish(1.0, 2.0, 3.0, 4.0)
-    assert [(await task).pcm[0] for task in tasks] == [3, 1, 2, 4]
-    assert (gate.batches, gate.jobs, gate.num_waiting) == (1, 4, 0)
+    assert [(await task).pcm[0] for task in decoding] == [3, 1, 2, 4]
+    assert (gate.batches, gate.tasks, gate.num_waiting) == (1, 4, 0)
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
@@ -159,44 +159,44 @@ MANY = 4
 async def many_of_which_are_idle(fake: FakeDecoder, idle: int) -> tuple[DecodeGate, list[asyncio.Task[Decoded]], float]:
     """A gate of many workers; the others decode, the first of them for who needs it now."""
     gate, now_s = gate_of(fake, workers=MANY, max_batch_size=2), time.monotonic()
-    tasks = [send(gate, now_s, frames=20 + number) for number in range(MANY - idle)]
+    decoding = [send(gate, now_s, frames=20 + number) for number in range(MANY - idle)]
     await until(lambda: sum(map(len, fake.calls)) == MANY - idle)
-    return gate, tasks, now_s
+    return gate, decoding, now_s
 
 
 async def test_who_has_plenty_in_hand_waits_for_another_to_share_a_call(fake: FakeDecoder) -> None:
-    gate, tasks, now_s = await many_of_which_are_idle(fake, 2)
-    tasks.append(send(gate, now_s + 30, frames=8))
+    gate, decoding, now_s = await many_of_which_are_idle(fake, 2)
+    decoding.append(send(gate, now_s + 30, frames=8))
     await settle()
     assert gate.num_waiting == 1
-    tasks += [send(gate, now_s + later, frames=8) for later in (31, 32)]
+    decoding += [send(gate, now_s + later, frames=8) for later in (31, 32)]
     await until(lambda: fake.calls[-1] == [now_s + 30, now_s + 31])
     await settle()
     assert gate.num_waiting == 1, "a call takes two, and the last worker is left to the urgent"
-    await _cancel(tasks)
+    await _cancel(decoding)
 
 
 async def test_who_has_plenty_in_hand_goes_alone_in_the_end(fake: FakeDecoder) -> None:
-    gate, tasks, now_s = await many_of_which_are_idle(fake, 2)
+    gate, decoding, now_s = await many_of_which_are_idle(fake, 2)
     began_s = time.monotonic()
-    tasks.append(send(gate, now_s + 30))
+    decoding.append(send(gate, now_s + 30))
     await settle()
     async with asyncio.timeout(10):
         while gate.num_waiting:  # noqa: ASYNC110, the gate's clock lets it through
             await asyncio.sleep(0.001)
     assert time.monotonic() - began_s > 0.1
-    await _cancel(tasks)
+    await _cancel(decoding)
 
 
 async def test_the_last_idle_worker_is_left_to_the_urgent(fake: FakeDecoder) -> None:
-    gate, tasks, now_s = await many_of_which_are_idle(fake, 1)
-    tasks += [send(gate, now_s + later) for later in (30, 31)]
+    gate, decoding, now_s = await many_of_which_are_idle(fake, 1)
+    decoding += [send(gate, now_s + later) for later in (30, 31)]
     await settle()
     assert gate.num_waiting == 2
-    tasks.append(send(gate, now_s + 0.1))
+    decoding.append(send(gate, now_s + 0.1))
     await until(lambda: fake.calls[-1] == [now_s + 0.1])
     assert gate.num_waiting == 2, "it takes none along that has time"
-    await _cancel(tasks)
+    await _cancel(decoding)
 
 
 @pytest.mark.parametrize(
@@ -210,13 +210,13 @@ async def test_who_comes_in_time_alone_shares_no_call_that_comes_late(
     """A call of two takes 2.4 s here, one of one 2.0 s, and perhaps a fifth longer."""
     gate, now_s = gate_of(fake), time.monotonic()
     gate.seconds_per_frame = 0.4 / 1.2
-    tasks = [send(gate, now_s + left_s + 0.2 * number) for number in range(3)]
+    decoding = [send(gate, now_s + left_s + 0.2 * number) for number in range(3)]
     for call in calls:
         deadlines = [now_s + each for each in call]
         await until(lambda deadlines=deadlines: list(fake.running) == pytest.approx(deadlines, abs=1e-6))
         gate.seconds_per_frame = 1e-6
         fake.finish(*fake.running)
-    await asyncio.gather(*tasks)
+    await asyncio.gather(*decoding)
 
 
 @pytest.mark.parametrize(("workers", "busy"), [(MANY, 0), (MANY - 1, 1)])
@@ -224,17 +224,17 @@ async def test_nobody_waits_where_nothing_is_decoded_or_few_workers_are(
     fake: FakeDecoder, workers: int, busy: int
 ) -> None:
     gate, now_s = gate_of(fake, workers=workers), time.monotonic()
-    tasks = [send(gate, now_s, frames=20) for _ in range(busy)]
+    decoding = [send(gate, now_s, frames=20) for _ in range(busy)]
     await until(lambda: len(fake.running) == busy)
-    tasks.append(send(gate, now_s + 30))
+    decoding.append(send(gate, now_s + 30))
     await until(lambda: now_s + 30 in fake.running)
-    await _cancel(tasks)
+    await _cancel(decoding)
 
 
-async def _cancel(tasks: list[asyncio.Task[Decoded]]) -> None:
-    for task in tasks:
+async def _cancel(decoding: list[asyncio.Task[Decoded]]) -> None:
+    for task in decoding:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*decoding, return_exceptions=True)
 
 
 def test_a_timer_that_fires_early_leaves_nobody_waiting() -> None:
@@ -262,12 +262,12 @@ def test_a_timer_that_fires_early_leaves_nobody_waiting() -> None:
 async def test_calls_have_few_sizes(fake: FakeDecoder) -> None:
     """Sound goes in powers of two streams, what only brings a state forward alone."""
     gate = gate_of(fake)
-    tasks = [send(gate, float(number)) for number in range(7)]
+    decoding = [send(gate, float(number)) for number in range(7)]
     for batch in ([0.0, 1.0, 2.0, 3.0], [4.0, 5.0], [6.0]):
         await until(lambda batch=batch: list(fake.running) == batch)
         fake.finish(*batch)
-    await asyncio.gather(*tasks)
-    silent = [asyncio.create_task(gate.submit(replace(job(float(number)), silent=True))) for number in range(2)]
+    await asyncio.gather(*decoding)
+    silent = [asyncio.create_task(gate.submit(replace(task(float(number)), silent=True))) for number in range(2)]
     for number in range(2):
         await until(lambda number=number: list(fake.running) == [float(number)])
         fake.finish(float(number))
@@ -276,54 +276,54 @@ async def test_calls_have_few_sizes(fake: FakeDecoder) -> None:
 
 async def test_waiting_jobs_go_by_deadline_with_their_frame_count(fake: FakeDecoder) -> None:
     gate = gate_of(fake, max_batch_size=2)
-    tasks = [send(gate, 0.0)]
+    decoding = [send(gate, 0.0)]
     await until(lambda: 0.0 in fake.running)
-    waiting = [job(5.0), job(4.0, frames=2), job(3.0), job(6.0), job(9.0, frames=2)]
-    tasks += [asyncio.create_task(gate.submit(each)) for each in waiting]
+    waiting = [task(5.0), task(4.0, frames=2), task(3.0), task(6.0), task(9.0, frames=2)]
+    decoding += [asyncio.create_task(gate.submit(each)) for each in waiting]
     await until(lambda: gate.num_waiting == 5)
     for batch in ([0.0], [3.0, 5.0], [4.0, 9.0], [6.0]):
         await until(lambda batch=batch: list(fake.running) == batch)
         fake.finish(*batch)
-    await asyncio.gather(*tasks)
+    await asyncio.gather(*decoding)
     assert fake.calls == [[0.0], [3.0, 5.0], [4.0, 9.0], [6.0]]
 
 
 async def test_a_worker_is_held_until_the_whole_batch_is_done(fake: FakeDecoder) -> None:
     gate = gate_of(fake)
-    tasks = [send(gate, deadline) for deadline in (1.0, 2.0)]
+    decoding = [send(gate, deadline) for deadline in (1.0, 2.0)]
     await until(lambda: len(fake.running) == 2)
-    tasks.append(send(gate, 3.0))
+    decoding.append(send(gate, 3.0))
     fake.finish(1.0)
     await settle()
-    assert tasks[0].done()
+    assert decoding[0].done()
     assert 3.0 not in fake.running
     fake.finish(2.0)
     await until(lambda: 3.0 in fake.running)
     fake.finish(3.0)
-    await asyncio.gather(*tasks)
+    await asyncio.gather(*decoding)
 
 
 async def test_every_worker_gets_a_batch(fake: FakeDecoder) -> None:
     gate = gate_of(fake, workers=2, max_batch_size=1)
-    tasks = [send(gate, deadline) for deadline in (1.0, 2.0, 3.0)]
+    decoding = [send(gate, deadline) for deadline in (1.0, 2.0, 3.0)]
     await settle()
     assert sorted(fake.running) == [1.0, 2.0]
     fake.finish(2.0)
     await until(lambda: 3.0 in fake.running)
     fake.finish(1.0, 3.0)
-    await asyncio.gather(*tasks)
+    await asyncio.gather(*decoding)
     assert fake.calls == [[1.0], [2.0], [3.0]], "each batch is gathered by itself"
 
 
 async def test_an_error_reaches_its_own_caller_only(fake: FakeDecoder) -> None:
     gate = gate_of(fake)
-    tasks = [send(gate, deadline) for deadline in (1.0, 2.0)]
+    decoding = [send(gate, deadline) for deadline in (1.0, 2.0)]
     await until(lambda: len(fake.running) == 2)
     fake.fail(1.0, EngineError("bad codes"))
     fake.finish(2.0)
     with pytest.raises(EngineError, match="bad codes"):
-        await tasks[0]
-    assert (await tasks[1]).pcm[0] == 2
+        await decoding[0]
+    assert (await decoding[1]).pcm[0] == 2
     again = send(gate, 3.0)
     await until(lambda: 3.0 in fake.running)
     fake.finish(3.0)
@@ -332,7 +332,7 @@ async def test_an_error_reaches_its_own_caller_only(fake: FakeDecoder) -> None:
 
 async def test_a_caller_who_leaves_takes_its_waiting_job_back(fake: FakeDecoder) -> None:
     gate = gate_of(fake)
-    tasks = [send(gate, 1.0)]
+    decoding = [send(gate, 1.0)]
     await until(lambda: 1.0 in fake.running)
     left, stays = (send(gate, deadline) for deadline in (2.0, 3.0))
     await until(lambda: gate.num_waiting == 2)
@@ -343,7 +343,7 @@ async def test_a_caller_who_leaves_takes_its_waiting_job_back(fake: FakeDecoder)
     await until(lambda: bool(fake.running))
     assert list(fake.running) == [3.0]
     fake.finish(3.0)
-    await asyncio.gather(*tasks, stays)
+    await asyncio.gather(*decoding, stays)
 
 
 async def test_a_caller_who_leaves_while_decoding_leaks_no_worker(fake: FakeDecoder) -> None:
@@ -367,7 +367,7 @@ async def test_sixteen_streams_share_batches() -> None:
     """Streams that each decode chunk after chunk meet in the gate, whatever order they come in."""
     free = asyncio.Event()
 
-    async def decode(job: DecodeJob) -> Decoded:
+    async def decode(task: DecodeTask) -> Decoded:
         await free.wait()
         await asyncio.sleep(0)
         return Decoded(np.zeros(1, np.int16), NOWHERE)
@@ -376,7 +376,7 @@ async def test_sixteen_streams_share_batches() -> None:
 
     async def run(number: int) -> None:
         for chunk in range(10):
-            await gate.submit(job(chunk + number / 100))
+            await gate.submit(task(chunk + number / 100))
             for _ in range(number % 3):
                 await asyncio.sleep(0)
 
@@ -384,23 +384,23 @@ async def test_sixteen_streams_share_batches() -> None:
     await settle()
     free.set()
     await streams
-    assert gate.jobs == 160
-    assert gate.jobs / gate.batches > 2
+    assert gate.tasks == 160
+    assert gate.tasks / gate.batches > 2
 
 
 def decode_alone(decoder: CodecDecoder, codes: torch.Tensor) -> np.ndarray:
-    (outcome,) = decode_batch(decoder, [DecodeJob(codes.numpy().astype(np.int16), decoder.initial_state(), 0.0)])
+    (outcome,) = decode_batch(decoder, [DecodeTask(codes.numpy().astype(np.int16), decoder.initial_state(), 0.0)])
     assert isinstance(outcome, Decoded)
     return outcome.pcm
 
 
 def test_decode_batch_keeps_order_over_different_lengths(decoder: CodecDecoder, codes: torch.Tensor) -> None:
     lengths = [3, 1, 3]
-    jobs = [
-        DecodeJob(row[:length].numpy().astype(np.int16), decoder.initial_state(), 0.0)
+    tasks = [
+        DecodeTask(row[:length].numpy().astype(np.int16), decoder.initial_state(), 0.0)
         for row, length in zip(codes, lengths, strict=True)
     ]
-    for row, length, outcome in zip(codes, lengths, decode_batch(decoder, jobs), strict=True):
+    for row, length, outcome in zip(codes, lengths, decode_batch(decoder, tasks), strict=True):
         assert isinstance(outcome, Decoded)
         assert outcome.state.position == length
         assert outcome.pcm.dtype == np.int16
@@ -415,8 +415,8 @@ def test_a_bad_job_spoils_only_its_own_outcome(
     decoder: CodecDecoder, codes: torch.Tensor, broken: np.ndarray, message: str
 ) -> None:
     good = codes[0, :2].numpy().astype(np.int16)
-    jobs = [DecodeJob(each, decoder.initial_state(), 0.0) for each in (good, broken, good)]
-    first, bad, last = decode_batch(decoder, jobs)
+    tasks = [DecodeTask(each, decoder.initial_state(), 0.0) for each in (good, broken, good)]
+    first, bad, last = decode_batch(decoder, tasks)
     assert isinstance(bad, EngineError)
     assert message in str(bad)
     for outcome in (first, last):
@@ -432,13 +432,13 @@ def test_a_bad_job_spoils_only_its_own_outcome(
 async def test_a_batch_is_bounded(fake: FakeDecoder, limit: dict[str, Any], seconds_per_frame: float) -> None:
     gate = gate_of(fake, **limit)
     gate.seconds_per_frame = seconds_per_frame
-    tasks = [send(gate, float(number), frames=4) for number in range(3)]
+    decoding = [send(gate, float(number), frames=4) for number in range(3)]
     await until(lambda: len(fake.running) == 2)
     fake.finish(0.0, 1.0)
     gate.seconds_per_frame = 1.0
     await until(lambda: 2.0 in fake.running)
     fake.finish(2.0)
-    await asyncio.gather(*tasks)
+    await asyncio.gather(*decoding)
     assert fake.calls == [[0.0, 1.0], [2.0]]
 
 

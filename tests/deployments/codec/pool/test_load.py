@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from deployments.codec.batch import DecodeJob
+from deployments.codec.batch import DecodeTask
 from deployments.codec.pool import load as module
 from deployments.codec.pool.load import CodecLoad
 from deployments.codec.state import DecoderState
@@ -31,8 +31,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def job(deadline_s: float) -> DecodeJob:
-    return DecodeJob(np.zeros((1, 16), np.int16), DecoderState(0, ()), deadline_s)
+def task(deadline_s: float) -> DecodeTask:
+    return DecodeTask(np.zeros((1, 16), np.int16), DecoderState(0, ()), deadline_s)
 
 
 class Stream:
@@ -88,7 +88,7 @@ async def beside_a_late_one(clock: Clock, gpu_frames: int = 0) -> AsyncIterator[
     async with aclosing(load.stream(first.synthesize, REQUEST, first.generate)) as one:
         await anext(one)
         for _ in range(4):
-            await load.call(asyncio.sleep(0), [job(0.0)], waiting=0)
+            await load.call(asyncio.sleep(0), [task(0.0)], waiting=0)
             clock.now_s += 1
         async with aclosing(load.stream(second.synthesize, REQUEST, second.generate)) as other:
             yield load, one, second, other
@@ -124,7 +124,7 @@ async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
 async def test_busy_cores_are_a_moving_mean(clock: Clock) -> None:
     load = CodecLoad(CodecConfig(workers=2, chunk_frames=(1, 12)), frame_s=FRAME_S)
     gates = [asyncio.Event(), asyncio.Event()]
-    calls = [asyncio.create_task(load.call(gate.wait(), [job(60.0)] * 3, waiting=0)) for gate in gates]
+    calls = [asyncio.create_task(load.call(gate.wait(), [task(60.0)] * 3, waiting=0)) for gate in gates]
     await asyncio.sleep(0)
     for _ in range(40):
         clock.now_s += 0.5
@@ -146,7 +146,7 @@ async def test_a_call_that_fails_is_over_and_its_error_passes() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await load.call(fail(), [job(0.0)], waiting=0)
+        await load.call(fail(), [task(0.0)], waiting=0)
     assert load.record().busy_cores < 0.1
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deployments.codec.batch import Decoded, DecodeJob, decode_batch
+from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
 from deployments.codec.plan import ChunkPlan
 from deployments.codec.pool.stream import DecodingStart, StreamDecoder
@@ -62,16 +62,16 @@ class Talker:
 
 
 class Decode:
-    """Calls the decoder at once, and remembers the jobs."""
+    """Calls the decoder at once, and remembers the tasks."""
 
     def __init__(self, decoder: CodecDecoder) -> None:
         self._decoder = decoder
-        self.jobs: list[DecodeJob] = []
+        self.tasks: list[DecodeTask] = []
 
-    async def __call__(self, job: DecodeJob) -> Decoded:
-        self.jobs.append(job)
+    async def __call__(self, task: DecodeTask) -> Decoded:
+        self.tasks.append(task)
         await asyncio.sleep(0)
-        (outcome,) = decode_batch(self._decoder, [job])
+        (outcome,) = decode_batch(self._decoder, [task])
         assert isinstance(outcome, Decoded), outcome
         return outcome
 
@@ -115,9 +115,9 @@ async def test_any_share_of_the_talker_gives_the_same_audio(
     assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), codes[0].numpy())
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [FinishReason.STOP]
     assert [chunk.position for chunk in chunks] == list(np.cumsum([len(chunk.pcm) // 2 for chunk in chunks]))
-    decoded = sum(len(job.codes) for job in decode.jobs if not job.silent)
+    decoded = sum(len(task.codes) for task in decode.tasks if not task.silent)
     assert decoded == max(0, NUM_FRAMES - frames)
-    assert sum(len(job.codes) for job in decode.jobs if job.silent) in (0, frames)  # never twice
+    assert sum(len(task.codes) for task in decode.tasks if task.silent) in (0, frames)  # never twice
 
 
 async def test_the_border_between_precisions_is_not_heard(
@@ -216,5 +216,5 @@ async def test_a_stream_that_goes_on_here_is_recalled_beside_the_talkers_audio(
     assert np.abs(pcm.astype(int) - expected).max() <= 1
     assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), known[position:])
     assert chunks[-1].position == NUM_FRAMES * size
-    recalled = sum(len(job.codes) for job in decode.jobs if job.silent)
+    recalled = sum(len(task.codes) for task in decode.tasks if task.silent)
     assert recalled == (0 if frames is ALL_FRAMES else position + frames)

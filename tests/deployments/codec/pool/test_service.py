@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from deployments.audio.recording_cache import VOICE_BYTES
-from deployments.codec.batch import Decoded, DecodeJob
+from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder import CodecDecoder, WarmUpResult, to_pcm16
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.loading import load_codec
@@ -36,10 +36,10 @@ REQUEST = SynthesisRequest("test", "Hello there.", voice="ryan", leading_silence
 
 
 def make_service(model: Path) -> CodecService:
-    """A service whose jobs go to the worker threads one by one."""
+    """A service whose tasks go to the worker threads one by one."""
 
-    async def decode(job: DecodeJob) -> Decoded:
-        (outcome,) = await service.decode_batch([job])
+    async def decode(task: DecodeTask) -> Decoded:
+        (outcome,) = await service.decode_batch([task])
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -136,9 +136,9 @@ async def test_a_quiet_start_is_trimmed_unless_asked_for(
 ) -> None:
     frame_samples = 1920
 
-    async def decode(job: DecodeJob) -> Decoded:
+    async def decode(task: DecodeTask) -> Decoded:
         """Codes 0 are silent, the others loud."""
-        return Decoded((job.codes[:, 0] * 9000).repeat(frame_samples), job.state)
+        return Decoded((task.codes[:, 0] * 9000).repeat(frame_samples), task.state)
 
     service = CodecService(str(tiny_checkpoint("CustomVoice")), CodecConfig(), decode=decode)
     codes = np.array([0, 0, 1, 1, 0, 1], np.int16)[:, None].repeat(16, axis=1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from deployments.audio.listening import EndingGuard, LeadingSilence
-from deployments.codec.batch import Decoded, DecodeJob, decode_batch
+from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.plan import ChunkPlan
 from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
@@ -52,17 +52,17 @@ class Source:
 
 
 class FakeDecode:
-    """A frame of the code c becomes samples of the value c; notes the jobs."""
+    """A frame of the code c becomes samples of the value c; notes the tasks."""
 
     def __init__(self) -> None:
-        self.jobs: list[DecodeJob] = []
+        self.tasks: list[DecodeTask] = []
         self.open = asyncio.Event()
         self.open.set()
 
-    async def __call__(self, job: DecodeJob) -> Decoded:
-        self.jobs.append(job)
+    async def __call__(self, task: DecodeTask) -> Decoded:
+        self.tasks.append(task)
         await self.open.wait()
-        return Decoded(job.codes[:, 0].repeat(FRAME_SAMPLES), DecoderState(job.state.position + len(job.codes), ()))
+        return Decoded(task.codes[:, 0].repeat(FRAME_SAMPLES), DecoderState(task.state.position + len(task.codes), ()))
 
 
 def numbered(count: int, *, start: int = 1) -> Codes:
@@ -117,7 +117,7 @@ def decode() -> FakeDecode:
 async def test_a_fast_talker_fills_the_ramp(decode: FakeDecode) -> None:
     chunks = await collect(run(decode, Source(numbered(45), reason=FinishReason.STOP)))
     assert [len(chunk.codes) for chunk in chunks] == [1, 2, 4, 8, 12, 12, 6]
-    assert [len(job.codes) for job in decode.jobs] == [1, 2, 4, 8, 12, 12, 8]
+    assert [len(task.codes) for task in decode.tasks] == [1, 2, 4, 8, 12, 12, 8]
     assert np.array_equal(joined_codes(chunks), numbered(45))
     assert np.array_equal(joined_pcm(chunks), numbered(45)[:, 0].repeat(FRAME_SAMPLES))
     assert [chunk.finish_reason for chunk in chunks] == [None] * 6 + [FinishReason.STOP]
@@ -127,7 +127,7 @@ async def test_a_fast_talker_fills_the_ramp(decode: FakeDecode) -> None:
 
 async def test_each_chunk_is_decoded_from_the_state_after_the_one_before(decode: FakeDecode) -> None:
     await collect(run(decode, Source(numbered(10), reason=FinishReason.STOP)))
-    assert [job.state.position for job in decode.jobs] == [0, 1, 3, 7]
+    assert [task.state.position for task in decode.tasks] == [0, 1, 3, 7]
 
 
 async def test_the_first_frame_does_not_wait_for_the_second(decode: FakeDecode) -> None:
@@ -147,7 +147,7 @@ async def test_the_first_frame_does_not_wait_for_the_second(decode: FakeDecode) 
 async def test_no_frames_are_one_empty_chunk(decode: FakeDecode, reason: FinishReason) -> None:
     (chunk,) = await collect(run(decode, Source(numbered(0), reason=reason)))
     assert (chunk.pcm, chunk.codes.shape, chunk.finish_reason) == (b"", (0, GROUPS), reason)
-    assert decode.jobs == []
+    assert decode.tasks == []
 
 
 async def test_an_end_that_comes_late_is_an_empty_last_chunk(decode: FakeDecode) -> None:
@@ -166,7 +166,7 @@ async def test_frames_are_read_while_earlier_ones_are_decoded(decode: FakeDecode
     source = Source(numbered(2), numbered(20, start=3), numbered(9, start=23), reason=FinishReason.STOP)
     reading = asyncio.create_task(collect(run(decode, source)))
     await source.exhausted.wait()
-    assert [len(job.codes) for job in decode.jobs] == [1]
+    assert [len(task.codes) for task in decode.tasks] == [1]
     decode.open.set()
     assert np.array_equal(joined_codes(await reading), numbered(31))
 
@@ -177,7 +177,7 @@ async def test_for_a_reader_that_takes_nothing_nothing_is_decoded(decode: FakeDe
     async with aclosing(run(decode, source)) as chunks:
         first = await anext(chunks)
         await source.exhausted.wait()
-        assert len(decode.jobs) == 1
+        assert len(decode.tasks) == 1
         rest = [chunk async for chunk in chunks]
     pcm = np.frombuffer(b"".join(chunk.pcm for chunk in [first, *rest]), np.int16)
     assert np.array_equal(pcm, np.arange(1, 201).repeat(FRAME_SAMPLES))
@@ -194,7 +194,7 @@ async def test_an_error_comes_after_the_audio_before_it(decode: FakeDecode) -> N
 async def test_an_error_before_the_first_frame_is_the_first_thing(decode: FakeDecode) -> None:
     with pytest.raises(TalkerLost):
         await anext(run(decode, Source(TalkerLost("gone"), reason=None)))
-    assert decode.jobs == []
+    assert decode.tasks == []
 
 
 async def test_frames_that_end_without_a_reason_are_no_clean_end(decode: FakeDecode) -> None:
@@ -242,7 +242,7 @@ async def test_a_cancelled_stream_closes_the_talkers_too(decode: FakeDecode, whi
 
 
 async def test_a_decoder_that_fails_ends_the_stream_and_closes_the_talkers() -> None:
-    async def failing(job: DecodeJob) -> Decoded:
+    async def failing(task: DecodeTask) -> Decoded:
         raise EngineError("bad codes")
 
     source = Source(numbered(1), asyncio.Event(), numbered(1), reason=FinishReason.STOP)
@@ -254,7 +254,7 @@ async def test_a_decoder_that_fails_ends_the_stream_and_closes_the_talkers() -> 
 
 async def test_deadlines_follow_the_audio_delivered(decode: FakeDecode) -> None:
     await collect(run(decode, Source(numbered(20), reason=FinishReason.STOP)))
-    _, second, third, fourth, fifth = (job.deadline_s for job in decode.jobs)
+    _, second, third, fourth, fifth = (task.deadline_s for task in decode.tasks)
     assert third - second == pytest.approx(2 * FRAME_S)
     assert fourth - third == pytest.approx(4 * FRAME_S)
     assert fifth - fourth == pytest.approx(8 * FRAME_S)
@@ -266,7 +266,7 @@ async def test_a_stream_that_goes_on_here_is_as_urgent_and_as_far_as_it_was(deco
     source = Source(numbered(20, start=8), reason=FinishReason.STOP)
     chunks = await collect(decoder_of(decode, start=start).run(source.frames()))
     assert [len(chunk.codes) for chunk in chunks] == [8, 12]
-    recall, first = next(job for job in decode.jobs if job.silent), decode.jobs[-2]
+    recall, first = next(task for task in decode.tasks if task.silent), decode.tasks[-2]
     assert now_s + 60.0 <= recall.deadline_s <= now_s + 90.0
     assert first.deadline_s == recall.deadline_s
 
@@ -278,7 +278,7 @@ async def test_quiet_frames_in_front_go_but_their_codes_stay(decode: FakeDecode)
     chunks = await collect(run(decode, Source(codes, reason=FinishReason.STOP), silence=silence))
     assert np.array_equal(joined_codes(chunks), codes)
     assert np.array_equal(joined_pcm(chunks), codes[6:, 0].repeat(FRAME_SAMPLES))
-    due = [job.deadline_s for job in decode.jobs]
+    due = [task.deadline_s for task in decode.tasks]
     assert due[2] > due[1] > due[0]  # nothing delivered yet: each chunk is due when it is asked for
     assert chunks[0].pcm == chunks[1].pcm == b""
 
@@ -299,8 +299,8 @@ async def test_a_missed_end_is_made_up_for_and_the_talker_left(decode: FakeDecod
 async def test_audio_equals_the_one_shot_audio_however_frames_arrive(
     decoder: CodecDecoder, codes: torch.Tensor, seed: int
 ) -> None:
-    async def decode(job: DecodeJob) -> Decoded:
-        (outcome,) = decode_batch(decoder, [job])
+    async def decode(task: DecodeTask) -> Decoded:
+        (outcome,) = decode_batch(decoder, [task])
         assert isinstance(outcome, Decoded)
         return outcome
 

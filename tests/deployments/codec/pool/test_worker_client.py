@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.codec.batch import Decoded, DecodeJob, decode_batch
+from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder
 from deployments.codec.pool.worker_client import DecoderChoice, WorkerProcesses
 from deployments.codec.state import DecoderState, SharedStates
@@ -40,8 +40,8 @@ def workers(processes: WorkerProcesses) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{first}/task/{first}/children").read_text().split()]
 
 
-def job(codes: torch.Tensor, state: DecoderState, *, silent: bool = False) -> DecodeJob:
-    return DecodeJob(codes.numpy().astype(np.int16), state, 0.0, silent)
+def task(codes: torch.Tensor, state: DecoderState, *, silent: bool = False) -> DecodeTask:
+    return DecodeTask(codes.numpy().astype(np.int16), state, 0.0, silent)
 
 
 def decoded(outcome: Decoded | Exception) -> Decoded:
@@ -53,14 +53,14 @@ def test_streams_are_decoded_as_in_this_process(
     processes: WorkerProcesses, decoder: CodecDecoder, codes: torch.Tensor
 ) -> None:
     """In one call or in turns, silently or not, also from a state that lies in this process."""
-    begun = decode_batch(decoder, [job(row[:1], decoder.initial_state()) for row in codes])
+    begun = decode_batch(decoder, [task(row[:1], decoder.initial_state()) for row in codes])
     theirs = [decoder.initial_state(), *(decoded(outcome).state for outcome in begun[1:])]
     ours, begins = list(theirs), [0, 1, 1]
     for size, silent in ((1, False), (4, False), (3, True), (4, False)):
         rows = [row[first : first + size] for row, first in zip(codes, begins, strict=True)]
         pairs = []
-        for states, call in ((theirs, processes.decode), (ours, lambda jobs: decode_batch(decoder, jobs))):
-            outcomes = call([job(row, state, silent=silent) for row, state in zip(rows, states, strict=True)])
+        for states, call in ((theirs, processes.decode), (ours, lambda tasks: decode_batch(decoder, tasks))):
+            outcomes = call([task(row, state, silent=silent) for row, state in zip(rows, states, strict=True)])
             states[:] = [decoded(outcome).state for outcome in outcomes]
             pairs.append([decoded(outcome).pcm for outcome in outcomes])
         for their_pcm, our_pcm in zip(*pairs, strict=True):
@@ -78,15 +78,15 @@ def test_every_size_of_a_call_is_known_before_the_first(processes: WorkerProcess
 def test_a_state_may_be_decoded_from_again(
     processes: WorkerProcesses, decoder: CodecDecoder, codes: torch.Tensor
 ) -> None:
-    (begun,) = processes.decode([job(codes[0, :4], decoder.initial_state())])
+    (begun,) = processes.decode([task(codes[0, :4], decoder.initial_state())])
     state = decoded(begun).state
-    once, again = (decoded(*processes.decode([job(codes[0, 4:8], state)])).pcm for _ in range(2))
+    once, again = (decoded(*processes.decode([task(codes[0, 4:8], state)])).pcm for _ in range(2))
     np.testing.assert_array_equal(once, again)
 
 
 def test_a_bad_job_fails_alone(processes: WorkerProcesses, decoder: CodecDecoder, codes: torch.Tensor) -> None:
     good, broken = codes[0, :1], torch.full((1, codes.shape[2]), 999)
-    first, bad, last = processes.decode([job(each, decoder.initial_state()) for each in (good, broken, good)])
+    first, bad, last = processes.decode([task(each, decoder.initial_state()) for each in (good, broken, good)])
     assert isinstance(bad, EngineError)
     np.testing.assert_array_equal(decoded(first).pcm, decoded(last).pcm)
 
@@ -103,8 +103,8 @@ def test_a_process_that_ends_or_hangs_is_replaced_and_its_call_made_again(
     before = workers(processes)
     assert len(before) == COUNT
     os.kill(before[0], number)
-    begun = [decoded(*processes.decode([job(codes[0, :4], decoder.initial_state())])) for _ in range(2 * COUNT)]
-    (expected,) = decode_batch(decoder, [job(codes[0, :4], decoder.initial_state())])
+    begun = [decoded(*processes.decode([task(codes[0, :4], decoder.initial_state())])) for _ in range(2 * COUNT)]
+    (expected,) = decode_batch(decoder, [task(codes[0, :4], decoder.initial_state())])
     for each in begun:
         np.testing.assert_array_equal(each.pcm, decoded(expected).pcm)
     after = workers(processes)
@@ -148,10 +148,10 @@ def test_without_the_first_process_none_is_replaced(
     processes._first.kill()
     processes._first.wait()
     assert processes.is_broken
-    processes.decode([job(codes[0, :1], decoder.initial_state())])  # those that are there work on
+    processes.decode([task(codes[0, :1], decoder.initial_state())])  # those that are there work on
     os.kill(worker, signal.SIGKILL)
     with pytest.raises(CodecLost, match="forked from"):
-        processes.decode([job(codes[0, :1], decoder.initial_state())])
+        processes.decode([task(codes[0, :1], decoder.initial_state())])
     processes.stop()
 
 
