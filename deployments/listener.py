@@ -62,12 +62,14 @@ class Listener:
 class ReaderWatch:
     """Notices that the reader of a generator takes nothing, and that it reads again.
 
-    `leave` is called when an item has waited for UNREAD_S, `take_again` when the reader takes the item after that. One
-    timer serves the stream, because a timer for each item costs more than the item.
+    The generator says when it yields: `before_yield`, `yield`, `after_yield`. Three on a stream's way do: `Admission`
+    frees the stream's place in the room, `LongText` leaves the segment that it has asked for ahead, and `persist`
+    leaves the replica. `leave` is called when an item has waited for UNREAD_S, `come_back` when the reader takes it
+    after that. One timer serves the stream, because a timer for each item costs more than the item.
     """
 
-    def __init__(self, leave: Callable[[], Awaitable[None]], take_again: Callable[[], None] = lambda: None) -> None:
-        self._leave, self._take_again = leave, take_again
+    def __init__(self, leave: Callable[[], Awaitable[None]], come_back: Callable[[], None] = lambda: None) -> None:
+        self._leave, self._come_back = leave, come_back
         self._offered_s: float | None = None  # since when an item waits, by the clock of the loop
         self._timer: asyncio.TimerHandle | None = None
         self._leaving: asyncio.Task[None] | None = None
@@ -79,16 +81,16 @@ class ReaderWatch:
     async def __aexit__(self, *error: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        await self.taken()
+        await self.after_yield()
 
-    def offer(self) -> None:
-        """Call it before each `yield`."""
+    def before_yield(self) -> None:
+        """An item waits for the reader from now on."""
         self._offered_s = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_at(self._offered_s + UNREAD_S, self._expire)
 
-    async def taken(self) -> bool:
-        """Call it after each `yield`. Returns whether `leave` was called meanwhile."""
+    async def after_yield(self) -> bool:
+        """The reader has taken the item. Returns whether `leave` was called meanwhile."""
         self._offered_s = None
         if self._leaving is None:
             return False
@@ -96,7 +98,7 @@ class ReaderWatch:
         try:
             await asyncio.wait((leaving,))
         finally:  # also where the waiting task is cancelled, because a closing cannot begin a second time
-            self._take_again()
+            self._come_back()
             if not leaving.done():
                 leaving.cancel()
                 await asyncio.wait((leaving,))
@@ -106,7 +108,7 @@ class ReaderWatch:
     def _expire(self) -> None:
         self._timer = None
         if self._offered_s is None:
-            return  # the next offer sets it again
+            return  # the next `before_yield` sets it again
         if self._loop.time() < self._offered_s + UNREAD_S:
             self._timer = self._loop.call_at(self._offered_s + UNREAD_S, self._expire)
         else:

@@ -217,7 +217,7 @@ class SynthesisRequest:
 
     # A stream that goes on elsewhere: set by `Received` of deployments/serving/failover.py.
     resume: Progress | None = None  # the part that another replica has made
-    again: bool = False  # another replica was asked before
+    was_asked_for: bool = False  # of another replica, which may hang
 
     @property
     def gap(self) -> str:

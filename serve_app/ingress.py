@@ -147,7 +147,7 @@ class HandleSynthesizer:
         received, codec = Received(), self._served.codec
 
         def ask() -> AsyncGenerator[PcmChunk, None]:
-            return read_replica(codec, "synthesize", _with_known_prompt(received.rest(request)), lost=CodecLost)
+            return read_replica(codec, "synthesize", _with_known_prompt(received.ask_for_rest(request)), lost=CodecLost)
 
         def on_chunk(chunk: PcmChunk) -> PcmChunk | None:
             _learn(request, chunk)

@@ -52,10 +52,10 @@ class Received:
         if delivered_s:
             self._listener.deliver(delivered_s, now_s=time.monotonic())
 
-    def rest(self, request: SynthesisRequest) -> SynthesisRequest:
-        """The request for the rest of the stream."""
-        again, self._was_asked_for = self._was_asked_for, True
-        return replace(request, resume=self.progress, again=again)
+    def ask_for_rest(self, request: SynthesisRequest) -> SynthesisRequest:
+        """The request for the rest of the stream, which knows whether it is the first one."""
+        was_asked_for, self._was_asked_for = self._was_asked_for, True
+        return replace(request, resume=self.progress, was_asked_for=was_asked_for)
 
     @property
     def progress(self) -> Progress | None:
@@ -109,8 +109,8 @@ class Attempts:
         self._stage = AttemptStage.ASKED
         self._handover = Handover("its reader came back", time.monotonic(), is_loss=False)
 
-    def delay_s(self, error: TalkrayError) -> float:
-        """How long to wait before the next attempt. Raises `error`, or `lost`, where there is none."""
+    def after_failure(self, error: TalkrayError) -> float:
+        """Note it, and how long to wait before the next attempt. Raises `error`, or `lost`, where there is none."""
         now_s = time.monotonic()
         died = isinstance(error, self._lost)
         if self._handover is None:
@@ -151,8 +151,9 @@ async def persist(
     once for each attempt. `on_chunk` is called with each chunk, keeps what the next `ask` needs, and returns what the
     reader gets, or None where that is nothing.
 
-    Where the replica raises `lost` or Moved there is another attempt. Raises its other errors, and `lost` where the
-    stream is given up. The stream ends early where `on_chunk` returns a finish reason for a chunk without one.
+    Where the replica raises `lost` or Moved there is another attempt; from then on NotReady and Overloaded too lead to
+    further ones. Raises other errors, and `lost` where the stream is given up. The stream ends early where `on_chunk`
+    returns a finish reason for a chunk without one.
 
     Where the reader takes nothing for UNREAD_S, the replica is left, and one is asked again when the reader goes on.
     This does not hold for the first item, because a reader that asks ahead takes only that.
@@ -166,10 +167,10 @@ async def persist(
                     attempts.received(chunk)
                     if (item := on_chunk(chunk)) is not None:
                         if has_begun:
-                            reader.offer()
+                            reader.before_yield()
                         has_begun = True
                         yield item
-                        if await reader.taken():
+                        if await reader.after_yield():
                             attempts.left()
                             break
                         if item.finish_reason is not None and not attempts.has_ended:
@@ -183,5 +184,5 @@ async def persist(
         except (ReplicaLost, NotReady, Overloaded) as error:
             if attempts.has_ended:
                 return
-            delay_s = attempts.delay_s(error)
+            delay_s = attempts.after_failure(error)
         await asyncio.sleep(delay_s)

@@ -1,11 +1,12 @@
 """All frames of one utterance, also where talkers die, and their audio on its way to the client.
 
-`forward` and `all_frames` are entries: the ingress calls the one, a codec replica the other. Both start `persist` of
-failover.py, whose loop then runs the stream. For each chunk it takes these steps, in this order:
+`talker_audio` and `all_frames` are entries: the ingress calls the one, a codec replica the other. Both start `persist`
+of failover.py, whose loop then runs the stream. For each chunk it takes these steps, in this order:
 
 1. `FrameSource.ask` has begun a call of a talker, by `read_replica`; the loop reads the call's next FrameChunk.
 2. `FrameSource.note` keeps the chunk's codes. Where the talker is lost, the next `ask` begins behind them.
-3. `forward` makes a PcmChunk of it: `Frames` collects, `OutgoingAudio` trims and counts. `all_frames` leaves it as is.
+3. `talker_audio` makes a PcmChunk of it: `Frames` collects, `OutgoingAudio` trims and counts. `all_frames`
+   leaves it as it is.
 4. The loop yields the result to the reader.
 """
 
@@ -50,7 +51,8 @@ class FrameSource:
         request, received, gpu_frames = self._request, self._received, self._request.gpu_frames
         if gpu_frames < ALL_FRAMES:
             gpu_frames = max(0, gpu_frames - (received.samples - self._start) // self._frame_samples)
-        return self._generate(replace(request, synthesis=received.rest(request.synthesis), gpu_frames=gpu_frames))
+        rest = received.ask_for_rest(request.synthesis)
+        return self._generate(replace(request, synthesis=rest, gpu_frames=gpu_frames))
 
     def note(self, chunk: FrameChunk) -> FrameChunk:
         """The chunk has come."""

@@ -23,7 +23,7 @@ class LeastBusy(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[misc] 
         """One list, of which Serve takes the replica with the shortest queue."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # Serve asks again and again while all are full
-        if _is_made_again(pending_request):
+        if _was_asked_for(pending_request):
             return [_some(candidate_replicas, _MOST)]
         own, zone, elsewhere = self.rank_replicas_via_locality(candidate_replicas)
         others = zone + elsewhere
@@ -35,8 +35,8 @@ def _some(replicas: list[RunningReplica], most: int) -> list[RunningReplica]:
     return random.sample(replicas, min(most, len(replicas)))
 
 
-def _is_made_again(pending_request: PendingRequest | None) -> bool:
+def _was_asked_for(pending_request: PendingRequest | None) -> bool:
     if pending_request is None or not pending_request.args:
         return False
     request = pending_request.args[0]
-    return getattr(getattr(request, "synthesis", request), "again", False)
+    return getattr(getattr(request, "synthesis", request), "was_asked_for", False)

@@ -96,7 +96,7 @@ class Admission:
         room.enter()
         try:
             client = _Client(info.sample_rate, live, came_s=came_s)
-            async with AsyncExitStack() as opened, ReaderWatch(room.give_place_back, room.take_place_again) as reader:
+            async with AsyncExitStack() as opened, ReaderWatch(room.leave_place, room.come_back) as reader:
                 speech = await self._first_audio.begin(request, live, info, opened)
                 is_speaking = True
                 room.begin_speaking()
@@ -104,10 +104,10 @@ class Admission:
                     self._measure(chunk, client)
                     end.add(chunk)
                     client.give(chunk)
-                    reader.offer()
+                    reader.before_yield()
                     yield chunk
                     client.ask()
-                    client.was_slow = await reader.taken()
+                    client.was_slow = await reader.after_yield()
             spoken_s, audio_s = time.monotonic() - came_s, client.listener.audio_s
             metrics.finished(spoken_s, audio_s=audio_s, reason=client.reason, model=self._model)
             if self._tails is not None:

@@ -140,12 +140,12 @@ class Room:
         )
         return Starting(f"{name} is not ready: {how}.", state.ready_in_s)
 
-    async def give_place_back(self) -> None:
+    async def leave_place(self) -> None:
         """A stream whose reader takes nothing does not count for the limits."""
         self.num_speaking -= 1
         self._count(-1)
 
-    def take_place_again(self) -> None:
+    def come_back(self) -> None:
         """The reader takes audio again. Its stream counts, whatever the limits say."""
         self.num_speaking += 1
         self._count(+1)

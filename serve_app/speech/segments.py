@@ -157,11 +157,11 @@ class LongText:
                         return
                     if following is None and (segment.end.is_over if first.joins else chunk.pcm):
                         following = self._begin(segments.joined(number + 1, segment.end), info, opened)
-                    reader.offer()
+                    reader.before_yield()
                     yield part
                     if part.pcm:
                         listener.deliver(part.num_samples / info.sample_rate, now_s=time.monotonic())
-                    if await reader.taken():
+                    if await reader.after_yield():
                         following = None  # it is asked for again
                 segments.leave(number)
                 number += 1

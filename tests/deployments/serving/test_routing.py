@@ -83,7 +83,7 @@ async def test_all_replicas_of_the_own_node_take_part() -> None:
 @pytest.mark.parametrize("wrap", [lambda request: request, GenerateRequest])
 async def test_what_is_asked_again_may_go_anywhere(wrap: object) -> None:
     replicas = [Replica(0, HERE, 0), Replica(1, THERE, 0)]
-    counts = await choices(replicas, wrap(replace(REQUEST, again=True)))  # type: ignore[operator]
+    counts = await choices(replicas, wrap(replace(REQUEST, was_asked_for=True)))  # type: ignore[operator]
     assert 50 < counts[HERE] < 150
 
 
