@@ -46,18 +46,18 @@ _ROUTING = {"request_router_config": RequestRouterConfig(request_router_class=Le
 def build_app(config: AppConfig) -> Application:
     """Ingress -> Jobs -> Codec -> Talker. `serve run` and `serve deploy` pass the `args` of their config file.
 
-    Of several models each has talkers of its own; those with the same speech tokenizer share a codec pool. Raises
-    StartError where a setting cannot be right.
+    Of several models each has talkers of its own; those with the same speech tokenizer share a codec pool. Below, `own`
+    is a model's configuration as if it were the only one. Raises StartError where a setting cannot be right.
     """
-    each = {name: _chosen(own) for name, own in config.each().items()}
-    _check_default_voice(config, [own.model for own in each.values()])
-    models = tuple(_deployed(config, each))
+    configs = {name: _chosen(own) for name, own in config.by_model().items()}
+    _check_default_voice(config, [own.model for own in configs.values()])
+    models = tuple(_deployed(config, configs))
     refusal = {"backpressure_config": BackpressureConfig(status_code=429, retry_after_s=1)}
     drain = {"graceful_shutdown_timeout_s": LONGEST_STREAM_S}
     ingress_options = options(config.ingress_pool, config.ingress_requests) | refusal | drain
     ingress = serve.deployment(name="Ingress", **ingress_options)(serve.ingress()(Ingress))
     jobs = serve.deployment(name="Jobs", **options(config.jobs_pool, _JOBS_REQUESTS))(JobsReplica)
-    waking = tuple(name for name, own in each.items() if not own.talker_scaling or own.talker_scaling.jobs == "wake")
+    waking = tuple(name for name, own in configs.items() if not own.talker_scaling or own.talker_scaling.jobs == "wake")
     return ingress.bind(config.api, models, jobs.bind(config.api, models, waking))
 
 
@@ -76,7 +76,7 @@ def _check_default_voice(config: AppConfig, models: list[str]) -> None:
 
 
 def _talker(config: AppConfig, name: str, own: AppConfig) -> Application:
-    """The talkers of a model; `own` is its configuration."""
+    """The talkers of a model."""
     codecs = config.codec_scaling.max_replicas if config.codec_scaling else config.codec_pool.replicas
     talker_options = options(
         own.talker_pool,
@@ -89,52 +89,52 @@ def _talker(config: AppConfig, name: str, own: AppConfig) -> Application:
     return deployment.bind(own.model, own.talker, name)
 
 
-def _deployed(config: AppConfig, each: Mapping[str, AppConfig]) -> Iterator[Deployed]:
+def _deployed(config: AppConfig, configs: Mapping[str, AppConfig]) -> Iterator[Deployed]:
     """The models with their pools. A codec pool is named for its first model if there are others."""
-    talkers = {name: _talker(config, name, own) for name, own in each.items()}
-    tokenizers = {name: tokenizer_of(own.model) if name else "" for name, own in each.items()}  # it may read files
+    talkers = {name: _talker(config, name, own) for name, own in configs.items()}
+    tokenizers = {name: tokenizer_of(own.model) if name else "" for name, own in configs.items()}  # it may read files
     pools: dict[str, tuple[str, Application]] = {}
     for name, tokenizer in tokenizers.items():
         if tokenizer not in pools:
-            shares = {other: each[other] for other, its in tokenizers.items() if its == tokenizer}
-            pool = name if len(shares) < len(each) else ""
+            shares = {other: configs[other] for other in configs if tokenizers[other] == tokenizer}
+            pool = name if len(shares) < len(configs) else ""
             pools[tokenizer] = _of_model("Codec", pool), _codec(config, pool, shares, talkers)
-    for name, own in each.items():
+    for name, own in configs.items():
         codec_name, codec = pools[tokenizers[name]]
         yield Deployed(
-            name,
-            own.model,
-            own.talker,
-            _on_gpu(own),
-            own.api.admission,
-            (_of_model("Talker", name), codec_name),
-            codec,  # Serve puts handles in their places
-            talkers[name] if own.codec.placement == "inline" else None,
+            name=name,
+            checkpoint=own.model,
+            config=own.talker,
+            on_gpu=_on_gpu(own),
+            admission=own.api.admission,
+            deployments=(_of_model("Talker", name), codec_name),
+            codec=codec,  # Serve puts handles in the places of applications
+            talker=talkers[name] if own.codec.placement == "inline" else None,
         )
 
 
 def _codec(
-    config: AppConfig, pool: str, each: Mapping[str, AppConfig], talkers: Mapping[str, Application]
+    config: AppConfig, pool: str, configs: Mapping[str, AppConfig], talkers: Mapping[str, Application]
 ) -> Application:
     """A codec pool for these models, loaded from a Base checkpoint if there is one: the others' recordings to clone
     need no encoder. `pool`: its name among several.
     """
     codec_options = options(
         config.codec_pool,
-        max(own.codec_requests for own in each.values()),
+        max(own.codec_requests for own in configs.values()),
         policy=CodecPolicy,
-        scaling=codec_scaling(config, each.values()),
+        scaling=codec_scaling(config, configs.values()),
         callers=config.ingress_pool.replicas,
     )
     deployment = serve.deployment(name=_of_model("Codec", pool), **codec_options, **_ROUTING)(CodecReplica)
-    placements = {model: own.codec.placement for model, own in each.items()}
-    for model, own in each.items():
+    placements = {model: own.codec.placement for model, own in configs.items()}
+    for model, own in configs.items():
         if model and placements[model] == "hybrid" and not _on_gpu(own):
             placements[model] = "pool"
-    source = next((own.model for own in each.values() if clones(own.model)), next(iter(each.values())).model)
+    source = next((own.model for own in configs.values() if clones(own.model)), next(iter(configs.values())).model)
     decodes = next((placement for placement in placements.values() if placement != "inline"), "inline")
     settings = config.codec.model_copy(update={"placement": decodes})
-    handles = {model: talkers[model] for model in each}
+    handles = {model: talkers[model] for model in configs}
     # The talkers of a single model say where they run; a call would start those of several that are at zero.
     known = {model: placement for model, placement in placements.items() if model}
     return deployment.bind(source, settings, handles, known, pool)

@@ -263,7 +263,7 @@ class AppConfig(Strict):
             taken.add(name.lower())
         return self
 
-    def each(self) -> dict[str, "AppConfig"]:
+    def by_model(self) -> dict[str, "AppConfig"]:
         """The configuration of each model as if it were the only one, by its name; that of a single `model` is ""."""
         return {served.name: self._with(served) for served in self.models} or {"": self}
 
@@ -277,14 +277,14 @@ class AppConfig(Strict):
     @property
     def num_gpus(self) -> float:
         """GPUs that all pools ask for at the start; of several codec pools it counts one."""
-        talkers = [(each.talker_pool, each.talker_scaling) for each in self.each().values()]
+        talkers = [(each.talker_pool, each.talker_scaling) for each in self.by_model().values()]
         pools = (*talkers, (self.codec_pool, self.codec_scaling))
         return sum(pool.num_gpus * (scaling.min_replicas if scaling else pool.replicas) for pool, scaling in pools)
 
     @property
     def ingress_requests(self) -> int:
         """Requests that an ingress replica may have, with open sockets and requests about to be refused."""
-        return 2 * sum(each.api.admission.max_streams for each in self.each().values())
+        return 2 * sum(each.api.admission.max_streams for each in self.by_model().values())
 
     @property
     def talker_requests(self) -> int:

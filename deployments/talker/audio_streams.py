@@ -266,35 +266,35 @@ class AudioStreams:
     def _next_call(self) -> _Call | None:
         """A call for the most urgent stream and others that want as many frames, or for many streams that may wait."""
         now_s = time.monotonic()
-        wishes = [(stream, self._size(stream, now_s)) for stream in self._streams.values() if stream.waiting]
-        wishes = [(stream, size) for stream, size in wishes if size]
-        if not wishes:
+        candidates = [(stream, self._size(stream, now_s)) for stream in self._streams.values() if stream.waiting]
+        candidates = [(stream, size) for stream, size in candidates if size]
+        if not candidates:
             return None
-        for stream, _ in wishes:
+        for stream, _ in candidates:
             stream.ready_since_s = min(stream.ready_since_s, now_s)
-        wishes.sort(key=lambda wish: (wish[0].goes_last, wish[0].has_slack(now_s), wish[0].deadline_s()))
-        first, frames = wishes[0]
+        candidates.sort(key=lambda each: (each[0].goes_last, each[0].has_slack(now_s), each[0].deadline_s()))
+        first, frames = candidates[0]
         if first.goes_last:
-            return None if self._calls else self._last_call(wishes)
+            return None if self._calls else self._last_call(candidates)
         if first.has_slack(now_s):
-            return None if self._calls else self._shared_call(wishes) or self._last_call(wishes)
-        streams = [stream for stream, size in wishes if size == frames]
+            return None if self._calls else self._shared_call(candidates) or self._last_call(candidates)
+        streams = [stream for stream, size in candidates if size == frames]
         urgent = sum(not stream.has_slack(now_s) and not stream.goes_last for stream in streams)
         most = min(self._decoder.largest_batch(frames), max(urgent, _BULK_FRAMES // frames))
         return self._call(streams[:most], frames)
 
-    def _shared_call(self, wishes: list[tuple[_AudioStream, int]]) -> _Call | None:
+    def _shared_call(self, candidates: list[tuple[_AudioStream, int]]) -> _Call | None:
         """A call for streams that may wait, once enough of them want as many frames."""
-        for frames in dict.fromkeys(size for _, size in wishes):
-            streams = [stream for stream, size in wishes if size == frames]
+        for frames in dict.fromkeys(size for _, size in candidates):
+            streams = [stream for stream, size in candidates if size == frames]
             most = max(1, _BULK_FRAMES // frames)
             if len(streams) >= _power_of_two(min(most, max(1, len(self._streams) // _SHARING))):
                 return self._call(streams[: _power_of_two(min(most, len(streams)))], frames)
         return None
 
-    def _last_call(self, wishes: list[tuple[_AudioStream, int]]) -> _Call | None:
+    def _last_call(self, candidates: list[tuple[_AudioStream, int]]) -> _Call | None:
         """A short call for segments of jobs that want as many frames, while no other call runs or can be made."""
-        last = [(stream, size) for stream, size in wishes if stream.goes_last]
+        last = [(stream, size) for stream, size in candidates if stream.goes_last]
         if not last:
             return None
         frames = last[0][1]

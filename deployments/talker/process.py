@@ -84,7 +84,7 @@ class Watchdog:
             self._give_up(EXIT_CODE)
 
 
-class FirstAudio:
+class FirstAudioMarks:
     """Marks of requests whose first audio has not left the engine process."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class EngineProcess:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.unpacker = channel.Unpacker()
-        self.first_audio = FirstAudio()
+        self.first_audio_marks = FirstAudioMarks()
         self._sending = threading.Lock()  # the watchdog sends too
 
     def run(self, model: str, config: TalkerConfig) -> None:
@@ -147,7 +147,7 @@ class EngineProcess:
             self._obey_all(engine, commands)
             began_s = time.perf_counter()
             output = engine.step(meanwhile=lambda: self._obey_all(engine, self._receive(timeout_s=0)))
-            chunks = self.first_audio.follow(output.chunks)
+            chunks = self.first_audio_marks.follow(output.chunks)
             step_s = time.perf_counter() - began_s if chunks else 0.0
         if chunks or was_idle or engine.is_idle:  # the last report before a pause says that nothing runs
             self._send(channel.Produced(chunks, step_s, engine.take_load()))
@@ -163,7 +163,7 @@ class EngineProcess:
     def _obey(self, engine: Engine, command: channel.Command) -> None:
         if isinstance(command, channel.Abort):
             engine.abort(command.id)
-            self.first_audio.end(command.id)
+            self.first_audio_marks.end(command.id)
             return
         if isinstance(command, channel.Forget):
             self._send(channel.HasForgotten(engine.forget(command.voices)))
@@ -183,7 +183,7 @@ class EngineProcess:
         if isinstance(command, channel.Append):
             engine.append(command.id, command.text, is_last=command.is_last)
             return
-        with self.first_audio.begin(command.id, command.request):
+        with self.first_audio_marks.begin(command.id, command.request):
             engine.add(command.id, command.request)
 
     def _load(self, model: str, config: TalkerConfig) -> tuple[Engine, ModelInfo]:

@@ -31,18 +31,18 @@ async def strict_wish(
     *,
     accept: str = "",
     default: AudioFormat = AudioFormat.MP3,
-    made: Mapping[str, object] | None = None,
+    overrides: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> Wish:
     """The wish of a client that can know the models and voices here: unknown names are errors.
 
     `fields`: a SpeechBody's, as they were sent. `accept`: the Accept header. `default`: the format where neither the
-    body nor `accept` names one. `made`: fields that the dialect sets itself. `reasons`: why fields have no effect, by
-    field. Raises InvalidRequest, ModelNotFound, NotReady.
+    body nor `accept` names one. `overrides`: fields that the dialect sets itself. `reasons`: why fields have no effect,
+    by field. Raises InvalidRequest, ModelNotFound, NotReady.
     """
-    made = made or {}
+    overrides = overrides or {}
     ignored = Ignored(fields, SPELLINGS, reasons)
-    given = {**spelled(fields), **made}
+    given = {**spelled(fields), **overrides}
     known = {name: given[name] for name in ignored_fields.SPEECH if given.get(name) is not None}
     body = parse_speech(known, service.settings)
     info = await model_for(service, body, fields)
@@ -51,7 +51,7 @@ async def strict_wish(
     if isinstance(options := fields.get("normalization_options"), dict) and set(options) - {"normalize"}:
         ignored.note("normalization_options", "of these only normalize has an effect")
     delivery = negotiate(body, accept, default=default)
-    if body.word_timestamps and not delivery.events and "word_timestamps" not in made:
+    if body.word_timestamps and not delivery.events and "word_timestamps" not in overrides:
         ignored.note("word_timestamps", "only events carry words: stream_format")
         body = body.model_copy(update={"word_timestamps": False})
     stored = await stored_voice(body, info, service.voices)
@@ -64,19 +64,19 @@ async def lenient_wish(
     names: ignored_fields.Names,
     *,
     delivery: Delivery,
-    made: Mapping[str, object] | None = None,
+    overrides: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> Wish:
     """The wish of a client of another service, which cannot know the models and voices here.
 
     An unknown model or voice becomes the default one, and `Wish.ignored` names it.
 
-    `sent`: the fields, flat as `ignored_fields.flat` returns them. `names`: the dialect's names of fields. `made`:
+    `sent`: the fields, flat as `ignored_fields.flat` returns them. `names`: the dialect's names of fields. `overrides`:
     fields of a SpeechBody that the dialect sets itself. `reasons`: why fields have no effect, by field. Raises
     InvalidRequest that names the field, NotReady.
     """
     ignored = Ignored(sent, names, reasons)
-    given = {**ignored_fields.renamed(sent, names), **(made or {})}
+    given = {**ignored_fields.renamed(sent, names), **(overrides or {})}
     model = given.pop("model", None)
     bit_rate = given.pop("bit_rate", None)
     named = given.pop("voice", None)

@@ -53,7 +53,7 @@ class Usage:
         self.seed = self.seed if chunk.seed is None else chunk.seed
 
     def become(self, other: "Usage") -> None:
-        """Another draw of the same speech takes the place of this one."""
+        """Another attempt at the same speech takes the place of this one."""
         for each in fields(other):
             setattr(self, each.name, getattr(other, each.name))
 

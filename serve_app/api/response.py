@@ -39,12 +39,12 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerDraw:
-    """Speech for a whole answer. Another seed makes another one of the same text."""
+class AnswerAttempt:
+    """Speech for a whole answer. Another seed makes another attempt at the same text."""
 
     body: AsyncGenerator[bytes, None]
     usage: Usage  # what `body` counts
-    tell: Callable[[bytes], Iterable[bytes]] | None = None  # the answer with all of the body; None: the body is it
+    whole_body: Callable[[bytes], Iterable[bytes]] | None = None  # makes the answer of all audio; None: that is it
     forget: Callable[[], None] = _nothing  # called where it is not sent
 
 
@@ -195,36 +195,41 @@ class WholeResponse(SpeechResponse):
     """Sends speech once it is complete, with headers that say how it ended."""
 
     def __init__(
-        self, draw: AnswerDraw, headers: Mapping[str, str], *, kept: Kept, again: Callable[[], AnswerDraw] | None = None
+        self,
+        attempt: AnswerAttempt,
+        headers: Mapping[str, str],
+        *,
+        kept: Kept,
+        retry: Callable[[], AnswerAttempt] | None = None,
     ) -> None:
-        """`kept` counts the bytes that are kept. `again` makes another draw, for a first one that ends badly."""
-        super().__init__(draw.body, headers, usage=draw.usage)
-        self._draw, self._kept, self._again = draw, kept, again
+        """`kept` counts the bytes that are kept. `retry` makes another attempt, where the first one ends badly."""
+        super().__init__(attempt.body, headers, usage=attempt.usage)
+        self._attempt, self._kept, self._retry = attempt, kept, retry
 
     async def _send(self, send: Send) -> None:
         with self._kept as kept:
-            draw, content = self._draw, await collected(self._body, kept)
-            if self._again is not None and ended_badly(self._usage.finish_reason):
-                draw, content = await self._redrawn(self._again(), content)
-            if draw.tell is None:
+            attempt, content = self._attempt, await collected(self._body, kept)
+            if self._retry is not None and ended_badly(self._usage.finish_reason):
+                attempt, content = await self._retried(self._retry(), content)
+            if attempt.whole_body is None:
                 self.headers["content-length"] = str(len(content))
             if self._usage.finish_reason is not None:
                 self.headers[FINISH_HEADER] = self._usage.finish_reason
             for name, tokens in self._usage.tokens.items():
                 self.headers[f"x-vllm-omni-{name.replace('_', '-')}"] = str(tokens)
             await _deliver(send, self._start())
-            for part in (draw.tell or parts_of)(content):
+            for part in (attempt.whole_body or parts_of)(content):
                 await _deliver(send, _part(part))
             await _deliver(send, _part(b"", more=False))
 
-    async def _redrawn(self, other: AnswerDraw, content: bytes) -> tuple[AnswerDraw, bytes]:
-        """Another draw of an answer that ended badly, of which nothing was sent; the first where none can be made."""
+    async def _retried(self, other: AnswerAttempt, content: bytes) -> tuple[AnswerAttempt, bytes]:
+        """The other attempt at an answer that ended badly and was not sent; the first where that one fails."""
         try:
             content = await collected(other.body, self._kept, beside=len(content))
         except TalkrayError as error:
             other.forget()
             logger.warning("an answer that ended badly (%s) stays: %s", self._usage.finish_reason, error)
-            return self._draw, content
+            return self._attempt, content
         self._usage.become(other.usage)
         return other, content
 

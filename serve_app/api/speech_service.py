@@ -17,7 +17,7 @@ from serve_app.api.context import state_of
 from serve_app.api.errors import BodyTooSlow, translate
 from serve_app.api.request import build_request
 from serve_app.api.request_log import RequestRecord, Usage
-from serve_app.api.response import AnswerDraw, SpeechResponse, WholeResponse, audio_body, event_body, start_marks
+from serve_app.api.response import AnswerAttempt, SpeechResponse, WholeResponse, audio_body, event_body, start_marks
 from serve_app.api.session import Session, silence
 from serve_app.api.whole_answer import Kept
 from serve_app.api.wish import Wish, speech_headers
@@ -28,7 +28,7 @@ from serve_app.speech.dialogue import DialogueTimes, in_turns, turns_of
 from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.models import Models
-from serve_app.speech.redraw import draw_seed, redrawn
+from serve_app.speech.redraw import draw_seed, redraw
 from serve_app.speech.segments import Segments
 from serve_app.speech.word_times import WordTimes
 from serve_app.voices.library import Voices
@@ -36,8 +36,8 @@ from serve_app.voices.library import Voices
 if TYPE_CHECKING:  # it plans jobs with what is here
     from serve_app.jobs.desk import Jobs
 
-Wrap = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
-Tell = Callable[[bytes, WordTimes | None], Iterable[bytes]]
+StreamBody = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
+WholeBody = Callable[[bytes, WordTimes | None], Iterable[bytes]]
 
 TIMING_HEADER = "x-server-timing"  # of a request that wants a Server-Timing header
 BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
@@ -92,14 +92,14 @@ class SpeechService:
         wish: Wish,
         *,
         turns: Sequence[Wish] = (),
-        as_body: Wrap | None = None,
-        tell: Tell | None = None,
+        stream_body: StreamBody | None = None,
+        whole_body: WholeBody | None = None,
         content_type: str | None = None,
         previous: str = ignored_fields.PREVIOUS,
     ) -> Response:
         """`wish.body.input` over HTTP, or in its place the `turns` of a dialogue, which have the same form.
 
-        `as_body` makes another body of its audio and its words as they come, `tell` one of all its audio and words;
+        `stream_body` makes the body of audio and words as they come, `whole_body` one of all audio and words;
         `content_type` is that body's. `previous` is the dialect's name of `previous_request_id`.
         """
         utterance = await self.utterance(request, wish)
@@ -113,23 +113,23 @@ class SpeechService:
         headers = {**speech_headers(wish.delivery, wish.info), **wish.headers()}
         if content_type is not None:
             headers["content-type"] = content_type
-        if tell is None and not wish.delivery.whole:
+        if whole_body is None and not wish.delivery.whole:
             audio, times = self._audio(spoken, turns or [wish], usage)
-            return SpeechResponse(audio if as_body is None else as_body(audio, times), headers, usage=usage)
+            return SpeechResponse(audio if stream_body is None else stream_body(audio, times), headers, usage=usage)
         kept = Kept(state_of(request).caller.name)
         kept.expect(wish.body, wish.delivery, wish.info)
 
-        def draw(spoken: Sequence[SynthesisRequest], usage: Usage) -> AnswerDraw:
+        def attempt(spoken: Sequence[SynthesisRequest], usage: Usage) -> AnswerAttempt:
             audio, times = self._audio(spoken, turns or [wish], usage, kept)
-            told = None if tell is None else lambda content: tell(content, times)
-            return AnswerDraw(audio, usage, told, forget=partial(self._tails.drop, utterance))
+            finish = None if whole_body is None else lambda content: whole_body(content, times)
+            return AnswerAttempt(audio, usage, finish, forget=partial(self._tails.drop, utterance))
 
-        def draw_again() -> AnswerDraw:
-            other = redrawn(utterance, usage.finish_reason, draw_seed(), model=wish.info.route)
-            return draw([other], Usage(seed=other.seed, ignored=usage.ignored))
+        def retry() -> AnswerAttempt:
+            other = redraw(utterance, usage.finish_reason, draw_seed(), model=wish.info.route)
+            return attempt([other], Usage(seed=other.seed, ignored=usage.ignored))
 
-        again = draw_again if utterance.redraws and not utterance.ignore_eos and not turns else None
-        return WholeResponse(draw(spoken, usage), headers, kept=kept, again=again)
+        may_retry = utterance.redraws and not utterance.ignore_eos and not turns
+        return WholeResponse(attempt(spoken, usage), headers, kept=kept, retry=retry if may_retry else None)
 
     async def _turns(
         self, request: Request, utterance: SynthesisRequest, turns: Sequence[Wish]

@@ -51,7 +51,7 @@ def examine(config: AppConfig, address: Address) -> Iterator[Finding]:
     yield _proxy()
     yield _gpu(config)
     yield _attention()
-    for own in config.each().values():
+    for own in config.by_model().values():
         yield from _weights(own.model)
     yield _servers_folder()
     yield _codec(address)
@@ -111,7 +111,7 @@ def predict_memory(config: AppConfig) -> Iterator[Finding]:
     Another process does the engine's arithmetic, because importing torch takes longer than all other checks.
     """
     total, used = _gpu_bytes(), 0
-    sharing = [(name, own) for name, own in config.each().items() if own.talker_pool.num_gpus > 0]
+    sharing = [(name, own) for name, own in config.by_model().items() if own.talker_pool.num_gpus > 0]
     for name, own in sharing if total else ():
         found = None
         with contextlib.suppress(CheckpointError):  # told already

@@ -134,7 +134,7 @@ def serve(
     with ExitStack() as stack:
         show = None if quiet else print_json if as_json else print_line
         progress = stack.enter_context(ProgressLine(report))
-        for own in settings.each().values():
+        for own in settings.by_model().values():
             _fetch(own.model, progress)
         server = stack.enter_context(running(settings, address, progress.report, show=show))
         keyed = settings.api.access.keys_file is not None
@@ -325,7 +325,8 @@ def _settings(config: Path | None, models: list[str] | None, file: TextIO | None
     elif models:
         settings = settings.model_copy(update={"model": models[0], "models": ()})
     served = {
-        name: resolve_auto(own.model, models_dir=own.models_dir, gpu=gpus > 0) for name, own in settings.each().items()
+        name: resolve_auto(own.model, models_dir=own.models_dir, gpu=gpus > 0)
+        for name, own in settings.by_model().items()
     }
     for name, found in served.items():
         print(f"model{name and f' {name}'}: {found.model} ({found.reason})", file=file, flush=True)

@@ -60,9 +60,9 @@ async def speak_bytes(service: SpeechService, request: Request) -> Response:
     """Speaks `transcript`."""
     fields = await read_speech(request, service)
     text_of(fields, "transcript")
-    made = {"word_timestamps": False}
+    overrides = {"word_timestamps": False}
     reasons = {"add_timestamps": "/tts/sse tells them"} if fields.get("add_timestamps") else {}
-    return await service.respond(request, await _wished(service, fields, made=made, reasons=reasons))
+    return await service.respond(request, await _wished(service, fields, overrides=overrides, reasons=reasons))
 
 
 async def speak_events(service: SpeechService, request: Request) -> Response:
@@ -70,7 +70,7 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
     fields = await read_speech(request, service)
     text_of(fields, "transcript")
     wish = await _wished(service, fields)
-    return await service.respond(request, wish, as_body=_events, content_type=EVENT_STREAM)
+    return await service.respond(request, wish, stream_body=_events, content_type=EVENT_STREAM)
 
 
 async def list_voices(service: SpeechService, starting_after: str = "") -> dict[str, object]:
@@ -138,7 +138,7 @@ async def _wished(
     fields: Mapping[str, object],
     names: ignored_fields.Names = _NAMES,
     *,
-    made: Mapping[str, object] | None = None,
+    overrides: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> Wish:
     """Raises InvalidRequest."""
@@ -154,7 +154,7 @@ async def _wished(
         found["voice.mode"] = "voices have ids here"
     bit_rate = number("output_format.bit_rate", sent.get("output_format.bit_rate"))
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate), in_wav=container == "wav")
-    return await lenient_wish(service, sent, names, delivery=delivery, made=made, reasons=found)
+    return await lenient_wish(service, sent, names, delivery=delivery, overrides=overrides, reasons=found)
 
 
 def _check_phonemes(text: object) -> None:
@@ -240,7 +240,7 @@ class CartesiaSocket(ContextConnection):
             session.close()
 
     async def _open(self, name: str, fields: dict[str, object]) -> Session:
-        wish = await _wished(self.service, fields, _SOCKET_NAMES, made={"input": ""})
+        wish = await _wished(self.service, fields, _SOCKET_NAMES, overrides={"input": ""})
         session = await self.open(name, wish)
         self._flushes[name], self.untold[name] = set(), wish.ignored
         return session

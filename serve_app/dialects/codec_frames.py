@@ -17,7 +17,7 @@ from serve_app.api import ignored_fields
 from serve_app.api.context import state_of
 from serve_app.api.make_wish import strict_wish
 from serve_app.api.request_log import Usage
-from serve_app.api.response import AnswerDraw, SpeechResponse, WholeResponse
+from serve_app.api.response import AnswerAttempt, SpeechResponse, WholeResponse
 from serve_app.api.sockets import Connection, unknown_type
 from serve_app.api.speech_service import SpeechService, read_speech
 from serve_app.api.whole_answer import Kept
@@ -44,7 +44,7 @@ async def speak(service: SpeechService, request: Request) -> Response:
     headers = {"content-type": CONTENT_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"}
     headers |= ignored_fields.as_header(wish.ignored)
     if wish.delivery.whole:
-        return WholeResponse(AnswerDraw(body, usage), headers, kept=Kept(state_of(request).caller.name))
+        return WholeResponse(AnswerAttempt(body, usage), headers, kept=Kept(state_of(request).caller.name))
     return SpeechResponse(body, headers, usage=usage)
 
 

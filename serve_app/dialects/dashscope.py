@@ -64,8 +64,10 @@ async def speak_text(service: SpeechService, request: Request) -> Response:
         return in_parts(audio, lambda part: _event(output(part, over=False)), lambda: _event(output(b"")))
 
     if streams:
-        return await service.respond(request, wish, as_body=events, content_type=EVENT_STREAM)
-    return await service.respond(request, wish, tell=lambda audio, _: output(audio), content_type="application/json")
+        return await service.respond(request, wish, stream_body=events, content_type=EVENT_STREAM)
+    return await service.respond(
+        request, wish, whole_body=lambda audio, _: output(audio), content_type="application/json"
+    )
 
 
 async def _wished(
@@ -73,7 +75,7 @@ async def _wished(
     sent: Mapping[str, object],
     names: ignored_fields.Names,
     *,
-    made: Mapping[str, object] | None = None,
+    overrides: Mapping[str, object] | None = None,
     default: str = "pcm",
 ) -> Wish:
     """The wish of a session, or of a request's input. Raises InvalidRequest."""
@@ -82,8 +84,8 @@ async def _wished(
     audio_format = format_named("response_format", str(given.get("response_format", default)), _FORMATS)
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate * 1000), files=True)
     if isinstance(given.get("enable_tn"), bool):
-        made = {**(made or {}), "text_normalization": "on" if given["enable_tn"] else "off"}
-    return await lenient_wish(service, sent, names, delivery=delivery, made=made)
+        overrides = {**(overrides or {}), "text_normalization": "on" if given["enable_tn"] else "off"}
+    return await lenient_wish(service, sent, names, delivery=delivery, overrides=overrides)
 
 
 class DashScopeSocket(ResponseSocket):
@@ -144,7 +146,7 @@ class DashScopeSocket(ResponseSocket):
         await self.tell("session.updated", session=self._shown(), **wish.notes())
 
     async def _wished(self, settings: Json) -> Wish:
-        return await _wished(self.service, settings, _SESSION_NAMES, made={"model": self._model})
+        return await _wished(self.service, settings, _SESSION_NAMES, overrides={"model": self._model})
 
     async def _opened_session(self) -> Session:
         if self._session is None:

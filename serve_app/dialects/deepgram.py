@@ -57,7 +57,7 @@ async def wished(
         sample_rate=_TELEPHONE_HZ if audio_format in (AudioFormat.MULAW, AudioFormat.ALAW) else None,
         in_wav=in_wav,
     )
-    made = {
+    overrides = {
         "input": "" if body is None else plain(text_of(body)),
         "voice": voice_of(query.get("model")),
         "sample_rate": number("sample_rate", query.get("sample_rate")),
@@ -72,7 +72,9 @@ async def wished(
         reasons["pronounce"] = "no model here reads phonemes: the word is spoken"
     if _MODEL.fullmatch(query.get("model", "")):
         reasons.setdefault("model", "it names a voice here, and no language")
-    return await lenient_wish(service, {**(body or {}), **query}, _NAMES, delivery=delivery, made=made, reasons=reasons)
+    return await lenient_wish(
+        service, {**(body or {}), **query}, _NAMES, delivery=delivery, overrides=overrides, reasons=reasons
+    )
 
 
 async def speak_text(service: SpeechService, request: Request) -> Response:

@@ -70,8 +70,8 @@ def _speaking(
             request,
             wish,
             turns=turns,
-            as_body=_lines if timestamps and stream else None,
-            tell=_timed if timestamps and not stream else None,
+            stream_body=_lines if timestamps and stream else None,
+            whole_body=_timed if timestamps and not stream else None,
             content_type=(_LINES if stream else _JSON) if timestamps else None,
             previous=_PREVIOUS,
         )
@@ -213,25 +213,25 @@ async def wished(
         reasons |= unknown(fields["inputs"])
     else:
         text, sent["voice_id"] = text_of(fields), voice
-    made: dict[str, object] = {"input": text, "voice": voice, "sample_rate": sample_rate, "word_timestamps": words}
+    overrides: dict[str, object] = {"input": text, "voice": voice, "sample_rate": sample_rate, "word_timestamps": words}
     if str(sent.get("enable_ssml_parsing", "")).lower() == "true":
-        made["markup"] = "ssml"
+        overrides["markup"] = "ssml"
     if sent.get("apply_text_normalization") == "auto":
-        made["text_normalization"] = "off"  # the model reads figures
+        overrides["text_normalization"] = "off"  # the model reads figures
     if LOCATORS in sent:
-        made["lexicon"] = await located(service, sent[LOCATORS], reasons)
+        overrides["lexicon"] = await located(service, sent[LOCATORS], reasons)
     if isinstance(seed := sent.get("seed"), str):
-        made["seed"] = number("seed", seed)
+        overrides["seed"] = number("seed", seed)
     match sent.get(_PREVIOUS):
         case [*_, str(previous)]:
-            made[ignored_fields.PREVIOUS] = previous
+            overrides[ignored_fields.PREVIOUS] = previous
         case None:
             pass
         case _:
             reasons[_PREVIOUS] = "a list of ids, in the body over HTTP"
     reasons |= {name: "text without its audio; previous_request_ids count" for name in _NEIGHBOURS if name in sent}
     delivery = Delivery(audio_format, bit_rate=bit_rate)
-    return await lenient_wish(service, sent, names, delivery=delivery, made=made, reasons=reasons)
+    return await lenient_wish(service, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
 
 
 async def located(service: SpeechService, locators: object, reasons: dict[str, str]) -> dict[str, str]:

@@ -23,8 +23,8 @@ async def speak(service: SpeechService, request: Request) -> Response:
     for name in [name for name, value in _ALWAYS.items() if fields.get(name) == value]:
         del fields[name]
     reasons = {name: "lines of JSON with times always come" for name in _ALWAYS if name in fields}
-    made = {"word_timestamps": True, "stream_format": "audio"}
-    wish = await strict_wish(service, fields, made=made, reasons=reasons)
+    overrides = {"word_timestamps": True, "stream_format": "audio"}
+    wish = await strict_wish(service, fields, overrides=overrides, reasons=reasons)
     audio_format = wish.delivery.audio_format
 
     def as_lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
@@ -37,10 +37,10 @@ async def speak(service: SpeechService, request: Request) -> Response:
         return await service.respond(
             request,
             wish,
-            tell=lambda audio, times: [_line(audio, times, audio_format)],
+            whole_body=lambda audio, times: [_line(audio, times, audio_format)],
             content_type="application/json",
         )
-    return await service.respond(request, wish, as_body=as_lines, content_type="application/x-ndjson")
+    return await service.respond(request, wish, stream_body=as_lines, content_type="application/x-ndjson")
 
 
 def _line(audio: bytes, times: WordTimes | None, audio_format: str) -> bytes:

@@ -39,10 +39,10 @@ async def speak(service: SpeechService, request: Request, fields: Mapping[str, o
         return await service.respond(
             request,
             wish,
-            as_body=lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)),
+            stream_body=lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)),
             content_type=EVENT_STREAM,
         )
-    return await service.respond(request, wish, tell=_object, content_type="application/json")
+    return await service.respond(request, wish, whole_body=_object, content_type="application/json")
 
 
 def _object(audio: bytes, _: WordTimes | None) -> Iterator[bytes]:

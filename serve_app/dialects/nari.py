@@ -63,8 +63,8 @@ class NariSocket(WishedConnection):
             reasons["response_format"] = "audio comes as pcm"
         if asked.get("word_timestamps"):
             reasons["word_timestamps"] = "this protocol tells none"
-        made = {"input": "", "response_format": AudioFormat.PCM, "word_timestamps": False}
-        wish = await strict_wish(self.service, asked, made=made, reasons=reasons)
+        overrides = {"input": "", "response_format": AudioFormat.PCM, "word_timestamps": False}
+        wish = await strict_wish(self.service, asked, overrides=overrides, reasons=reasons)
         self._audio["sample_rate"] = wish.delivery.rate(wish.info)
         self._session = self.converse(self.service.session(self.socket, wish, request_id=self.request_id), self.say)
         await self.send("request.configured", request_id=self.request_id, **wish.notes())

@@ -24,7 +24,7 @@ async def speak_deployment(service: SpeechService, request: Request, deployment:
     """The same for Azure's clients, whose deployments have names of their own."""
     fields = await read_speech(request, service)
     reasons = {"model": "a deployment of any name is the loaded model"} if "model" in fields else {}
-    wish = await strict_wish(service, fields, accept=_accept(request), made={"model": None}, reasons=reasons)
+    wish = await strict_wish(service, fields, accept=_accept(request), overrides={"model": None}, reasons=reasons)
     return await service.respond(request, wish)
 
 

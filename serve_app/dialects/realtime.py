@@ -145,10 +145,10 @@ class RealtimeSocket(ResponseSocket):
         for name in ("audio.output.format.rate", "format.rate"):
             if sent.get(name, rate) != rate:
                 reasons[name] = f"this format has {rate} Hz"
-        made = {"voice": settings.get("voice"), "speed": settings.get("speed"), "sample_rate": rate}
+        overrides = {"voice": settings.get("voice"), "speed": settings.get("speed"), "sample_rate": rate}
         delivery = Delivery(_FORMATS[str(settings.get("format", "audio/pcm"))])
-        made["model"] = self._model
-        return await lenient_wish(self.service, sent, names, delivery=delivery, made=made, reasons=reasons)
+        overrides["model"] = self._model
+        return await lenient_wish(self.service, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
 
     async def _keep(self, item: Mapping[str, object], message: Mapping[str, object]) -> None:
         self._waiting += _texts([item])

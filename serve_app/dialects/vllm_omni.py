@@ -140,8 +140,8 @@ class OmniSocket(Connection):
             del asked["stream_audio"]
         if asked.get("word_timestamps"):
             reasons["word_timestamps"] = "this protocol tells none"
-        made = {"input": "", "word_timestamps": False}
-        wish = await strict_wish(self.service, asked, default=AudioFormat.WAV, made=made, reasons=reasons)
+        overrides = {"input": "", "word_timestamps": False}
+        wish = await strict_wish(self.service, asked, default=AudioFormat.WAV, overrides=overrides, reasons=reasons)
         self._format = {"format": wish.delivery.audio_format, "sample_rate": wish.delivery.rate(wish.info)}
         self._format |= wish.notes()
         wish = replace(wish, delivery=replace(wish.delivery, files=True))

@@ -75,8 +75,8 @@ class Candidates:
 async def design_voice(service: SpeechService, request: Request) -> Response:
     """Speaks a text with three voices of one description. Each can be locked within an hour."""
     sent = await read_speech(request, service)
-    made = {"any_language": sent.get("any_language", False)}
-    wish = await wished(service, sent, _NAMES, delivery=Delivery(AudioFormat.MP3, whole=True), made=made)
+    overrides = {"any_language": sent.get("any_language", False)}
+    wish = await wished(service, sent, _NAMES, delivery=Delivery(AudioFormat.MP3, whole=True), overrides=overrides)
     if isinstance(model := sent.get("model"), str):
         catalogue.check_model(model, wish.info, service.settings)
     wish = replace(wish, delivery=replace(wish.delivery, audio_format=wish.body.response_format or AudioFormat.MP3))
@@ -105,7 +105,7 @@ async def wished(
     names: ignored_fields.Names,
     *,
     delivery: Delivery,
-    made: Mapping[str, object] | None = None,
+    overrides: Mapping[str, object] | None = None,
 ) -> Wish:
     """As `lenient_wish`, of a model that designs voices, with a text of ours where there is none.
 
@@ -115,7 +115,7 @@ async def wished(
     if all(info.kind is not ModelKind.VOICE_DESIGN for info in models):
         raise not_deployed(ModelKind.VOICE_DESIGN, models, "Designing a voice")
     given: Json = {**dict.fromkeys(choosing_fields(service), "VoiceDesign"), **sent}
-    wish = await lenient_wish(service, given, names, delivery=delivery, made=made)
+    wish = await lenient_wish(service, given, names, delivery=delivery, overrides=overrides)
     if wish.info.kind is not ModelKind.VOICE_DESIGN:
         raise InvalidRequest(f"model: {wish.info.name} designs no voices, it is of kind {wish.info.kind}.", "model")
     body = wish.body

@@ -42,7 +42,7 @@ async def wished(service: SpeechService, fields: Mapping[str, object]) -> Wish:
         fields,
         _NAMES,
         delivery=Delivery(AudioFormat.WAV, whole=_switch(fields.get("streaming")) is False),
-        made={"input": text_of(fields), "x_vector_only_mode": _switch(fields.get("x_vector_only_mode"))},
+        overrides={"input": text_of(fields), "x_vector_only_mode": _switch(fields.get("x_vector_only_mode"))},
     )
 
 

@@ -11,7 +11,7 @@ from deployments.errors import EngineError, TalkrayError
 from deployments.protocol import Codes, FinishReason, ModelInfo, Reference, Stretch, SynthesisRequest
 from serve_app.jobs.record import JobPlan, Made, Manner, Part, Place, StoredJob
 from serve_app.jobs.store import packed
-from serve_app.speech.redraw import ended_badly, redrawn
+from serve_app.speech.redraw import ended_badly, redraw
 from serve_app.speech.segments import LongText, Segments, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.voices.library import Voices
@@ -46,7 +46,7 @@ class SegmentMaker:
         request = plan.request(job, place, await self._reference(job, manner, info))
         speech, was_redrawn = await self._speak(request, part.segments[place.segment].speed, info), False
         if part.redraws and ended_badly(speech.finish_reason):
-            again = redrawn(request, speech.finish_reason, segment_seed(request.seed, 0), model=manner.model)
+            again = redraw(request, speech.finish_reason, segment_seed(request.seed, 0), model=manner.model)
             speech, was_redrawn = await self._speak(again, part.segments[place.segment].speed, info), True
         return await asyncio.to_thread(_kept, speech, part, place, info, was_redrawn)
 

@@ -1,6 +1,6 @@
 """Admission: a synthesizer that refuses a request whose audio would come late, and that measures the audio it sends.
 
-`room.py` says who is let in, `first_audio.py` waits for the first audio.
+`room.py` says who is let in, `speech_start.py` begins speech and waits for its first audio.
 """
 
 import time
@@ -14,11 +14,11 @@ from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.config import AdmissionSettings
-from serve_app.speech.first_audio import FirstAudioWait
 from serve_app.speech.joints import SpokenEnd, Tails
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.models import ModelState, ready
 from serve_app.speech.room import Room
+from serve_app.speech.speech_start import SpeechStart
 from serve_app.speech.synthesizer import Synthesizer
 
 
@@ -81,7 +81,7 @@ class Admission:
         self._synthesizer, self._live_texts, self._tails = synthesizer, live_texts, tails
         self.state, self._model, self._max_late_s = state, model, settings.max_late_s
         self.room = Room(settings, is_running=is_running, state=state, model=model)
-        self._first_audio = FirstAudioWait(synthesizer, self.room)
+        self._start = SpeechStart(synthesizer, self.room)
 
     async def describe(self) -> ModelInfo:
         return await self._synthesizer.describe()
@@ -97,7 +97,7 @@ class Admission:
         try:
             client = _Client(info.sample_rate, live, came_s=came_s)
             async with AsyncExitStack() as opened, ReaderWatch(room.leave_place, room.come_back) as reader:
-                speech = await self._first_audio.begin(request, live, info, opened)
+                speech = await self._start.begin(request, live, info, opened)
                 is_speaking = True
                 room.begin_speaking()
                 while (chunk := await speech.next()) is not None:

@@ -1,7 +1,7 @@
-"""Another draw of speech that ended badly before any of it was sent: once, with another seed.
+"""Another attempt at speech that ended badly before any of it was sent: once, with another seed.
 
-Three places know that nothing was sent, and ask for it here: `FirstAudioWait` of speech that is over with its first
-chunk, `LongText` of a later segment that it has heard ahead, and `SpeechResponse` of a whole answer.
+Three places know that nothing was sent, and ask for it here: `SpeechStart` of speech that is over with its first
+chunk, `LongText` of a later segment that it has heard ahead, and `WholeResponse` of a whole answer.
 """
 
 import logging
@@ -26,10 +26,10 @@ def ended_badly(reason: FinishReason | None) -> bool:
     return reason is not None and not reason.is_good
 
 
-def redrawn(request: SynthesisRequest, reason: FinishReason | None, seed: int, *, model: str) -> SynthesisRequest:
-    """The request of the other draw, which is counted and logged. It is not drawn a third time.
+def redraw(request: SynthesisRequest, reason: FinishReason | None, seed: int, *, model: str) -> SynthesisRequest:
+    """The request of another attempt, which is counted and logged. There is no third one.
 
-    `reason`: why the first draw ended, None where it ended without samples. `model`: the name of one of several.
+    `reason`: why the first attempt ended, None where it ended without samples. `model`: the name of one of several.
     """
     metrics.redrawn(reason, model=model)
     logger.warning("request %s ended before it was sent (%s): another seed", request.request_id, reason)

@@ -18,7 +18,7 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, Str
 from serve_app.audio.formats import Filter
 from serve_app.speech.detection import detected
 from serve_app.speech.joints import SpokenEnd
-from serve_app.speech.redraw import ended_badly, redrawn
+from serve_app.speech.redraw import ended_badly, redraw
 from serve_app.speech.splitting import split_text
 from serve_app.speech.synthesizer import Synthesizer
 
@@ -179,7 +179,7 @@ class LongText:
 
         def ask_again(reason: FinishReason) -> AsyncGenerator[PcmChunk, None]:
             """With another seed, after an end that is no good one."""
-            return self._insist(redrawn(request, reason, segment_seed(request.seed, 0), model=self._model), info)
+            return self._insist(redraw(request, reason, segment_seed(request.seed, 0), model=self._model), info)
 
         segment = _Segment(self._ask(request, info), ask_again)
         opened.push_async_callback(segment.aclose)

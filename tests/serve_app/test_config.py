@@ -173,8 +173,8 @@ models:
 def test_a_model_takes_from_the_application_what_it_leaves_out(file: Path) -> None:
     file.write_text(SEVERAL, encoding="utf-8")
     config = read_config(file)
-    voices, clones = config.each().values()
-    assert list(config.each()) == ["voices", "clones"]
+    voices, clones = config.by_model().values()
+    assert list(config.by_model()) == ["voices", "clones"]
     assert (voices.model, voices.talker.max_num_seqs, voices.codec.placement) == ("embedded", 4, "hybrid")
     assert voices.api.admission == config.api.admission
     assert (clones.model, clones.talker.gpu_memory_fraction, clones.codec.placement) == ("1.7B-Base", 0.4, "inline")
@@ -186,7 +186,7 @@ def test_a_model_takes_from_the_application_what_it_leaves_out(file: Path) -> No
 
 def test_a_single_model_is_the_configuration_itself() -> None:
     config = AppConfig(model="embedded")
-    assert config.each() == {"": config}
+    assert config.by_model() == {"": config}
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def _config(file: Path) -> Iterator[str]:
     yield from _ignored(config, ServeDeploySchema.model_validate(config).model_dump(exclude_unset=True))
     settings = app_config(file)
     settings.api.access.for_host(at(config, "http_options", "host"))
-    talkers = [(own.talker_pool, own.talker_scaling) for own in settings.each().values()]
+    talkers = [(own.talker_pool, own.talker_scaling) for own in settings.by_model().values()]
     pools = (*talkers, (settings.codec_pool, settings.codec_scaling))
     for pool, scaling in pools:
         if scaling and not scaling.min_replicas <= pool.replicas <= scaling.max_replicas:

@@ -126,7 +126,7 @@ def _http_options(address: Address) -> dict[str, Any]:
 
 def _logical_cpus(config: AppConfig) -> int:
     """CPUs that Ray counts: this process's, or as many as all replicas ask for, so that a small machine runs them."""
-    each = config.each().values()
+    each = config.by_model().values()
     codec = config.codec_scaling.max_replicas if config.codec_scaling else config.codec_pool.replicas
     talkers = [
         (own.talker_pool, own.talker_scaling.max_replicas if own.talker_scaling else own.talker_pool.replicas)

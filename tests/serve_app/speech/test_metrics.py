@@ -11,7 +11,7 @@ from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.api.routes import Node
 from serve_app.config import AdmissionSettings, ApiSettings
-from serve_app.speech import admission, first_audio, room
+from serve_app.speech import admission, room, speech_start
 from serve_app.speech.admission import Admission
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, utterance
@@ -64,7 +64,7 @@ def instruments(monkeypatch: pytest.MonkeyPatch) -> dict[str, Instrument]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(9.5)
-    for module in (admission, first_audio, room):
+    for module in (admission, speech_start, room):
         monkeypatch.setattr(module, "time", clock)
     return clock
 

@@ -12,7 +12,7 @@ from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.speech.live_text import LiveText, without_clicks
-from serve_app.speech.redraw import draw_seed, ended_badly, redrawn
+from serve_app.speech.redraw import draw_seed, ended_badly, redraw
 from serve_app.speech.room import Room
 from serve_app.speech.segments import LongText
 from serve_app.speech.synthesizer import Synthesizer
@@ -47,7 +47,7 @@ class BegunSpeech:
         return self._read.popleft() if self._read else await anext(self._chunks, None)
 
 
-class FirstAudioWait:
+class SpeechStart:
     """Begins the speech of requests, and waits for the first audio of each."""
 
     def __init__(self, synthesizer: Synthesizer, room: Room) -> None:
@@ -94,7 +94,7 @@ class FirstAudioWait:
         speech = await self._begun(request, live, info, opened)
         if not (request.redraws and speech.is_lost):
             return speech
-        again = redrawn(request, speech.reason, draw_seed(), model=self._room.model)
+        again = redraw(request, speech.reason, draw_seed(), model=self._room.model)
         return await self._begun(again, live, info, opened, seed=again.seed)
 
     async def _begun(

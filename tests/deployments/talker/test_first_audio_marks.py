@@ -4,20 +4,20 @@ import numpy as np
 import pytest
 
 from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk, GenerateRequest, Mark, SynthesisRequest
-from deployments.talker.process import FirstAudio
+from deployments.talker.process import FirstAudioMarks
 
 CODES, NO_CODES = np.zeros((1, 4), np.int16), np.zeros((0, 4), np.int16)
 MARKED = SynthesisRequest("r", "Hello.", marks=(Mark("received", 0),))
 
 
-def begun(request: GenerateRequest) -> FirstAudio:
-    first_audio = FirstAudio()
+def begun(request: GenerateRequest) -> FirstAudioMarks:
+    first_audio = FirstAudioMarks()
     with first_audio.begin(1, request):
         pass
     return first_audio
 
 
-def stages(first_audio: FirstAudio, chunk: FrameChunk) -> list[str]:
+def stages(first_audio: FirstAudioMarks, chunk: FrameChunk) -> list[str]:
     ((_, followed),) = first_audio.follow(((1, chunk),))
     return [mark.stage for mark in followed.marks]
 
@@ -50,7 +50,7 @@ def test_other_requests_are_left_alone() -> None:
 
 
 def test_a_request_that_fails_or_is_given_up_is_forgotten() -> None:
-    first_audio = FirstAudio()
+    first_audio = FirstAudioMarks()
     with pytest.raises(ValueError, match="no"), first_audio.begin(1, GenerateRequest(MARKED)):
         raise ValueError("no")
     assert stages(first_audio, FrameChunk(CODES, 1)) == []
