@@ -108,7 +108,7 @@ class ClonePrompt:
         return self.speaker.nbytes + (0 if self.codes is None else self.codes.nbytes)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """As bytes: on its way to a replica an array that stands beside the pickle takes longer than its copy."""
+        """Pickles bytes: on its way to a replica an array beside the pickle takes longer than its copy."""
         codes = None if self.codes is None else (self.codes.tobytes(), self.codes.shape)
         return _clone_prompt, (self.speaker.astype(np.float32, copy=False).tobytes(), codes)
 

@@ -28,7 +28,7 @@ class ConfigError(TalkrayError):
 
 
 def _origin(text: str) -> str:
-    """As browsers write it. Raises ValueError."""
+    """The origin as browsers write it. Raises ValueError."""
     if text in ("*", "null"):
         return text
     parts = urlsplit(text.strip())
@@ -41,7 +41,7 @@ def _origin(text: str) -> str:
 
 
 def _host_name(text: str) -> str:
-    """As the door reads it in a request. Raises ValueError."""
+    """The host name as the door reads it in a request. Raises ValueError."""
     name = text.strip().lower().strip("[]").removesuffix(".")
     try:
         return str(ip_address(name))

@@ -60,8 +60,8 @@ class Deployed:
     talker: DeploymentHandle | None = None
 
     def described(self) -> ModelInfo | None:
-        """Of one of several the description from its files, else the one that an ingress has left: a call would start
-        its talkers.
+        """What is known of one of several models without its talkers, which a call might start: from its files, else
+        what an ingress has left. None of a single one, whose talkers are asked.
         """
         if not self.name:
             return None
@@ -177,7 +177,7 @@ class HandleJobs:
         self._handle = handle
 
     async def call(self, what: str, *arguments: object) -> Any:
-        """As `Jobs.call`."""
+        """Call a method of `JobDesk`, as `Jobs` says."""
         try:
             calling = ask_replica(self._handle, "call", what, *arguments, lost=ReplicaLost)
             return await asyncio.wait_for(calling, _CREATE_TIMEOUT_S if what == "create" else _JOBS_TIMEOUT_S)

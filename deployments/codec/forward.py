@@ -25,7 +25,7 @@ class Signal:
 Cut = Callable[[Signal, Conv], Signal]  # the rows that this convolution still needs
 
 
-class Call(ABC):
+class ForwardPass(ABC):
     """One pass over a batch of streams, in a backend."""
 
     @abstractmethod
@@ -72,49 +72,49 @@ class Call(ABC):
         """A convolution to one channel: samples [B * time]."""
 
     @abstractmethod
-    def pieces(self, x: Signal, block: Block) -> "Iterable[tuple[Call, Signal]]":
-        """The parts in which x passes a block and all later layers, each with the call of its streams."""
+    def pieces(self, x: Signal, block: Block) -> "Iterable[tuple[ForwardPass, Signal]]":
+        """The parts in which x passes a block and all later layers, each with the pass of its streams."""
 
 
-def latents(call: Call, folded: FoldedDecoder) -> Signal:
+def latents(run: ForwardPass, folded: FoldedDecoder) -> Signal:
     """The input of the convolutions that make samples."""
-    x = call.linear(call.conv(call.embed(), folded.pre_conv), folded.input_proj)
+    x = run.linear(run.conv(run.embed(), folded.pre_conv), folded.input_proj)
     for layer in folded.layers:
-        y = call.attend(call.linear(x, layer.qkv, norm=True), layer)
-        x = call.linear(y, layer.output, residual=x)
-        y = call.linear(x, layer.up, norm=True, gate=layer.gate)
-        x = call.linear(y, layer.down, residual=x)
-    return call.linear(x, folded.output_proj, norm=True)
+        y = run.attend(run.linear(x, layer.qkv, norm=True), layer)
+        x = run.linear(y, layer.output, residual=x)
+        y = run.linear(x, layer.up, norm=True, gate=layer.gate)
+        x = run.linear(y, layer.down, residual=x)
+    return run.linear(x, folded.output_proj, norm=True)
 
 
-def waveform(call: Call, folded: FoldedDecoder, x: Signal) -> Tensor:
+def waveform(run: ForwardPass, folded: FoldedDecoder, x: Signal) -> Tensor:
     """Samples of latents, [B * time], stream after stream."""
-    return _convolved(call, folded, x, lambda x, _: x)
+    return _convolved(run, folded, x, lambda x, _: x)
 
 
-def last_samples(call: Call, folded: FoldedDecoder, x: Signal) -> Tensor:
+def last_samples(run: ForwardPass, folded: FoldedDecoder, x: Signal) -> Tensor:
     """The last samples of latents, and on the way all that the convolutions have to remember of them.
 
     Rows that do not reach as far are left out before each layer: so few are left that no block is passed in pieces.
     """
     needed = folded.rows_needed()
-    return _convolved(call, folded, x, lambda x, layer: Signal(x.rows[:, -needed[layer] :].contiguous(), x.snake))
+    return _convolved(run, folded, x, lambda x, layer: Signal(x.rows[:, -needed[layer] :].contiguous(), x.snake))
 
 
-def _convolved(call: Call, folded: FoldedDecoder, x: Signal, cut: Cut) -> Tensor:
+def _convolved(run: ForwardPass, folded: FoldedDecoder, x: Signal, cut: Cut) -> Tensor:
     for upsample, convnext in folded.stages:
-        x = call.conv(cut(x, upsample), upsample)
-        y = call.linear(call.depthwise_norm(x, convnext), convnext.up, gelu=True)
-        x = call.linear(y, convnext.down, residual=x)
+        x = run.conv(cut(x, upsample), upsample)
+        y = run.linear(run.depthwise_norm(x, convnext), convnext.up, gelu=True)
+        x = run.linear(y, convnext.down, residual=x)
     first, *_ = blocks = folded.blocks
-    x = call.conv(cut(x, folded.first_conv), folded.first_conv, snake=first.entry, keep=bool(first.units))
-    parts = list(_through(blocks, call, x, cut))
+    x = run.conv(cut(x, folded.first_conv), folded.first_conv, snake=first.entry, keep=bool(first.units))
+    parts = list(_through(blocks, run, x, cut))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _through(blocks: Sequence[Block], call: Call, x: Signal, cut: Cut) -> Iterator[Tensor]:
+def _through(blocks: Sequence[Block], run: ForwardPass, x: Signal, cut: Cut) -> Iterator[Tensor]:
     block, *others = blocks
-    for part, piece in call.pieces(cut(x, block.conv), block):
+    for part, piece in run.pieces(cut(x, block.conv), block):
         y = _units(part, piece, block)
         if not others:
             yield part.samples(y, block.conv)
@@ -124,9 +124,9 @@ def _through(blocks: Sequence[Block], call: Call, x: Signal, cut: Cut) -> Iterat
             yield from _through(others, part, y, cut)
 
 
-def _units(call: Call, x: Signal, block: Block) -> Signal:
+def _units(run: ForwardPass, x: Signal, block: Block) -> Signal:
     snakes = [*(unit.first for unit in block.units[1:]), block.snake]
     for unit, snake in zip(block.units, snakes, strict=False):
-        y = call.conv(x, unit.dilated, snake=unit.second, keep=False)
-        x = call.conv(y, unit.pointwise, snake=snake, residual=x, keep=snake is not block.snake)
+        y = run.conv(x, unit.dilated, snake=unit.second, keep=False)
+        x = run.conv(y, unit.pointwise, snake=snake, residual=x, keep=snake is not block.snake)
     return x

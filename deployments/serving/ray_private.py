@@ -71,7 +71,7 @@ def pools(app_name: str) -> dict[str, Pool]:
 
 
 def num_nodes() -> int:
-    """Of the cluster, without its dead ones."""
+    """How many nodes of the cluster live."""
     return sum(bool(node["Alive"]) for node in ray.nodes())
 
 

@@ -1,6 +1,7 @@
 """Streams whose audio is made beside the talker, on its device: their first frames or all of them.
 
 Frames go in as they are made, PCM comes out as it is ready; the engine says nothing about slots, batches or graphs.
+`DecodeGate` chooses the calls of the codec pool, by rules of its own.
 """
 
 import math
@@ -86,7 +87,7 @@ class _AudioStream:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _RunningCall:
     decode_call: DecodeCall
     streams: list[_AudioStream]
     audible: list[bool]
@@ -104,7 +105,7 @@ class AudioStreams:
         self.precision = precision
         self._load, self._frame_s = load, frame_s
         self._streams: dict[int, _AudioStream] = {}
-        self._calls: list[_Call] = []  # oldest first
+        self._calls: list[_RunningCall] = []  # oldest first
         self._pcm: list[tuple[int, bytes]] = []
         self._failed: dict[int, EngineError] = {}
         # Decoder states after recordings, by the recordings' keys and codes. The last used one is the last.
@@ -263,7 +264,7 @@ class AudioStreams:
         while len(self._calls) < _MAX_CALLS and (call := self._next_call()) is not None:
             self._calls.append(call)
 
-    def _next_call(self) -> _Call | None:
+    def _next_call(self) -> _RunningCall | None:
         """A call for the most urgent stream and others that want as many frames, or for many streams that may wait."""
         now_s = time.monotonic()
         candidates = [(stream, self._size(stream, now_s)) for stream in self._streams.values() if stream.waiting]
@@ -283,7 +284,7 @@ class AudioStreams:
         most = min(self._decoder.largest_batch(frames), max(urgent, _BULK_FRAMES // frames))
         return self._call(streams[:most], frames)
 
-    def _shared_call(self, candidates: list[tuple[_AudioStream, int]]) -> _Call | None:
+    def _shared_call(self, candidates: list[tuple[_AudioStream, int]]) -> _RunningCall | None:
         """A call for streams that may wait, once enough of them want as many frames."""
         for frames in dict.fromkeys(size for _, size in candidates):
             streams = [stream for stream, size in candidates if size == frames]
@@ -292,7 +293,7 @@ class AudioStreams:
                 return self._call(streams[: _power_of_two(min(most, len(streams)))], frames)
         return None
 
-    def _last_call(self, candidates: list[tuple[_AudioStream, int]]) -> _Call | None:
+    def _last_call(self, candidates: list[tuple[_AudioStream, int]]) -> _RunningCall | None:
         """A short call for segments of jobs that want as many frames, while no other call runs or can be made."""
         last = [(stream, size) for stream, size in candidates if stream.goes_last]
         if not last:
@@ -302,7 +303,7 @@ class AudioStreams:
         streams = [stream for stream, size in last if size == frames]
         return self._call(streams[: _power_of_two(min(most, len(streams)))], frames)
 
-    def _call(self, streams: list[_AudioStream], frames: int) -> _Call:
+    def _call(self, streams: list[_AudioStream], frames: int) -> _RunningCall:
         audible = [not stream.is_recalling for stream in streams]
         decode_call = self._decoder.decode([stream.slot for stream in streams], frames)
         for stream in streams:
@@ -313,7 +314,7 @@ class AudioStreams:
             stream.ready_since_s = math.inf
             if was_recalling and not stream.is_recalling and stream.begins_with:
                 self._keep(stream)
-        return _Call(decode_call, streams, audible, frames)
+        return _RunningCall(decode_call, streams, audible, frames)
 
     def _keep(self, stream: _AudioStream) -> None:
         """Keep the decoder's state after a stream's recording, in place of the least recently used one."""
@@ -324,7 +325,7 @@ class AudioStreams:
             self._recordings.popitem(last=False)
 
     def forget(self, voices: tuple[bytes, ...]) -> int:
-        """As `ByRecording.forget`."""
+        """Drop what is kept of these voices. Returns how many results there were."""
         self._forgotten.add(voices)
         over = [key for key in self._recordings if key in self._forgotten]
         for key in over:
@@ -342,7 +343,7 @@ class AudioStreams:
         load = max(0, len(self._streams).bit_length() - _FEW_STREAMS.bit_length())
         return stream.plan.size(stream.waiting, ended=ended, lead_s=lead_s, load=load)
 
-    def _collect(self, call: _Call) -> None:
+    def _collect(self, call: _RunningCall) -> None:
         for stream, audible, pcm in zip(call.streams, call.audible, call.decode_call.result(), strict=True):
             if self._streams.get(stream.id) is not stream:
                 continue  # closed meanwhile

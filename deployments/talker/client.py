@@ -15,8 +15,7 @@ from contextlib import aclosing
 from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, Mailbox, ModelInfo
-from deployments.serving import metrics
-from deployments.serving.mailbox import read
+from deployments.serving import mailbox, metrics
 from deployments.serving.progress import report_stage
 from deployments.serving.starvation import any_runnable
 from deployments.talker import channel
@@ -91,7 +90,7 @@ class EngineClient:
     async def _write(self, number: int, live: Mailbox) -> None:
         """Send the engine the text of a live request as it comes. Where it cannot be read the stream fails."""
         try:
-            async with aclosing(read(live)) as parts:
+            async with aclosing(mailbox.read(live)) as parts:
                 async for part in parts:
                     self._send(channel.Append(number, part, is_last=False))
             self._send(channel.Append(number, "", is_last=True))

@@ -114,7 +114,7 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """The next step's batch, None when there is nothing to do."""
         preempted = self._make_room()
-        admitted = [] if preempted else self._admit() or self._admit_background()
+        admitted = [] if preempted else self._admit_waiting() or self._admit_background()
         due = self._pacing.due(self.running.values(), time.monotonic(), self._most_background())
         return Batch(prefill=admitted, decode=due) if due or admitted else None
 
@@ -159,21 +159,21 @@ class Scheduler:
 
     def _admit_background(self) -> list[Sequence]:
         """One sequence of a job, because the prefill of many would make others wait."""
-        return [self._take_in(self.background[0])] if self._has_place_for_background() else []
+        return [self._admit(self.background[0])] if self._has_place_for_background() else []
 
     def _has_place_for_background(self) -> bool:
         is_free = self.background and all(sequence.awaits_text for sequence in self.waiting)
         return bool(is_free) and len(self._of_jobs) < self._most_background() and self._fits(self.background[0])
 
-    def _admit(self) -> list[Sequence]:
+    def _admit_waiting(self) -> list[Sequence]:
         admitted: list[Sequence] = []
         for sequence in [each for each in self.waiting if not each.awaits_text]:
             if not self._has_place(sequence):
                 return admitted
-            admitted.append(self._take_in(sequence))
-        return admitted + [self._take_in(each) for each in [*self.waiting] if self._fits(each)]
+            admitted.append(self._admit(sequence))
+        return admitted + [self._admit(each) for each in [*self.waiting] if self._fits(each)]
 
-    def _take_in(self, sequence: Sequence) -> Sequence:
+    def _admit(self, sequence: Sequence) -> Sequence:
         (self.background if sequence.is_background else self.waiting).remove(sequence)
         self.blocks.grow(sequence.id, sequence.num_positions + 1)
         sequence.row = heapq.heappop(self._free_rows)

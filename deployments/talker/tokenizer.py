@@ -47,7 +47,7 @@ class TextTokenizer:
         return encoded.ids, [start for start, _ in encoded.offsets]
 
     def encode_body(self, text: str, *, gap: str) -> tuple[list[int], list[int]]:
-        """As `encode_places`, of a text body after a `gap`, which belongs to the first word and counts no character."""
+        """Tokens and places of a text body after a `gap`, which belongs to the first word and counts no character."""
         ids, places = self.encode_places(gap + text.lstrip())
         return ids, [max(0, place - len(gap)) for place in places]
 

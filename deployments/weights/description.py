@@ -47,7 +47,7 @@ def own_facts(directory: Path, top: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cloning_fingerprint(directory: Path) -> str:
-    """Of the files that make a clone prompt of a recording. Weights are large: blocks of each file stand for all."""
+    """A hash of the files that make a clone prompt of a recording. Blocks of each file stand for all of it."""
     found = hashlib.sha256()
     for folder in (directory, directory / "speech_tokenizer"):
         found.update((folder / "config.json").read_bytes())

@@ -201,7 +201,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if not self._held:
             self._address, self._pace = self._client(), Pace()
         self._pace.come(num_bytes)
-        while not self._room.take(self._address, num_bytes - self._held):
+        while not self._room.claim(self._address, num_bytes - self._held):
             stalled = next((other for other in self._large if other is not self and other._pace.is_stalled), None)
             if stalled is None:
                 return False

@@ -92,7 +92,7 @@ class FairShare:
         """Whether `amount` is free for this caller."""
         return self._held[caller] + amount <= self._size - self._held.total()
 
-    def take(self, caller: str, amount: int) -> bool:
+    def claim(self, caller: str, amount: int) -> bool:
         """Takes `amount` for this caller if it is free. Returns whether it was."""
         if not self.has(caller, amount):
             return False

@@ -139,7 +139,7 @@ def cluster_routes(models: Models, status: ClusterStatus) -> APIRouter:
 
     @router.get("/status", summary="The cluster's models, pools, streams and first audio")
     async def cluster_status() -> Json:
-        """Of all ingress replicas, as they were at most a few seconds ago; the page shows it."""
+        """The state of all ingress replicas, as they were at most a few seconds ago; the page shows it."""
         async with room:  # many open pages are one reading a second
             if time.time() - float(str(kept.get("at", 0))) >= _SUMMED_S:
                 kept.update(await run_in_threadpool(status.read))

@@ -67,7 +67,7 @@ async def read_form(request: Request) -> SentForm:
 
 
 async def parse_form(content: bytes, headers: Headers) -> SentForm:
-    """Of a body in any of the three forms that clients send, or of none. Raises InvalidRequest."""
+    """The form of a body in any of the three ways that clients send, or of none. Raises InvalidRequest."""
     if not content:
         return SentForm({})
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()

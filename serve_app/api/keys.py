@@ -70,7 +70,7 @@ class Keys:
         self._records: dict[str, KeyRecord] = {}
         self._seen = _stamp(file)
         self._failure = ""  # of the last read; said once
-        self._take(read_keys(file))
+        self._use(read_keys(file))
 
     def find(self, key: str | None) -> KeyRecord:
         """The record of `key`. Raises Unauthorized."""
@@ -105,7 +105,7 @@ class Keys:
             stamp = _stamp(self._file)
             if stamp == self._seen:
                 return
-            self._take(read_keys(self._file) if stamp else KeyDocument())
+            self._use(read_keys(self._file) if stamp else KeyDocument())
         except ConfigError as error:
             if str(error) != self._failure:
                 logger.error("keeping the API keys that were read before: %s", error)
@@ -114,7 +114,7 @@ class Keys:
             self._seen, self._failure = stamp, ""
             logger.warning("read %d API keys from %s", len(self._records), self._file)
 
-    def _take(self, document: KeyDocument) -> None:
+    def _use(self, document: KeyDocument) -> None:
         self._records = {record.id: record for record in document.keys if record.revoked is None}
 
 

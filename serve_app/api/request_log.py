@@ -38,7 +38,7 @@ class Usage:
 
     @property
     def tokens(self) -> dict[str, int]:
-        """As answers tell them; an output token is one codec frame."""
+        """The counts that answers tell; an output token is one codec frame."""
         inputs, outputs = self.input_tokens, self.frames
         return {"input_tokens": inputs, "output_tokens": outputs, "total_tokens": inputs + outputs}
 

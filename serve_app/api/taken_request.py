@@ -35,7 +35,7 @@ class _BegunAnswers:
             self._transport.write(_BEGINNING)
 
     def write(self, data: bytes) -> None:
-        """As Transport.write, without the bytes that are written already."""
+        """Write `data` without the bytes that are written already."""
         if not self._has_begun or not data:
             self._transport.write(data)
             return

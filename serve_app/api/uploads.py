@@ -41,23 +41,23 @@ class Uploads:
 
     def __init__(self) -> None:
         self._places = FairShare(MAX_UPLOADS)
-        self._taken: list[Upload] = []
+        self._claimed: list[Upload] = []
         self._waiting: list[Upload] = []
         self._changed = asyncio.Event()
 
-    async def take(self, upload: "Upload") -> None:
+    async def claim(self, upload: "Upload") -> None:
         """Waits until `upload` gets a place, in turn. Raises Overloaded where that takes long."""
         self._waiting.append(upload)
         try:
             async with asyncio.timeout(_UPLOAD_WAIT_S):
                 while self._next() is not upload:
-                    for other in self._taken:
+                    for other in self._claimed:
                         other.end_if_stalled()
                     self._changed.clear()
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._changed.wait(), _LOOK_S)
-            self._places.take(upload.caller, 1)
-            self._taken.append(upload)
+            self._places.claim(upload.caller, 1)
+            self._claimed.append(upload)
         except TimeoutError:
             metrics.refused("uploads")
             raise Overloaded(f"{MAX_UPLOADS} large bodies are being taken in already.", _RETRY_AFTER_S) from None
@@ -66,7 +66,7 @@ class Uploads:
             self._changed.set()
 
     def give_back(self, upload: "Upload") -> None:
-        self._taken.remove(upload)
+        self._claimed.remove(upload)
         self._places.give_back(upload.caller, 1)
         self._changed.set()
 
@@ -99,7 +99,7 @@ class Upload:
         self._pace.come(num_bytes)
         if self._is_large or num_bytes <= _SMALL_BYTES:
             return
-        await self._uploads.take(self)
+        await self._uploads.claim(self)
         self._is_large, self._pace = True, Pace()
 
     def end_if_stalled(self) -> None:

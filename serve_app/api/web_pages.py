@@ -125,6 +125,6 @@ def _page(page: str, allowed: Mapping[str, str]) -> Response:
 
 
 def _hashes(tag: str, page: str) -> list[str]:
-    """Of the contents of each such element, as the policy wants them."""
+    """Hashes of the contents of each such element, as the policy wants them."""
     contents = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
     return [f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'" for content in contents]

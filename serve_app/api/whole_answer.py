@@ -43,7 +43,7 @@ class Kept:
             raise PayloadTooLarge(f"A whole answer has at most {MAX_WHOLE_BYTES} bytes of audio; {_REMEDY}.", "stream")
         if num_bytes <= self._num_bytes:
             self._room.give_back(self._caller, self._num_bytes - num_bytes)
-        elif not self._room.take(self._caller, num_bytes - self._num_bytes):
+        elif not self._room.claim(self._caller, num_bytes - self._num_bytes):
             metrics.refused("whole")
             raise Overloaded(f"Whole answers take all memory that they may have now; {_REMEDY}.")
         self._num_bytes = num_bytes

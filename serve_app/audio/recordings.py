@@ -107,7 +107,7 @@ def read_flac(key: bytes, load: Callable[[], bytes], sample_rate: int) -> NDArra
 
 
 def forget(voices: Iterable[bytes]) -> None:
-    """As `ByRecording.forget`."""
+    """Drop what is kept of these voices."""
     _DECODED.forget(voices)
     _PROMPTS.forget(voices)
 
@@ -157,7 +157,7 @@ def _payload(ref_audio: str) -> bytes:
 
 
 def _read_wav(data: bytes) -> tuple[NDArray[np.float32], int] | None:
-    """As `_decode`, in a tenth of the time; None where it is no WAV of plain samples."""
+    """What `_decode` would return, in a tenth of the time; None where it is no WAV of plain samples."""
     import soundfile
 
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":

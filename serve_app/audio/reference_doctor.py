@@ -126,13 +126,13 @@ def check_recording(
 
 
 def decode_prepared(data: bytes, field: str) -> tuple[Samples, int]:
-    """As `decode_file`, prepared."""
+    """A file decoded as by `decode_file`, and prepared."""
     checked = check_recording(data, field=field, transcript=None, heard=None, prepare="auto")
     return checked.audio, checked.sample_rate
 
 
 def measure(audio: Samples, sample_rate: int) -> Measures:
-    """Of mono [samples] in [-1, 1], at least half a second."""
+    """Measure mono [samples] in [-1, 1], at least half a second."""
     step = round(_STEP_S * sample_rate)
     levels = _decibels(audio[: audio.size // step * step].reshape(-1, step).std(axis=1))
     high = float(np.percentile(levels, 95))

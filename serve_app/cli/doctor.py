@@ -144,7 +144,7 @@ def _fit(found: Path, own: AppConfig, total: int, name: str) -> tuple[Finding, i
 
 
 def _gpu_bytes() -> int:
-    """Of the smallest GPU, 0 where none says."""
+    """The memory of the smallest GPU, 0 where none says."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return 0

@@ -362,7 +362,7 @@ def _called(model: str) -> str:
 
 
 def _share(settings: AppConfig, most: int) -> dict[str, object]:
-    """Of a GPU, for one of `most` on it; one that has a GPU alone, or none, is as the application has it."""
+    """The share of a GPU for one of `most` on it; one that has a GPU alone, or none, is as the application has it."""
     if most < 2:
         return {}
     memory = {"gpu_memory_fraction": round(_SHARED / most, 3), "kv_cache_bytes": None}

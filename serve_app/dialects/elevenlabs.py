@@ -152,7 +152,7 @@ def _takes(form: SentForm, *, is_new: bool) -> list[SentRecording]:
 
 
 def _label(form: SentForm, name: str) -> str | None:
-    """Of the `labels`, which forms have as JSON."""
+    """The label `name` among the `labels`, which forms have as JSON."""
     labels = parse_object(form.text("labels") or "{}") if form.text("labels") != "null" else {}
     value = labels.get(name)
     return value if isinstance(value, str) else None
@@ -186,7 +186,7 @@ _SUBSCRIPTION: dict[str, object] = {
 
 
 def voice_entry(voice: catalogue.Voice) -> dict[str, object]:
-    """As clients read it."""
+    """The voice as ElevenLabs' clients read it."""
     labels = {"language": voice.language, "gender": voice.gender}
     described = {"description": voice.description, "labels": labels}
     category = "cloned" if voice.type == "stored" else "premade"

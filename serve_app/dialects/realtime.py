@@ -66,7 +66,7 @@ class ResponseSocket(Connection):
 
 
 def response(turn: Turn, status: str, details: Mapping[str, object] | None = None) -> Json:
-    """As `response.created` and `response.done` have it."""
+    """The response object of `response.created` and `response.done`."""
     shown = {"id": _place(turn)["response_id"], "object": "realtime.response", "status": status}
     if status == "in_progress":
         return {**shown, "status_details": None, "output": [], "usage": None}

@@ -107,7 +107,7 @@ async def wished(
     delivery: Delivery,
     overrides: Mapping[str, object] | None = None,
 ) -> Wish:
-    """As `lenient_wish`, of a model that designs voices, with a text of ours where there is none.
+    """The wish for a model that designs voices, made as by `lenient_wish`, with a text of ours where there is none.
 
     Raises InvalidRequest where no such model is deployed.
     """

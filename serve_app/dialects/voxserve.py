@@ -47,7 +47,7 @@ async def wished(service: SpeechService, fields: Mapping[str, object]) -> Wish:
 
 
 async def _form_fields(content: bytes, headers: Headers) -> dict[str, object]:
-    """Of any form; a file becomes base64. Raises InvalidRequest."""
+    """The fields of any form; a file becomes base64. Raises InvalidRequest."""
     form = await parse_form(content, headers)
     return form.fields | {file.field: base64.b64encode(file.data).decode() for file in form.files}
 

@@ -24,7 +24,7 @@ class AwsNodes(AWSNodeProvider):  # type: ignore[misc]
     """A node keeps its type's name and labels, `market: spot` too, whichever way it was bought."""
 
     def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> dict[str, Any]:
-        """As Ray's, which tries every subnet. Raises NodeLaunchException where on-demand is refused as well."""
+        """Create nodes, for which Ray tries every subnet. Raises NodeLaunchException where on-demand is refused too."""
         try:
             created: dict[str, Any] = super().create_node(node_config, tags, count)
         except NodeLaunchException as refusal:

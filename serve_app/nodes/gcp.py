@@ -20,7 +20,7 @@ class GcpNodes(GCPNodeProvider):  # type: ignore[misc]
     """A node keeps its type's name and labels, whichever way it was bought."""
 
     def create_node(self, base_config: dict[str, Any], tags: dict[str, str], count: int) -> dict[str, Any]:
-        """As Ray's, one at a time: some may be refused. Raises Ray's Exception where standard ones are refused too."""
+        """Create nodes one at a time: some may be refused. Raises Ray's Exception where standard ones are too."""
         return {name: result for _ in range(count) for name, result in self._create(base_config, tags).items()}
 
     def _create(self, base_config: dict[str, Any], tags: dict[str, str]) -> dict[str, Any]:

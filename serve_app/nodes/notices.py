@@ -110,7 +110,7 @@ class Gcp:
 
 
 def cloud(name: str, environment: Mapping[str, str]) -> Aws | Gcp:
-    """By name; the variables of the clouds' own libraries move the address."""
+    """The cloud with this name; the variables of the clouds' own libraries move the address."""
     if name == "aws":
         return Aws(environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254").rstrip("/"))
     return Gcp(f"http://{environment.get('GCE_METADATA_HOST', 'metadata.google.internal')}")

@@ -142,7 +142,7 @@ class PoolWatch:
         if self._own_note is not None and (own := _rank()) is not None:
             ray_private.leave(_note_of(self._app_name, own), self._own_note())
         if _asks_for_all():
-            self._take(seen := self._ask())
+            self._use(seen := self._ask())
             ray_private.leave(self._note_key, seen.note())
             return
         note = ray_private.left(self._note_key)
@@ -152,9 +152,9 @@ class PoolWatch:
         if is_news:
             assert note is not None
             self._asked = 0
-            self._take(Seen.read(note))
+            self._use(Seen.read(note))
         elif self._silence >= _SILENT_LOOKS:
-            self._take(self._ask())
+            self._use(self._ask())
 
     def _ask(self) -> Seen:
         pools = {pool_of(name): pool for name, pool in ray_private.pools(self._app_name).items()}
@@ -162,7 +162,7 @@ class PoolWatch:
         self._asked += 1
         return Seen(pools, deaths)
 
-    def _take(self, seen: Seen) -> None:
+    def _use(self, seen: Seen) -> None:
         self._pools, self._deaths = seen.pools, seen.deaths
         for name, pool in seen.pools.items():
             kind, _, model = name.partition(" ")
@@ -172,7 +172,7 @@ class PoolWatch:
             metrics.died(kind, count, model=model)
 
     def _read_starts(self) -> None:
-        """Of models that do not speak: the note of each one's latest start."""
+        """Read the note of the latest start of each model that does not speak."""
         for model, (talkers, _) in self._models.items():
             if not self.is_running(model):
                 self._starts[model] = Start.read(ray_private.left(start_key(self._app_name, talkers)))
@@ -198,7 +198,7 @@ def pool_of(deployment: str) -> str:
 
 
 def turns_per_look(replicas: int, *, is_running: bool) -> int:
-    """Of 0.2 s: how seldom the controller is asked where there are so many replicas.
+    """Turns of 0.2 s between two looks: how seldom the controller is asked where there are so many replicas.
 
     Not so seldom while a pool is dead: its successor speaks as soon as it is there.
     """

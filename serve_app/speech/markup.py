@@ -347,7 +347,7 @@ class LiveMarkup:
 
 
 def attributes(tag: str) -> dict[str, str]:
-    """Of a tag's text after its name."""
+    """The attributes in a tag's text after its name."""
     return {key.lower(): html.unescape(a or b or c) for key, a, b, c in _NAMED.findall(tag)}
 
 

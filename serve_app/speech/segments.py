@@ -41,7 +41,7 @@ class Segments:
 
     @classmethod
     def of(cls, request: SynthesisRequest, max_chars: int) -> "Segments":
-        """Of a whole text: none has more than `max_chars` characters, or more than the request wants."""
+        """The segments of a whole text: none has more than `max_chars` characters, or more than the request wants."""
         max_chars = min(max_chars, request.max_segment_chars or max_chars)
         texts: list[str] = []
         made = cls(request.text, [])
@@ -73,7 +73,7 @@ class Segments:
         return self._segments[number] if number < len(self._segments) else None
 
     async def segment(self, number: int) -> SynthesisRequest | None:
-        """As `known_segment`, waiting for it; None after the last one."""
+        """The segment that `known_segment` returns once it is known; None after the last one."""
         return self.known_segment(number)
 
     def is_last(self, number: int) -> bool:
@@ -89,7 +89,7 @@ class Segments:
         return self._segments[number].text
 
     def joined(self, number: int, before: SpokenEnd) -> SynthesisRequest | None:
-        """As `known_segment`, going on from the end of the segment `before` if segments are joined."""
+        """The known segment, going on from the end of the segment `before` if segments are joined."""
         request = self.known_segment(number)
         if request is None or not request.joins:
             return request
@@ -293,7 +293,7 @@ class _Timeline:
         return bytes(2 * samples)
 
     def add(self, chunk: PcmChunk) -> tuple[tuple[float, float], ...]:
-        """As `PcmChunk.text_positions`: the middle of each frame that was read. Nothing before the first sound."""
+        """The chunk's `text_positions`: the middle of each frame that was read. Nothing before the first sound."""
         self._readings += chunk.readings
         self._made += chunk.num_samples
         if chunk.pcm:

@@ -161,7 +161,7 @@ class Voices:
         return found
 
     def known(self, id_or_name: str | None) -> StoredVoice | None:
-        """As `find`, from what is known already."""
+        """The voice that `find` would return, from what is known already."""
         return self._find(StoredVoice, id_or_name) if id_or_name else None
 
     async def get(self, id_or_name: str) -> StoredVoice:

@@ -58,7 +58,7 @@ class Damaged(TalkrayError):
 
 
 def default_folder() -> Path:
-    """Of this user's data, or TALKRAY_DATA. Raises StartError where there is no home folder."""
+    """The folder of this user's data, or TALKRAY_DATA. Raises StartError where there is no home folder."""
     if named := os.environ.get("TALKRAY_DATA"):
         return Path(named).absolute() / "voices"
     try:
@@ -109,7 +109,7 @@ class VoiceStore:
         return self.get_record(path, _KINDS[path.partition("/")[0]])
 
     def get_record(self, path: str, kind: type[R]) -> R | None:
-        """As `read`, of any kind of record, which `put_record` has put there."""
+        """The record that `put_record` has put there, None where it has gone. Raises as `read` does."""
         content = self.get(path)
         if content is None:
             return None

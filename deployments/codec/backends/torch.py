@@ -27,7 +27,7 @@ from deployments.codec.backends.cpu import Convolution, ExactConvolution, New, R
 from deployments.codec.backends.products import MANY_CHANNELS, ProductToOneChannel, gather, packed, scratch
 from deployments.codec.decoder import Backend
 from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake, with_frequency
-from deployments.codec.forward import Call, Signal, last_samples, latents, waveform
+from deployments.codec.forward import ForwardPass, Signal, last_samples, latents, waveform
 from deployments.codec.layers import rotary_tables, rotate
 from deployments.codec.state import DecoderState
 
@@ -87,23 +87,23 @@ class TorchBackend(Backend):
 
     def decode(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
         if not self._is_own_throughout or codes[:, :, 0].numel() > _RECORDED_FRAMES:
-            call = _TorchCall(self, codes, states)
+            call = _TorchPass(self, codes, states)
             return self.decoded(call).clone(), call.states()
         recorded = self._recorded.calls.get(codes.shape[:2])
         if recorded is not None:
             return recorded(codes, states)
-        call = _TorchCall(self, codes.clone(), list(map(_copied, states)))
+        call = _TorchPass(self, codes.clone(), list(map(_copied, states)))
         self._recorded.calls[codes.shape[:2]] = _RecordedCall(self, call)
         return call.audio.view(len(states), -1).clone(), call.states()
 
-    def decoded(self, call: "_TorchCall") -> Tensor:
+    def decoded(self, call: "_TorchPass") -> Tensor:
         """Unbounded samples [B, frames * frame_samples], perhaps in memory that the thread's next call takes."""
         return waveform(call, self.folded, latents(call, self.folded)).view(call.streams, -1)
 
     def recall(
         self, codes: Tensor, states: Sequence[DecoderState], *, followed_by: int
     ) -> tuple[Tensor, list[DecoderState]]:
-        call = _TorchCall(self, codes, states)
+        call = _TorchPass(self, codes, states)
         x = latents(call, self.folded)
         if followed_by >= self.config.convolved_frames:
             return x.rows, call.states()
@@ -141,7 +141,7 @@ class TorchBackend(Backend):
             )
 
 
-class _TorchCall(Call):
+class _TorchPass(ForwardPass):
     """One pass. Every layer reads its tensor of each stream and puts the one for the next call there."""
 
     def __init__(self, backend: TorchBackend, codes: Tensor, states: Sequence[DecoderState]) -> None:
@@ -289,7 +289,7 @@ class _TorchCall(Call):
 
         return product(rows, new=new).flatten()
 
-    def pieces(self, x: Signal, block: Block) -> Iterator[tuple["_TorchCall", Signal]]:
+    def pieces(self, x: Signal, block: Block) -> Iterator[tuple["_TorchPass", Signal]]:
         """Units add to a copy: new memory for each of their sums would leave the cache."""
         for call, rows in self._cut(x.rows):
             if block.units:
@@ -299,7 +299,7 @@ class _TorchCall(Call):
             else:
                 yield call, Signal(rows, x.snake)
 
-    def _cut(self, x: Tensor) -> Iterator[tuple["_TorchCall", Tensor]]:
+    def _cut(self, x: Tensor) -> Iterator[tuple["_TorchPass", Tensor]]:
         _, time, channels = x.shape
         if self._backend.device.type != "cpu" or channels >= MANY_CHANNELS:
             yield self, x
@@ -307,7 +307,7 @@ class _TorchCall(Call):
         for call, row in zip(self._alone(), torch.split(x, 1), strict=True):
             yield from ((call, piece) for piece in torch.split(row, piece_rows(time, channels), dim=1))
 
-    def _alone(self) -> "Iterator[_TorchCall]":
+    def _alone(self) -> "Iterator[_TorchPass]":
         """A call for each stream, which leaves its memories here."""
         if len(self.memories) == 1:
             yield self
@@ -327,7 +327,7 @@ def _cpu_flags() -> list[str]:
 class _RecordedCall:
     """The calls of kernels that a batch of one shape takes, made again for others; of one thread."""
 
-    def __init__(self, backend: TorchBackend, call: "_TorchCall") -> None:
+    def __init__(self, backend: TorchBackend, call: "_TorchPass") -> None:
         """Make them for this call, whose streams share no state."""
         tensors = [*_tensors(call.memories), *_tensors(call.nexts)]
         self._backend, self._inputs, self._audio = backend, (call.codes, call.known, *call.rotary), call.audio
@@ -335,7 +335,7 @@ class _RecordedCall:
             self._recording = RecordedCalls(lambda: backend.decoded(call), tensors)
 
     def __call__(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
-        call = _TorchCall(self._backend, codes, states)
+        call = _TorchPass(self._backend, codes, states)
         for own, new in zip(self._inputs, (codes, call.known, *call.rotary), strict=True):
             own.copy_(new)
         self._recording.replay([*_tensors(call.memories), *_tensors(call.nexts)])

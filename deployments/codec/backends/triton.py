@@ -17,7 +17,7 @@ from deployments.codec.backends import triton_kernels
 from deployments.codec.config import DecoderConfig
 from deployments.codec.decoder import PCM_SCALE
 from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake, map_tensors
-from deployments.codec.forward import Call, Signal, latents, waveform
+from deployments.codec.forward import ForwardPass, Signal, latents, waveform
 from deployments.codec.state import DecoderState
 
 _MIN_DOT = 16
@@ -90,7 +90,7 @@ class TritonDecoder:
 
         Returns int16 [B, samples], and int32 [B]: 1 for a stream that came to NaN or infinity. Its slot remembers them.
         """
-        call = _TritonCall(self, slots, frames)
+        call = _TritonPass(self, slots, frames)
         pcm = waveform(call, self.folded, latents(call, self.folded))
         self.positions.index_add_(0, slots, torch.full_like(slots, frames))
         return pcm.view(len(slots), frames * self.frame_samples), call.broken
@@ -110,7 +110,7 @@ class TritonDecoder:
         }
 
 
-class _TritonCall(Call):
+class _TritonPass(ForwardPass):
     """One pass over the streams in `slots`. Rows are [B * time, channels] throughout."""
 
     def __init__(self, backend: TritonDecoder, slots: Tensor, frames: int) -> None:
@@ -203,7 +203,7 @@ class _TritonCall(Call):
         self._remember(rows, memory, time)
         return pcm
 
-    def pieces(self, x: Signal, block: Block) -> Iterator[tuple["_TritonCall", Signal]]:
+    def pieces(self, x: Signal, block: Block) -> Iterator[tuple["_TritonPass", Signal]]:
         yield self, x
 
     def _remember(self, x: Tensor, memory: Tensor, time: int) -> None:

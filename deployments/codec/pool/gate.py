@@ -1,4 +1,7 @@
-"""The gate: streams wait here for a decoder worker, and enter a call together."""
+"""The gate: streams wait here for a decoder worker, and enter a call together.
+
+`AudioStreams` of the talker chooses the calls of its GPU by rules of its own: these are short, and need no worker.
+"""
 
 import asyncio
 import time

@@ -56,7 +56,7 @@ class Capacity:
     async def enter(self, client: str, *, at_once: bool) -> AsyncIterator[None]:
         """Room for as long as the context lasts, at the end of the line, or whether there is any or not."""
         enters = at_once or self._has_room(client)  # waiting streams have none
-        place = self._take(client) if enters else await self._wait(client)
+        place = self._claim(client) if enters else await self._wait(client)
         try:
             yield
         finally:
@@ -77,7 +77,7 @@ class Capacity:
         """Whether a stream more may join so many."""
         return streams + 1 <= self._workers_carry() and self.limit.has_room(streams)
 
-    def _take(self, client: str) -> object:
+    def _claim(self, client: str) -> object:
         place = object()
         self._places[place] = client
         return place
@@ -105,7 +105,7 @@ class Capacity:
             self._line.remove(waiter)
             client, turn = waiter
             if not turn.done():
-                turn.set_result(self._take(client))
+                turn.set_result(self._claim(client))
 
 
 @dataclass(slots=True, eq=False)

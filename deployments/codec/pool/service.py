@@ -1,6 +1,5 @@
 """The work of a codec replica, without Ray: a request and a source of frames in, PCM out."""
 
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from types import MappingProxyType
@@ -30,7 +29,7 @@ class Placement:
     ) -> None:
         """The `placement` of one of several models, `beside` that of another one that is decoded here too."""
         self._config, self._placement = config, placement or config.placement
-        self._here: Counter[str] = Counter() if beside is None else beside._here
+        self._counter, self._num_here = beside or self, 0  # streams that this replica decodes, of all models
         self.talker_on_gpu = False  # known once a talker has been asked
 
     @contextmanager
@@ -41,11 +40,11 @@ class Placement:
         """
         gpu_frames = 0 if background and self._placement != "inline" else self._gpu_frames(capacity)
         here = gpu_frames < ALL_FRAMES and not background
-        self._here["streams"] += here
+        self._counter._num_here += here
         try:
             yield gpu_frames
         finally:
-            self._here["streams"] -= here
+            self._counter._num_here -= here
 
     def _gpu_frames(self, capacity: float) -> int:
         """An idle pool takes over after `gpu_frames`, a busier one later, a full one never."""
@@ -53,7 +52,7 @@ class Placement:
             return ALL_FRAMES
         if self._placement == "pool" or not self.talker_on_gpu:
             return 0
-        busy = (self._here["streams"] + 1) / capacity
+        busy = (self._counter._num_here + 1) / capacity
         return ALL_FRAMES if busy >= 1.0 else round(self._config.gpu_frames / (1 - busy))
 
 
@@ -100,7 +99,7 @@ class CodecService:
         return self._codec.frame_s
 
     def placement_of(self, model: str) -> Placement:
-        """Of one of several models, or of the only one."""
+        """The placement of one of several models, or of the only one."""
         return self._placements.get(model, self.placement)
 
     @property

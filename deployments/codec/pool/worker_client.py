@@ -163,7 +163,7 @@ class WorkerProcesses:
 
 
 class _WorkerProcess:
-    """One of them."""
+    """One process that decodes, and the connection to it."""
 
     def __init__(self, connection: Connection, process: int) -> None:
         self._connection, self._process = connection, process

@@ -42,7 +42,7 @@ class SpeakerEncoderConfig:
 
 
 def reflected_convolution(inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> nn.Conv1d:
-    """Of the same length, over reflected edges."""
+    """A convolution that keeps the length, over reflected edges."""
     return nn.Conv1d(inputs, outputs, kernel, dilation=dilation, padding="same", padding_mode="reflect")
 
 

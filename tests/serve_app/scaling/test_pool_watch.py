@@ -209,7 +209,7 @@ def test_a_model_without_a_talker_is_told_apart_from_the_others(monkeypatch: pyt
     monkeypatch.setattr(metrics, "replicas", lambda pool, *, wanted, running, model: recorded.append((pool, model)))
     models = {name: (f"Talker-{name}", "Codec") for name in ("custom", "base", "design")}
     watch = PoolWatch("talkray", models)
-    watch._take(
+    watch._use(
         Seen({"talker custom": ONE, "talker base": STARTING, "talker design": NONE, "codec": Pool(1, ("b",))}, {})
     )
     watch._ask_who_lives()
