@@ -12,7 +12,7 @@ from deployments.serving import metrics
 from serve_app.api.callers import FairShare
 from serve_app.api.speech_body import SpeechBody
 from serve_app.api.wish import Delivery
-from serve_app.audio.formats import AudioFormat
+from serve_app.audio.formats import kept_bytes
 
 # Bytes of one whole answer, which is kept until its audio is complete: 23 minutes at 24 kHz, 16 bits.
 MAX_WHOLE_BYTES = 64 << 20
@@ -52,8 +52,7 @@ class Kept:
         """Raises as `keep` does, before any speech, where no room is left or the audio is sure to be too large."""
         if body.ignore_eos and body.sampling.max_new_tokens is not None:
             samples = (body.sampling.max_new_tokens - 1) * info.frame_samples * delivery.rate(info) / info.sample_rate
-            sample_bytes = 4 if delivery.audio_format is AudioFormat.FLOAT else 2
-            if (num_bytes := int(samples / delivery.speed * sample_bytes)) > MAX_WHOLE_BYTES:
+            if (num_bytes := int(samples / delivery.speed * kept_bytes(delivery.audio_format))) > MAX_WHOLE_BYTES:
                 message = f"max_new_tokens: with ignore_eos the audio has {num_bytes} bytes, a whole answer at most"
                 raise PayloadTooLarge(f"{message} {MAX_WHOLE_BYTES}; {_REMEDY}.", "max_new_tokens")
         self._check_room()

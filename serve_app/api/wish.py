@@ -7,7 +7,7 @@ from urllib.parse import quote
 from deployments.protocol import ModelInfo
 from serve_app.api import ignored_fields
 from serve_app.api.speech_body import SpeechBody
-from serve_app.audio.formats import CODECS, AudioFormat, Rendering
+from serve_app.audio.formats import FORMATS, AudioFormat, CompressedFormat, RawFormat, Rendering
 from serve_app.speech.spoken_text import SpokenText
 from serve_app.voices.record import StoredVoice
 
@@ -17,18 +17,9 @@ WORD_TIMES_HEADER = "x-word-times"
 FINISH_HEADER = "x-finish-reason"  # of whole answers
 L16 = "audio/l16"
 
-CONTENT_TYPES = {
-    AudioFormat.MP3: "audio/mpeg",
-    AudioFormat.OPUS: "audio/ogg",
-    AudioFormat.AAC: "audio/aac",
-    AudioFormat.FLAC: "audio/flac",
-    AudioFormat.WAV: "audio/wav",
-    AudioFormat.PCM: "audio/pcm",
-    AudioFormat.MULAW: "audio/basic",
-    AudioFormat.ALAW: "audio/x-alaw-basic",
-    AudioFormat.FLOAT: "audio/x-float32",
-}
-RAW = (AudioFormat.PCM, AudioFormat.MULAW, AudioFormat.ALAW, AudioFormat.FLOAT)  # without a container
+CONTENT_TYPES = {audio_format: row.content_type for audio_format, row in FORMATS.items()}
+# Without a container.
+RAW = tuple(each for each, row in FORMATS.items() if isinstance(row, RawFormat) and not row.in_wav)
 # Anything else in an Accept header, such as the */* and application/octet-stream of every client, is no preference.
 ACCEPTED = {content_type: audio_format for audio_format, content_type in CONTENT_TYPES.items()} | {L16: AudioFormat.PCM}
 
@@ -50,7 +41,8 @@ class Delivery:
     @property
     def has_bit_rate(self) -> bool:
         """Whether the bit rate of the format may be chosen."""
-        return self.audio_format in CODECS and CODECS[self.audio_format].bit_rate is not None
+        row = FORMATS[self.audio_format]
+        return isinstance(row, CompressedFormat) and row.bit_rate is not None
 
     def rate(self, info: ModelInfo) -> int:
         """Samples a second of the answer."""

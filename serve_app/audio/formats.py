@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 UNKNOWN_LENGTH = 0xFFFFFFFF  # players take this for "until the end"; 0 would be an empty file
 _STEP = 1 << 20  # bytes of a whole body that are encoded at once
-OPUS_RATES = (8000, 12000, 16000, 24000, 48000)
 OutputRate = Literal[8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000]  # that every format knows
 
 
@@ -64,11 +63,106 @@ def alaw_table() -> NDArray[np.uint8]:
     return coded
 
 
+@dataclass(frozen=True, slots=True)
+class RawFormat:
+    """Samples one by one, without a container, or after a RIFF header."""
+
+    content_type: str
+    convert: Callable[[bytes], bytes]  # s16le mono PCM, whole samples
+    riff_tag: int
+    sample_bytes: int
+    in_wav: bool = False  # always after a header
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedFormat:
+    """What PyAV makes."""
+
+    content_type: str
+    container: str
+    codec: str
+    bit_rate: int | None = None
+    bit_rates: tuple[int, int] | None = None  # the least and the most that it can be asked for, in mono
+    codec_options: Mapping[str, str] = field(default_factory=dict)
+    container_options: Mapping[str, str] = field(default_factory=dict)
+    rates: tuple[int, ...] = ()  # sample rates that its encoder takes, if not all
+    says_length: bool = False  # its header does, where that is known
+
+
+def _as_it_is(pcm: bytes) -> bytes:
+    return pcm
+
+
+FORMATS: dict[AudioFormat, RawFormat | CompressedFormat] = {
+    # Below 128 kbit/s an MP3 decoder waits longer for its first frame. ID3 and Xing headers need the whole file.
+    AudioFormat.MP3: CompressedFormat(
+        "audio/mpeg",
+        "mp3",
+        "libmp3lame",
+        128_000,
+        (8_000, 320_000),
+        {"compression_level": "7"},
+        {"id3v2_version": "0", "write_xing": "0"},
+    ),
+    AudioFormat.OPUS: CompressedFormat(
+        "audio/ogg",
+        "ogg",
+        "libopus",
+        48_000,
+        (6_000, 256_000),
+        {"application": "audio", "vbr": "constrained", "compression_level": "5"},
+        {"page_duration": "20000"},  # microseconds
+        rates=(8000, 12000, 16000, 24000, 48000),
+    ),
+    AudioFormat.AAC: CompressedFormat("audio/aac", "adts", "aac", 64_000, (6_000, 512_000)),
+    AudioFormat.FLAC: CompressedFormat(
+        "audio/flac", "flac", "flac", container_options={"metadata_header_padding": "0"}, says_length=True
+    ),
+    AudioFormat.WAV: RawFormat("audio/wav", _as_it_is, 1, 2, in_wav=True),
+    AudioFormat.PCM: RawFormat("audio/pcm", _as_it_is, 1, 2),
+    AudioFormat.MULAW: RawFormat("audio/basic", lambda pcm: mulaw_table()[np.frombuffer(pcm, "<u2")].tobytes(), 7, 1),
+    AudioFormat.ALAW: RawFormat(
+        "audio/x-alaw-basic", lambda pcm: alaw_table()[np.frombuffer(pcm, "<u2")].tobytes(), 6, 1
+    ),
+    AudioFormat.FLOAT: RawFormat(
+        "audio/x-float32", lambda pcm: (np.frombuffer(pcm, "<i2").astype("<f4") / 32768).tobytes(), 3, 4
+    ),  # from -1 to 1
+}
+
+
+def check_bit_rate(audio_format: AudioFormat, bit_rate: int) -> None:
+    """Raises InvalidRequest where the format's encoder has no such rate. Formats without one take any."""
+    row = FORMATS[audio_format]
+    if isinstance(row, RawFormat) or row.bit_rates is None:
+        return
+    least, most = row.bit_rates
+    if not least <= bit_rate <= most:
+        message = f"bit_rate: {bit_rate} bits a second; {audio_format} can have from {least} to {most}."
+        raise InvalidRequest(message, "bit_rate")
+
+
+def kept_bytes(audio_format: AudioFormat) -> int:
+    """Bytes a sample that a whole answer takes: PCM is kept, and the answer made of it may be larger."""
+    row = FORMATS[audio_format]
+    return max(2, row.sample_bytes) if isinstance(row, RawFormat) else 2
+
+
+def wav_header(sample_rate: int, num_bytes: int | None = None, raw: RawFormat | None = None) -> bytes:
+    """44 bytes in front of mono audio that was made of `num_bytes` of PCM; None: a stream of unknown length. `raw`: the
+    format of its samples, if not PCM.
+    """
+    tag, size = (1, 2) if raw is None else (raw.riff_tag, raw.sample_bytes)
+    data_size = UNKNOWN_LENGTH if num_bytes is None else num_bytes // 2 * size
+    riff_size = UNKNOWN_LENGTH if num_bytes is None else 36 + data_size
+    fmt = struct.pack("<4sIHHIIHH", b"fmt ", 16, tag, 1, sample_rate, sample_rate * size, size, size * 8)
+    return struct.pack("<4sI4s", b"RIFF", riff_size, b"WAVE") + fmt + struct.pack("<4sI", b"data", data_size)
+
+
 class RawEncoder:
     """Samples one by one, after a header that is given once. Not to be used after `close`."""
 
-    def __init__(self, raw: AudioFormat, header: bytes = b"") -> None:
-        self._convert, self._header = _CONVERSIONS[raw], header
+    def __init__(self, raw: RawFormat, header: bytes = b"") -> None:
+        self._convert, self._header = raw.convert, header
 
     def encode(self, pcm: bytes) -> bytes:
         """What `pcm` (s16le, mono, whole samples) is in this format."""
@@ -81,25 +175,6 @@ class RawEncoder:
     def _take_header(self) -> bytes:
         header, self._header = self._header, b""
         return header
-
-
-_CONVERSIONS: dict[AudioFormat, Callable[[bytes], bytes]] = {
-    AudioFormat.PCM: lambda pcm: pcm,
-    AudioFormat.FLOAT: lambda pcm: (np.frombuffer(pcm, "<i2").astype("<f4") / 32768).tobytes(),  # from -1 to 1
-    AudioFormat.MULAW: lambda pcm: mulaw_table()[np.frombuffer(pcm, "<u2")].tobytes(),
-    AudioFormat.ALAW: lambda pcm: alaw_table()[np.frombuffer(pcm, "<u2")].tobytes(),
-}
-# RIFF's names of the raw formats, and their bytes a sample.
-_WAVES = {AudioFormat.PCM: (1, 2), AudioFormat.FLOAT: (3, 4), AudioFormat.ALAW: (6, 1), AudioFormat.MULAW: (7, 1)}
-
-
-def wav_header(sample_rate: int, num_bytes: int | None = None, raw: AudioFormat = AudioFormat.PCM) -> bytes:
-    """44 bytes in front of mono audio that was made of `num_bytes` of PCM; None: a stream of unknown length."""
-    tag, size = _WAVES[raw]
-    data_size = UNKNOWN_LENGTH if num_bytes is None else num_bytes // 2 * size
-    riff_size = UNKNOWN_LENGTH if num_bytes is None else 36 + data_size
-    fmt = struct.pack("<4sIHHIIHH", b"fmt ", 16, tag, 1, sample_rate, sample_rate * size, size, size * 8)
-    return struct.pack("<4sI4s", b"RIFF", riff_size, b"WAVE") + fmt + struct.pack("<4sI", b"data", data_size)
 
 
 class _Sink:
@@ -116,52 +191,6 @@ class _Sink:
         taken = bytes(self._out)
         self._out.clear()
         return taken
-
-
-@dataclass(frozen=True, slots=True)
-class CompressedFormat:
-    """How PyAV makes one compressed format."""
-
-    container: str
-    codec: str
-    bit_rate: int | None = None
-    bit_rates: tuple[int, int] | None = None  # the least and the most that it can be asked for, in mono
-    codec_options: Mapping[str, str] = field(default_factory=dict)
-    container_options: Mapping[str, str] = field(default_factory=dict)
-
-
-CODECS = {
-    # Below 128 kbit/s an MP3 decoder waits longer for its first frame. ID3 and Xing headers need the whole file.
-    AudioFormat.MP3: CompressedFormat(
-        "mp3",
-        "libmp3lame",
-        128_000,
-        (8_000, 320_000),
-        {"compression_level": "7"},
-        {"id3v2_version": "0", "write_xing": "0"},
-    ),
-    AudioFormat.OPUS: CompressedFormat(
-        "ogg",
-        "libopus",
-        48_000,
-        (6_000, 256_000),
-        {"application": "audio", "vbr": "constrained", "compression_level": "5"},
-        {"page_duration": "20000"},  # microseconds
-    ),
-    AudioFormat.AAC: CompressedFormat("adts", "aac", 64_000, (6_000, 512_000)),
-    AudioFormat.FLAC: CompressedFormat("flac", "flac", container_options={"metadata_header_padding": "0"}),
-}
-
-
-def check_bit_rate(audio_format: AudioFormat, bit_rate: int) -> None:
-    """Raises InvalidRequest where the format's encoder has no such rate. Formats without one take any."""
-    codec = CODECS.get(audio_format)
-    if codec is None or codec.bit_rates is None:
-        return
-    least, most = codec.bit_rates
-    if not least <= bit_rate <= most:
-        message = f"bit_rate: {bit_rate} bits a second; {audio_format} can have from {least} to {most}."
-        raise InvalidRequest(message, "bit_rate")
 
 
 class CompressedEncoder:
@@ -182,11 +211,11 @@ class CompressedEncoder:
 
         self._sample_rate = sample_rate
         self._num_samples = 0
-        self._announced = num_bytes // 2 if num_bytes and codec.codec == "flac" else 0  # samples
+        self._announced = num_bytes // 2 if num_bytes and codec.says_length else 0  # samples
         self._sink = _Sink()
         options = {**codec.container_options, "flush_packets": "1"}
         self._container = av.open(self._sink, mode="w", format=codec.container, options=options, buffer_size=256)
-        rate = sample_rate if codec.codec != "libopus" or sample_rate in OPUS_RATES else max(OPUS_RATES)
+        rate = max(codec.rates) if codec.rates and sample_rate not in codec.rates else sample_rate
         # frame_size is for FLAC, which would otherwise collect several codec frames; the others have a fixed one.
         codec_options = {**codec.codec_options, "frame_size": str(frame_samples)}
         stream = self._container.add_stream(codec.codec, rate=rate, options=codec_options, layout="mono")
@@ -239,13 +268,10 @@ def open_encoder(
     """An encoder for one response; `num_bytes` of PCM, where known, go into the header of WAV and FLAC. Raw formats
     are put `in_wav`.
     """
-    if audio_format in CODECS:
-        return CompressedEncoder(
-            CODECS[audio_format], sample_rate, frame_samples, bit_rate=bit_rate, num_bytes=num_bytes
-        )
-    raw = AudioFormat.PCM if audio_format is AudioFormat.WAV else audio_format
-    in_wav = in_wav or audio_format is AudioFormat.WAV
-    return RawEncoder(raw, wav_header(sample_rate, num_bytes, raw) if in_wav else b"")
+    row = FORMATS[audio_format]
+    if isinstance(row, CompressedFormat):
+        return CompressedEncoder(row, sample_rate, frame_samples, bit_rate=bit_rate, num_bytes=num_bytes)
+    return RawEncoder(row, wav_header(sample_rate, num_bytes, row) if in_wav or row.in_wav else b"")
 
 
 class Filter:
@@ -332,18 +358,19 @@ class Rendering:
         self._filter: Filter | None = None  # from the first audio on, where there is something to filter
         self._collected = bytearray()  # filtered PCM of a whole body
         self._encoder = None if whole else self._open()
-        self._threaded = speed != 1 or audio_format in CODECS
+        self._is_compressed = isinstance(FORMATS[audio_format], CompressedFormat)
+        self._threaded = speed != 1 or self._is_compressed
         self.samples = 0  # that have gone into the encoder, at the output's rate
 
     @property
     def num_kept(self) -> int:
         """Bytes of a whole body that are kept until `close`."""
-        return len(self._collected) * (2 if self._audio_format is AudioFormat.FLOAT else 1)
+        return len(self._collected) // 2 * kept_bytes(self._audio_format)
 
     def play(self, *, speed: float) -> None:
         """How fast from now on; nothing may have been fed since the last `drain`."""
         self._speed = speed
-        self._threaded = speed != 1 or self._audio_format in CODECS
+        self._threaded = speed != 1 or self._is_compressed
 
     async def feed(self, pcm: bytes) -> bytes:
         """The bytes that `pcm` makes available; none before `close` for a whole body."""
