@@ -1,6 +1,8 @@
 """Relative links of the documents lead to files, headings and names that exist."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,9 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _NAMES = re.compile(r"\]\(([^)\s]+\.(?:py|c))\)\s+\(((?:`[^`]+`(?:,\s+)?)+)\)")  # [a file](a.py) (`name`, `name`)
 _PATH = re.compile(r"`((?:serve_app|deployments|loadtest|tools|tests|cluster|docs)/[\w./-]+)`")
 _IN_CODE = re.compile(r"(?<![\w/.-])(?:docs|cluster)/[\w./-]+\.(?:md|yaml|yml)\b")
+_OWN_NAME = re.compile(r"`([A-Z]\w*[a-z]\w*(?:\.\w+)*|\w+\.py|[a-z]\w*_\w+)`")  # in a docstring
+# Names of others, which no code here has.
+_FOREIGN = {"ASGIDIReceiveProxy", "WorkerId", "modeling_qwen3_tts.py"}
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -66,6 +71,49 @@ def exists(document: Path, target: str) -> bool:
 def anchors(text: str) -> set[str]:
     names = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in _HEADING.findall(_FENCED.sub("", text)))
     return {name.replace(" ", "-") for name in names}
+
+
+def test_names_in_docstrings_are_those_of_the_code() -> None:
+    trees = {
+        file: ast.parse(file.read_text())
+        for folder in ("serve_app", "deployments", "loadtest")
+        for file in (ROOT / folder).rglob("*.py")
+    }
+    known = _FOREIGN | {file.name for file in trees} | {name for tree in trees.values() for name in names_of(tree)}
+    stale = [(file.name, name) for file, tree in trees.items() for name in stale_names(tree, known)]
+    assert stale == []
+
+
+def test_a_stale_name_in_a_docstring_is_found() -> None:
+    tree = ast.parse('"""As `forward` and `Forwarder.go_on` do, see `gone.py` and `is_here`."""\nis_here = "Forward"')
+    assert stale_names(tree, set(names_of(tree))) == ["Forwarder.go_on", "gone.py"]
+
+
+def stale_names(tree: ast.AST, known: set[str]) -> list[str]:
+    """Names in the docstrings that no code has: of classes, of files, and those of several words."""
+    named = [name for text in docstrings(tree) for name in _OWN_NAME.findall(text)]
+    return [name for name in named if name not in known and not set(name.split(".")) <= known]
+
+
+def docstrings(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node, clean=False) or ""
+
+
+def names_of(tree: ast.AST) -> Iterator[str]:
+    """All names and all words of strings, but for those of docstrings."""
+    texts = set(docstrings(tree))
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+                yield name
+            case ast.alias(name=name):
+                yield from name.split(".")
+            case ast.Constant(value=str(text)) if text not in texts:
+                yield from re.findall(r"\w+", text)
 
 
 def test_a_broken_link_is_found() -> None:
