@@ -59,7 +59,7 @@ class Deployed:
     # Where its GPU decodes, `inline`: the codec pool then only reads recordings to clone, for talkers on a CPU.
     talker: DeploymentHandle | None = None
 
-    def described(self) -> ModelInfo | None:
+    def known_info(self) -> ModelInfo | None:
         """What is known of one of several models without its talkers, which a call might start: from its files, else
         what an ingress has left. None of a single one, whose talkers are asked.
         """
@@ -96,7 +96,7 @@ class HandleSynthesizer:
     """
 
     def __init__(self, served: Deployed) -> None:
-        self._served, self._info = served, served.described()
+        self._served, self._info = served, served.known_info()
         self._asking: asyncio.Task[None] | None = None
 
     async def describe(self) -> ModelInfo:

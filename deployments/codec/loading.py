@@ -17,7 +17,7 @@ from deployments.config import CodecConfig
 from deployments.errors import InvalidRequest
 from deployments.protocol import Codes, ModelKind, Reference
 from deployments.serving import metrics
-from deployments.serving.progress import report_stage
+from deployments.serving.reports import report_stage
 from deployments.weights.store import locate
 
 _PROBE_FRAMES = 4

@@ -16,7 +16,7 @@ from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, Mailbox, ModelInfo
 from deployments.serving import mailbox, metrics
-from deployments.serving.progress import report_stage
+from deployments.serving.reports import report_stage
 from deployments.serving.starvation import any_runnable
 from deployments.talker import channel
 

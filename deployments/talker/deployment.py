@@ -13,8 +13,8 @@ from deployments.errors import TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, with_mark
 from deployments.records import TalkerRecord
 from deployments.serving import metrics, ray_metrics, ray_private
-from deployments.serving.progress import Start, report_stage, start_key
 from deployments.serving.replica import Replica
+from deployments.serving.reports import Start, report_stage, start_key
 from deployments.talker.client import EngineClient
 
 
@@ -64,6 +64,7 @@ class TalkerReplica:
         Raises InvalidRequest and Overloaded; TalkerLost and Moved where another talker should go on.
         """
         request = replace(request, synthesis=with_mark(request.synthesis, "to-talker"))
+        # Serve awaits a coroutine and streams the generator that it returns: each generator more costs every chunk.
         return self._replica.stream(self._engine.generate(request), self._heartbeat, "from-engine")
 
     async def describe(self) -> ModelInfo:

@@ -45,7 +45,7 @@ class StepStage(Enum):
     """How far the last step has come."""
 
     CODES = auto()  # the device makes its frames, and the host has not taken them
-    TALKER = auto()  # the host has its frames, and the talker reads them
+    ADVANCE = auto()  # the host has its frames, and the talker reads them
     OVER = auto()
 
 
@@ -101,7 +101,7 @@ class Engine:
         """Whether a step would do nothing."""
         step = self._step
         works = step is not None and (
-            step.stage is StepStage.CODES or (step.stage is StepStage.TALKER and self._goes_on(step))
+            step.stage is StepStage.CODES or (step.stage is StepStage.ADVANCE and self._goes_on(step))
         )
         return self.scheduler.is_idle and self.outgoing.is_idle and not works
 
@@ -192,7 +192,7 @@ class Engine:
     def _finish_step(self) -> None:
         """Do the talker's half of the last step, which a CPU may still have to do."""
         step = self._step
-        if step is None or step.stage is not StepStage.TALKER:
+        if step is None or step.stage is not StepStage.ADVANCE:
             return
         step.stage = StepStage.OVER
         if not self._goes_on(step):
@@ -285,10 +285,10 @@ class Engine:
         self.waited_ns += now_ns - start
         if step.before is not None:
             step.next_due_ns = now_ns + step.before.talker_ns() - _LAUNCH_NS
-        step.stage, self.num_steps = StepStage.TALKER, self.num_steps + 1
+        step.stage, self.num_steps = StepStage.ADVANCE, self.num_steps + 1
         self._decode_other_frames(step, frames)
         if step.before is not None:
-            self._read_text(step.before)
+            self._follow_text(step.before)
         self._append(step.launched.sequences, frames)
         self.scheduler.retire(step.launched.sequences)
 
@@ -298,7 +298,7 @@ class Engine:
         rows = [row for row in others if frames[row, 0] not in (NOT_FINITE, self.model.codes.eos)]
         self.audio.add_frames([step.launched.sequences[row].id for row in rows], torch.from_numpy(frames[rows]))
 
-    def _read_text(self, step: LaunchedStep) -> None:
+    def _follow_text(self, step: LaunchedStep) -> None:
         """Find out where in their texts the talker's half of `step` read: there the next frames are spoken."""
         for sequence, (mass, moment) in zip(step.sequences, step.readings(), strict=False):
             if self.scheduler.running.get(sequence.id) is sequence:

@@ -211,7 +211,7 @@ def catalogue_routes(models: Models, settings: ApiSettings, voices: Voices) -> A
 
     async def listed() -> dict[str, Json]:
         """Each name, its model's own ones first, then those that mean the default."""
-        known, states = await models.described(), models.states()
+        known, states = await models.infos(), models.states()
         own = {info.name: _model(info.name, info, states[info.route]) for info in known}
         # Files that are elsewhere, and no talker yet that could tell.
         own |= {name: _entry(name, name, state) for name, state in states.items() if name and name not in own}
@@ -221,14 +221,14 @@ def catalogue_routes(models: Models, settings: ApiSettings, voices: Voices) -> A
     async def list_models(request: Request) -> Json | list[Json]:
         """OpenAI's list: the models, then the names that mean the default. ElevenLabs' clients read another."""
         if "xi-api-key" in request.headers:
-            known = await models.described()
+            known = await models.infos()
             return [{"model_id": info.name, "name": info.name, "can_do_text_to_speech": True} for info in known]
         return {"object": "list", "data": list((await listed()).values())}
 
     @router.get("/v1/models/{model_id:path}", summary="Show a model")
     async def show_model(model_id: str) -> Json:
         """One model; checkpoint names have slashes."""
-        known, names = await models.described(), await listed()
+        known, names = await models.infos(), await listed()
         if model_id in names:
             return names[model_id]
         meant = next((info for info in known if means(model_id, info)), None)
@@ -246,7 +246,7 @@ def catalogue_routes(models: Models, settings: ApiSettings, voices: Voices) -> A
     @router.get("/v1/audio/voices", summary="List voices")
     async def list_voices() -> JSONResponse:
         """One answer for every client: some read `voices`, some `data`, some the languages."""
-        loaded = await models.described()
+        loaded = await models.infos()
         known = [{name: getattr(voice, name) for name in _FIELDS} for voice in await all_voices(loaded, voices)]
         languages = dict.fromkeys(language for info in loaded for language in info.languages)
         listed: Json = {
@@ -268,4 +268,4 @@ def _model(name: str, info: ModelInfo, state: ModelState) -> Json:
 
 
 def _entry(name: str, root: str, state: ModelState) -> Json:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "talkray", "root": root, **state.described()}
+    return {"id": name, "object": "model", "created": 0, "owned_by": "talkray", "root": root, **state.as_json()}

@@ -143,7 +143,7 @@ def cluster_routes(models: Models, status: ClusterStatus) -> APIRouter:
         async with room:  # many open pages are one reading a second
             if time.time() - float(str(kept.get("at", 0))) >= _SUMMED_S:
                 kept.update(await run_in_threadpool(status.read))
-        states = {name or "model": state.described() for name, state in models.states().items()}
+        states = {name or "model": state.as_json() for name, state in models.states().items()}
         return {"version": version, "models": states, **kept}
 
     return router

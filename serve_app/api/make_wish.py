@@ -133,7 +133,7 @@ async def model_for(service: SpeechService, body: SpeechBody, sent: Mapping[str,
     """The model that answers a strict request of these fields. An unknown model or, with several models, an unknown
     voice is an error. Raises InvalidRequest, ModelNotFound, NotReady.
     """
-    models = await service.described()
+    models = await service.infos()
     wanted = ModelWish(
         model=body.model,
         has_recording=body.ref_audio is not None or await _is_stored(service, body.voice, models),
@@ -165,7 +165,7 @@ async def _lenient_model(
     service: SpeechService, model: object, voice: object, given: Mapping[str, object], *, task_type: object
 ) -> ModelInfo:
     """The model for names of another service; `given`: the other fields. Raises NotReady."""
-    name, models = voice if isinstance(voice, str) else None, await service.described()
+    name, models = voice if isinstance(voice, str) else None, await service.infos()
     wanted = ModelWish(
         model=model if isinstance(model, str) else None,
         has_recording=given.get("ref_audio") is not None or await _is_stored(service, name, models),

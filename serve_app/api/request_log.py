@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.protocol import FinishReason, Marks, PcmChunk
-from deployments.serving import progress
+from deployments.serving import reports
 
 SAMPLE_BYTES = 2
 
@@ -114,8 +114,8 @@ class RequestRecord:
             self._tell(is_over=True)
 
     def _tell(self, *, is_over: bool) -> None:
-        if progress.VARIABLE in os.environ:
-            progress.tell("request", f"{self.request_id} {self.received_ns}", is_over, self.entry())
+        if reports.VARIABLE in os.environ:
+            reports.tell("request", f"{self.request_id} {self.received_ns}", is_over, self.entry())
 
 
 def line(entry: Entry) -> str:
@@ -150,11 +150,11 @@ def shown(
     end = os.open(pipe, os.O_RDWR)  # one that can write as well never reads an end
     reader = threading.Thread(target=_read, args=(end, show, report), daemon=True)
     reader.start()
-    os.environ[progress.VARIABLE] = str(pipe)
+    os.environ[reports.VARIABLE] = str(pipe)
     try:
         yield
     finally:
-        del os.environ[progress.VARIABLE]
+        del os.environ[reports.VARIABLE]
         os.write(end, b"\n")
         reader.join()
 

@@ -170,7 +170,7 @@ def status_routes(models: Models, settings: ApiSettings, is_ready: Callable[[], 
 
 async def _ready_of(models: Models, settings: ApiSettings, name: str | None) -> dict[str, object]:
     """The answer of `/ready` with several models. Raises NotReady, ModelNotFound."""
-    states, known = models.states(), await models.described()
+    states, known = models.states(), await models.infos()
     named = [voice for info in known for voice in info.voices]
     check_default(settings, "any model", named, clones=any(info.kind is ModelKind.BASE for info in known))
     asked = list(states.items()) if name is None else [(each, state) for each, state in states.items() if each == name]
@@ -180,7 +180,7 @@ async def _ready_of(models: Models, settings: ApiSettings, name: str | None) -> 
     if not speaking:
         waits = [state.ready_in_s for _, state in asked if state.ready_in_s is not None]
         raise Starting("; ".join(f"{each} is {state}" for each, state in asked) + ".", min(waits, default=1.0))
-    return {"status": "ready", "model": speaking[0], "models": {each: state.described() for each, state in asked}}
+    return {"status": "ready", "model": speaking[0], "models": {each: state.as_json() for each, state in asked}}
 
 
 def metrics_routes(node: Node) -> APIRouter:

@@ -63,9 +63,9 @@ class SpeechService:
         self.models, self.settings, self.live_texts, self.voices = models, settings, live_texts, voices
         self._tails, self.jobs = tails, jobs
 
-    async def described(self) -> Sequence[ModelInfo]:
+    async def infos(self) -> Sequence[ModelInfo]:
         """All models, the default first. Raises NotReady."""
-        return await self.models.described()
+        return await self.models.infos()
 
     def segments(self, wish: Wish) -> list[Stretch]:
         """The parts in which the text will be asked for, each with the silence before it."""

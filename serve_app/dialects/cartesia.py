@@ -75,7 +75,7 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
 
 async def list_voices(service: SpeechService, starting_after: str = "") -> dict[str, object]:
     """All of them on one page."""
-    models = await service.described()
+    models = await service.infos()
     known = [] if starting_after else [_voice(voice) for voice in await catalogue.all_voices(models, service.voices)]
     return {"data": known, "has_more": False, "next_page": None}
 
@@ -83,9 +83,7 @@ async def list_voices(service: SpeechService, starting_after: str = "") -> dict[
 async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
     """One voice. Raises InvalidRequest with the valid names."""
     stored = await service.voices.find(voice_id)
-    return _voice(
-        catalogue.stored_voice(stored) if stored else catalogue.find_voice(voice_id, *await service.described())
-    )
+    return _voice(catalogue.stored_voice(stored) if stored else catalogue.find_voice(voice_id, *await service.infos()))
 
 
 async def clone_voice(service: SpeechService, request: Request) -> Response:

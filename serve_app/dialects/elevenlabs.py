@@ -96,7 +96,7 @@ def _ways(path: str, what: str) -> tuple[Route, ...]:
 
 async def list_voices(service: SpeechService) -> dict[str, object]:
     """All of them on one page."""
-    known = [voice_entry(voice) for voice in await catalogue.all_voices(await service.described(), service.voices)]
+    known = [voice_entry(voice) for voice in await catalogue.all_voices(await service.infos(), service.voices)]
     return {"voices": known, "has_more": False, "total_count": len(known), "next_page_token": None}
 
 
@@ -104,7 +104,7 @@ async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]
     """One voice. Raises InvalidRequest with the valid names."""
     stored = await service.voices.find(voice_id)
     return voice_entry(
-        catalogue.stored_voice(stored) if stored else catalogue.find_voice(voice_id, *await service.described())
+        catalogue.stored_voice(stored) if stored else catalogue.find_voice(voice_id, *await service.infos())
     )
 
 

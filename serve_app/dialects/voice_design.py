@@ -111,7 +111,7 @@ async def wished(
 
     Raises InvalidRequest where no such model is deployed.
     """
-    models = await service.described()
+    models = await service.infos()
     if all(info.kind is not ModelKind.VOICE_DESIGN for info in models):
         raise not_deployed(ModelKind.VOICE_DESIGN, models, "Designing a voice")
     given: Json = {**dict.fromkeys(choosing_fields(service), "VoiceDesign"), **sent}

@@ -16,8 +16,8 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from deployments.serving import metrics, ray_private
-from deployments.serving.progress import Start, start_key
 from deployments.serving.ray_private import Pool
+from deployments.serving.reports import Start, start_key
 from serve_app.speech.models import ModelState
 
 logger = logging.getLogger(__name__)

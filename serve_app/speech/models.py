@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from deployments.errors import NotReady
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
-from deployments.serving.progress import Start
+from deployments.serving.reports import Start
 
 if TYPE_CHECKING:
     from serve_app.speech.admission import Admission
@@ -52,7 +52,7 @@ class ModelState:
         percent = min(_NEARLY, int(100 * spent_s / usual_s))
         return cls(ModelStatus.LOADING, start.stage, percent, max(1.0, usual_s - spent_s))
 
-    def described(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         """The fields of the state for JSON."""
         fields = {"state": self.status, "percent": self.percent, "stage": self.stage or None}
         return {name: value for name, value in fields.items() if value is not None}
@@ -77,7 +77,7 @@ class Models:
         """The default model. Raises NotReady."""
         return await next(iter(self._admissions.values())).describe()
 
-    async def described(self) -> Sequence[ModelInfo]:
+    async def infos(self) -> Sequence[ModelInfo]:
         """Every model that can be described now, the default first. Raises NotReady where none can."""
         if len(self._admissions) == 1:
             return [await self.describe()]

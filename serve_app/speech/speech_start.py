@@ -106,12 +106,12 @@ class SpeechStart:
         *,
         seed: int | None = None,
     ) -> BegunSpeech:
-        audio = self._long_text.synthesize(request, info) if live is None else self._spoken(request, live, info)
+        audio = self._long_text.synthesize(request, info) if live is None else self._live_audio(request, live, info)
         speech = BegunSpeech(await opened.enter_async_context(aclosing(audio)))
         await speech.begin(seed=seed)
         return speech
 
-    def _spoken(self, request: SynthesisRequest, live: LiveText, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    def _live_audio(self, request: SynthesisRequest, live: LiveText, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of a text while the client writes it. It is silent while the client pauses."""
         speech = self._long_text.speak(request, live, info)
         return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_over)

@@ -11,7 +11,7 @@ import pytest
 
 from deployments.errors import EngineError
 from deployments.protocol import FinishReason
-from deployments.serving import progress
+from deployments.serving import reports
 from serve_app.api.keys import create_key
 from serve_app.api.request_log import Entry, RequestRecord, line, shown
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
@@ -177,26 +177,26 @@ def test_stages_of_a_start_go_the_same_way(tmp_path: Path) -> None:
     stages: list[str] = []
     found: list[Entry] = []
     with shown(found.append, tmp_path, report=stages.append):
-        progress.report_stage("loading")
+        reports.report_stage("loading")
         record().publish()
-        progress.report_stage("warm")
+        reports.report_stage("warm")
     assert (stages, [entry["id"] for entry in found]) == (["loading", "warm"], ["id"])
 
 
 def test_replicas_are_told_of_the_pipe_while_it_is_read(tmp_path: Path) -> None:
     with shown(lambda _: None, tmp_path):
-        assert Path(os.environ[progress.VARIABLE]).parent == tmp_path
-    assert progress.VARIABLE not in os.environ
+        assert Path(os.environ[reports.VARIABLE]).parent == tmp_path
+    assert reports.VARIABLE not in os.environ
 
 
 def test_a_replica_does_not_wait_for_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setenv(progress.VARIABLE, str(tmp_path / "pipe"))
+    monkeypatch.setenv(reports.VARIABLE, str(tmp_path / "pipe"))
     record().publish()  # nobody reads
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     for _ in range(10_000):  # more than there is room for
         record().publish()
     os.close(reader)
-    monkeypatch.setenv(progress.VARIABLE, str(tmp_path / "gone"))
+    monkeypatch.setenv(reports.VARIABLE, str(tmp_path / "gone"))
     record().publish()
     assert not (tmp_path / "gone").exists()

@@ -7,8 +7,8 @@ import pytest
 from ray import serve
 
 from deployments.serving import metrics, ray_private
-from deployments.serving.progress import Start, start_key
 from deployments.serving.ray_private import PROXY, Pool
+from deployments.serving.reports import Start, start_key
 from serve_app.scaling import pool_watch
 from serve_app.scaling.pool_watch import PoolWatch, Seen, turns_per_look
 from serve_app.speech.models import ModelStatus

@@ -9,7 +9,7 @@ import pytest
 
 from deployments.protocol import ModelKind
 from deployments.serving import metrics
-from deployments.serving.progress import Start
+from deployments.serving.reports import Start
 from serve_app.api.routes import Node, create_api
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.speech.models import ModelState, ModelStatus

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deployments.errors import StartError
-from deployments.serving import progress
+from deployments.serving import reports
 from serve_app.cli.serve import supervisor
 from serve_app.cli.serve.local_server import Address
 from serve_app.cli.serve.supervisor import ServerLost, Stopped, running
@@ -54,7 +54,7 @@ def test_a_start_is_reported_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch
 
 def test_what_replicas_report_is_shown_until_the_server_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     wait = "pathlib.Path(order['folder'], 'seen')"
-    code = "import pathlib; from deployments.serving.progress import report_stage; report_stage('loading')"
+    code = "import pathlib; from deployments.serving.reports import report_stage; report_stage('loading')"
     code += f"\nwhile not {wait}.exists(): time.sleep(0.01)"
     driver(monkeypatch, f"{code}\nsay('ready', ''); time.sleep(600)")
     stages: list[str] = []
@@ -62,11 +62,11 @@ def test_what_replicas_report_is_shown_until_the_server_is_ready(monkeypatch: py
     def report(stage: str) -> None:
         stages.append(stage)
         if stage == "loading":
-            (Path(os.environ[progress.VARIABLE]).parent / "seen").touch()
+            (Path(os.environ[reports.VARIABLE]).parent / "seen").touch()
 
     with running(AppConfig(), ADDRESS, report):
         assert "loading" in stages
-        progress.report_stage("another replica")
+        reports.report_stage("another replica")
     assert "another replica" not in stages
 
 

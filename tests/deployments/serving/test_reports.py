@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.serving.progress import VARIABLE, report_stage, tell
+from deployments.serving.reports import VARIABLE, report_stage, tell
 
 
 def test_what_is_told_is_a_line_of_json_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
