@@ -265,7 +265,13 @@ class AudioStreams:
             self._calls.append(call)
 
     def _next_call(self) -> _RunningCall | None:
-        """A call for the most urgent stream and others that want as many frames, or for many streams that may wait."""
+        """The call to make now, of streams that want as many frames. The first rule that fits decides:
+
+        1. A stream is urgent: it, and others with it.
+        2. A call runs: none. What may wait waits.
+        3. Enough streams that have audio in hand want as many frames: these.
+        4. Segments of jobs.
+        """
         now_s = time.monotonic()
         candidates = [(stream, self._size(stream, now_s)) for stream in self._streams.values() if stream.waiting]
         candidates = [(stream, size) for stream, size in candidates if size]

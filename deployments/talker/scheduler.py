@@ -1,8 +1,10 @@
 """Chooses the sequences of the next step: admission by free rows and KV blocks, preemption when blocks run out.
 
-Segments of jobs wait in a line of their own. They enter one a step, where no other sequence waits, and leave rows free
-for those that come: all but an eighth of the rows are theirs at most, half of them beside others. They are preempted
-only where another sequence would have no row or no blocks else.
+Segments of jobs wait in a line of their own:
+
+- They enter one a step, where no other sequence waits.
+- They have at most seven eighths of the rows, and half of them beside other sequences.
+- They are preempted only where another sequence would have no row or no blocks else.
 
 `Pacing` says which of the sequences with a row sit out. A sequence that sits out for want of text gives its row and
 blocks up where others wait for them. It is prefilled again where no other waits, so that new text waits for one frame

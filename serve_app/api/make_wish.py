@@ -186,8 +186,10 @@ class _LenientVoice:
 
 
 async def _lenient_voice(service: SpeechService, named: object, body: SpeechBody, info: ModelInfo) -> _LenientVoice:
-    """The voice that the client `named`, else the nearest: of a model that clones a stored voice, or
-    `api.default_voice`. A recording in `body` goes before both.
+    """The voice that the client `named`, else the nearest one.
+
+    A model that clones speaks with a stored voice, `api.default_voice` where the named one is none. A recording in
+    `body` goes before both.
     """
     speaker, reason = _nearest(service, named, info)
     if info.kind is not ModelKind.BASE:
