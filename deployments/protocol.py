@@ -341,6 +341,7 @@ class ModelInfo:
     frame_samples: int
     num_code_groups: int
     talker_on_gpu: bool = False
+    deterministic: bool = False  # whether text and seed decide the codes, whatever else the talker does meanwhile
     codec_precision: str = "float32"  # in which the talker's device decodes
     spoken_form: str | None = None  # a language, where the voice has learnt only words and needs figures as words
     max_segment_chars: int = 1000  # longer texts are synthesised in segments

@@ -77,6 +77,7 @@ def _info(top: Any, codec: Any, name: str, config: TalkerConfig, *, on_gpu: bool
         frame_samples=codec["decode_upsample_rate"],
         num_code_groups=talker["num_code_groups"],
         talker_on_gpu=on_gpu,
+        deterministic=config.deterministic or not (on_gpu or config.kernels == "plain"),
         spoken_form=spoken_form,
         max_segment_chars=needs.get("max_segment_chars", _SEGMENT_CHARS),
         word_times=needs.get("alignment_head") is not None,

@@ -1,5 +1,6 @@
 """Long work: `/v1/audio/jobs` (docs/jobs.md)."""
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -14,7 +15,7 @@ from serve_app.api.speech_service import SpeechService, format_named, read_body
 from serve_app.api.wish import CONTENT_TYPES, RAW
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
-from serve_app.jobs.audio import StoredAudio, begun
+from serve_app.jobs.audio import StoredAudio, begun, parts_of
 from serve_app.jobs.store import JobStore
 from serve_app.jobs.work import Json, Track
 from serve_app.voices.record import VISITOR
@@ -59,6 +60,13 @@ async def resume(service: SpeechService, job_id: str) -> Response:
 async def remove(service: SpeechService, job_id: str) -> Json:
     """Deletes a job with its audio."""
     return dict(await _ask(service, "ask", "delete", job_id))
+
+
+async def list_parts(service: SpeechService, job_id: str) -> Json:
+    """How far each part of a job is, with its `custom_id` and its seed."""
+    await _ask(service, "ask", "get", job_id)
+    parts = await asyncio.to_thread(parts_of, JobStore(service.voices.files()), job_id)
+    return {"object": "list", "data": parts, "has_more": False}
 
 
 async def part_audio(
@@ -141,6 +149,7 @@ DIALECT = Dialect(
         Route(f"POST {_JOB}/cancel", cancel, "Cancel a job"),
         Route(f"POST {_JOB}/resume", resume, "Resume a job"),
         Route(f"DELETE {_JOB}", remove, "Delete a job"),
+        Route(f"GET {_JOB}/parts", list_parts, "List the parts of a job"),
         Route(f"GET {_JOB}/parts/{{part:int}}", part_audio, "The audio of a finished part"),
         Route(f"GET {_JOB}/parts/{{part:int}}/words", part_words, "The words of a finished part"),
         Route(f"GET {_JOB}/audio", whole_audio, "The audio of a finished job"),

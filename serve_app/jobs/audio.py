@@ -75,6 +75,25 @@ async def begun(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None
     return rest()
 
 
+def parts_of(store: JobStore, job_id: str) -> list[Json]:
+    """What became of each part of a job. Blocks. Raises Damaged."""
+    plan, job = store.plan(job_id), store.described(job_id)
+    rates = {model: job.info(model).sample_rate for model in job.models}
+    num_samples: dict[int, list[int]] = {}
+    for made, _ in store.made(job_id):
+        num_samples.setdefault(made.place.part, []).append(made.samples)
+    return [
+        {
+            "part": number,
+            "custom_id": part.custom_id,
+            "seed": part.seed,
+            "segments": {"total": len(part.segments), "done": len(done := num_samples.get(number, []))},
+            "audio_s": round(sum(done) / rates[plan.manners[part.manner].model], 3),
+        }
+        for number, part in enumerate(plan.parts)
+    ]
+
+
 def words_of(store: JobStore, job: StoredJob, number: int, made: tuple[Made, ...]) -> Json:
     """When each word and each segment of a finished part is heard, in seconds of its audio. Blocks. Raises Damaged."""
     plan = store.plan(job.id)
@@ -96,4 +115,4 @@ def words_of(store: JobStore, job: StoredJob, number: int, made: tuple[Made, ...
         begun_s = ends_s
     words = [{"word": word.text, "start": round(word.start_s, 3), "end": round(word.end_s, 3)} for word in times.take()]
     told = {"estimated": not info.word_times, "duration_s": round(begun_s, 3)}
-    return {"words": words, **told, "segments": segments}
+    return {"custom_id": part.custom_id, "words": words, **told, "segments": segments}

@@ -93,6 +93,7 @@ class JobDesk:
                 fingerprint=fingerprint,
                 models=made.models,
                 num_segments=num_segments(plan.parts),
+                deterministic=made.deterministic,
             )
             await asyncio.to_thread(self._store().create, job, plan)
             self._works[job.id] = Work(job, JobState(), {}, 0)

@@ -57,6 +57,8 @@ class SegmentMaker:
         now = await self._synthesizers[manner.model].describe()
         if (now.name, now.fingerprint) != (info.name, info.fingerprint):
             raise JobStopped(f"the job was made for {info.name}, and {now.name} is loaded: load that model, and resume")
+        if job.deterministic and not now.deterministic:
+            raise JobStopped("the job is deterministic, and its talkers are not any more: set talker.deterministic")
 
     async def _reference(self, job: StoredJob, manner: Manner, info: ModelInfo) -> Reference | None:
         if manner.stored_voice is None:

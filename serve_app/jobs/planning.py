@@ -15,7 +15,7 @@ from serve_app.jobs.record import MOST_PARTS, MOST_SEGMENTS, JobPlan, Manner, Pa
 from serve_app.speech.characters import is_speakable
 from serve_app.speech.segments import Segments
 
-INPUTS, CUSTOM_ID = "inputs", "custom_id"
+INPUTS, CUSTOM_ID, DETERMINISTIC = "inputs", "custom_id", "deterministic"
 _LONGEST_ID = 200
 _COMPARED = 16
 # How the audio is delivered is asked when it is fetched.
@@ -30,6 +30,7 @@ class Planned:
     manners: list[Manner] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     infos: dict[str, ModelInfo] = field(default_factory=dict)
+    deterministic: bool = False
     ignored: Reasons = field(default_factory=dict)
 
     def plan(self) -> JobPlan:
@@ -54,7 +55,7 @@ async def planned(service: SpeechService, fields: Mapping[str, object]) -> Plann
         raise InvalidRequest(f"inputs has {len(inputs)} entries, at most {MOST_PARTS} are allowed.", INPUTS)
     if misplaced := next((name for name in ("input", "text", CUSTOM_ID) if name in defaults), None):
         raise InvalidRequest(f'{misplaced} belongs into each entry of inputs: {{"input": "..."}}.', misplaced)
-    made = Planned()
+    made = Planned(deterministic=_is_deterministic(defaults.pop(DETERMINISTIC, None)))
     for number, entry in enumerate(inputs):
         if not isinstance(entry, dict):
             raise InvalidRequest(f'inputs[{number}] must be an object, such as {{"input": "..."}}.', INPUTS)
@@ -72,6 +73,8 @@ async def _add(made: Planned, service: SpeechService, fields: dict[str, object])
     custom_id = fields.pop(CUSTOM_ID, None)
     if custom_id is not None and (not isinstance(custom_id, str) or len(custom_id) > _LONGEST_ID):
         raise InvalidRequest(f"{CUSTOM_ID} must be a string of at most {_LONGEST_ID} characters.", CUSTOM_ID)
+    if DETERMINISTIC in fields:
+        raise InvalidRequest(f"{DETERMINISTIC} is a field of the job: write it beside inputs.", DETERMINISTIC)
     for name in ("ref_audio", "reference_audio"):
         if name in fields:
             reason = (
@@ -80,6 +83,9 @@ async def _add(made: Planned, service: SpeechService, fields: dict[str, object])
             raise InvalidRequest(f"{name}: {reason}.", name)
     at_fetch = [name for name in _AT_FETCH if fields.pop(name, None) is not None]
     wish = await strict_wish(service, fields)
+    if made.deterministic and not wish.info.deterministic:
+        reason = f"the codes of {wish.info.name} depend on what else its talkers do: set talker.deterministic"
+        raise InvalidRequest(f"{DETERMINISTIC}: {reason}, or leave the field out.", DETERMINISTIC)
     request = await build_request(wish, service.settings, service.voices, request_id="", client="")
     stored = {}
     if wish.stored is not None:
@@ -103,6 +109,12 @@ async def _add(made: Planned, service: SpeechService, fields: dict[str, object])
     made.parts.append(part)
     made.infos.setdefault(wish.info.route, wish.info)
     made.ignored |= wish.ignored | dict.fromkeys(at_fetch, "asked for when audio is fetched")
+
+
+def _is_deterministic(sent: object) -> bool:
+    if not isinstance(sent, bool | None):
+        raise InvalidRequest(f"{DETERMINISTIC} must be true or false.", DETERMINISTIC)
+    return bool(sent)
 
 
 def _segments(segments: Segments, wish: Wish, language: str) -> tuple[Segment, ...]:

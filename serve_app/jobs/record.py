@@ -140,6 +140,7 @@ class StoredJob(Strict):
     fingerprint: str  # of what the client sent
     models: dict[str, dict[str, Any]]  # ModelInfo by `SynthesisRequest.model`
     num_segments: tuple[int, ...]  # of each part
+    deterministic: bool = False  # whether it fails rather than have other codes after a death
 
     def info(self, model: str) -> ModelInfo:
         return _INFO.validate_python(self.models[model])

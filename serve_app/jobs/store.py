@@ -49,6 +49,12 @@ class JobStore:
         """None where it has gone. Raises Damaged."""
         return self._files.get_record(f"jobs/{job_id}.json", StoredJob)
 
+    def described(self, job_id: str) -> StoredJob:
+        """The same of a job that was there. Raises Damaged."""
+        if (job := self.job(job_id)) is None:
+            raise Damaged(f"the description of {job_id} is missing: it was deleted meanwhile")
+        return job
+
     def plan(self, job_id: str) -> JobPlan:
         """Raises Damaged."""
         plan = self._files.get_record(f"plans/{job_id}.json", JobPlan)

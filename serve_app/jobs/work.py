@@ -108,6 +108,7 @@ class Work:
             "object": "audio.job",
             "status": status,
             "created_at": self.job.created_at,
+            "deterministic": self.job.deterministic,
             "parts": {"total": len(self.job.num_segments), "done": num_done},
             "segments": {"total": self.num_segments, "done": len(self.made)},
             "audio_s": round(self._audio_s, 3),

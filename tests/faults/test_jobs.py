@@ -17,7 +17,7 @@ from tests.faults.pools import CODEC, ENGINE, TALKER, Service, config, redeploy,
 
 JOBS, PATH = "Jobs", "/v1/audio/jobs"
 PARTS = 80
-BODY = {"voice": "ryan", "seed": 3, "max_new_tokens": 25, "ignore_eos": True}
+BODY = {"voice": "ryan", "seed": 3, "max_new_tokens": 25, "ignore_eos": True, "deterministic": True}
 INPUTS = [{"input": f"The text of part number {number}, which is short."} for number in range(PARTS)]
 _BOUND_S = 300.0
 

@@ -37,6 +37,12 @@ def test_the_embedded_voice_is_described_without_being_written() -> None:
     assert (on_gpu.word_times, on_gpu.talker_on_gpu) == (True, True)
 
 
+def test_codes_follow_from_the_seed_on_a_cpu_and_on_a_gpu_that_is_told_to() -> None:
+    plain, told = TalkerConfig(kernels="plain"), TalkerConfig(deterministic=True)
+    found = [describe("embedded", each, on_gpu=on_gpu) for each in (CPU, plain, told) for on_gpu in (False, True)]
+    assert [info is not None and info.deterministic for info in found] == [True, False, False, False, True, True]
+
+
 def test_a_checkpoint_that_is_elsewhere_is_not_described() -> None:
     assert describe("/no/such/folder", CPU, on_gpu=False) is None
     assert clones("Qwen/Qwen3-TTS-12Hz-1.7B-Base")

@@ -1,14 +1,15 @@
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import soundfile
 
-from deployments.errors import EngineError, Overloaded
+from deployments.errors import EngineError, Overloaded, ReplicaLost
 from deployments.protocol import FinishReason
 from serve_app.api.keys import create_key
 from serve_app.config import AccessSettings, JobSettings
-from tests.serve_app.fake import BASE
+from tests.serve_app.fake import BASE, FOLLOWED
 from tests.serve_app.jobs.desk import Server, Speaker, serving, so, started, until
 from tests.serve_app.voices.speakers import store
 
@@ -61,6 +62,70 @@ async def test_words_and_segments_of_a_part(tmp_path: Path) -> None:
         begins = told["segments"][1]["text"].split()[0]
         second = next(word for word in told["words"] if word["word"] == begins)
         assert second["start"] == pytest.approx(told["segments"][1]["start"], abs=0.1)
+
+
+async def test_parts_are_told_with_what_their_client_calls_them(tmp_path: Path) -> None:
+    speaker = Speaker()
+    async with serving(tmp_path, speaker) as (server, client):
+        server.hindrance = "not yet"
+        inputs = [{"input": "One.", "custom_id": "a", "seed": 5}, {"input": "Two and more."}]
+        answer = await client.post("/v1/audio/jobs", json={"voice": "ryan", "inputs": inputs})
+        place = f"/v1/audio/jobs/{answer.json()['id']}"
+        before = (await client.get(f"{place}/parts")).json()["data"]
+        assert [part["segments"] for part in before] == [{"total": 1, "done": 0}] * 2
+        server.hindrance = None
+        await until(client, answer.json(), "completed")
+        first, second = (await client.get(f"{place}/parts")).json()["data"]
+        done = {"total": 1, "done": 1}
+        assert first == {"part": 0, "custom_id": "a", "seed": 5, "segments": done, "audio_s": FRAME_S * 4}
+        assert (second["part"], second["custom_id"], second["audio_s"]) == (1, None, pytest.approx(FRAME_S * 13))
+        assert (await client.get(f"{place}/parts/0/words")).json()["custom_id"] == "a"
+        assert (await client.get("/v1/audio/jobs/job_0/parts")).status_code == 404
+
+
+async def test_a_deterministic_job_has_the_same_codes_whatever_dies(tmp_path: Path) -> None:
+    """A fake's codes are those of seed and text, as a talker's are; tests/faults kills real ones."""
+    texts = [f"Text number {number}." for number in range(8)]
+    speaker = Speaker(replace(FOLLOWED, deterministic=True))
+    server = Server(tmp_path, speaker, JobSettings(max_segments=2))
+    server.start()
+    async with server.client() as client:
+        whole = await started(client, *texts, deterministic=True, seed=3)
+        assert whole["deterministic"] is True
+        await until(client, whole, "completed")
+        killed = await started(client, *texts, deterministic=True, seed=3)
+        await so(lambda: len(speaker.requests) > 11)
+        speaker.gate.clear()
+        await so(lambda: speaker.running == 2)
+        await server.die()
+    speaker.gate.set()
+    speaker.errors = [ReplicaLost("gone"), EngineError("broken")]
+    async with serving(tmp_path, speaker) as (server, client):
+        await until(client, killed, "completed")
+        store = server.desk._store()
+        codes = [
+            {made.place: store.content(str(job["id"]), made).codes.tobytes() for made, _ in store.made(str(job["id"]))}
+            for job in (whole, killed)
+        ]
+        assert codes[0] == codes[1]
+        assert len(codes[0]) == 8
+
+
+async def test_a_job_is_deterministic_where_its_talkers_are_or_not_at_all(tmp_path: Path) -> None:
+    speaker = Speaker(replace(FOLLOWED, deterministic=True))
+    async with serving(tmp_path, speaker) as (server, client):
+        server.hindrance = "not yet"
+        job = await started(client, "One.", deterministic=True)
+        speaker.info = FOLLOWED
+        server.hindrance = None
+        assert "talker.deterministic" in str((await until(client, job, "failed"))["reason"])
+        for body, param in (
+            ({"deterministic": True}, "deterministic"),
+            ({"deterministic": "yes"}, "deterministic"),
+            ({"inputs": [{"input": "One.", "deterministic": False}]}, "inputs[0].deterministic"),
+        ):
+            answer = await client.post("/v1/audio/jobs", json={"voice": "ryan", "inputs": [{"input": "One."}], **body})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
 async def test_an_unfinished_part_is_a_conflict_and_an_unknown_one_is_not_found(tmp_path: Path) -> None:
@@ -274,6 +339,7 @@ async def test_another_key_sees_no_job(tmp_path: Path) -> None:
         assert (await other.get("/v1/audio/jobs")).json()["data"] == []
         for method, path in (
             ("GET", ""),
+            ("GET", "/parts"),
             ("GET", "/parts/0"),
             ("GET", "/parts/0/words"),
             ("GET", "/audio"),
