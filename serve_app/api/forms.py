@@ -22,7 +22,7 @@ class FormFile:
     """One file of a form."""
 
     field: str
-    stem: str  # of its name
+    name: str  # without folders
     data: bytes
 
 
@@ -95,7 +95,7 @@ async def _multipart(content: bytes, headers: Headers) -> SentForm:
         files = [(name, value) for name, value in form.multi_items() if isinstance(value, UploadFile)]
         return SentForm(
             {name: value for name, value in form.items() if isinstance(value, str)},
-            tuple([FormFile(name, PurePath(file.filename or "").stem, await file.read()) for name, file in files]),
+            tuple([FormFile(name, PurePath(file.filename or "").name, await file.read()) for name, file in files]),
         )
     finally:
         await form.close()

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -32,6 +32,8 @@ from serve_app.speech.redraw import draw_seed, redraw
 from serve_app.speech.segments import Segments
 from serve_app.speech.word_times import WordTimes
 from serve_app.voices.library import Voices
+from serve_app.voices.record import VISITOR
+from serve_app.voices.store import StoreFailed
 
 if TYPE_CHECKING:  # it plans jobs with what is here
     from serve_app.jobs.desk import Jobs
@@ -40,6 +42,7 @@ StreamBody = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGene
 WholeBody = Callable[[bytes, WordTimes | None], Iterable[bytes]]
 
 TIMING_HEADER = "x-server-timing"  # of a request that wants a Server-Timing header
+_LONGEST_KEY = 255  # of an Idempotency-Key
 BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
 _NO_TAIL = "no finished request of yours in this voice that is kept has this id"
 
@@ -66,6 +69,12 @@ class SpeechService:
     async def infos(self) -> Sequence[ModelInfo]:
         """All models, the default first. Raises NotReady."""
         return await self.models.infos()
+
+    async def ask_jobs(self, what: str, *arguments: object) -> Any:
+        """A method of the desk of jobs, on behalf of the caller. Raises as that does."""
+        if self.jobs is None:
+            raise StoreFailed("This server makes no jobs.")
+        return await self.jobs.call(what, VISITOR.get(), *arguments)
 
     def segments(self, wish: Wish) -> list[Stretch]:
         """The parts in which the text will be asked for, each with the silence before it."""
@@ -176,6 +185,14 @@ class SpeechService:
     def chunks(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The utterance's audio; a moment of silence where its text has nothing to speak."""
         return self.models.synthesize(utterance, info) if is_speakable(utterance.text) else _silent(info)
+
+
+def idempotency_key(request: Request) -> str | None:
+    """Raises InvalidRequest."""
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 0 < len(key) <= _LONGEST_KEY:
+        raise InvalidRequest(f"Idempotency-Key has 1 to {_LONGEST_KEY} characters.", "Idempotency-Key")
+    return key
 
 
 async def read_body(request: Request) -> bytes:

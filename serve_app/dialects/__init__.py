@@ -1,6 +1,7 @@
 """Every dialect. One more is a module with a `DIALECT`, and its row here."""
 
 from serve_app.dialects import (
+    batches,
     cartesia,
     codec_frames,
     dashscope,
@@ -27,7 +28,7 @@ _MODULES = (
     *(openai_speech, deepgram, flux, elevenlabs, elevenlabs_sockets, elevenlabs_designs, elevenlabs_lexicons),
     # voice_design before stored_voices, for which "design" would be the name of a voice.
     *(cartesia, realtime, dashscope, vllm_omni, voice_design, stored_voices, voxserve, kokoro, codec_frames, native),
-    *(nari, jobs),
+    *(nari, jobs, batches),
 )
 # In the order of /docs; of several keys that a request has, the first header's counts.
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in _MODULES)

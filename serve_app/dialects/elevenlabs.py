@@ -3,6 +3,7 @@
 import base64
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -148,7 +149,7 @@ def _takes(form: SentForm, *, is_new: bool) -> list[SentRecording]:
         raise InvalidRequest("files is required: recordings of the voice.", "files", "missing_required_parameter")
     text, prepare = form.text("ref_text", "reference_text"), form.preparation()
     main = [SentRecording(file.data, text, NEUTRAL, prepare) for file in files[: int(is_new)]]
-    return main + [SentRecording(file.data, None, file.stem, prepare) for file in files[len(main) :]]
+    return main + [SentRecording(file.data, None, PurePath(file.name).stem, prepare) for file in files[len(main) :]]
 
 
 def _label(form: SentForm, name: str) -> str | None:

@@ -3,68 +3,61 @@
 import asyncio
 import re
 from collections.abc import AsyncGenerator
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from deployments.errors import InvalidRequest
 from serve_app.api import ignored_fields
 from serve_app.api.client_json import parse_object
-from serve_app.api.speech_service import SpeechService, format_named, read_body
+from serve_app.api.speech_service import SpeechService, format_named, idempotency_key, read_body
 from serve_app.api.wish import CONTENT_TYPES, RAW
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 from serve_app.jobs.audio import StoredAudio, begun, parts_of
 from serve_app.jobs.store import JobStore
 from serve_app.jobs.work import Json, Track
-from serve_app.voices.record import VISITOR
-from serve_app.voices.store import StoreFailed
 
 _MOST_VALUES = 1 << 20  # of a body: the texts of a book have many commas
-_LONGEST_KEY = 255
 _RANGE = re.compile(r"bytes=(\d{1,15})?-(\d{1,15})?")
 _FORMATS = {each.value: each for each in AudioFormat}
 
 
 async def create(service: SpeechService, request: Request) -> Response:
     """Takes a list of texts, and makes their speech whenever live requests leave room."""
-    key = request.headers.get("idempotency-key")
-    if key is not None and not 0 < len(key) <= _LONGEST_KEY:
-        raise InvalidRequest(f"Idempotency-Key has 1 to {_LONGEST_KEY} characters.", "Idempotency-Key")
+    key = idempotency_key(request)
     fields = parse_object(await read_body(request), most_values=_MOST_VALUES)
-    job, ignored = await _ask(service, "create", fields, key)
+    job, ignored = await service.ask_jobs("create", fields, key, None)
     return JSONResponse(job, 201, headers=ignored_fields.as_header(ignored))
 
 
 async def list_all(service: SpeechService) -> Json:
     """All of the caller's jobs, the newest first."""
-    return {"object": "list", "data": await _ask(service, "all_of"), "has_more": False}
+    return {"object": "list", "data": await service.ask_jobs("all_of"), "has_more": False}
 
 
 async def show(service: SpeechService, job_id: str) -> Json:
     """A job, with how far it is."""
-    return dict(await _ask(service, "ask", "get", job_id))
+    return dict(await service.ask_jobs("ask", "get", job_id))
 
 
 async def cancel(service: SpeechService, job_id: str) -> Response:
     """Makes no further segment; what is made stays."""
-    return JSONResponse(await _ask(service, "ask", "cancel", job_id))
+    return JSONResponse(await service.ask_jobs("ask", "cancel", job_id))
 
 
 async def resume(service: SpeechService, job_id: str) -> Response:
     """Goes on with a job that was cancelled or has failed."""
-    return JSONResponse(await _ask(service, "ask", "resume", job_id))
+    return JSONResponse(await service.ask_jobs("ask", "resume", job_id))
 
 
 async def remove(service: SpeechService, job_id: str) -> Json:
     """Deletes a job with its audio."""
-    return dict(await _ask(service, "ask", "delete", job_id))
+    return dict(await service.ask_jobs("ask", "delete", job_id))
 
 
 async def list_parts(service: SpeechService, job_id: str) -> Json:
     """How far each part of a job is, with its `custom_id` and its seed."""
-    await _ask(service, "ask", "get", job_id)
+    await service.ask_jobs("ask", "get", job_id)
     parts = await asyncio.to_thread(parts_of, JobStore(service.voices.files()), job_id)
     return {"object": "list", "data": parts, "has_more": False}
 
@@ -74,25 +67,18 @@ async def part_audio(
 ) -> Response:
     """The audio of a finished part, also while the job runs."""
     wanted = format_named("response_format", response_format, _FORMATS)
-    return await _audio(service, request, await _ask(service, "track", job_id, part), wanted)
+    return await _audio(service, request, await service.ask_jobs("track", job_id, part), wanted)
 
 
 async def part_words(service: SpeechService, job_id: str, part: int) -> Json:
     """When each word and each segment of a finished part is heard."""
-    return dict(await _ask(service, "words", job_id, part))
+    return dict(await service.ask_jobs("words", job_id, part))
 
 
 async def whole_audio(service: SpeechService, request: Request, job_id: str, response_format: str = "flac") -> Response:
     """All parts of a finished job in order. `wav` and `pcm` take a Range."""
     wanted = format_named("response_format", response_format, _FORMATS)
-    return await _audio(service, request, await _ask(service, "track", job_id, None), wanted)
-
-
-async def _ask(service: SpeechService, what: str, *arguments: object) -> Any:
-    """A method of the desk, on behalf of the caller."""
-    if service.jobs is None:
-        raise StoreFailed("This server makes no jobs.")
-    return await service.jobs.call(what, VISITOR.get(), *arguments)
+    return await _audio(service, request, await service.ask_jobs("track", job_id, None), wanted)
 
 
 async def _audio(service: SpeechService, request: Request, track: Track, audio_format: AudioFormat) -> Response:

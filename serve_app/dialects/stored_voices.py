@@ -9,8 +9,9 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest
 from serve_app.api import ignored_fields
-from serve_app.api.client_json import number, parse_object
+from serve_app.api.client_json import parse_object
 from serve_app.api.forms import SentForm, read_form
+from serve_app.api.listing import page_of
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.reference_doctor import PREPARATIONS
 from serve_app.dialects.table import Dialect, Route
@@ -26,7 +27,6 @@ _DETAILS = ("name", "language", *_DESCRIPTION)
 _RECORDING = ("audio_sample", *_TEXT, "prepare")
 _CREATED = (*_DETAILS, *_RECORDING, "consent", "type", "design")
 _CHANGED = (*_DETAILS, *_RECORDING, "style", "sampling", "lexicon")
-_MOST_LISTED = 100
 
 
 async def add_voice(service: SpeechService, request: Request) -> Response:
@@ -97,14 +97,8 @@ async def add_consent(service: SpeechService, request: Request) -> Response:
 
 async def list_consents(service: SpeechService, after: str = "", limit: str = "20") -> Json:
     """The newest first, as pages."""
-    most = number("limit", limit)
-    if not isinstance(most, int) or not 1 <= most <= _MOST_LISTED:
-        raise InvalidRequest(f"limit must be 1 to {_MOST_LISTED}.", "limit")
     known = [_consent(consent) for consent in reversed(await service.voices.consents())]
-    start = next((index + 1 for index, each in enumerate(known) if each["id"] == after), 0)
-    page = known[start : start + most]
-    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-    return {"object": "list", "data": page, **ends, "has_more": start + most < len(known)}
+    return page_of(known, after, limit)
 
 
 async def show_consent(service: SpeechService, consent_id: str) -> Json:

@@ -19,9 +19,10 @@ from serve_app.api.ignored_fields import Reasons
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import JobSettings
 from serve_app.jobs.audio import words_of
+from serve_app.jobs.batches import BatchFiles, read_lines
 from serve_app.jobs.making import JobStopped, SegmentMaker
-from serve_app.jobs.planning import num_segments, planned
-from serve_app.jobs.record import JobState, Made, Place, StoredJob
+from serve_app.jobs.planning import DETERMINISTIC, INPUTS, BadLine, Planned, num_segments, planned
+from serve_app.jobs.record import JobState, Made, Place, SentBatch, StoredJob
 from serve_app.jobs.store import JobStore
 from serve_app.jobs.work import Json, Track, Work
 from serve_app.voices.record import VISITOR, Visitor, now
@@ -67,8 +68,11 @@ class JobDesk:
     async def call(self, what: str, *arguments: object) -> Any:
         return await getattr(self, what)(*arguments)
 
-    async def create(self, visitor: Visitor, fields: Json, key: str | None) -> tuple[Json, Reasons]:
-        """A new job, and its fields without effect; with a `key` that its owner has used the job of that time.
+    async def create(
+        self, visitor: Visitor, fields: Json, key: str | None, batch: SentBatch | None
+    ) -> tuple[Json, Reasons]:
+        """A new job, and its fields without effect; with a `key` that its owner has used the job of that time. A
+        `batch`, of these fields, with a mistake in its file is a job that has failed.
 
         Raises InvalidRequest, Conflict, NotReady, StoreFailed.
         """
@@ -83,7 +87,12 @@ class JobDesk:
                     raise Conflict(message, "Idempotency-Key", "idempotency_key_reused")
                 return self._told(known), {}
             self._check_quota(owner)
-            made = await planned(self._service, fields)
+            state = JobState()
+            try:
+                made = await self._planned(visitor, fields, batch)
+            except BadLine as error:
+                made = Planned()
+                state = JobState(failed=str(error), mistake=error.mistake, ended_at=now())
             plan = made.plan()
             job = StoredJob(
                 id=f"job_{secrets.token_hex(12)}",
@@ -93,12 +102,22 @@ class JobDesk:
                 fingerprint=fingerprint,
                 models=made.models,
                 num_segments=num_segments(plan.parts),
+                batch=batch,
                 deterministic=made.deterministic,
             )
-            await asyncio.to_thread(self._store().create, job, plan)
-            self._works[job.id] = Work(job, JobState(), {}, 0)
+            await asyncio.to_thread(self._store().create, job, plan, state)
+            self._works[job.id] = Work(job, state, {}, 0)
         self._changed.set()
         return self._told(self._works[job.id]), made.ignored
+
+    async def _planned(self, visitor: Visitor, fields: Json, batch: SentBatch | None) -> Planned:
+        """Raises as `planned` does."""
+        if batch is None:
+            return await planned(self._service, fields)
+        files = BatchFiles(self._service.voices.files(), visitor)
+        content = await asyncio.to_thread(files.content, batch.input_file_id)
+        entries, lines = await asyncio.to_thread(read_lines, content)
+        return await planned(self._service, {INPUTS: entries, DETERMINISTIC: batch.deterministic}, lines)
 
     async def all_of(self, visitor: Visitor) -> list[Json]:
         """The newest first."""
@@ -265,7 +284,8 @@ class JobDesk:
         return next(filter(None, map(self._hindrance, work.job.models)), None)
 
     def _told(self, work: Work) -> Json:
-        return work.described(self._hindered(work))
+        ended_at, kept_s = work.state.ended_at, int(self._settings.retention_s)
+        return {**work.described(self._hindered(work)), "expires_at": ended_at and ended_at + kept_s}
 
     def _check_quota(self, owner: str) -> None:
         num_jobs = sum(work.job.owner == owner for work in self._works.values())
@@ -305,7 +325,9 @@ class JobDesk:
             self._failure = None
         if time.monotonic() - self._swept_s > _SWEEP_S:
             self._swept_s = time.monotonic()
-            await asyncio.to_thread(self._store().sweep, time.time() - _ABANDONED_S)
+            await asyncio.to_thread(
+                self._store().sweep, time.time() - _ABANDONED_S, time.time() - self._settings.retention_s
+            )
 
     def _store(self) -> JobStore:
         return JobStore(self._service.voices.files())

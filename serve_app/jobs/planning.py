@@ -4,21 +4,21 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from deployments.errors import InvalidRequest
+from deployments.errors import InvalidRequest, TalkrayError
 from deployments.protocol import ModelInfo
 from serve_app.api.ignored_fields import Reasons
 from serve_app.api.make_wish import strict_wish
 from serve_app.api.request import build_request
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wish import Wish
-from serve_app.jobs.record import MOST_PARTS, MOST_SEGMENTS, JobPlan, Manner, Part, Rules, Segment, StoredJob
+from serve_app.jobs.record import MOST_PARTS, MOST_SEGMENTS, JobPlan, Manner, Mistake, Part, Rules, Segment, StoredJob
 from serve_app.speech.characters import is_speakable
 from serve_app.speech.segments import Segments
 
 INPUTS, CUSTOM_ID, DETERMINISTIC = "inputs", "custom_id", "deterministic"
 _LONGEST_ID = 200
 _COMPARED = 16
-# How the audio is delivered is asked when it is fetched.
+# How the audio is delivered is asked when it is fetched; the first of a batch when it is made.
 _AT_FETCH = ("response_format", "sample_rate", "stream", "stream_format", "word_timestamps")
 
 
@@ -31,6 +31,7 @@ class Planned:
     parts: list[Part] = field(default_factory=list)
     infos: dict[str, ModelInfo] = field(default_factory=dict)
     deterministic: bool = False
+    is_batch: bool = False
     ignored: Reasons = field(default_factory=dict)
 
     def plan(self) -> JobPlan:
@@ -42,8 +43,19 @@ class Planned:
         return {name: StoredJob.described(info) for name, info in self.infos.items()}
 
 
-async def planned(service: SpeechService, fields: Mapping[str, object]) -> Planned:
-    """The plan of a job. Raises InvalidRequest that names the entry and its field, ModelNotFound, NotReady."""
+class BadLine(TalkrayError):
+    """A line of a batch's file cannot be spoken."""
+
+    def __init__(self, line: int, error: InvalidRequest) -> None:
+        message = f"line {line}: {error.message}"
+        super().__init__(message)
+        self.mistake = Mistake(code=error.code, line=line, message=message, param=error.param)
+
+
+async def planned(service: SpeechService, fields: Mapping[str, object], lines: Sequence[int] | None = None) -> Planned:
+    """The plan of a job. Raises InvalidRequest that names the entry and its field, ModelNotFound, NotReady. Of a batch,
+    where `lines` has the number of each entry's line, BadLine in their place.
+    """
     inputs, defaults = fields.get(INPUTS), {name: value for name, value in fields.items() if name != INPUTS}
     if not isinstance(inputs, list) or not inputs:
         raise InvalidRequest(
@@ -55,13 +67,15 @@ async def planned(service: SpeechService, fields: Mapping[str, object]) -> Plann
         raise InvalidRequest(f"inputs has {len(inputs)} entries, at most {MOST_PARTS} are allowed.", INPUTS)
     if misplaced := next((name for name in ("input", "text", CUSTOM_ID) if name in defaults), None):
         raise InvalidRequest(f'{misplaced} belongs into each entry of inputs: {{"input": "..."}}.', misplaced)
-    made = Planned(deterministic=_is_deterministic(defaults.pop(DETERMINISTIC, None)))
+    made = Planned(deterministic=_is_deterministic(defaults.pop(DETERMINISTIC, None)), is_batch=lines is not None)
     for number, entry in enumerate(inputs):
         if not isinstance(entry, dict):
             raise InvalidRequest(f'inputs[{number}] must be an object, such as {{"input": "..."}}.', INPUTS)
         try:
             await _add(made, service, {**defaults, **{name: each for name, each in entry.items() if each is not None}})
         except InvalidRequest as error:
+            if lines is not None:
+                raise BadLine(lines[number], error) from None
             is_own = error.param == "input" or error.param in entry
             param = f"inputs[{number}].{error.param}" if is_own else error.param
             raise type(error)(f"inputs[{number}]: {error.message}", param, error.code) from None
@@ -81,7 +95,9 @@ async def _add(made: Planned, service: SpeechService, fields: dict[str, object])
                 "a job speaks with stored voices: store the recording (POST /v1/audio/voices), and name it in voice"
             )
             raise InvalidRequest(f"{name}: {reason}.", name)
-    at_fetch = [name for name in _AT_FETCH if fields.pop(name, None) is not None]
+    names = _AT_FETCH[1:] if made.is_batch else _AT_FETCH
+    why = "without effect in a batch" if made.is_batch else "asked for when audio is fetched"
+    at_fetch = [name for name in names if fields.pop(name, None) is not None]
     wish = await strict_wish(service, fields)
     if made.deterministic and not wish.info.deterministic:
         reason = f"the codes of {wish.info.name} depend on what else its talkers do: set talker.deterministic"
@@ -103,12 +119,13 @@ async def _add(made: Planned, service: SpeechService, fields: dict[str, object])
         segments=_segments(segments, wish, request.language) if is_speakable(request.text) else (),
         end_pause_s=_end_pause_s(segments),
         custom_id=custom_id,
+        response_format=wish.body.response_format,
     )
     if len(part.segments) > MOST_SEGMENTS:
         raise InvalidRequest(f"input makes {len(part.segments)} segments: send it in parts.", "input")
     made.parts.append(part)
     made.infos.setdefault(wish.info.route, wish.info)
-    made.ignored |= wish.ignored | dict.fromkeys(at_fetch, "asked for when audio is fetched")
+    made.ignored |= wish.ignored | dict.fromkeys(at_fetch, why)
 
 
 def _is_deterministic(sent: object) -> bool:

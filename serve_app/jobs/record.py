@@ -7,12 +7,13 @@ made: a later start makes the segments that are missing, and no other ones.
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from deployments.config import Strict
 from deployments.protocol import FinishReason, ModelInfo, Reference, Sampling, SynthesisRequest
+from serve_app.audio.formats import AudioFormat
 from serve_app.speech.lexicon import Lexicon
 from serve_app.speech.markup import Markup
 from serve_app.speech.segments import segment_seed
@@ -21,6 +22,7 @@ from serve_app.speech.spoken_text import SpokenText, TextRules, read
 JOB_ID = re.compile(r"job_[0-9a-f]{24}")
 _NAME = re.compile(r"(\d{6})\.(\d{5})\.(\d+)\.([a-z]+)\.([01])")
 MOST_PARTS, MOST_SEGMENTS = 10**6 - 1, 10**5 - 1  # that a name has digits for; segments of one part
+SPEECH = "/v1/audio/speech"  # what a batch asks for
 _INFO = TypeAdapter(ModelInfo)
 
 
@@ -97,6 +99,7 @@ class Part(Strict):
     segments: tuple[Segment, ...]
     end_pause_s: float = 0.0  # silence after the last segment
     custom_id: str | None = None
+    response_format: AudioFormat | None = None  # of a line of a batch
 
 
 class JobPlan(Strict):
@@ -130,6 +133,25 @@ class JobPlan(Strict):
         )
 
 
+class SentBatch(Strict):
+    """What a client asks of OpenAI's batches."""
+
+    input_file_id: str
+    endpoint: Literal["/v1/audio/speech"]
+    completion_window: Literal["24h"]  # the only one that OpenAI's clients know; nothing ends a job after it
+    metadata: Annotated[dict[str, str] | None, Field(max_length=16)] = None
+    deterministic: bool = False
+
+
+class Mistake(Strict):
+    """Why no job could be made of a batch's file, as OpenAI's clients read it."""
+
+    code: str
+    line: int
+    message: str
+    param: str | None
+
+
 class StoredJob(Strict):
     """The description of a job. It never changes; what has become of the job stands in its state and its segments."""
 
@@ -140,7 +162,13 @@ class StoredJob(Strict):
     fingerprint: str  # of what the client sent
     models: dict[str, dict[str, Any]]  # ModelInfo by `SynthesisRequest.model`
     num_segments: tuple[int, ...]  # of each part
+    batch: SentBatch | None = None  # that it carries out
     deterministic: bool = False  # whether it fails rather than have other codes after a death
+
+    @property
+    def hex(self) -> str:
+        """The digits of its id."""
+        return self.id.removeprefix("job_")
 
     def info(self, model: str) -> ModelInfo:
         return _INFO.validate_python(self.models[model])
@@ -157,6 +185,7 @@ class JobState(Strict):
 
     cancelled: bool = False
     failed: str | None = None  # why no segment is made any more
+    mistake: Mistake | None = None  # the reason, where it is in the file of a batch
     ended_at: int | None = None  # seconds since 1970
 
 

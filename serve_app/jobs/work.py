@@ -90,7 +90,7 @@ class Work:
 
     def whole(self) -> tuple[Made, ...]:
         """All segments in order. Raises Conflict."""
-        if not self.is_complete:
+        if not self.is_complete or self.state.failed is not None:
             message = f"{self.job.id} is not finished: {len(self.made)} of {self.num_segments} segments are made."
             raise Conflict(message, None, "job_not_finished")
         return tuple(self.made[place] for place in sorted(self.made))
@@ -111,9 +111,13 @@ class Work:
             "deterministic": self.job.deterministic,
             "parts": {"total": len(self.job.num_segments), "done": num_done},
             "segments": {"total": self.num_segments, "done": len(self.made)},
+            "bytes": self.num_bytes,
             "audio_s": round(self._audio_s, 3),
             "eta_s": self._eta_s() if status is JobStatus.RUNNING else None,
             "reason": reason,
+            "ended_at": self.state.ended_at,
+            "batch": self.job.batch and self.job.batch.model_dump(),
+            "mistake": self.state.mistake and self.state.mistake.model_dump(),
             "problems": [
                 {
                     "part": made.place.part,
@@ -132,7 +136,7 @@ class Work:
 
     @property
     def _audio_s(self) -> float:
-        return sum(made.samples for made in self.made.values()) / self.sample_rate
+        return sum(made.samples for made in self.made.values()) / self.sample_rate if self.made else 0.0
 
     def _eta_s(self) -> float | None:
         """By the pace since this process began; None before the first segment."""

@@ -121,6 +121,10 @@ async def until(client: httpx.AsyncClient, job: Mapping[str, object], status: st
             await asyncio.sleep(0.01)
 
 
+def files_in(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file()]
+
+
 async def so(condition: Callable[[], bool]) -> None:
     """Returns once it is so."""
     async with asyncio.timeout(10):

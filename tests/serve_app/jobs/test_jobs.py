@@ -10,16 +10,12 @@ from deployments.protocol import FinishReason
 from serve_app.api.keys import create_key
 from serve_app.config import AccessSettings, JobSettings
 from tests.serve_app.fake import BASE, FOLLOWED
-from tests.serve_app.jobs.desk import Server, Speaker, serving, so, started, until
+from tests.serve_app.jobs.desk import Server, Speaker, files_in, serving, so, started, until
 from tests.serve_app.voices.speakers import store
 
 pytestmark = pytest.mark.anyio
 
 FRAME_S = 0.08
-
-
-def files_in(folder: Path) -> list[Path]:
-    return [file for file in folder.rglob("*") if file.is_file()]
 
 
 async def test_a_job_is_spoken_part_by_part_and_fetched(tmp_path: Path) -> None:
@@ -66,14 +62,14 @@ async def test_words_and_segments_of_a_part(tmp_path: Path) -> None:
 
 async def test_parts_are_told_with_what_their_client_calls_them(tmp_path: Path) -> None:
     speaker = Speaker()
-    async with serving(tmp_path, speaker) as (server, client):
-        server.hindrance = "not yet"
+    speaker.gate.clear()
+    async with serving(tmp_path, speaker) as (_, client):
         inputs = [{"input": "One.", "custom_id": "a", "seed": 5}, {"input": "Two and more."}]
         answer = await client.post("/v1/audio/jobs", json={"voice": "ryan", "inputs": inputs})
         place = f"/v1/audio/jobs/{answer.json()['id']}"
         before = (await client.get(f"{place}/parts")).json()["data"]
         assert [part["segments"] for part in before] == [{"total": 1, "done": 0}] * 2
-        server.hindrance = None
+        speaker.gate.set()
         await until(client, answer.json(), "completed")
         first, second = (await client.get(f"{place}/parts")).json()["data"]
         done = {"total": 1, "done": 1}

@@ -1,0 +1,197 @@
+"""OpenAI's files and batches: speech of many texts at once, carried out as a job (docs/jobs.md#batches)."""
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from deployments.errors import InvalidRequest, NotFound
+from serve_app.api import ignored_fields
+from serve_app.api.forms import read_form
+from serve_app.api.listing import page_of
+from serve_app.api.speech_body import validated
+from serve_app.api.speech_service import SpeechService, idempotency_key, read_object
+from serve_app.dialects.table import Dialect, Route
+from serve_app.jobs.audio import begun
+from serve_app.jobs.batches import BatchFile, BatchFiles, output_of
+from serve_app.jobs.record import SPEECH, SentBatch
+from serve_app.jobs.store import JobStore
+from serve_app.jobs.work import Json
+from serve_app.voices.record import VISITOR
+
+_OUTPUT = "file-output-"  # and the hex digits of the batch
+_MOST_FILES = 10_000
+_KEPT = "every file is kept for api.jobs.retention_s"
+_ENDED = {"completed": "completed", "failed": "failed", "cancelled": "cancelled"}
+
+
+async def add_file(service: SpeechService, request: Request) -> Response:
+    """Keeps a file of requests, one JSON object a line, for a batch."""
+    form = await read_form(request)
+    if (purpose := form.required("purpose")) != "batch":
+        raise InvalidRequest(f"purpose: {purpose[:40]!r} has no use here, only batch has.", "purpose")
+    if len(files := form.files_of("file")) != 1:
+        raise InvalidRequest("file is required: one file of multipart/form-data.", "file")
+    sent, most = [*form.fields, *(file.field for file in form.files)], service.settings.jobs.max_jobs
+    expiring = {name: _KEPT for name in sent if name.startswith("expires_after")}
+    ignored = ignored_fields.with_unknown(sent, ("file", "purpose"), expiring)
+    file_id = f"file-{secrets.token_hex(12)}"
+    file = await asyncio.to_thread(_files(service).add, file_id, files[0].name, files[0].data, most=most)
+    return JSONResponse(_file(service, file), headers=ignored_fields.as_header(ignored))
+
+
+async def list_files(
+    service: SpeechService, purpose: str = "", after: str = "", limit: str = "10000", order: str = "desc"
+) -> Json:
+    """The caller's files, and the outputs of its batches."""
+    uploaded = [_file(service, file) for file in await asyncio.to_thread(_files(service).all)]
+    outputs = [output for job in await service.ask_jobs("all_of") if (output := _output(job)) is not None]
+    found = [file for file in uploaded + outputs if purpose in ("", file["purpose"])]
+    found.sort(key=lambda file: (file["created_at"], file["id"]), reverse=order != "asc")
+    return page_of(found, after, limit, most=_MOST_FILES)
+
+
+async def show_file(service: SpeechService, file_id: str) -> Json:
+    """One file."""
+    if file_id.startswith(_OUTPUT):
+        return await _known_output(service, file_id)
+    return _file(service, await asyncio.to_thread(_files(service).find, file_id))
+
+
+async def remove_file(service: SpeechService, file_id: str) -> Json:
+    """Deletes a file. With the output of a batch its job goes, with all audio."""
+    if file_id.startswith(_OUTPUT):
+        await _known_output(service, file_id)
+        await service.ask_jobs("ask", "delete", _job_id(file_id, _OUTPUT))
+    else:
+        await asyncio.to_thread(_files(service).remove, file_id)
+    return {"id": file_id, "object": "file", "deleted": True}
+
+
+async def file_content(service: SpeechService, file_id: str) -> Response:
+    """What the file holds."""
+    if not file_id.startswith(_OUTPUT):
+        content = await asyncio.to_thread(_files(service).content, file_id)
+        return Response(content, media_type="application/jsonl")
+    await _known_output(service, file_id)
+    store, job_id = JobStore(service.voices.files()), _job_id(file_id, _OUTPUT)
+    job, plan = await asyncio.to_thread(store.described, job_id), await asyncio.to_thread(store.plan, job_id)
+    return StreamingResponse(await begun(output_of(store, job, plan.parts)), media_type="application/jsonl")
+
+
+async def create_batch(service: SpeechService, request: Request) -> Response:
+    """Starts a job of the lines of a file."""
+    key, fields = idempotency_key(request), await read_object(request)
+    known = {name: fields[name] for name in SentBatch.model_fields if name in fields}
+    kept = {"output_expires_after": _KEPT} if "output_expires_after" in fields else {}
+    ignored = ignored_fields.with_unknown(fields, SentBatch.model_fields, kept)
+    job, unused = await service.ask_jobs("create", known, key, validated(SentBatch, known))
+    return JSONResponse(_batch(job), headers=ignored_fields.as_header(ignored | unused))
+
+
+async def list_batches(service: SpeechService, after: str = "", limit: str = "20") -> Json:
+    """The caller's batches, the newest first."""
+    return page_of([_batch(job) for job in await service.ask_jobs("all_of") if job["batch"]], after, limit)
+
+
+async def show_batch(service: SpeechService, batch_id: str) -> Json:
+    """A batch, with how far it is."""
+    return _batch(await _job_of(service, batch_id, "get"))
+
+
+async def cancel_batch(service: SpeechService, batch_id: str) -> Response:
+    """Makes no further speech; the output has what is made."""
+    await _job_of(service, batch_id, "get")
+    return JSONResponse(_batch(await _job_of(service, batch_id, "cancel")))
+
+
+def _files(service: SpeechService) -> BatchFiles:
+    return BatchFiles(service.voices.files(), VISITOR.get())
+
+
+def _job_id(name: str, prefix: str = "batch_") -> str:
+    return f"job_{name.removeprefix(prefix)}" if name.startswith(prefix) else "none"
+
+
+async def _job_of(service: SpeechService, batch_id: str, what: str) -> Json:
+    """The job of a batch after `what`. Raises NotFound."""
+    try:
+        job: Json = await service.ask_jobs("ask", what, _job_id(batch_id))
+    except NotFound:
+        job = {"batch": None}
+    if job["batch"] is None:
+        raise NotFound(f"There is no batch {batch_id[:80]!r}, or it is not yours.", "batch_id", "batch_not_found")
+    return job
+
+
+async def _known_output(service: SpeechService, file_id: str) -> Json:
+    job = await _job_of(service, f"batch_{file_id.removeprefix(_OUTPUT)}", "get")
+    if (output := _output(job)) is None:
+        raise NotFound(f"{file_id} is not there yet: its batch has not ended.", "file_id", "file_not_found")
+    return output
+
+
+def _batch(job: Json) -> Json:
+    """OpenAI's object of a batch."""
+    sent, status, parts, output = job["batch"], _ENDED.get(str(job["status"])), job["parts"], _output(job)
+    assert isinstance(sent, Mapping)
+    assert isinstance(parts, Mapping)
+    mistakes = [job["mistake"] or {"code": "job_failed", "line": None, "message": job["reason"], "param": None}]
+    return {
+        "id": f"batch_{str(job['id']).removeprefix('job_')}",
+        "object": "batch",
+        **{name: sent[name] for name in ("endpoint", "input_file_id", "completion_window", "metadata")},
+        "status": status or "in_progress",
+        "errors": {"object": "list", "data": mistakes} if status == "failed" else None,
+        "output_file_id": None if output is None else output["id"],
+        "error_file_id": None,
+        "created_at": job["created_at"],
+        "in_progress_at": job["created_at"],
+        **{f"{each}_at": job["ended_at"] if each == status else None for each in _ENDED},
+        "request_counts": {"total": parts["total"], "completed": parts["done"], "failed": 0},
+    }
+
+
+def _output(job: Json) -> Json | None:
+    """OpenAI's object of the file that a batch has made; None before its end, and of what has made nothing."""
+    parts, digits = job["parts"], str(job["id"]).removeprefix("job_")
+    assert isinstance(parts, Mapping)
+    if job["batch"] is None or job["status"] not in _ENDED or not parts["done"]:
+        return None
+    times = {"created_at": job["ended_at"], "expires_at": job["expires_at"]}
+    told = {"bytes": job["bytes"], "filename": f"batch_{digits}.jsonl", "purpose": "batch_output"}
+    return {"id": f"{_OUTPUT}{digits}", "object": "file", "status": "processed", **told, **times}
+
+
+def _file(service: SpeechService, file: BatchFile) -> Json:
+    """OpenAI's object of a file."""
+    expires_at = file.created_at + int(service.settings.jobs.retention_s)
+    told = {"bytes": file.num_bytes, "filename": file.name, "purpose": "batch", "status": "processed"}
+    return {"id": file.id, "object": "file", **told, "created_at": file.created_at, "expires_at": expires_at}
+
+
+_FILE = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string", "enum": ["batch"]}},
+}
+_FILE_DOCS = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FILE}}}}
+_BATCH_DOCS = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": SentBatch.model_json_schema()}}}
+}
+DIALECT = Dialect(
+    "OpenAI's batches",
+    routes=(
+        Route("POST /v1/files", add_file, "Upload a file of requests", docs=_FILE_DOCS),
+        Route("GET /v1/files", list_files, "List files"),
+        Route("GET /v1/files/{file_id}", show_file, "Show a file"),
+        Route("DELETE /v1/files/{file_id}", remove_file, "Delete a file"),
+        Route("GET /v1/files/{file_id}/content", file_content, "What a file holds"),
+        Route("POST /v1/batches", create_batch, f"Start a batch of {SPEECH}", docs=_BATCH_DOCS),
+        Route("GET /v1/batches", list_batches, "List batches"),
+        Route("GET /v1/batches/{batch_id}", show_batch, "Show a batch"),
+        Route("POST /v1/batches/{batch_id}/cancel", cancel_batch, "Cancel a batch"),
+    ),
+)

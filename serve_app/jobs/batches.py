@@ -1,0 +1,151 @@
+"""OpenAI's batches: files of requests that clients upload, and the file of answers that a job makes of one.
+
+An uploaded file is one object of the store, `files/OWNER/ID.NAME`, whose owner and name are written in hex.
+"""
+
+import base64
+import json
+import re
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+from deployments.errors import Conflict, InvalidRequest, NotFound
+from serve_app.api.client_json import parse_object
+from serve_app.api.whole_answer import AUDIO_HERE
+from serve_app.api.wish import CONTENT_TYPES
+from serve_app.audio.formats import AudioFormat
+from serve_app.jobs.audio import StoredAudio
+from serve_app.jobs.planning import BadLine
+from serve_app.jobs.record import SPEECH, Made, Part, StoredJob
+from serve_app.jobs.store import JobStore
+from serve_app.jobs.work import Json, Track
+from serve_app.voices.record import Visitor
+from serve_app.voices.store import VoiceStore
+
+_FOLDER = "files/"
+_PATH = re.compile(r"files/(?:-|[0-9a-f]+)/(file-[0-9a-f]{24})\.((?:[0-9a-f]{2})+)")
+_LONGEST_NAME = 100  # bytes: the hex of it is the name of a file
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFile:
+    """A file that a client has uploaded, as the listing of the store tells it."""
+
+    id: str
+    name: str
+    num_bytes: int
+    created_at: int  # seconds since 1970
+    path: str
+
+
+class BatchFiles:
+    """The files that a visitor may see. All methods block, and raise StoreFailed."""
+
+    def __init__(self, store: VoiceStore, visitor: Visitor) -> None:
+        self._store, self._visitor = store, visitor
+        self._folder = f"{_FOLDER}{(visitor.name or '').encode().hex() or '-'}/"
+
+    def all(self) -> list[BatchFile]:
+        """The newest first."""
+        found = []
+        for meta in self._store.listed(_FOLDER if self._visitor.sees_all else self._folder):
+            if named := _PATH.fullmatch(meta["path"]):
+                name = bytes.fromhex(named[2]).decode("utf-8", "replace")
+                created_at = int(meta["last_modified"].timestamp())
+                found.append(BatchFile(named[1], name, meta["size"], created_at, meta["path"]))
+        return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
+
+    def add(self, file_id: str, name: str, content: bytes, *, most: int) -> BatchFile:
+        """Raises InvalidRequest, and Conflict where the visitor has `most` files."""
+        if not 0 < len(name.encode()) <= _LONGEST_NAME:
+            raise InvalidRequest(f"file: its name has 1 to {_LONGEST_NAME} bytes.", "file")
+        if sum(1 for _ in self._store.listed(self._folder)) >= most:
+            message = f"{most} files are kept, api.jobs.max_jobs allows no more: delete some."
+            raise Conflict(message, None, "quota_exceeded")
+        self._store.put(f"{self._folder}{file_id}.{name.encode().hex()}", content)
+        return self.find(file_id)
+
+    def find(self, file_id: str) -> BatchFile:
+        """Raises NotFound."""
+        found = next((file for file in self.all() if file.id == file_id), None)
+        if found is None:
+            raise NotFound(f"There is no file {file_id[:80]!r}, or it is not yours.", "file_id", "file_not_found")
+        return found
+
+    def content(self, file_id: str) -> bytes:
+        """Raises NotFound."""
+        content = self._store.get(self.find(file_id).path)
+        if content is None:
+            raise NotFound(f"The file {file_id} was deleted meanwhile.", "file_id", "file_not_found")
+        return content
+
+    def remove(self, file_id: str) -> None:
+        """Raises NotFound. A batch that was made of it goes on: it has its own texts."""
+        self._store.delete(self.find(file_id).path)
+
+
+def read_lines(content: bytes) -> tuple[list[Json], list[int]]:
+    """The entries of `inputs` that the lines of a file ask for, and the number of each line from 1. Raises BadLine."""
+    entries: list[Json] = []
+    numbers: dict[object, int] = {}  # of lines, by custom_id
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            asked = parse_object(line)
+            body = _body_of(asked)
+            if (other := numbers.setdefault(asked["custom_id"], number)) != number:
+                raise InvalidRequest(f"custom_id: line {other} has the same one.", "custom_id", "duplicate_custom_id")
+        except InvalidRequest as error:
+            raise BadLine(number, error) from None
+        entries.append({**body, "custom_id": asked["custom_id"]})
+    if not entries:
+        raise BadLine(1, InvalidRequest("The file has no line with a request.", None, "empty_file"))
+    return entries, list(numbers.values())
+
+
+def _body_of(asked: Json) -> Json:
+    custom_id, body = asked.get("custom_id"), asked.get("body")
+    if not isinstance(custom_id, str) or not custom_id:
+        raise InvalidRequest("custom_id must be a string, which no other line has.", "custom_id")
+    if (method := asked.get("method")) != "POST":
+        raise InvalidRequest(f"method: {str(method)[:40]!r} is not POST.", "method")
+    if (url := asked.get("url")) != SPEECH:
+        raise InvalidRequest(f"url: {str(url)[:80]!r} is not {SPEECH}.", "url")
+    if not isinstance(body, dict):
+        raise InvalidRequest(f"body must be an object, as {SPEECH} takes it.", "body")
+    return body
+
+
+async def output_of(store: JobStore, job: StoredJob, parts: Sequence[Part]) -> AsyncGenerator[bytes, None]:
+    """A line of JSON for each part, with its audio in base64, or with an error. It is made as it is read, so that
+    memory does not grow with the job. Raises Damaged and StoreFailed.
+    """
+    found: dict[int, list[Made]] = {}
+    for made, _ in store.made(job.id):
+        found.setdefault(made.place.part, []).append(made)
+    info = job.info(next(iter(job.models)))
+    for number, part in enumerate(parts):
+        done = sorted(found.get(number, ()), key=lambda each: each.place)
+        line: Json = {"id": f"batch_req_{job.hex}_{number}", "custom_id": part.custom_id}
+        if len(done) < len(part.segments):
+            told = f"{len(done)} of {len(part.segments)} segments were made when the batch ended"
+            yield _line({**line, "response": None, "error": {"code": "not_finished", "message": told}})
+            continue
+        audio_format = part.response_format or AudioFormat.MP3
+        audio = StoredAudio(store, Track(job.id, info.sample_rate, info.frame_samples, tuple(done)), audio_format)
+        body = {"object": "audio.speech", "content_type": CONTENT_TYPES[audio_format], "audio": AUDIO_HERE}
+        answered = {"status_code": 200, "request_id": f"{job.id}.{number}", "body": body}
+        before, _, after = _line({"error": None, **line, "response": answered}).rpartition(AUDIO_HERE.encode())
+        yield before
+        rest = b""
+        async for piece in audio.encoded():
+            rest += piece
+            whole = len(rest) // 3 * 3  # the base64 of such parts joins without padding
+            yield base64.b64encode(rest[:whole])
+            rest = rest[whole:]
+        yield base64.b64encode(rest) + after
+
+
+def _line(fields: Json) -> bytes:
+    return json.dumps(fields).encode() + b"\n"
