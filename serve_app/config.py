@@ -126,6 +126,7 @@ class JobSettings(Strict):
 
     max_segments: Positive = 32  # made at once, by all jobs: fewer where the pools refuse more
     max_jobs: Positive = 100  # kept of each owner
+    max_input_chars: Positive = 200_000  # of a part: about three hours
     max_bytes: Positive = 10 << 30  # of each owner's finished segments: an hour of speech takes about 80 MB
     retention_s: PositiveSeconds = 7 * 86400.0  # a job is removed so long after its end
 

@@ -14,6 +14,8 @@ from serve_app.speech.normalisation import prepare
 from serve_app.speech.spoken_text import SpokenText, TextRules, read
 from serve_app.voices.record import StoredVoice
 
+_LONG_CHARS = 1 << 14  # only a job's: to read them takes the event loop 10 ms and more
+
 
 async def read_text(
     service: SpeechService, body: SpeechBody, info: ModelInfo, stored: StoredVoice | None
@@ -42,7 +44,7 @@ async def read_text(
         chars or settings.max_segment_chars,
         language,
     )
-    is_long = rules.normalised is not None
+    is_long = rules.normalised is not None or len(body.input) > _LONG_CHARS
     spoken = await asyncio.to_thread(read, body.input, rules) if is_long else read(body.input, rules)
     return spoken, reasons | ignored_fields.of_text(spoken, info)
 

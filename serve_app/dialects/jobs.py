@@ -13,7 +13,7 @@ from serve_app.api.speech_service import SpeechService, format_named, idempotenc
 from serve_app.api.wish import CONTENT_TYPES, RAW
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
-from serve_app.jobs.audio import StoredAudio, begun, parts_of
+from serve_app.jobs.audio import StoredAudio, begun, parts_of, words_of
 from serve_app.jobs.store import JobStore
 from serve_app.jobs.work import Json, Track
 
@@ -72,7 +72,8 @@ async def part_audio(
 
 async def part_words(service: SpeechService, job_id: str, part: int) -> Json:
     """When each word and each segment of a finished part is heard."""
-    return dict(await service.ask_jobs("words", job_id, part))
+    track, store = await service.ask_jobs("track", job_id, part), JobStore(service.voices.files())
+    return await asyncio.to_thread(words_of, store, job_id, part, track.made)
 
 
 async def whole_audio(service: SpeechService, request: Request, job_id: str, response_format: str = "flac") -> Response:

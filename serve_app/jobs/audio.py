@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from deployments.protocol import FinishReason, PcmChunk
 from serve_app.audio.formats import AudioFormat, open_encoder, wav_header
-from serve_app.jobs.record import Made, StoredJob
+from serve_app.jobs.record import Made
 from serve_app.jobs.store import JobStore
 from serve_app.jobs.work import Json, Track
 from serve_app.speech.segments import segment_start
@@ -94,9 +94,9 @@ def parts_of(store: JobStore, job_id: str) -> list[Json]:
     ]
 
 
-def words_of(store: JobStore, job: StoredJob, number: int, made: tuple[Made, ...]) -> Json:
+def words_of(store: JobStore, job_id: str, number: int, made: tuple[Made, ...]) -> Json:
     """When each word and each segment of a finished part is heard, in seconds of its audio. Blocks. Raises Damaged."""
-    plan = store.plan(job.id)
+    plan, job = store.plan(job_id), store.described(job_id)
     part = plan.parts[number]
     info = job.info(plan.manners[part.manner].model)
     text = plan.spoken_text(part)

@@ -18,7 +18,6 @@ from deployments.errors import Conflict, EngineError, InvalidRequest, NotFound, 
 from serve_app.api.ignored_fields import Reasons
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import JobSettings
-from serve_app.jobs.audio import words_of
 from serve_app.jobs.batches import BatchFiles, read_lines
 from serve_app.jobs.making import JobStopped, SegmentMaker
 from serve_app.jobs.planning import DETERMINISTIC, INPUTS, BadLine, Planned, num_segments, planned
@@ -147,11 +146,6 @@ class JobDesk:
         if part is None and len({info.sample_rate for info in infos}) > 1:
             raise Conflict("Its models have different sample rates: fetch its parts.", None, "mixed_sample_rates")
         return Track(job_id, infos[0].sample_rate, infos[0].frame_samples, made)
-
-    async def words(self, visitor: Visitor, job_id: str, part: int) -> Json:
-        """When which word and which segment of a finished part is heard. Raises NotFound, Conflict, Damaged."""
-        work = await self._find(visitor, job_id)
-        return await asyncio.to_thread(words_of, self._store(), work.job, part, work.part(part))
 
     async def run(self) -> None:
         """Make segments until this is cancelled. Those that run then are made again by the next process."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 from deployments.errors import InvalidRequest, TalkrayError
@@ -9,6 +10,7 @@ from deployments.protocol import ModelInfo
 from serve_app.api.ignored_fields import Reasons
 from serve_app.api.make_wish import strict_wish
 from serve_app.api.request import build_request
+from serve_app.api.speech_body import check_length
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wish import Wish
 from serve_app.jobs.record import MOST_PARTS, MOST_SEGMENTS, JobPlan, Manner, Mistake, Part, Rules, Segment, StoredJob
@@ -98,11 +100,15 @@ async def _add(made: Planned, service: SpeechService, fields: dict[str, object])
     names = _AT_FETCH[1:] if made.is_batch else _AT_FETCH
     why = "without effect in a batch" if made.is_batch else "asked for when audio is fetched"
     at_fetch = [name for name in names if fields.pop(name, None) is not None]
-    wish = await strict_wish(service, fields)
+    long = copy(service)
+    most = {"max_input_chars": service.settings.jobs.max_input_chars}
+    long.settings = service.settings.model_copy(update=most)
+    wish = await strict_wish(long, fields)
+    check_length("instructions", wish.body.instructions or "", service.settings)
     if made.deterministic and not wish.info.deterministic:
         reason = f"the codes of {wish.info.name} depend on what else its talkers do: set talker.deterministic"
         raise InvalidRequest(f"{DETERMINISTIC}: {reason}, or leave the field out.", DETERMINISTIC)
-    request = await build_request(wish, service.settings, service.voices, request_id="", client="")
+    request = await build_request(wish, long.settings, service.voices, request_id="", client="")
     stored = {}
     if wish.stored is not None:
         assert request.reference is not None, "a stored voice speaks by its recording"

@@ -124,6 +124,18 @@ async def test_a_job_is_deterministic_where_its_talkers_are_or_not_at_all(tmp_pa
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+async def test_a_part_may_be_a_chapter(tmp_path: Path) -> None:
+    text = " ".join(f"This is sentence {number} of a chapter." for number in range(700))
+    async with serving(tmp_path, Speaker(), JobSettings(max_input_chars=len(text))) as (_, client):
+        job = await started(client, text)
+        assert (await client.get(f"/v1/audio/jobs/{job['id']}")).json()["segments"]["total"] > 20
+        inputs = [{"input": "One."}, {"input": text + "!"}]
+        for fields, param in (({}, "inputs[1].input"), ({"instructions": text[:5000]}, "instructions")):
+            answer = await client.post("/v1/audio/jobs", json={"voice": "ryan", "inputs": inputs, **fields})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+            assert answer.json()["error"]["code"] == "string_above_max_length"
+
+
 async def test_an_unfinished_part_is_a_conflict_and_an_unknown_one_is_not_found(tmp_path: Path) -> None:
     speaker = Speaker()
     speaker.gate.clear()
