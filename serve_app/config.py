@@ -129,6 +129,16 @@ class JobSettings(Strict):
     max_input_chars: Positive = 200_000  # of a part: about three hours
     max_bytes: Positive = 10 << 30  # of each owner's finished segments: an hour of speech takes about 80 MB
     retention_s: PositiveSeconds = 7 * 86400.0  # a job is removed so long after its end
+    # Hosts that a job's `webhook` may name, and the file with the secret that signs the calls, on the node of the pool
+    # `Jobs`: the base64 of 24 to 64 bytes.
+    webhook_hosts: tuple[Annotated[str, AfterValidator(_host_name)], ...] = ()
+    webhook_secret_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _calls_are_signed(self) -> Self:
+        if self.webhook_hosts and self.webhook_secret_file is None:
+            raise ValueError("webhook_hosts: name the file of a secret in webhook_secret_file")
+        return self
 
 
 class TextSettings(Strict):

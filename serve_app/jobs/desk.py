@@ -23,6 +23,7 @@ from serve_app.jobs.making import JobStopped, SegmentMaker
 from serve_app.jobs.planning import DETERMINISTIC, INPUTS, BadLine, Planned, num_segments, planned
 from serve_app.jobs.record import JobState, Made, Place, SentBatch, StoredJob
 from serve_app.jobs.store import JobStore
+from serve_app.jobs.webhooks import WEBHOOK, Webhooks
 from serve_app.jobs.work import Json, Track, Work
 from serve_app.voices.record import VISITOR, Visitor, now
 from serve_app.voices.store import Damaged, StoreFailed
@@ -34,6 +35,7 @@ _RETRY_S, _LONGEST_RETRY_S = 0.25, 15.0  # after a refusal, and of a store that 
 _LOOK_S = 1.0  # between two looks whether a hindrance is over
 _SWEEP_S, _ABANDONED_S = 600.0, 3600.0
 _MOST_FAILURES = 3  # of the engine, on one segment
+_MOST_CALLS, _CALL_AGAIN_S = 8, 2.0  # of a webhook; the pause is four times as long after each: six hours in all
 
 
 class Jobs(Protocol):
@@ -57,6 +59,7 @@ class JobDesk:
     ) -> None:
         """`hindrance` says why jobs may not use a model now, by its name."""
         self._service, self._maker, self._settings, self._hindrance = service, maker, settings, hindrance
+        self._webhooks = Webhooks(settings)
         self._works: dict[str, Work] = {}
         self._limit = min(_FIRST_SEGMENTS, float(settings.max_segments))
         self._failure: str | None = None  # why the store takes nothing now
@@ -86,6 +89,7 @@ class JobDesk:
                     raise Conflict(message, "Idempotency-Key", "idempotency_key_reused")
                 return self._told(known), {}
             self._check_quota(owner)
+            webhook = self._webhooks.checked(fields.pop(WEBHOOK, None))
             state = JobState()
             try:
                 made = await self._planned(visitor, fields, batch)
@@ -101,6 +105,7 @@ class JobDesk:
                 fingerprint=fingerprint,
                 models=made.models,
                 num_segments=num_segments(plan.parts),
+                webhook=webhook,
                 batch=batch,
                 deterministic=made.deterministic,
             )
@@ -132,9 +137,7 @@ class JobDesk:
         elif what == "resume" and not work.is_complete:
             await self._change(work, JobState())
         elif what == "delete":
-            await _leave(work)
-            await asyncio.to_thread(self._store().remove, job_id)
-            self._works.pop(job_id, None)
+            await self._remove(work)
             return {"id": job_id, "object": "audio.job.deleted", "deleted": True}
         return self._told(work)
 
@@ -163,6 +166,9 @@ class JobDesk:
         except StoreFailed as error:
             self._fail(error)
         self._changed.clear()
+        for ended in self._works.values():
+            if ended.calling is None and ended.owes_a_call and ended.next_call_s <= time.monotonic():
+                ended.calling = asyncio.create_task(self._call(ended))
         while self._num_running < int(self._limit) and (work := self._next()) is not None:
             place = work.todo.popleft()
             work.begin(place, asyncio.create_task(self._make(work, place)))
@@ -216,6 +222,23 @@ class JobDesk:
         finally:
             work.running.pop(place, None)
             self._changed.set()
+
+    async def _call(self, work: Work) -> None:
+        """Tell the webhook of a job that it has ended."""
+        assert work.job.webhook is not None
+        before = work.state
+        try:
+            error = await self._webhooks.tell(work.job.webhook, self._told(work))
+            calls = before.calls + 1
+            called_at = now() if error is None or calls == _MOST_CALLS else None
+            if error is not None:
+                logger.warning("%s: call %d of %s failed: %s", work.job.id, calls, work.job.webhook, error)
+                work.next_call_s = time.monotonic() + _CALL_AGAIN_S * 4**before.calls
+            if work.state is before:
+                work.state = before.model_copy(update={"calls": calls, "call_error": error, "called_at": called_at})
+                await self._write_state(work)
+        finally:
+            work.calling = None
 
     async def _keep(self, work: Work, made: Made, content: bytes) -> None:
         """Store a segment, however long that takes: nothing new begins while the store takes nothing."""
@@ -313,8 +336,7 @@ class JobDesk:
         for work in list(self._works.values()):
             ended_at = work.state.ended_at or (work.job.created_at if work.is_complete else None)
             if ended_at is not None and now() - ended_at > self._settings.retention_s:
-                await asyncio.to_thread(self._store().remove, work.job.id)
-                self._works.pop(work.job.id, None)
+                await self._remove(work)
         if self._failure is not None and not self._num_running:  # a segment that waits to be kept tries by itself
             self._failure = None
         if time.monotonic() - self._swept_s > _SWEEP_S:
@@ -322,6 +344,11 @@ class JobDesk:
             await asyncio.to_thread(
                 self._store().sweep, time.time() - _ABANDONED_S, time.time() - self._settings.retention_s
             )
+
+    async def _remove(self, work: Work) -> None:
+        await _leave(work)
+        await asyncio.to_thread(self._store().remove, work.job.id)
+        self._works.pop(work.job.id, None)
 
     def _store(self) -> JobStore:
         return JobStore(self._service.voices.files())
@@ -343,8 +370,8 @@ def _works_of(store: JobStore) -> list[Work]:
 
 
 async def _leave(work: Work) -> None:
-    """Leave the segments that run."""
-    tasks = list(work.running.values())
+    """Leave the segments that run, and a call of its webhook."""
+    tasks = [*work.running.values(), *filter(None, (work.calling,))]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

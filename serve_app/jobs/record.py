@@ -162,6 +162,7 @@ class StoredJob(Strict):
     fingerprint: str  # of what the client sent
     models: dict[str, dict[str, Any]]  # ModelInfo by `SynthesisRequest.model`
     num_segments: tuple[int, ...]  # of each part
+    webhook: str | None = None  # that is called at its end
     batch: SentBatch | None = None  # that it carries out
     deterministic: bool = False  # whether it fails rather than have other codes after a death
 
@@ -187,6 +188,9 @@ class JobState(Strict):
     failed: str | None = None  # why no segment is made any more
     mistake: Mistake | None = None  # the reason, where it is in the file of a batch
     ended_at: int | None = None  # seconds since 1970
+    calls: int = 0  # of its webhook that were made
+    call_error: str | None = None  # why the last one failed
+    called_at: int | None = None  # when one succeeded, or the last one was given up
 
 
 @dataclass(frozen=True, slots=True, order=True)

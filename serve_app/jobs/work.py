@@ -33,6 +33,8 @@ class Work:
     todo: deque[Place] = field(default_factory=deque)
     running: dict[Place, asyncio.Task[None]] = field(default_factory=dict)
     plan: JobPlan | None = None
+    calling: asyncio.Task[None] | None = None  # of its webhook
+    next_call_s: float = 0.0
     failures: dict[Place, int] = field(default_factory=dict)  # of the engine, on segments that are tried again
     _began_s: float = 0.0  # when the first segment of this process began
     _num_new: int = 0  # segments that this process has made
@@ -116,6 +118,7 @@ class Work:
             "eta_s": self._eta_s() if status is JobStatus.RUNNING else None,
             "reason": reason,
             "ended_at": self.state.ended_at,
+            "webhook": self.job.webhook and self._webhook(),
             "batch": self.job.batch and self.job.batch.model_dump(),
             "mistake": self.state.mistake and self.state.mistake.model_dump(),
             "problems": [
@@ -129,6 +132,17 @@ class Work:
                 if made.was_redrawn or not made.finish_reason.is_good
             ],
         }
+
+    @property
+    def owes_a_call(self) -> bool:
+        """Whether its webhook has to be told of its end."""
+        has_ended = self.status(None) in (JobStatus.COMPLETED, JobStatus.FAILED)
+        return has_ended and self.job.webhook is not None and self.state.called_at is None
+
+    def _webhook(self) -> Json:
+        state = self.state
+        told = {"url": self.job.webhook, "calls": state.calls, "error": state.call_error}
+        return {**told, "delivered": state.called_at is not None and state.call_error is None}
 
     @property
     def sample_rate(self) -> int:
