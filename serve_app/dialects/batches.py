@@ -1,8 +1,8 @@
 """OpenAI's files and batches: speech of many texts at once, carried out as a job (docs/jobs.md#batches)."""
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -24,7 +24,8 @@ from serve_app.voices.record import VISITOR
 _OUTPUT = "file-output-"  # and the hex digits of the batch
 _MOST_FILES = 10_000
 _KEPT = "every file is kept for api.jobs.retention_s"
-_ENDED = {"completed": "completed", "failed": "failed", "cancelled": "cancelled"}
+_ENDED = ("completed", "failed", "cancelled")
+_JSONL = "application/jsonl"
 
 
 async def add_file(service: SpeechService, request: Request) -> Response:
@@ -39,14 +40,14 @@ async def add_file(service: SpeechService, request: Request) -> Response:
     ignored = ignored_fields.with_unknown(sent, ("file", "purpose"), expiring)
     file_id = f"file-{secrets.token_hex(12)}"
     file = await asyncio.to_thread(_files(service).add, file_id, files[0].name, files[0].data, most=most)
-    return JSONResponse(_file(service, file), headers=ignored_fields.as_header(ignored))
+    return JSONResponse(_uploaded(service, file), headers=ignored_fields.as_header(ignored))
 
 
 async def list_files(
     service: SpeechService, purpose: str = "", after: str = "", limit: str = "10000", order: str = "desc"
 ) -> Json:
     """The caller's files, and the outputs of its batches."""
-    uploaded = [_file(service, file) for file in await asyncio.to_thread(_files(service).all)]
+    uploaded = [_uploaded(service, file) for file in await asyncio.to_thread(_files(service).all)]
     outputs = [output for job in await service.ask_jobs("all_of") if (output := _output(job)) is not None]
     found = [file for file in uploaded + outputs if purpose in ("", file["purpose"])]
     found.sort(key=lambda file: (file["created_at"], file["id"]), reverse=order != "asc")
@@ -55,30 +56,31 @@ async def list_files(
 
 async def show_file(service: SpeechService, file_id: str) -> Json:
     """One file."""
-    if file_id.startswith(_OUTPUT):
-        return await _known_output(service, file_id)
-    return _file(service, await asyncio.to_thread(_files(service).find, file_id))
+    if not file_id.startswith(_OUTPUT):
+        return _uploaded(service, await asyncio.to_thread(_files(service).find, file_id))
+    output = _output(await _job_of(service, file_id.removeprefix(_OUTPUT), "get"))
+    if output is None:
+        raise NotFound(f"{file_id} is not there: its batch has not ended.", "file_id", "file_not_found")
+    return output
 
 
 async def remove_file(service: SpeechService, file_id: str) -> Json:
     """Deletes a file. With the output of a batch its job goes, with all audio."""
-    if file_id.startswith(_OUTPUT):
-        await _known_output(service, file_id)
-        await service.ask_jobs("ask", "delete", _job_id(file_id, _OUTPUT))
-    else:
+    file = await show_file(service, file_id)
+    if file["purpose"] == "batch":
         await asyncio.to_thread(_files(service).remove, file_id)
+    else:
+        await _job_of(service, file_id.removeprefix(_OUTPUT), "delete")
     return {"id": file_id, "object": "file", "deleted": True}
 
 
 async def file_content(service: SpeechService, file_id: str) -> Response:
     """What the file holds."""
-    if not file_id.startswith(_OUTPUT):
-        content = await asyncio.to_thread(_files(service).content, file_id)
-        return Response(content, media_type="application/jsonl")
-    await _known_output(service, file_id)
-    store, job_id = JobStore(service.voices.files()), _job_id(file_id, _OUTPUT)
-    job, plan = await asyncio.to_thread(store.described, job_id), await asyncio.to_thread(store.plan, job_id)
-    return StreamingResponse(await begun(output_of(store, job, plan.parts)), media_type="application/jsonl")
+    file = await show_file(service, file_id)
+    if file["purpose"] == "batch":
+        return Response(await asyncio.to_thread(_files(service).content, file_id), media_type=_JSONL)
+    output = output_of(JobStore(service.voices.files()), f"job_{file_id.removeprefix(_OUTPUT)}")
+    return StreamingResponse(await begun(output), media_type=_JSONL)
 
 
 async def create_batch(service: SpeechService, request: Request) -> Response:
@@ -98,57 +100,42 @@ async def list_batches(service: SpeechService, after: str = "", limit: str = "20
 
 async def show_batch(service: SpeechService, batch_id: str) -> Json:
     """A batch, with how far it is."""
-    return _batch(await _job_of(service, batch_id, "get"))
+    return _batch(await _job_of(service, batch_id.removeprefix("batch_"), "get"))
 
 
 async def cancel_batch(service: SpeechService, batch_id: str) -> Response:
     """Makes no further speech; the output has what is made."""
-    await _job_of(service, batch_id, "get")
-    return JSONResponse(_batch(await _job_of(service, batch_id, "cancel")))
+    await show_batch(service, batch_id)
+    return JSONResponse(_batch(await _job_of(service, batch_id.removeprefix("batch_"), "cancel")))
 
 
 def _files(service: SpeechService) -> BatchFiles:
     return BatchFiles(service.voices.files(), VISITOR.get())
 
 
-def _job_id(name: str, prefix: str = "batch_") -> str:
-    return f"job_{name.removeprefix(prefix)}" if name.startswith(prefix) else "none"
-
-
-async def _job_of(service: SpeechService, batch_id: str, what: str) -> Json:
+async def _job_of(service: SpeechService, digits: str, what: str) -> Json:
     """The job of a batch after `what`. Raises NotFound."""
-    try:
-        job: Json = await service.ask_jobs("ask", what, _job_id(batch_id))
-    except NotFound:
-        job = {"batch": None}
-    if job["batch"] is None:
-        raise NotFound(f"There is no batch {batch_id[:80]!r}, or it is not yours.", "batch_id", "batch_not_found")
-    return job
-
-
-async def _known_output(service: SpeechService, file_id: str) -> Json:
-    job = await _job_of(service, f"batch_{file_id.removeprefix(_OUTPUT)}", "get")
-    if (output := _output(job)) is None:
-        raise NotFound(f"{file_id} is not there yet: its batch has not ended.", "file_id", "file_not_found")
-    return output
+    with contextlib.suppress(NotFound):
+        job: Json = await service.ask_jobs("ask", what, f"job_{digits}")
+        if what == "delete" or job["batch"] is not None:
+            return job
+    raise NotFound(f"There is no batch {digits[:80]!r}, or it is not yours.", "batch_id", "batch_not_found")
 
 
 def _batch(job: Json) -> Json:
     """OpenAI's object of a batch."""
-    sent, status, parts, output = job["batch"], _ENDED.get(str(job["status"])), job["parts"], _output(job)
-    assert isinstance(sent, Mapping)
-    assert isinstance(parts, Mapping)
+    sent, parts, output = dict(job["batch"]), dict(job["parts"]), _output(job)  # type: ignore[call-overload]
+    status = job["status"] if job["status"] in _ENDED else "in_progress"
     mistakes = [job["mistake"] or {"code": "job_failed", "line": None, "message": job["reason"], "param": None}]
     return {
-        "id": f"batch_{str(job['id']).removeprefix('job_')}",
+        "id": f"batch_{_digits(job)}",
         "object": "batch",
         **{name: sent[name] for name in ("endpoint", "input_file_id", "completion_window", "metadata")},
-        "status": status or "in_progress",
+        "status": status,
         "errors": {"object": "list", "data": mistakes} if status == "failed" else None,
         "output_file_id": None if output is None else output["id"],
         "error_file_id": None,
         "created_at": job["created_at"],
-        "in_progress_at": job["created_at"],
         **{f"{each}_at": job["ended_at"] if each == status else None for each in _ENDED},
         "request_counts": {"total": parts["total"], "completed": parts["done"], "failed": 0},
     }
@@ -156,20 +143,29 @@ def _batch(job: Json) -> Json:
 
 def _output(job: Json) -> Json | None:
     """OpenAI's object of the file that a batch has made; None before its end, and of what has made nothing."""
-    parts, digits = job["parts"], str(job["id"]).removeprefix("job_")
-    assert isinstance(parts, Mapping)
-    if job["batch"] is None or job["status"] not in _ENDED or not parts["done"]:
+    if job["batch"] is None or job["status"] not in _ENDED or not job["parts"]["done"]:  # type: ignore[index]
         return None
-    times = {"created_at": job["ended_at"], "expires_at": job["expires_at"]}
-    told = {"bytes": job["bytes"], "filename": f"batch_{digits}.jsonl", "purpose": "batch_output"}
-    return {"id": f"{_OUTPUT}{digits}", "object": "file", "status": "processed", **told, **times}
+    digits, times = _digits(job), {"created_at": job["ended_at"], "expires_at": job["expires_at"]}
+    return {
+        "id": _OUTPUT + digits,
+        "filename": f"batch_{digits}.jsonl",
+        "bytes": job["bytes"],
+        **times,
+        **_file("batch_output"),
+    }
 
 
-def _file(service: SpeechService, file: BatchFile) -> Json:
-    """OpenAI's object of a file."""
-    expires_at = file.created_at + int(service.settings.jobs.retention_s)
-    told = {"bytes": file.num_bytes, "filename": file.name, "purpose": "batch", "status": "processed"}
-    return {"id": file.id, "object": "file", **told, "created_at": file.created_at, "expires_at": expires_at}
+def _uploaded(service: SpeechService, file: BatchFile) -> Json:
+    times = {"created_at": file.created_at, "expires_at": file.created_at + int(service.settings.jobs.retention_s)}
+    return {"id": file.id, "filename": file.name, "bytes": file.num_bytes, **times, **_file("batch")}
+
+
+def _file(purpose: str) -> Json:
+    return {"object": "file", "purpose": purpose, "status": "processed"}
+
+
+def _digits(job: Json) -> str:
+    return str(job["id"]).removeprefix("job_")
 
 
 _FILE = {

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from deployments.protocol import FinishReason, PcmChunk
 from serve_app.audio.formats import AudioFormat, open_encoder, wav_header
-from serve_app.jobs.record import Made
+from serve_app.jobs.record import JobPlan, Made, StoredJob
 from serve_app.jobs.store import JobStore
 from serve_app.jobs.work import Json, Track
 from serve_app.speech.segments import segment_start
@@ -75,20 +75,25 @@ async def begun(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None
     return rest()
 
 
+def made_of(store: JobStore, job_id: str) -> tuple[StoredJob, JobPlan, dict[int, list[Made]]]:
+    """A job, its texts, and the finished segments of each part in order. Blocks. Raises Damaged."""
+    found: dict[int, list[Made]] = {}
+    for made in sorted((made for made, _ in store.made(job_id)), key=lambda each: each.place):
+        found.setdefault(made.place.part, []).append(made)
+    return store.described(job_id), store.plan(job_id), found
+
+
 def parts_of(store: JobStore, job_id: str) -> list[Json]:
-    """What became of each part of a job. Blocks. Raises Damaged."""
-    plan, job = store.plan(job_id), store.described(job_id)
+    """How far each part of a job is. Blocks. Raises Damaged."""
+    job, plan, found = made_of(store, job_id)
     rates = {model: job.info(model).sample_rate for model in job.models}
-    num_samples: dict[int, list[int]] = {}
-    for made, _ in store.made(job_id):
-        num_samples.setdefault(made.place.part, []).append(made.samples)
     return [
         {
             "part": number,
             "custom_id": part.custom_id,
             "seed": part.seed,
-            "segments": {"total": len(part.segments), "done": len(done := num_samples.get(number, []))},
-            "audio_s": round(sum(done) / rates[plan.manners[part.manner].model], 3),
+            "segments": {"total": len(part.segments), "done": len(done := found.get(number, []))},
+            "audio_s": round(sum(made.samples for made in done) / rates[plan.manners[part.manner].model], 3),
         }
         for number, part in enumerate(plan.parts)
     ]

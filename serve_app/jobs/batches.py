@@ -3,10 +3,11 @@
 An uploaded file is one object of the store, `files/OWNER/ID.NAME`, whose owner and name are written in hex.
 """
 
+import asyncio
 import base64
 import json
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from deployments.errors import Conflict, InvalidRequest, NotFound
@@ -14,9 +15,9 @@ from serve_app.api.client_json import parse_object
 from serve_app.api.whole_answer import AUDIO_HERE
 from serve_app.api.wish import CONTENT_TYPES
 from serve_app.audio.formats import AudioFormat
-from serve_app.jobs.audio import StoredAudio
+from serve_app.jobs.audio import StoredAudio, made_of
 from serve_app.jobs.planning import BadLine
-from serve_app.jobs.record import SPEECH, Made, Part, StoredJob
+from serve_app.jobs.record import SPEECH
 from serve_app.jobs.store import JobStore
 from serve_app.jobs.work import Json, Track
 from serve_app.voices.record import Visitor
@@ -117,25 +118,23 @@ def _body_of(asked: Json) -> Json:
     return body
 
 
-async def output_of(store: JobStore, job: StoredJob, parts: Sequence[Part]) -> AsyncGenerator[bytes, None]:
+async def output_of(store: JobStore, job_id: str) -> AsyncGenerator[bytes, None]:
     """A line of JSON for each part, with its audio in base64, or with an error. It is made as it is read, so that
     memory does not grow with the job. Raises Damaged and StoreFailed.
     """
-    found: dict[int, list[Made]] = {}
-    for made, _ in store.made(job.id):
-        found.setdefault(made.place.part, []).append(made)
-    info = job.info(next(iter(job.models)))
-    for number, part in enumerate(parts):
-        done = sorted(found.get(number, ()), key=lambda each: each.place)
-        line: Json = {"id": f"batch_req_{job.hex}_{number}", "custom_id": part.custom_id}
+    job, plan, found = await asyncio.to_thread(made_of, store, job_id)
+    infos = {model: job.info(model) for model in job.models}
+    for number, part in enumerate(plan.parts):
+        done, info = found.get(number, []), infos[plan.manners[part.manner].model]
+        line: Json = {"id": f"{job_id}.{number}", "custom_id": part.custom_id}
         if len(done) < len(part.segments):
             told = f"{len(done)} of {len(part.segments)} segments were made when the batch ended"
             yield _line({**line, "response": None, "error": {"code": "not_finished", "message": told}})
             continue
         audio_format = part.response_format or AudioFormat.MP3
-        audio = StoredAudio(store, Track(job.id, info.sample_rate, info.frame_samples, tuple(done)), audio_format)
+        audio = StoredAudio(store, Track(job_id, info.sample_rate, info.frame_samples, tuple(done)), audio_format)
         body = {"object": "audio.speech", "content_type": CONTENT_TYPES[audio_format], "audio": AUDIO_HERE}
-        answered = {"status_code": 200, "request_id": f"{job.id}.{number}", "body": body}
+        answered = {"status_code": 200, "request_id": f"{job_id}.{number}", "body": body}
         before, _, after = _line({"error": None, **line, "response": answered}).rpartition(AUDIO_HERE.encode())
         yield before
         rest = b""

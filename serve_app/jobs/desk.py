@@ -235,8 +235,8 @@ class JobDesk:
                 logger.warning("%s: call %d of %s failed: %s", work.job.id, calls, work.job.webhook, error)
                 work.next_call_s = time.monotonic() + _CALL_AGAIN_S * 4**before.calls
             if work.state is before:
-                work.state = before.model_copy(update={"calls": calls, "call_error": error, "called_at": called_at})
-                await self._write_state(work)
+                told = {"calls": calls, "call_error": error, "called_at": called_at}
+                await self._set(work, before.model_copy(update=told))
         finally:
             work.calling = None
 
@@ -256,7 +256,7 @@ class JobDesk:
         work.add(made, len(content))
         if work.is_complete:
             work.plan = None
-            await self._end(work)
+            await self._set(work, JobState(ended_at=now()))
 
     def _fail(self, error: StoreFailed) -> None:
         if str(error) != self._failure:
@@ -266,15 +266,11 @@ class JobDesk:
     async def _stop(self, work: Work, reason: str) -> None:
         """No segment of it begins any more, until it is resumed."""
         logger.error("%s failed: %s", work.job.id, reason)
-        work.state = JobState(failed=reason, ended_at=now())
-        await self._write_state(work)
+        await self._set(work, JobState(failed=reason, ended_at=now()))
 
-    async def _end(self, work: Work) -> None:
-        work.state = JobState(ended_at=now())
-        await self._write_state(work)
-
-    async def _write_state(self, work: Work) -> None:
+    async def _set(self, work: Work, state: JobState) -> None:
         """Where the store takes nothing the state is found again: the next segment fails or ends as this one."""
+        work.state = state
         try:
             await asyncio.to_thread(self._store().write_state, work.job.id, work.state)
         except StoreFailed as error:

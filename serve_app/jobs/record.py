@@ -166,11 +166,6 @@ class StoredJob(Strict):
     batch: SentBatch | None = None  # that it carries out
     deterministic: bool = False  # whether it fails rather than have other codes after a death
 
-    @property
-    def hex(self) -> str:
-        """The digits of its id."""
-        return self.id.removeprefix("job_")
-
     def info(self, model: str) -> ModelInfo:
         return _INFO.validate_python(self.models[model])
 
