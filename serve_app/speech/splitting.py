@@ -52,7 +52,8 @@ def split_text(text: str, max_chars: int) -> list[str]:
     parts, start = [], 0
     while positions[-1] - positions[start] > max_chars:
         limit = max(start + 1, bisect_right(positions, positions[start] + max_chars) - 1)
-        end = _best_end(text, start, limit)
+        middle = bisect_right(positions, positions[start] + max_chars / 2) - 1
+        end = _best_end(text, start, middle, limit)
         parts.append(text[start:end].strip())
         start = end
     return [part for part in (*parts, text[start:].strip()) if part]
@@ -143,12 +144,12 @@ def _positions(text: str, before: int = 0) -> list[int]:
     return list(accumulate(widths, initial=before))
 
 
-def _best_end(text: str, start: int, limit: int) -> int:
+def _best_end(text: str, start: int, middle: int, limit: int) -> int:
     """Where the part that begins at `start` ends, at `limit` at the latest.
 
-    An end in the first half is only taken between words: parts that are too short sound cut off from each other.
+    An end in the first half, up to `middle`, is only taken between words: parts that are too short sound cut off from
+    each other.
     """
-    middle = (start + limit) // 2
     for pattern in (_PARAGRAPH, _SENTENCE, _CLAUSE):
         if good := [end for end in _ends(pattern, text, start, limit + 1) if middle < end <= limit]:
             return good[-1]
