@@ -8,7 +8,7 @@ import io
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -144,23 +144,32 @@ def chapter_starts(sounds: Sequence[Sound], times: Timeline) -> dict[int, float]
 
 
 def gains(sounds: Sequence[Sound], target_lufs: float) -> dict[str, float]:
-    """Factors that bring each voice to the target (EBU R128, integrated over all that it says)."""
-    factors = {}
-    for voice in dict.fromkeys(sound.voice for sound in sounds):
-        loudness = _loudness([sound.audio for sound in sounds if sound.voice == voice])
-        factors[voice] = 1.0 if loudness < _SILENT_LUFS else 10 ** ((target_lufs - loudness) / 20)
-    return factors
+    """Factors that bring the whole book to the target, as EBU R128 measures a programme: pauses and all. Its voices are
+    brought to one loudness before.
+    """
+    factors = {sound.voice: 1.0 for sound in sounds}
+    if len(factors) > 1:
+        for voice in factors:
+            own = [replace(sound, pause_s=0.0) for sound in sounds if sound.voice == voice]
+            factors[voice] = _factor(_loudness(own, factors), target_lufs)
+    whole = _factor(_loudness(sounds, factors), target_lufs)
+    return {voice: factor * whole for voice, factor in factors.items()}
 
 
-def _loudness(files: Sequence[Path]) -> float:
-    """LUFS of the files one after the other; a voice that says little is measured over and over."""
-    rate, position, loudness = soundfile.info(files[0]).samplerate, 0, -70.0
+def _factor(loudness: float, target_lufs: float) -> float:
+    return 1.0 if loudness < _SILENT_LUFS else float(10 ** ((target_lufs - loudness) / 20))
+
+
+def _loudness(sounds: Sequence[Sound], factors: Mapping[str, float]) -> float:
+    """LUFS of the sounds one after the other; a voice that says little is measured over and over."""
+    rate, position, loudness = soundfile.info(sounds[0].audio).samplerate, 0, -70.0
     graph = _graph(rate, ("ebur128", "metadata=1"))
-    num_samples = sum(soundfile.info(file).frames for file in files)
+    num_samples = sum(soundfile.info(sound.audio).frames for sound in sounds)
     if not num_samples:
         return loudness
     for _ in range(math.ceil(_LEAST_S * rate / num_samples)):
-        for audio in map(_samples, files):
+        for sound in sounds:
+            audio = _heard(sound, rate, factors)
             graph.push(_frame(audio, rate, position))
             position += audio.size
             loudness = _last_loudness(graph, loudness)
@@ -251,9 +260,13 @@ def _audio(
     sounds: Sequence[Sound], times: Timeline, factors: Mapping[str, float], report: Callable[[int], object]
 ) -> Iterator[Float]:
     for number, sound in enumerate(sounds):
-        pause = np.zeros(round(sound.pause_s * times.sample_rate), np.float32)
-        yield np.concatenate([pause, _samples(sound.audio) * np.float32(factors.get(sound.voice, 1.0))])
+        yield _heard(sound, times.sample_rate, factors)
         report(number + 1)
+
+
+def _heard(sound: Sound, sample_rate: int, factors: Mapping[str, float]) -> Float:
+    pause = np.zeros(round(sound.pause_s * sample_rate), np.float32)
+    return np.concatenate([pause, _samples(sound.audio) * np.float32(factors.get(sound.voice, 1.0))])
 
 
 def _levelled(parts: Iterator[Float], sample_rate: int, *, limited: bool) -> Iterator[Float]:
