@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import secrets
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -38,47 +38,46 @@ async def add_file(service: SpeechService, request: Request) -> Response:
     sent, most = [*form.fields, *(file.field for file in form.files)], service.settings.jobs.max_jobs
     expiring = {name: _KEPT for name in sent if name.startswith("expires_after")}
     ignored = ignored_fields.with_unknown(sent, ("file", "purpose"), expiring)
-    file_id = f"file-{secrets.token_hex(12)}"
-    file = await asyncio.to_thread(_files(service).add, file_id, files[0].name, files[0].data, most=most)
-    return JSONResponse(_uploaded(service, file), headers=ignored_fields.as_header(ignored))
+    file = await asyncio.to_thread(_files(service).add, files[0].name, files[0].data, most=most)
+    return JSONResponse(_described(service, file), headers=ignored_fields.as_header(ignored))
 
 
 async def list_files(
     service: SpeechService, purpose: str = "", after: str = "", limit: str = "10000", order: str = "desc"
 ) -> Json:
     """The caller's files, and the outputs of its batches."""
-    uploaded = [_uploaded(service, file) for file in await asyncio.to_thread(_files(service).all)]
-    outputs = [output for job in await service.ask_jobs("all_of") if (output := _output(job)) is not None]
-    found = [file for file in uploaded + outputs if purpose in ("", file["purpose"])]
-    found.sort(key=lambda file: (file["created_at"], file["id"]), reverse=order != "asc")
+    files = await asyncio.to_thread(_files(service).all)
+    files += filter(None, map(_output, await service.ask_jobs("all_of")))
+    files.sort(key=lambda file: (file.created_at, file.id), reverse=order != "asc")
+    found = [_described(service, file) for file in files if purpose in ("", file.purpose)]
     return page_of(found, after, limit, most=_MOST_FILES)
 
 
 async def show_file(service: SpeechService, file_id: str) -> Json:
     """One file."""
     if not file_id.startswith(_OUTPUT):
-        return _uploaded(service, await asyncio.to_thread(_files(service).find, file_id))
+        return _described(service, await asyncio.to_thread(_files(service).find, file_id))
     output = _output(await _job_of(service, file_id.removeprefix(_OUTPUT), "get"))
     if output is None:
         raise NotFound(f"{file_id} is not there: its batch has not ended.", "file_id", "file_not_found")
-    return output
+    return _described(service, output)
 
 
 async def remove_file(service: SpeechService, file_id: str) -> Json:
     """Deletes a file. With the output of a batch its job goes, with all audio."""
-    file = await show_file(service, file_id)
-    if file["purpose"] == "batch":
-        await asyncio.to_thread(_files(service).remove, file_id)
-    else:
+    await show_file(service, file_id)
+    if file_id.startswith(_OUTPUT):
         await _job_of(service, file_id.removeprefix(_OUTPUT), "delete")
+    else:
+        await asyncio.to_thread(_files(service).remove, file_id)
     return {"id": file_id, "object": "file", "deleted": True}
 
 
 async def file_content(service: SpeechService, file_id: str) -> Response:
     """What the file holds."""
-    file = await show_file(service, file_id)
-    if file["purpose"] == "batch":
+    if not file_id.startswith(_OUTPUT):
         return Response(await asyncio.to_thread(_files(service).content, file_id), media_type=_JSONL)
+    await show_file(service, file_id)
     output = output_of(JobStore(service.voices.files()), f"job_{file_id.removeprefix(_OUTPUT)}")
     return StreamingResponse(await begun(output), media_type=_JSONL)
 
@@ -113,18 +112,18 @@ def _files(service: SpeechService) -> BatchFiles:
     return BatchFiles(service.voices.files(), VISITOR.get())
 
 
-async def _job_of(service: SpeechService, digits: str, what: str) -> Json:
+async def _job_of(service: SpeechService, digits: str, what: str) -> Any:
     """The job of a batch after `what`. Raises NotFound."""
     with contextlib.suppress(NotFound):
-        job: Json = await service.ask_jobs("ask", what, f"job_{digits}")
+        job = await service.ask_jobs("ask", what, f"job_{digits}")
         if what == "delete" or job["batch"] is not None:
             return job
     raise NotFound(f"There is no batch {digits[:80]!r}, or it is not yours.", "batch_id", "batch_not_found")
 
 
-def _batch(job: Json) -> Json:
+def _batch(job: Any) -> Json:
     """OpenAI's object of a batch."""
-    sent, parts, output = dict(job["batch"]), dict(job["parts"]), _output(job)  # type: ignore[call-overload]
+    sent, parts, output = job["batch"], job["parts"], _output(job)
     status = job["status"] if job["status"] in _ENDED else "in_progress"
     mistakes = [job["mistake"] or {"code": "job_failed", "line": None, "message": job["reason"], "param": None}]
     return {
@@ -133,7 +132,7 @@ def _batch(job: Json) -> Json:
         **{name: sent[name] for name in ("endpoint", "input_file_id", "completion_window", "metadata")},
         "status": status,
         "errors": {"object": "list", "data": mistakes} if status == "failed" else None,
-        "output_file_id": None if output is None else output["id"],
+        "output_file_id": output and output.id,
         "error_file_id": None,
         "created_at": job["created_at"],
         **{f"{each}_at": job["ended_at"] if each == status else None for each in _ENDED},
@@ -141,30 +140,21 @@ def _batch(job: Json) -> Json:
     }
 
 
-def _output(job: Json) -> Json | None:
-    """OpenAI's object of the file that a batch has made; None before its end, and of what has made nothing."""
-    if job["batch"] is None or job["status"] not in _ENDED or not job["parts"]["done"]:  # type: ignore[index]
+def _output(job: Any) -> BatchFile | None:
+    """The file that a batch has made; None before its end, and of what has made nothing."""
+    if job["batch"] is None or job["status"] not in _ENDED or not job["parts"]["done"]:
         return None
-    digits, times = _digits(job), {"created_at": job["ended_at"], "expires_at": job["expires_at"]}
-    return {
-        "id": _OUTPUT + digits,
-        "filename": f"batch_{digits}.jsonl",
-        "bytes": job["bytes"],
-        **times,
-        **_file("batch_output"),
-    }
+    digits = _digits(job)
+    return BatchFile(
+        _OUTPUT + digits, f"batch_{digits}.jsonl", job["bytes"], job["ended_at"] or job["created_at"], "batch_output"
+    )
 
 
-def _uploaded(service: SpeechService, file: BatchFile) -> Json:
-    times = {"created_at": file.created_at, "expires_at": file.created_at + int(service.settings.jobs.retention_s)}
-    return {"id": file.id, "filename": file.name, "bytes": file.num_bytes, **times, **_file("batch")}
+def _described(service: SpeechService, file: BatchFile) -> Json:
+    return file.described(service.settings.jobs.retention_s)
 
 
-def _file(purpose: str) -> Json:
-    return {"object": "file", "purpose": purpose, "status": "processed"}
-
-
-def _digits(job: Json) -> str:
+def _digits(job: Any) -> str:
     return str(job["id"]).removeprefix("job_")
 
 

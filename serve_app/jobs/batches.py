@@ -7,6 +7,7 @@ import asyncio
 import base64
 import json
 import re
+import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -23,46 +24,51 @@ from serve_app.jobs.work import Json, Track
 from serve_app.voices.record import Visitor
 from serve_app.voices.store import VoiceStore
 
-_FOLDER = "files/"
 _PATH = re.compile(r"files/(?:-|[0-9a-f]+)/(file-[0-9a-f]{24})\.((?:[0-9a-f]{2})+)")
 _LONGEST_NAME = 100  # bytes: the hex of it is the name of a file
 
 
 @dataclass(frozen=True, slots=True)
 class BatchFile:
-    """A file that a client has uploaded, as the listing of the store tells it."""
+    """A file of requests, as the listing of the store tells it, or a file of answers."""
 
     id: str
     name: str
     num_bytes: int
     created_at: int  # seconds since 1970
-    path: str
+    purpose: str = "batch"
+    path: str = ""
+
+    def described(self, retention_s: float) -> Json:
+        """OpenAI's object of a file."""
+        told = {"id": self.id, "object": "file", "bytes": self.num_bytes, "filename": self.name}
+        times = {"created_at": self.created_at, "expires_at": self.created_at + int(retention_s)}
+        return {**told, "purpose": self.purpose, "status": "processed", **times}
 
 
 class BatchFiles:
-    """The files that a visitor may see. All methods block, and raise StoreFailed."""
+    """The files of requests that a visitor may see. All methods block, and raise StoreFailed."""
 
     def __init__(self, store: VoiceStore, visitor: Visitor) -> None:
-        self._store, self._visitor = store, visitor
-        self._folder = f"{_FOLDER}{(visitor.name or '').encode().hex() or '-'}/"
+        self._store, self._sees_all = store, visitor.sees_all
+        self._folder = f"files/{(visitor.name or '').encode().hex() or '-'}/"
 
     def all(self) -> list[BatchFile]:
-        """The newest first."""
         found = []
-        for meta in self._store.listed(_FOLDER if self._visitor.sees_all else self._folder):
+        for meta in self._store.listed("files/" if self._sees_all else self._folder):
             if named := _PATH.fullmatch(meta["path"]):
-                name = bytes.fromhex(named[2]).decode("utf-8", "replace")
-                created_at = int(meta["last_modified"].timestamp())
-                found.append(BatchFile(named[1], name, meta["size"], created_at, meta["path"]))
-        return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
+                name, at_s = bytes.fromhex(named[2]).decode("utf-8", "replace"), meta["last_modified"].timestamp()
+                found.append(BatchFile(named[1], name, meta["size"], int(at_s), path=meta["path"]))
+        return found
 
-    def add(self, file_id: str, name: str, content: bytes, *, most: int) -> BatchFile:
+    def add(self, name: str, content: bytes, *, most: int) -> BatchFile:
         """Raises InvalidRequest, and Conflict where the visitor has `most` files."""
         if not 0 < len(name.encode()) <= _LONGEST_NAME:
             raise InvalidRequest(f"file: its name has 1 to {_LONGEST_NAME} bytes.", "file")
         if sum(1 for _ in self._store.listed(self._folder)) >= most:
             message = f"{most} files are kept, api.jobs.max_jobs allows no more: delete some."
             raise Conflict(message, None, "quota_exceeded")
+        file_id = f"file-{secrets.token_hex(12)}"
         self._store.put(f"{self._folder}{file_id}.{name.encode().hex()}", content)
         return self.find(file_id)
 

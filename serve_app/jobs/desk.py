@@ -297,8 +297,7 @@ class JobDesk:
         return next(filter(None, map(self._hindrance, work.job.models)), None)
 
     def _told(self, work: Work) -> Json:
-        ended_at, kept_s = work.state.ended_at, int(self._settings.retention_s)
-        return {**work.described(self._hindered(work)), "expires_at": ended_at and ended_at + kept_s}
+        return work.described(self._hindered(work))
 
     def _check_quota(self, owner: str) -> None:
         num_jobs = sum(work.job.owner == owner for work in self._works.values())

@@ -24,6 +24,8 @@ _NAME = re.compile(r"(\d{6})\.(\d{5})\.(\d+)\.([a-z]+)\.([01])")
 MOST_PARTS, MOST_SEGMENTS = 10**6 - 1, 10**5 - 1  # that a name has digits for; segments of one part
 SPEECH = "/v1/audio/speech"  # what a batch asks for
 _INFO = TypeAdapter(ModelInfo)
+_Name = Annotated[str, Field(max_length=64)]
+_Value = Annotated[str, Field(max_length=512)]
 
 
 class JobStatus(StrEnum):
@@ -139,7 +141,7 @@ class SentBatch(Strict):
     input_file_id: str
     endpoint: Literal["/v1/audio/speech"]
     completion_window: Literal["24h"]  # the only one that OpenAI's clients know; nothing ends a job after it
-    metadata: Annotated[dict[str, str] | None, Field(max_length=16)] = None
+    metadata: Annotated[dict[_Name, _Value], Field(max_length=16)] | None = None
     deterministic: bool = False
 
 

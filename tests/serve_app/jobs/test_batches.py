@@ -208,6 +208,7 @@ async def test_what_a_batch_cannot_be_is_a_400_with_its_field(tmp_path: Path) ->
             ("completion_window", "1h"),
             ("input_file_id", None),
             ("metadata", {"a": 1}),
+            ("metadata", {"a": "b" * 513}),
         ):
             answer = await http.post("/v1/batches", json={**good, field: value})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
