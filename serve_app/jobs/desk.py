@@ -83,19 +83,10 @@ class JobDesk:
         owner = visitor.name or ""
         fingerprint = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
         async with self._creating:
-            if (known := self._with_key(owner, key)) is not None:
-                if known.job.fingerprint != fingerprint:
-                    message = f"Idempotency-Key: {known.job.id} was made with it, from another body: take another key."
-                    raise Conflict(message, "Idempotency-Key", "idempotency_key_reused")
+            if (known := self._known(owner, key, fingerprint)) is not None:
                 return self._told(known), {}
-            self._check_quota(owner)
             webhook = self._webhooks.checked(fields.pop(WEBHOOK, None))
-            state = JobState()
-            try:
-                made = await self._planned(visitor, fields, batch)
-            except BadLine as error:
-                made = Planned()
-                state = JobState(failed=str(error), mistake=error.mistake, ended_at=now())
+            made, state = await self._planned(visitor, fields, batch)
             plan = made.plan()
             job = StoredJob(
                 id=f"job_{secrets.token_hex(12)}",
@@ -114,14 +105,18 @@ class JobDesk:
         self._changed.set()
         return self._told(self._works[job.id]), made.ignored
 
-    async def _planned(self, visitor: Visitor, fields: Json, batch: SentBatch | None) -> Planned:
-        """Raises as `planned` does."""
+    async def _planned(self, visitor: Visitor, fields: Json, batch: SentBatch | None) -> tuple[Planned, JobState]:
+        """With the state that the job begins in: a mistake in a file ends it. Raises as `planned` does."""
         if batch is None:
-            return await planned(self._service, fields)
+            return await planned(self._service, fields), JobState()
         files = BatchFiles(self._service.voices.files(), visitor)
         content = await asyncio.to_thread(files.content, batch.input_file_id)
-        entries, lines = await asyncio.to_thread(read_lines, content)
-        return await planned(self._service, {INPUTS: entries, DETERMINISTIC: batch.deterministic}, lines)
+        try:
+            entries, lines = await asyncio.to_thread(read_lines, content)
+            asked = {INPUTS: entries, DETERMINISTIC: batch.deterministic}
+            return await planned(self._service, asked, lines), JobState()
+        except BadLine as error:
+            return Planned(), JobState(failed=str(error), mistake=error.mistake, ended_at=now())
 
     async def all_of(self, visitor: Visitor) -> list[Json]:
         """The newest first."""
@@ -299,15 +294,19 @@ class JobDesk:
     def _told(self, work: Work) -> Json:
         return work.described(self._hindered(work))
 
-    def _check_quota(self, owner: str) -> None:
-        num_jobs = sum(work.job.owner == owner for work in self._works.values())
-        if num_jobs >= self._settings.max_jobs:
-            message = f"{num_jobs} jobs are kept, api.jobs.max_jobs allows no more: delete some."
+    def _known(self, owner: str, key: str | None, fingerprint: str) -> Work | None:
+        """The job that its owner has made with this key. Raises Conflict where that was another one, and where no
+        further job is kept.
+        """
+        own = [work for work in self._works.values() if work.job.owner == owner]
+        known = next((work for work in own if key is not None and work.job.key == key), None)
+        if known is None and len(own) >= self._settings.max_jobs:
+            message = f"{len(own)} jobs are kept, api.jobs.max_jobs allows no more: delete some."
             raise Conflict(message, None, "quota_exceeded")
-
-    def _with_key(self, owner: str, key: str | None) -> Work | None:
-        same = (work for work in self._works.values() if work.job.owner == owner and work.job.key == key)
-        return None if key is None else next(same, None)
+        if known is not None and known.job.fingerprint != fingerprint:
+            message = f"Idempotency-Key: {known.job.id} was made with it, from another body: take another key."
+            raise Conflict(message, "Idempotency-Key", "idempotency_key_reused")
+        return known
 
     async def _find(self, visitor: Visitor, job_id: str) -> Work:
         await self._read()
