@@ -144,40 +144,37 @@ async def test_a_cancelled_batch_has_what_was_made(tmp_path: Path) -> None:
         assert server.desk._works.keys() == {batch.id.replace("batch_", "job_")}  # a job as any other
 
 
-@pytest.mark.parametrize(
-    ("lines", "number", "param", "code"),
-    [
-        ([line("a", "One."), "", line("b", "Two.", voice="nobody")], 3, "voice", "voice_not_found"),
-        ([line("a", "One."), line("a", "Two.")], 2, "custom_id", "duplicate_custom_id"),
-        ([line(7, "One.")], 1, "custom_id", "invalid_value"),
-        ([line("a", "One."), '{"custom_id": "b"'], 2, None, "invalid_json"),
-        ([line("a", "One.").replace("audio/speech", "responses")], 1, "url", "invalid_value"),
-        ([line("a", "One.").replace("POST", "GET")], 1, "method", "invalid_value"),
-        (['{"custom_id": "a", "method": "POST", "url": "/v1/audio/speech"}'], 1, "body", "invalid_value"),
-        ([line("a", "One.", speed=9)], 1, "speed", "invalid_value"),
-        (["", ""], 1, None, "empty_file"),
-    ],
-)
-async def test_a_mistake_in_a_file_is_named_with_its_line(
-    tmp_path: Path, lines: list[str], number: int, param: str | None, code: str
-) -> None:
+MISTAKES: list[tuple[list[str], int, str | None, str]] = [
+    ([line("a", "One."), "", line("b", "Two.", voice="nobody")], 3, "voice", "voice_not_found"),
+    ([line("a", "One."), line("a", "Two.")], 2, "custom_id", "duplicate_custom_id"),
+    ([line(7, "One.")], 1, "custom_id", "invalid_value"),
+    ([line("a", "One."), '{"custom_id": "b"'], 2, None, "invalid_json"),
+    ([line("a", "One.").replace("audio/speech", "responses")], 1, "url", "invalid_value"),
+    ([line("a", "One.").replace("POST", "GET")], 1, "method", "invalid_value"),
+    (['{"custom_id": "a", "method": "POST", "url": "/v1/audio/speech"}'], 1, "body", "invalid_value"),
+    ([line("a", "One.", speed=9)], 1, "speed", "invalid_value"),
+    (["", ""], 1, None, "empty_file"),
+]
+
+
+async def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path: Path) -> None:
     speaker = Speaker()
     async with serving(tmp_path, speaker) as (_, client):
-        batch = await begun(client, *lines)
-        assert batch.status == "failed"
-        assert batch.failed_at is not None
-        assert batch.output_file_id is None
-        assert batch.errors is not None
-        assert batch.errors.data is not None
-        [error] = batch.errors.data
-        assert (error.line, error.param, error.code) == (number, param, code)
-        assert str(error.message).startswith(f"line {number}: ")
+        for lines, number, param, code in MISTAKES:
+            batch = await begun(client, *lines)
+            assert (batch.status, batch.output_file_id) == ("failed", None)
+            assert batch.failed_at is not None
+            assert batch.errors is not None
+            assert batch.errors.data is not None
+            [error] = batch.errors.data
+            assert (error.line, error.param, error.code) == (number, param, code)
+            assert str(error.message).startswith(f"line {number}: ")
         again = Server(tmp_path, speaker)  # as a server that starts later tells it
         async with sdk(again) as later, again.client() as http:
             assert await later.batches.retrieve(batch.id) == batch
             resumed = await http.post(f"/v1/audio/jobs/job_{batch.id.removeprefix('batch_')}/resume")
             assert resumed.json()["status"] == "failed"
-        assert speaker.requests == []
+    assert speaker.requests == []
 
 
 async def test_a_batch_that_fails_says_why(tmp_path: Path) -> None:
@@ -244,6 +241,7 @@ async def test_files_end_when_jobs_do(tmp_path: Path, monkeypatch: pytest.Monkey
     from serve_app.jobs import desk
 
     monkeypatch.setattr(desk, "_SWEEP_S", 0.0)
+    monkeypatch.setattr(desk, "_LOOK_S", 0.01)
     async with serving(tmp_path, Speaker(), retention_s=1e-3) as (_, client):
         file = await uploaded(client, line("a", "One."))
         await so(lambda: not files_in(tmp_path))

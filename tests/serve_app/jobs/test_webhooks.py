@@ -118,25 +118,25 @@ async def test_a_job_that_fails_is_told_and_calls_are_given_up(tmp_path: Path, m
         assert json.loads(receiver.calls[0][0])["type"] == "audio.job.failed"
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "https://other.example.com/",
-        "https://hooks.example.com.evil.com/",
-        "http://hooks.example.com/",
-        "https://user:pass@hooks.example.com/",
-        "https://hooks.example.com:port/",
-        "file:///etc/passwd",
-        "//[",
-        7,
-    ],
-)
-async def test_only_hosts_of_the_settings_are_called(tmp_path: Path, url: object) -> None:
+URLS: list[object] = [
+    "https://other.example.com/",
+    "https://hooks.example.com.evil.com/",
+    "http://hooks.example.com/",
+    "https://user:pass@hooks.example.com/",
+    "https://hooks.example.com:port/",
+    "file:///etc/passwd",
+    "//[",
+    7,
+]
+
+
+async def test_only_hosts_of_the_settings_are_called(tmp_path: Path) -> None:
     server = Server(tmp_path / "s", Speaker(), allowing(tmp_path))
     async with server.client() as client:
-        body = {"voice": "ryan", "inputs": [{"input": "One."}], "webhook": url}
-        answer = await client.post("/v1/audio/jobs", json=body)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "webhook")
+        for url in URLS:
+            body = {"voice": "ryan", "inputs": [{"input": "One."}], "webhook": url}
+            answer = await client.post("/v1/audio/jobs", json=body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "webhook"), url
 
 
 def test_no_host_is_called_without_a_secret(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from deployments.config import TalkerConfig
+from deployments.protocol import ModelInfo
 from deployments.weights.description import describe
 from talkray_tools.book.text import Book, plain_book
 from talkray_tools.random_checkpoint import SHAPES, Options, write_checkpoint
@@ -32,14 +33,20 @@ def book_of(title: str, sentences: list[str], joint: str) -> Book:
     return plain_book("\n\n".join(text for chapter in chapters for text in chapter), title)
 
 
+@pytest.fixture(scope="module")
+def info(tmp_path_factory: pytest.TempPathFactory) -> ModelInfo:
+    directory = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    write_checkpoint(directory, SHAPES["tiny-CustomVoice"], Options(dtype=torch.float32))
+    found = describe(str(directory), TalkerConfig(device="cpu"), on_gpu=False)
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize(("sentences", "joint"), [(CHINESE, ""), (MIXED, " ")], ids=["chinese", "mixed"])
 @pytest.mark.parametrize("max_chars", [120, None])
 def test_every_sentence_is_in_one_segment(
-    tmp_path: Path, sentences: list[str], joint: str, max_chars: int | None
+    tmp_path: Path, info: ModelInfo, sentences: list[str], joint: str, max_chars: int | None
 ) -> None:
-    write_checkpoint(tmp_path / "tiny", SHAPES["tiny-CustomVoice"], Options(dtype=torch.float32))
-    info = describe(str(tmp_path / "tiny"), TalkerConfig(device="cpu"), on_gpu=False)
-    assert info is not None
     book = book_of("书", sentences, joint)
     assert [chapter.title for chapter in book.chapters] == ["第一章", "第二章"]
     texts = [paragraph.text for chapter in book.chapters for paragraph in chapter.paragraphs]
