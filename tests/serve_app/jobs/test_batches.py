@@ -120,7 +120,7 @@ async def test_lists_are_pages_and_what_is_deleted_is_gone(tmp_path: Path) -> No
 class Halting(Speaker):
     """Begins the second text, and does not end it."""
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
         if request.text == "Two.":
             self.gate.clear()
         async with aclosing(super().synthesize(request)) as chunks:
