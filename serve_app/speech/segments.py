@@ -147,8 +147,8 @@ class LongText:
             while following is not None:
                 segment, following = following, None
                 utterance.begin(number, segments.start(number), speed=segments.speed(number))
-                if number and first.redraws and first.live is None:
-                    await segment.hear(listener.due_s)
+                if number and first.redraws and await segment.hear(listener.due_s):
+                    segments.leave(number)
                 while (chunk := await segment.next()) is not None:
                     is_lost = first.redraws and utterance.would_be_lost(chunk)
                     part = await utterance.add(chunk, is_last=segments.is_last(number))
@@ -341,22 +341,28 @@ class _Segment:
         self._next = None
         return chunk
 
-    async def hear(self, due_s: float | None) -> None:
-        """Read ahead until its listener soon needs it, by the monotonic clock: if it ends badly, it is made again."""
+    async def hear(self, due_s: float | None) -> bool:
+        """Read ahead until its listener soon needs it, by the monotonic clock: if it ends badly, it is made again.
+
+        Returns whether an end was heard: what is written from then on is not of this segment.
+        """
         while (task := self._next) is not None:
             left_s = 0.0 if due_s is None else due_s - _LEAD_S - time.monotonic()
             patience_s = max(0.0, left_s) if self._read else None
             await asyncio.wait((task,), timeout=patience_s)
             if not task.done() or task.exception() is not None or (chunk := task.result()) is None:
-                return
+                return False
             self._read.append(chunk)
             self._next = None if chunk.finish_reason is not None else self._ask()
-        if not self._read or (reason := self._read[-1].finish_reason) is None or reason.is_good:
-            return
+        if not self._read or (reason := self._read[-1].finish_reason) is None:
+            return False
+        if reason.is_good:
+            return True
         await self._chunks.aclose()
         self._read.clear()
         self._chunks, self.end = self._again(reason), SpokenEnd()
         self._next = self._ask()
+        return True
 
     async def aclose(self) -> None:
         """Cancels the calls that make its audio."""
