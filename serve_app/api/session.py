@@ -60,6 +60,11 @@ class Turn:
         return self.record.usage
 
     @property
+    def finish_reason(self) -> FinishReason:
+        """Why its speech ended, once it has."""
+        return self.usage.finish_reason or FinishReason.STOP
+
+    @property
     def takes_text(self) -> bool:
         """Whether text may be added. A live text to which nothing was added for long has ended by itself."""
         return not self.is_complete and not (self.live is not None and self.live.is_written)
@@ -149,7 +154,9 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The session was closed, and all its text has been spoken."""
+    """The session was closed, and all its text has been spoken. `finish_reason`: the first of its turns but STOP."""
+
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +198,7 @@ class Session:
         self._turns: deque[Turn] = deque()  # the one that is spoken first
         self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
         self._num_turns = 0
+        self._finish_reason = FinishReason.STOP  # as of `Done`
         self._is_closed = False
         self.has_ended = False  # nothing that is written now will be spoken
         self._changed = asyncio.Event()
@@ -254,7 +262,7 @@ class Session:
             self._end(turn, "cancelled")
         self._turns.clear()
         self._over.clear()
-        self.has_ended = False
+        self.has_ended, self._finish_reason = False, FinishReason.STOP
         for event in (*before, cleared):
             await self._events.put(event)
         self._rendering = self._delivery.rendering(self._info)
@@ -298,11 +306,13 @@ class Session:
                 await self._speak(turn)
                 self._over.append(self._turns.popleft())
                 turn.record.publish()
+                if self._finish_reason is FinishReason.STOP:
+                    self._finish_reason = turn.finish_reason
                 await self._events.put(Flushed(turn))
             self.has_ended = True
             if not self._delivery.files and (rest := await self._rendering.close()):
                 await self._events.put(Rest(rest))
-            await self._events.put(Done())
+            await self._events.put(Done(self._finish_reason))
         except Exception as error:
             self.has_ended = True
             if self._turns:

@@ -256,9 +256,9 @@ class CartesiaSocket(ContextConnection):
             case Failed(error):
                 self._flushes.pop(name, None)
                 await self.socket.send_json(_error(name, self.failure(error, self.request_id)) | self.told(name))
-            case Done():
+            case Done(reason):
                 self._flushes.pop(name, None)
-                await self.socket.send_json(_done(name) | self.told(name))
+                await self.socket.send_json(_done(name) | {"finish_reason": reason} | self.told(name))
 
 
 _OUTPUT = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000}

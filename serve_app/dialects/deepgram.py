@@ -148,8 +148,8 @@ class AuraSocket(TurnSocket):
         match event:
             case Audio(_, data):
                 await self.socket.send_bytes(data)
-            case Flushed():
-                await self.send("Flushed", sequence_id=self._num_flushed)
+            case Flushed(turn):
+                await self.send("Flushed", sequence_id=self._num_flushed, finish_reason=turn.finish_reason)
                 self._num_flushed += 1
             case Cleared():
                 await self.send("Cleared", sequence_id=self._num_cleared)

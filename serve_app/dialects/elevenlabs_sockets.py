@@ -130,15 +130,15 @@ class _Contexts(ContextConnection, WishedConnection):
             case Failed(error):
                 await self._tell(name, self.failure(error, self.request_id))
                 await self._finish(name)
-            case Done():
-                await self._finish(name)
+            case Done(reason):
+                await self._finish(name, finish_reason=reason)
 
-    async def _finish(self, name: str) -> None:
+    async def _finish(self, name: str, **ended: object) -> None:
         self._ending.discard(name)
         self._draining.discard(name)
         self._words.pop(name, None)
         self._clocks_ms.pop(name, None)
-        await self._send_final(name)
+        await self._send_final(name, {**ended, **self.told(name)})
 
     async def _send_audio(self, name: str, audio: bytes) -> None:
         timed = {**self._timed(name, audio), "contextId": name, "isFinal": None}
@@ -160,8 +160,8 @@ class _Contexts(ContextConnection, WishedConnection):
         starts_ms, ends_ms = ([round(1000 * each) - clock_ms for each in times_s] for times_s in (starts_s, ends_s))
         return chars, starts_ms, [end - start for start, end in zip(starts_ms, ends_ms, strict=True)]
 
-    async def _send_final(self, name: str) -> None:
-        await self.socket.send_json({"contextId": name, "isFinal": True, **self.told(name)})
+    async def _send_final(self, name: str, told: Mapping[str, object]) -> None:
+        await self.socket.send_json({"contextId": name, "isFinal": True, **told})
 
     async def _tell(self, name: str, reply: ErrorReply) -> None:
         await self.socket.send_json({"contextId": name or None, "error": reply.message, "code": reply.code})
@@ -184,8 +184,8 @@ class _OneText(_Contexts):
     async def _send_audio(self, name: str, audio: bytes) -> None:
         await self.socket.send_json({**self._timed(name, audio), "isFinal": None, **self.told(name)})
 
-    async def _send_final(self, name: str) -> None:
-        await self.socket.send_json({"isFinal": True, **self.told(_ONLY)})
+    async def _send_final(self, name: str, told: Mapping[str, object]) -> None:
+        await self.socket.send_json({"isFinal": True, **told})
         await self.end()
 
 
@@ -216,8 +216,8 @@ class _Dialogues(_Contexts):
         alignment = {"alignment": timed, **mark} if chars else {}
         await self.socket.send_json({"context_id": name, "audio": encoded(audio), **alignment, **self.told(name)})
 
-    async def _send_final(self, name: str) -> None:
-        await self.socket.send_json({"context_id": name, "is_final": True, **self.told(name)})
+    async def _send_final(self, name: str, told: Mapping[str, object]) -> None:
+        await self.socket.send_json({"context_id": name, "is_final": True, **told})
 
     async def _tell(self, name: str, reply: ErrorReply) -> None:
         said = {"error": reply.code, "message": reply.message, "code": reply.code}

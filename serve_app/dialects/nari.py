@@ -93,7 +93,7 @@ class NariSocket(WishedConnection):
                 self._num_chunks += 1
                 await self.socket.send_bytes(data)
             case Flushed(turn):
-                self._stop_reason = turn.usage.finish_reason or "stop"
+                self._stop_reason = turn.finish_reason
 
     async def finish(self) -> None:
         done = {"stop_reason": self._stop_reason, "audio_chunks": self._num_chunks}

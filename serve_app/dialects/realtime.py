@@ -72,7 +72,8 @@ def response(turn: Turn, status: str, details: Mapping[str, object] | None = Non
         return {**shown, "status_details": None, "output": [], "usage": None}
     output = [_item(turn, "completed" if status == "completed" else "incomplete")]
     usage = {**turn.usage.tokens, "characters": len(turn.text)}
-    return {**shown, "status_details": details, "output": output, "usage": usage}
+    ended = {"status_details": details, "finish_reason": turn.usage.finish_reason}
+    return {**shown, **ended, "output": output, "usage": usage}
 
 
 def _item(turn: Turn, status: str) -> Json:

@@ -167,7 +167,8 @@ class OmniSocket(Connection):
                 self._num_done += 1
                 await self.send("audio.done", **number, sentence_index=0, total_bytes=num_bytes, error=False)
                 tokens = {"input_tokens": turn.usage.input_tokens, "output_tokens": turn.usage.frames}
-                await self.send("session.done", **number, total_sentences=1, usage=tokens)
+                told = {"usage": tokens, "finish_reason": turn.finish_reason}
+                await self.send("session.done", **number, total_sentences=1, **told)
 
 
 DIALECT = Dialect(

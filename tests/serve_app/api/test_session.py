@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from deployments.errors import InvalidRequest, Overloaded
-from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api.callers import Caller
 from serve_app.api.context import RequestState
 from serve_app.api.request_log import RequestRecord
@@ -76,6 +76,25 @@ async def test_a_turn_has_a_beginning_audio_and_an_end() -> None:
         events = await events_of(session)
     assert kinds(events) == ["Started", "Audio", "Flushed", "Done"]
     assert audio_of(events) == pcm_of(utterance())
+
+
+async def test_its_end_tells_the_first_bad_end_of_any_turn_that_was_not_cleared() -> None:
+    synthesizer = FakeSynthesizer()
+    async with open_session(synthesizer) as session:
+        events = aiter(session)
+        for reason in (FinishReason.SILENCE, None, FinishReason.STOP, FinishReason.LOOP, FinishReason.EARLY):
+            if reason is None:
+                await session.clear()
+                continue
+            synthesizer.script = [chunk(FRAME), chunk(b"", frames=0, finish_reason=reason)]
+            session.append("Hello there")
+            turn = session.flush()
+            while not isinstance(await anext(events), Flushed):
+                pass
+            assert turn.finish_reason is reason
+        session.close()
+        rest = [event async for event in events]
+    assert rest[-1] == Done(FinishReason.LOOP)
 
 
 async def test_a_turn_is_spoken_while_it_is_written() -> None:

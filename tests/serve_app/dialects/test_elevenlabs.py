@@ -158,7 +158,7 @@ async def test_keepalives_and_unknown_contexts_say_nothing() -> None:
     async with talking(fake.FakeSynthesizer(script=fake.utterance(1)), CONTEXTS) as client:
         client.send({"text": ""}, {"text": "", "context_id": "one"}, {"context_id": "gone", "close_context": True})
         client.send(begin(), *end())
-        assert (await client.until(isFinal=True))[0] == [{"contextId": "one", "isFinal": True}]
+        assert (await client.until(isFinal=True))[0] == [{"contextId": "one", "isFinal": True, "finish_reason": "stop"}]
         client.send({"close_socket": True})
         await client.until(closed=1000)
         await client.connection.task

@@ -47,6 +47,7 @@ async def test_turns_have_a_beginning_and_an_end() -> None:
                 "input_character_count": 6,
                 "billable_character_count": 6,
                 "controls_applied": NO_CONTROLS,
+                "finish_reason": "stop",
             }
         client.send(CLOSE)
         messages, _ = await client.until(closed=1000)

@@ -1,0 +1,76 @@
+"""Planted endings, over all sockets: what was not sent yet is made again, else the last message says how it ended."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
+from tests.serve_app.dialects.client import Client, Json, talking
+from tests.serve_app.dialects.rows import SOCKETS, SocketRow
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk
+
+pytestmark = pytest.mark.anyio
+
+TEXT = "Hello there.\n\nThis is the second part of it.\n\nThis is the third one."
+SECONDS = bytes([1, 0]) * 2 * CUSTOM_VOICE.sample_rate  # two
+
+socket_rows = pytest.mark.parametrize("row", SOCKETS.values(), ids=SOCKETS)
+
+
+class Ending(FakeSynthesizer):
+    """Two seconds for each request, whose ends have these reasons; STOP where there is none left."""
+
+    def __init__(self, *reasons: FinishReason) -> None:
+        super().__init__()
+        self.reasons = list(reasons)
+
+    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        reason = self.reasons.pop(0) if self.reasons else FinishReason.STOP
+        self.script = [chunk(SECONDS), chunk(b"", frames=0, finish_reason=reason)]
+        async for item in super().synthesize(request):
+            yield item
+
+
+@asynccontextmanager
+async def speaking(row: SocketRow, synthesizer: FakeSynthesizer) -> AsyncIterator[Client]:
+    async with talking(synthesizer, row.path, subprotocols=row.sample.protocols) as client:
+        client.send(*row.speak(TEXT))
+        yield client
+
+
+async def last_message(client: Client, row: SocketRow) -> Json:
+    kind, value = next(iter(row.over.items()))
+    (*_, last), _ = await client.until(**{kind: value})
+    inner: Json = last.get("response", last)
+    return inner
+
+
+def reason_in(last: Json) -> object:
+    return last["finish_reason"] if "finish_reason" in last else last["stop_reason"]
+
+
+@socket_rows
+async def test_the_last_message_says_how_speech_that_was_sent_ended(row: SocketRow) -> None:
+    for reason in (FinishReason.STOP, FinishReason.RUNAWAY):
+        async with speaking(row, Ending(reason)) as client:
+            assert reason_in(await last_message(client, row)) == reason
+
+
+@socket_rows
+async def test_a_later_segment_that_ends_badly_is_made_again(row: SocketRow) -> None:
+    synthesizer = Ending(FinishReason.STOP, FinishReason.LOOP)
+    async with speaking(row, synthesizer) as client:
+        assert reason_in(await last_message(client, row)) == FinishReason.STOP
+    numbers = [request.request_id.rpartition(".")[2] for request in synthesizer.requests]
+    assert numbers[1:] == ["2", "2", "3"]
+    _, bad, again, _ = synthesizer.requests
+    assert bad.seed != again.seed
+
+
+@socket_rows
+async def test_it_is_made_again_once(row: SocketRow) -> None:
+    synthesizer = Ending(FinishReason.STOP, FinishReason.LOOP, FinishReason.EARLY)
+    async with speaking(row, synthesizer) as client:
+        assert reason_in(await last_message(client, row)) == FinishReason.EARLY
+    assert len(synthesizer.requests) == 4
