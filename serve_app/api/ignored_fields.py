@@ -124,7 +124,7 @@ def always_streamed(fields: Mapping[str, object]) -> dict[str, str]:
     """Fields of a SpeechBody that have no effect on a WebSocket."""
     asked = {"stream": fields.get("stream") is False, "stream_format": fields.get("stream_format") == "sse"}
     reasons = {name: "a WebSocket sends audio as it comes" for name, is_asked in asked.items() if is_asked}
-    return reasons | ({PREVIOUS: "over HTTP only"} if fields.get(PREVIOUS) is not None else {})
+    return reasons | ({PREVIOUS: "over HTTP and on our own WebSocket only"} if fields.get(PREVIOUS) is not None else {})
 
 
 def as_header(reasons: Reasons) -> dict[str, str]:

@@ -7,32 +7,32 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-import numpy as np
 from starlette.websockets import WebSocketDisconnect
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from serve_app.api.context import RequestState
 from serve_app.api.errors import translate
 from serve_app.api.request import build_request, stored_voice
-from serve_app.api.request_log import SAMPLE_BYTES, RequestRecord, Usage
+from serve_app.api.request_log import RequestRecord, Usage
 from serve_app.api.speech_body import SpeechBody, check_length
 from serve_app.api.wish import Wish
 from serve_app.config import ApiSettings
 from serve_app.speech.characters import (
     end_of_certain,
+    end_of_visible,
     is_speakable,
     whole_characters,
     without_cjk_spaces,
     without_halves,
 )
+from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.spoken_text import SpokenText, read
-from serve_app.speech.synthesizer import Synthesizer
+from serve_app.speech.synthesizer import Synthesizer, silence
 from serve_app.speech.word_times import Spoken, Word, WordTimes
 from serve_app.voices.library import Voices
 
-SILENCE_S = 0.1  # the audio of a text with nothing to speak, because clients take an answer without audio for a failure
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
 MAX_AUDIO_BYTES = 4096  # in one event
 _MOST_UNSENT = 8  # events that the reader has not taken; decoding waits while there are so many
@@ -85,7 +85,7 @@ class Turn:
         if self.times is None or not self.times.are_known:
             return None
         heard = self.times.spoken(played_s - self.start_s)
-        end = _end_of(self.text, len("".join(heard.text_spoken.split())))
+        end = end_of_visible(self.text, len("".join(heard.text_spoken.split())))
         return replace(heard, text_spoken=self.text[:end], text_remaining=self.text[end:])
 
     def write(self) -> None:
@@ -185,20 +185,20 @@ class Session:
         asker: RequestState,
         request_id: str,
         voices: Voices,
+        continuation: Continuation | None = None,
         live_texts: LiveTexts | None = None,
     ) -> None:
         """`wish` is everything but the text. With `live_texts` a turn is spoken while it is written, else when it is
         complete. Turns have `request_id` with their number after it, that of a session without `live_texts` the bare
-        one.
+        one. `continuation`: what its turns go on from.
         """
-        self._synthesizer, self._settings, self._voices = synthesizer, settings, voices
-        self._wish = wish
+        self._synthesizer, self._settings, self._voices, self._wish = synthesizer, settings, voices, wish
         self._info, self._body, self._delivery, self._rules = wish.info, wish.body, wish.delivery, wish.spoken.rules
         self._asker, self._request_id, self._live_texts = asker, request_id, live_texts
+        self._continuation = continuation or Continuation(Tails(), joins=False)
         self._turns: deque[Turn] = deque()  # the one that is spoken first
         self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
         self._num_turns = 0
-        self._finish_reason = FinishReason.STOP  # as of `Done`
         self._is_closed = False
         self.has_ended = False  # nothing that is written now will be spoken
         self._changed = asyncio.Event()
@@ -262,7 +262,8 @@ class Session:
             self._end(turn, "cancelled")
         self._turns.clear()
         self._over.clear()
-        self.has_ended, self._finish_reason = False, FinishReason.STOP
+        self._continuation.break_off()
+        self.has_ended = False
         for event in (*before, cleared):
             await self._events.put(event)
         self._rendering = self._delivery.rendering(self._info)
@@ -306,13 +307,16 @@ class Session:
                 await self._speak(turn)
                 self._over.append(self._turns.popleft())
                 turn.record.publish()
-                if self._finish_reason is FinishReason.STOP:
-                    self._finish_reason = turn.finish_reason
+                if turn.request is not None:
+                    self._continuation.count(turn.request)
                 await self._events.put(Flushed(turn))
             self.has_ended = True
             if not self._delivery.files and (rest := await self._rendering.close()):
                 await self._events.put(Rest(rest))
-            await self._events.put(Done(self._finish_reason))
+            endings = (turn.finish_reason for turn in self._over)
+            await self._events.put(
+                Done(next((one for one in endings if one is not FinishReason.STOP), FinishReason.STOP))
+            )
         except Exception as error:
             self.has_ended = True
             if self._turns:
@@ -333,6 +337,7 @@ class Session:
         async with aclosing(self._chunks(turn)) as chunks:
             async for chunk in chunks:
                 turn.usage.add(chunk)
+                self._continuation.deliver(chunk.num_samples / self._info.sample_rate / self._body.speed)
                 audio = await self._rendering.feed(chunk.pcm)
                 if not has_begun and chunk.pcm:
                     has_begun = True
@@ -369,7 +374,8 @@ class Session:
         body, spoken = self._body.model_copy(update={"input": text}), read(text, self._rules, field="text")
         if self._live_texts is not None and not is_speakable(spoken.text):
             return  # a conversation treats no text as an error
-        turn.request = await self._request(turn, body, spoken)
+        request = await self._request(turn, body, spoken)
+        turn.request = replace(request, tail=self._continuation.tail(request))
         self._follow(turn, spoken)
         if is_speakable(turn.request.text):
             async with aclosing(self._synthesizer.synthesize(turn.request, self._info)) as chunks:
@@ -384,8 +390,8 @@ class Session:
             self._follow(turn, live)
             turn.write()
             if await live.wait_for_words():
-                turn.request = live.request
-                async with aclosing(self._synthesizer.synthesize(live.request, self._info)) as chunks:
+                turn.request = await live.going_on(self._continuation)
+                async with aclosing(self._synthesizer.synthesize(turn.request, self._info)) as chunks:
                     async for chunk in chunks:
                         yield chunk
 
@@ -442,16 +448,3 @@ class Session:
     def _end(self, turn: Turn, outcome: str) -> None:
         turn.record.error = outcome
         turn.record.publish()
-
-
-def silence(info: ModelInfo) -> PcmChunk:
-    """A moment without a sound, as the whole of an utterance."""
-    codes = np.zeros((0, info.num_code_groups), np.int16)
-    samples = int(SILENCE_S * info.sample_rate)
-    return PcmChunk(bytes(samples * SAMPLE_BYTES), codes, 0, FinishReason.STOP)
-
-
-def _end_of(text: str, num_visible: int) -> int:
-    """Where `text` has so many characters, not counting spaces."""
-    ends = [place for place, char in enumerate(text, start=1) if not char.isspace()]
-    return ends[min(num_visible, len(ends)) - 1] if num_visible and ends else 0

@@ -18,18 +18,19 @@ from serve_app.api.errors import BodyTooSlow, translate
 from serve_app.api.request import build_request
 from serve_app.api.request_log import RequestRecord, Usage
 from serve_app.api.response import AnswerAttempt, SpeechResponse, WholeResponse, audio_body, event_body, start_marks
-from serve_app.api.session import Session, silence
+from serve_app.api.session import Session
 from serve_app.api.whole_answer import Kept
 from serve_app.api.wish import Wish, speech_headers
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.speech.characters import is_speakable
 from serve_app.speech.dialogue import DialogueTimes, in_turns, turns_of
-from serve_app.speech.joints import Tails
+from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.models import Models
 from serve_app.speech.redraw import draw_seed, redraw
 from serve_app.speech.segments import Segments
+from serve_app.speech.synthesizer import silence
 from serve_app.speech.word_times import WordTimes
 from serve_app.voices.library import Voices
 from serve_app.voices.record import VISITOR
@@ -44,7 +45,7 @@ WholeBody = Callable[[bytes, WordTimes | None], Iterable[bytes]]
 TIMING_HEADER = "x-server-timing"  # of a request that wants a Server-Timing header
 _LONGEST_KEY = 255  # of an Idempotency-Key
 BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
-_NO_TAIL = "no finished request of yours in this voice that is kept has this id"
+NO_TAIL = "no finished request of yours in this voice that is kept has this id"
 
 
 class SpeechService:
@@ -83,14 +84,29 @@ class SpeechService:
         asked = SynthesisRequest("", spoken.text, stretches=spoken.stretches, max_segment_chars=wanted)
         return Segments.of(asked, wish.info.max_segment_chars).plan()
 
-    def session(self, connection: HTTPConnection, wish: Wish, *, request_id: str, live: bool = True) -> Session:
-        """Speech of one conversation, while it is written if `live`; see `Session`."""
+    def continuation(self) -> Continuation:
+        """What the utterances of one conversation go on from."""
+        return Continuation(self._tails, joins=self.settings.text.joints)
+
+    def session(
+        self,
+        connection: HTTPConnection,
+        wish: Wish,
+        *,
+        request_id: str,
+        live: bool = True,
+        continuation: Continuation | None = None,
+    ) -> Session:
+        """Speech of one conversation, while it is written if `live`; see `Session`. `continuation`: of a conversation
+        that has several sessions.
+        """
         return Session(
             self.models,
             self.settings,
             wish,
             asker=state_of(connection),
             request_id=request_id,
+            continuation=continuation or self.continuation(),
             live_texts=self.live_texts if live else None,
             voices=self.voices,
         )
@@ -115,7 +131,7 @@ class SpeechService:
         if (previous_id := wish.body.previous_request_id) is not None:
             utterance = replace(utterance, tail=self._tails.find(utterance, previous_id))
             if utterance.tail is None:
-                wish = replace(wish, ignored={**wish.ignored, previous: _NO_TAIL})
+                wish = replace(wish, ignored={**wish.ignored, previous: NO_TAIL})
         spoken = [utterance] if not turns else await self._turns(request, utterance, turns)
         usage = state_of(request).record.usage
         usage.ignored = ignored_fields.entries(wish.ignored)

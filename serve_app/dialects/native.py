@@ -20,11 +20,12 @@ from serve_app.api.response import word_entries
 from serve_app.api.session import Audio, Event, Failed, Flushed, Session, Started, Turn, Words
 from serve_app.api.sockets import Connection, unknown_type
 from serve_app.api.speech_body import SpeechBody, parse_speech, validated
-from serve_app.api.speech_service import SpeechService
+from serve_app.api.speech_service import NO_TAIL, SpeechService
 from serve_app.api.wish import Delivery
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.dialects.table import Dialect
+from serve_app.speech.joints import Continuation
 from serve_app.speech.word_times import marked
 
 
@@ -65,8 +66,9 @@ _NAMES: ignored_fields.Names = {**dict.fromkeys(("type", *Resumption.model_field
 class SpeakMessage:
     """One `speak` message on its way; `samples` and `usage` count the audio that has been handed to the socket."""
 
-    def __init__(self, request_id: str, connection: Connection) -> None:
+    def __init__(self, request_id: str, connection: Connection, continuation: Continuation) -> None:
         self.request_id = request_id
+        self._continuation = continuation
         self.usage = Usage()
         self.samples = 0
         self.turn: Turn | None = None
@@ -86,16 +88,24 @@ class SpeakMessage:
 
     async def _open(self, fields: dict[str, object], service: SpeechService) -> Session:
         body, resumption = _speech_body(fields, service.settings), parse_resumption(fields)
+        if body.previous_request_id is not None or body.seed is not None:  # a seed makes the same again
+            self._continuation.previous_id = body.previous_request_id
         info = await model_for(service, body, fields)
-        ignored = Ignored(fields, _NAMES, ignored_fields.always_streamed(fields))
+        reasons = ignored_fields.always_streamed(fields)
+        reasons.pop(ignored_fields.PREVIOUS, None)
+        ignored = Ignored(fields, _NAMES, reasons)
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
         stored = await stored_voice(body, info, service.voices)
         wish = await wish_of(service, body, info, delivery=delivery, ignored=ignored, stored=stored)
-        self._told = wish.notes()
+        self._wish = wish
         session = service.session(
-            self._connection.socket, replace(wish, ignored={}), request_id=self.request_id, live=False
+            self._connection.socket,
+            replace(wish, ignored={}),
+            request_id=self.request_id,
+            live=False,
+            continuation=self._continuation,
         )
         session.append(wish.body.input)
         self.turn = session.flush()
@@ -108,7 +118,7 @@ class SpeakMessage:
             case Started(turn):
                 drawn = turn.request.seed if turn.request is not None else 0  # 0 of silence
                 seed = drawn if turn.usage.seed is None else turn.usage.seed
-                await self._send("started", **self._format, seed=seed, **self._told)
+                await self._send("started", **self._format, seed=seed, **self._joint(turn), **self._notes(turn))
             case Audio(_, pcm):
                 await self._send_pcm(pcm)
             case Words(_, words):
@@ -123,6 +133,17 @@ class SpeakMessage:
                 )
             case Failed(error):
                 await self._report(error)
+
+    def _joint(self, turn: Turn) -> dict[str, object]:
+        """What it goes on from, where it does."""
+        is_joined = turn.request is not None and turn.request.tail is not None
+        return {ignored_fields.PREVIOUS: self._continuation.previous_id} if is_joined else {}
+
+    def _notes(self, turn: Turn) -> dict[str, object]:
+        wish = self._wish
+        if wish.body.previous_request_id is not None and not self._joint(turn):
+            wish = replace(wish, ignored={**wish.ignored, ignored_fields.PREVIOUS: NO_TAIL})
+        return wish.notes()
 
     async def _send_pcm(self, pcm: bytes) -> None:
         pcm, self._had = pcm[self._had :], max(0, self._had - len(pcm))
@@ -147,6 +168,7 @@ class SpeechSocket(Connection):
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
         self._num_utterances = 0
+        self._continuation = service.continuation()
         self._utterance: SpeakMessage | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -171,7 +193,8 @@ class SpeechSocket(Connection):
             raise InvalidRequest("An utterance is being spoken; cancel it or wait for it to end.", "type", "busy")
         self._num_utterances += 1
         own_id = f"{self.request_id}-{self._num_utterances}"
-        self._utterance = SpeakMessage(parse_resumption(fields).request_id or own_id, self)
+        request_id = parse_resumption(fields).request_id or own_id
+        self._utterance = SpeakMessage(request_id, self, self._continuation)
         self._task = self.start(self._utterance.run(fields, self.service))
 
     async def _cancel(self, played_ms: float | None) -> None:
@@ -181,6 +204,7 @@ class SpeechSocket(Connection):
         """
         task, self._task = self._task, None
         await self.stop()
+        self._continuation.break_off()
         stopped = self._utterance if task is not None and task.cancelled() else None
         request_id = stopped.request_id if stopped else None
         frames, samples = (stopped.usage.frames, stopped.samples) if stopped else (0, 0)

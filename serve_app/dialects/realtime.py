@@ -97,6 +97,7 @@ class RealtimeSocket(ResponseSocket):
         self._waiting: list[str] = []  # texts of items for which no response was asked
         self._turn: Turn | None = None  # that is being spoken
         self._num_turns = 0
+        self._continuation = service.continuation()
         self._event_id: object = None  # of the message that is being obeyed
 
     async def opened(self) -> None:
@@ -172,7 +173,9 @@ class RealtimeSocket(ResponseSocket):
         wish = await self._wished(asked, _RESPONSE_NAMES, {**self._settings, **_settings(asked)})
         self._num_turns += 1
         own_id = f"{self.request_id}-{self._num_turns}"
-        session = self.service.session(self.socket, wish, request_id=own_id, live=False)
+        session = self.service.session(
+            self.socket, wish, request_id=own_id, live=False, continuation=self._continuation
+        )
         session.append(text)
         self._turn = session.flush()
         session.close()
@@ -183,6 +186,7 @@ class RealtimeSocket(ResponseSocket):
 
     async def _cancel(self) -> None:
         await self.stop()
+        self._continuation.break_off()
         if self._turn is None:
             raise InvalidRequest("No response is being spoken.", "type", "response_cancel_not_active")
         turn, self._turn = self._turn, None

@@ -44,3 +44,9 @@ def end_of_certain(text: str) -> int:
     """The end of `text`, but for spaces after an ideograph: another one may follow."""
     stripped = text.rstrip()
     return len(stripped) if is_ideograph(stripped[-1:]) else len(text)
+
+
+def end_of_visible(text: str, num_visible: int) -> int:
+    """Where `text` has so many characters, not counting spaces."""
+    ends = [place for place, char in enumerate(text, start=1) if not char.isspace()]
+    return ends[min(num_visible, len(ends)) - 1] if num_visible and ends else 0

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from deployments.listener import Listener
 from deployments.protocol import Codes, FinishReason, PcmChunk, SynthesisRequest, Tail
 from serve_app.speech.characters import is_ideograph
 
 _MOST_FRAMES, _LEAST_FRAMES = 25, 5  # of a tail: at most 2 s
 _MOST_CHARS = 100
+_LEAD_S = 1.0  # of audio that is left to play when the next utterance begins
 _KEPT_S = 600.0
 _MOST_BYTES = 8 << 20  # of the tails that are kept, for about 4,000 requests
 _ENTRY_BYTES = 500  # beside text, codes and names
@@ -100,6 +102,37 @@ class Tails:
     def _forget(self, key: tuple[str, str]) -> None:
         if (kept := self._kept.pop(key, None)) is not None:
             self._num_bytes -= kept.num_bytes
+
+
+class Continuation:
+    """Utterances that follow each other in one conversation. Each goes on from the end of the one before."""
+
+    def __init__(self, tails: Tails, *, joins: bool) -> None:
+        """`joins`: whether an utterance goes on from another one that no client has named."""
+        self._tails, self._joins, self._listener = tails, joins, Listener()
+        self.previous_id: str | None = None  # the request that the next one goes on from
+
+    def tail(self, request: SynthesisRequest) -> Tail | None:
+        """What `request` goes on from: None where nothing was spoken before, or in another voice."""
+        return None if self.previous_id is None else self._tails.find(request, self.previous_id)
+
+    @property
+    def patience_s(self) -> float:
+        """How long the next one may wait for more of its text, because the one before is still being played."""
+        now_s = time.monotonic()
+        return max(0.0, self._listener.lead_s(now_s) - _LEAD_S)
+
+    def deliver(self, audio_s: float) -> None:
+        """So many seconds of audio are sent."""
+        self._listener.deliver(audio_s, now_s=time.monotonic())
+
+    def count(self, request: SynthesisRequest) -> None:
+        """It has been spoken."""
+        self.previous_id = request.request_id if self._joins else None
+
+    def break_off(self) -> None:
+        """The listener interrupts: what was spoken may not have been heard."""
+        self.previous_id, self._listener = None, Listener()
 
 
 def _voice(request: SynthesisRequest) -> tuple[object, ...]:

@@ -6,6 +6,7 @@ pauses, the sound fades into silence.
 """
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -19,7 +20,7 @@ from deployments.listener import Listener
 from deployments.protocol import Mailbox, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from serve_app.speech.characters import is_speakable
-from serve_app.speech.joints import SpokenEnd
+from serve_app.speech.joints import Continuation, SpokenEnd
 from serve_app.speech.segments import Segments, heed, segment_request, segment_start
 from serve_app.speech.splitting import LiveSplit
 from serve_app.speech.spoken_text import TURN_CHARS, SpokenPiece, TextReader, TextRules
@@ -110,6 +111,15 @@ class LiveText(Segments):
         """The request to a synthesizer, for use after `wait_for_words`."""
         return self._segments[0]
 
+    async def going_on(self, conversation: Continuation) -> SynthesisRequest:
+        """As `request`, going on from what was spoken before, where enough is written in time to be spoken at once."""
+        if (tail := conversation.tail(self.request)) is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(conversation.patience_s):
+                    while not self._is_long(0):
+                        await self._changed.wait()
+        return replace(self.request, tail=tail if self._is_long(0) else None)
+
     def append(self, text: str) -> None:
         """Add to the text. A long addition becomes spoken text over several turns of the event loop.
 
@@ -178,8 +188,10 @@ class LiveText(Segments):
         joined = super().joined(number, before)
         if joined is None or joined.tail is None:
             return joined
-        is_long = self.is_over or len(self.segment_text(number)) >= _JOINED_CHARS
-        return joined if is_long and number not in self._begun_anew else replace(joined, tail=None)
+        return joined if self._is_long(number) and number not in self._begun_anew else replace(joined, tail=None)
+
+    def _is_long(self, number: int) -> bool:
+        return self.is_over or len(self.segment_text(number)) >= _JOINED_CHARS
 
     def start(self, number: int) -> int:
         return segment_start(self.spoken, [each.text for each in self._mailboxes[:number]])

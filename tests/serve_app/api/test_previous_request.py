@@ -13,7 +13,7 @@ from serve_app.api import response
 from serve_app.api.keys import create_key
 from serve_app.config import AccessSettings, ApiSettings, TextSettings
 from tests.serve_app import asgi
-from tests.serve_app.dialects.test_native import SPEAK, Socket
+from tests.serve_app.dialects.test_native import Socket
 from tests.serve_app.fake import FakeSynthesizer, chunk, utterance
 from tests.serve_app.one_model import one_api
 
@@ -134,9 +134,13 @@ async def test_of_elevenlabs_ids_the_last_one_counts_and_text_alone_does_not(syn
     assert fourth.headers["x-ignored"] == "previous_request_ids (a list of ids, in the body over HTTP)"
 
 
-async def test_a_websocket_names_it(synthesizer: FakeSynthesizer) -> None:
-    async with asgi.websocket(surface(synthesizer), "/v1/audio/speech/ws") as connection:
+async def test_a_websocket_that_takes_none_names_it(synthesizer: FakeSynthesizer) -> None:
+    path, protocols = "/v1/audio/speech/ws", ["nari.speech.v1"]
+    async with asgi.websocket(surface(synthesizer), path, subprotocols=protocols) as connection:
         socket = await Socket(connection).accepted()
-        socket.send({**SPEAK, "previous_request_id": "x"})
-        started = await socket.event()
-    assert started["ignored"] == [{"field": "previous_request_id", "reason": "over HTTP only"}]
+        assert (await socket.event())["type"] == "session.created"
+        socket.send({"type": "request.start", "voice": "ryan", "previous_request_id": "x"})
+        configured = await socket.event()
+    assert configured["ignored"] == [
+        {"field": "previous_request_id", "reason": "over HTTP and on our own WebSocket only"}
+    ]
