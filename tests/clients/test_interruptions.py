@@ -1,4 +1,7 @@
-"""Twenty interruptions at random places: how soon there is silence, and whether what had been spoken is right."""
+"""Twenty interruptions at random places: how soon there is silence, and whether what had been spoken is right.
+
+By Flux with a text that is written meanwhile, and by every dialect with word times.
+"""
 
 import asyncio
 import json
@@ -9,10 +12,16 @@ from dataclasses import dataclass
 
 import aiohttp
 import numpy as np
+import pytest
 
 from talkray_tools.recogniser import Whisper, plain_words, word_errors
 from tests.clients.test_clients import VOICE
 from tests.clients.texts import TEXTS
+from tests.serve_app.dialects.client import Json
+from tests.serve_app.dialects.rows import SOCKETS, SocketRow
+from tests.serve_app.dialects.rows import VOICE as ROWS_VOICE
+from tests.serve_app.dialects.timed import Interrupted as Named
+from tests.serve_app.dialects.timed import Interrupter
 
 INTERRUPTIONS = 20
 SEED = 17
@@ -132,4 +141,47 @@ def test_an_interruption_is_silence_at_once_and_what_was_spoken_is_right(server:
         f"{sum(abs(words) > 1 for words in off_by)} by more |"
     )
     assert max(silences_ms) < 1000
+    assert all(abs(words) <= 1 for words in off_by), off_by
+
+
+async def named_by(row: SocketRow, url: str) -> list[tuple[str, Named]]:
+    """Each text, and what an interruption of it told."""
+    generator, came = random.Random(SEED), list[tuple[str, Named]]()
+    path = url.replace("http", "ws", 1) + row.path.replace(ROWS_VOICE, VOICE)
+    async with aiohttp.ClientSession() as session:
+        socket = await session.ws_connect(path)
+        interrupter = Interrupter(socket, row)
+        for number in range(INTERRUPTIONS):
+            text = " ".join(generator.sample(NO_FIGURES, 4))
+            messages: list[Json] = json.loads(
+                json.dumps(row.speak_timed(text)).replace(f'"{ROWS_VOICE}"', f'"{VOICE}"')
+            )
+            at_ms = round(1000 * generator.uniform(*PLACES_S))
+            came.append((text, await interrupter.interrupt(text, messages, at_ms)))
+            print(f"interruption {number + 1} of {INTERRUPTIONS} after {at_ms} ms", flush=True)
+            if row.cancelled is None:  # nothing says where audio of the interrupted text ends
+                await socket.close()
+                socket = await session.ws_connect(path)
+                interrupter = Interrupter(socket, row)
+        await socket.close()
+    return came
+
+
+ROWS = {name: row for name, row in SOCKETS.items() if row.words and row.cancel}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_word_named_is_the_last_one_heard_or_the_one_being_said(
+    server: str, transcriber: Whisper, name: str
+) -> None:
+    off_by = []
+    for text, told in asyncio.run(named_by(ROWS[name], server)):
+        assert plain_words(" ".join(told.spoken)) == plain_words(text)[: len(plain_words(" ".join(told.spoken)))]
+        assert told.mark is None, "times of the embedded voice are exact"
+        heard = plain_words(transcriber.transcribe(np.frombuffer(told.pcm, "<i2").astype(np.float32) / 32768, RATE))
+        off_by.append(len(plain_words(" ".join(told.spoken))) - words_said(text, heard))
+        print(
+            f"after {len(told.pcm) / 48:.0f} ms: told {told.named!r}, recognised {' '.join(heard)!r}: {off_by[-1]:+d}"
+        )
+    print(f"\n| {name} | {off_by.count(0)} the same, {sum(abs(words) == 1 for words in off_by)} off by one word |")
     assert all(abs(words) <= 1 for words in off_by), off_by

@@ -1,11 +1,17 @@
-"""The words in the answers of any dialect, with their times."""
+"""The words in the answers of any dialect with their times, and what a plain socket says of them at an interruption."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import aiohttp
+
 from tests.serve_app.dialects.client import Json, audio_in
+from tests.serve_app.dialects.rows import SOCKETS, SocketRow
 
 Timed = tuple[str, float, float]  # a word, and the milliseconds of the audio at which it begins and ends
+_BOUND_S = 120.0  # for a message to come
 _CHARS = ("characters", "chars")
 _BEGINS = {"character_start_times_seconds": 1000, "charStartTimesMs": 1, "char_start_times_ms": 1}
 _ENDS = {"character_end_times_seconds": 1000}
@@ -59,3 +65,77 @@ def _of_characters(carried: Json) -> tuple[list[str], list[float], list[float]]:
     spaces = [place for place, char in enumerate(chars) if char == " "]
     firsts = [0, *(place + 1 for place in spaces[:-1])]
     return "".join(chars).split(), [begins[first] for first in firsts], [ends[place - 1] for place in spaces]
+
+
+@dataclass
+class Interrupted:
+    """What a client knows of an utterance that it has interrupted."""
+
+    spoken: list[str]  # the words that were heard, the last one perhaps in part
+    mark: object  # `estimated`
+    pcm: bytes  # what was heard
+
+    @property
+    def named(self) -> str | None:
+        return self.spoken[-1] if self.spoken else None
+
+
+class Interrupter:
+    """Has a server speak texts over one socket, and interrupts each where its audio has come to a place."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, row: SocketRow) -> None:
+        self._socket, self._row = socket, row
+        self._before_ms = 0  # of the session: where it was interrupted last
+
+    async def interrupt(self, text: str, messages: Sequence[Json], at_ms: int) -> Interrupted:
+        for message in messages:
+            await self._socket.send_json(message)
+        names = self._row.words == "text_spoken" or self._row is SOCKETS["native"]
+        reader = Reader("" if self._row.words == "text_spoken" else self._row.words, self._row.clock)
+        pcm = bytearray()
+        while len(pcm) < 48 * at_ms:
+            told = await self._next()
+            pcm += told if isinstance(told, bytes) else audio_in(told)
+            if isinstance(told, dict):
+                reader.read(told)
+        assert self._row.cancel is not None
+        await self._socket.send_json(self._row.cancel | self._where(at_ms))
+        answer = None if self._row.cancelled is None else await self._answer(reader)
+        heard = bytes(pcm[: 48 * at_ms])
+        if names:
+            assert answer is not None
+            assert answer["text_spoken"] + answer["text_remaining"] == text
+            spoken = answer["text_spoken"].split()
+            assert spoken[-1:] == ([answer["last_word"]] if answer["last_word"] else [])
+            return Interrupted(spoken, answer.get("estimated"), heard)
+        assert len(reader.marks) <= 1
+        spoken = [word for word, begin_ms, _ in reader.words if begin_ms <= at_ms]
+        return Interrupted(spoken, next(iter(reader.marks), None), heard)
+
+    def _where(self, at_ms: int) -> Json:
+        if self._row is SOCKETS["native"]:
+            return {"played_ms": at_ms}
+        if self._row is SOCKETS["flux"]:
+            self._before_ms += at_ms
+            return {"playback_offset": {"type": "time_ms", "value": self._before_ms}}
+        return {}
+
+    async def _answer(self, reader: Reader) -> Json:
+        """The answer to the interruption, behind what was on its way. What words come by then, the client knows."""
+        assert self._row.cancelled is not None
+        while True:
+            told = await self._next()
+            if isinstance(told, dict) and told.items() >= self._row.cancelled.items():
+                return told
+            if isinstance(told, dict):
+                reader.read(told)
+
+    async def _next(self) -> Json | bytes:
+        message = await self._socket.receive(timeout=_BOUND_S)
+        if message.type is aiohttp.WSMsgType.BINARY:
+            audio: bytes = message.data
+            return audio
+        assert message.type is aiohttp.WSMsgType.TEXT, message
+        told: Json = json.loads(message.data)
+        assert told.get("type") not in ("error", "Error", "Warning"), told
+        return told
