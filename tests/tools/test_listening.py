@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 
 from serve_app.speech.languages import language_code
+from talkray_tools import job_client
 from talkray_tools.recogniser import pieces, plain_words, word_errors
 from talkray_tools.released import read
 from tests.e2e.heard import begins_with_hiss, steps_where_joined
+from tests.tools.book.fake_jobs import CHAR_S, running_jobs, tone
 from tools.listening.__main__ import Log
+from tools.listening.book import read_aloud
 from tools.listening.judge import Judged
 from tools.listening.table import placed, table, worse
 from tools.listening.texts import SENTENCES, texts
+from tools.listening.ways import RATE, UtteranceFailed
 
 NAME = "Some recogniser"
 
@@ -124,3 +128,17 @@ def test_steps_are_seen_where_audio_is_joined() -> None:
     hum = (8000 * np.sin(2 * np.pi * 200 * np.arange(1200) / 24000)).astype(np.int16)
     assert steps_where_joined(hum, (600,)) == []
     assert steps_where_joined(np.concatenate([hum[:600], hum[630:]]), (600,)) == [600]
+
+
+def test_the_paragraphs_of_a_book_are_cut_out_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_client, "_PERIOD_S", 0.01)
+    said = ["The first one.", "Another one, which is longer.", "Last."]
+    with running_jobs() as jobs:
+        spoken = read_aloud(said, tmp_path, url=jobs.url, voice="alloy", language="english", seed=7)
+        assert [len(audio) for audio in spoken] == pytest.approx([CHAR_S * RATE * len(text) for text in said], abs=25)
+        for text, audio in zip(said, spoken, strict=True):
+            assert np.abs(audio[100:-100] - tone(text, 7, 0.1)[100 : len(audio) - 100]).max() < 0.05
+        assert read_aloud(said, tmp_path, url=jobs.url, voice="alloy", language="english", seed=7)[0].size
+        assert jobs.num_begun == 1
+        with pytest.raises(UtteranceFailed, match="no text to speak"):
+            read_aloud(["..."], tmp_path, url=jobs.url, voice="alloy", language="english", seed=7)

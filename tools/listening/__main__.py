@@ -34,6 +34,7 @@ from serve_app.cli.serve.supervisor import Driver, running
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
 from serve_app.speech.languages import language_code, language_name
 from talkray_tools.recogniser import Moonshine, Recogniser, Whisper
+from tools.listening.book import read_aloud
 from tools.listening.judge import Judge, Judged
 from tools.listening.table import placed, table, worse
 from tools.listening.texts import SENTENCES, Text, texts
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 DOZEN = 12  # texts of one voice for each way but plain PCM
 AT_ONCE = 6
+_BOOK_SEED = 1000
 _POOLS = {"talker": "ServeReplica:talkray:Talker", "decoder": "ServeReplica:talkray:Codec"}
 _PROGRESS_S = 15.0
 
@@ -89,7 +91,7 @@ class ListeningSession:
         self, http: aiohttp.ClientSession, way: Way, voice: str, text: Text, several: asyncio.Semaphore
     ) -> None:
         key = (way.name, voice, text.kind, text.number)
-        asked = self._asked(text, voice)
+        asked = self._asked(text, voice, text.number + 1 if way.seed is None else way.seed)
         loop = asyncio.get_running_loop()
         try:
             async with several:
@@ -107,9 +109,9 @@ class ListeningSession:
         share = 100 * errors / sum(each.words for each in same)
         self._say(f"{way.name}, {voice}: {len(same)} heard, {share:.1f} % of the words wrong")
 
-    def _asked(self, text: Text, voice: str) -> Asked:
+    def _asked(self, text: Text, voice: str, seed: int) -> Asked:
         fields = {"language": self._options.language, **self._options.fields}
-        return Asked(text.written, text.number + 1, fields | ({"voice": voice} if voice else {}))
+        return Asked(text.written, seed, fields | ({"voice": voice} if voice else {}))
 
     def _say(self, line: str, *, now: bool = False) -> None:
         moment_s = time.monotonic()
@@ -161,6 +163,23 @@ async def hear_inline(session: ListeningSession, url: str, options: argparse.Nam
     async with connected(url) as http:
         voice = (options.voice or await builtin_voices(http))[0]
         await session.hear(http, Way("decoded by the talker (`placement: inline`)", plain), voice, _dozen(said))
+
+
+async def hear_book(session: ListeningSession, url: str, options: argparse.Namespace, said: list[Text]) -> None:
+    """Paragraphs of a book: a job makes them, all with one seed."""
+    async with connected(url) as http:
+        voice = (options.voice or await builtin_voices(http))[0]
+        wanted, made = _dozen(said), dict[str, Audio]()
+
+        async def listen(http: aiohttp.ClientSession, asked: Asked) -> Audio:
+            if not made:
+                each = [text.written for text in wanted]
+                named = {"url": url, "voice": voice, "language": options.language, "seed": asked.seed}
+                made.update(zip(each, await asyncio.to_thread(read_aloud, each, options.out, **named), strict=True))
+            return made[asked.text]
+
+        if voice and not options.fields:  # a book has no place for other fields of requests
+            await session.hear(http, Way("a book of `talkray book`", listen, seed=_BOOK_SEED), voice, wanted, at_once=1)
 
 
 def _dozen(said: list[Text]) -> list[Text]:
@@ -229,6 +248,7 @@ def listen(options: argparse.Namespace) -> int:
         with server(options.model, "hybrid") as driver:
             asyncio.run(hear_all(session, driver.url, options, said))
             if options.ways:
+                asyncio.run(hear_book(session, driver.url, options, said))
                 asyncio.run(hear_kills(session, driver, options, said))
         if options.ways:
             with server(options.model, "inline") as driver:

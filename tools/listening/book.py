@@ -16,7 +16,12 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from deployments.errors import TalkrayError
+from talkray_tools.arguments import run_command
+from talkray_tools.book.__main__ import book
 from talkray_tools.recogniser import Whisper, plain_words, word_errors
+from tools.listening.ways import RATE as WAYS_RATE
+from tools.listening.ways import UtteranceFailed
 
 RATE = 16000
 _WORST = 5
@@ -46,12 +51,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{wrong} of {num_words}: {text}\n  heard: {said}")
 
 
-def decoded(file: Path) -> NDArray[np.float32]:
-    """[samples] at RATE, of all of the book: an hour takes 230 MB.
+def read_aloud(
+    texts: Sequence[str], folder: Path, *, url: str, voice: str, language: str, seed: int
+) -> list[NDArray[np.float32]]:
+    """Each text as a paragraph of a book that a server speaks, cut out where the report says that it is.
+
+    Raises UtteranceFailed. The book stays in `folder`, and is not made again where it is complete.
+    """
+    file, target = folder / "book.txt", folder / "book.flac"
+    file.write_text("\n\n".join(texts), encoding="utf-8")
+    options = ["--voice", voice, "--language", language, "--seed", str(seed)]
+    try:
+        code = run_command(book, "talkray book", [str(file), "-o", str(target), "--url", url, *options])
+    except TalkrayError as error:
+        raise UtteranceFailed(f"talkray book: {error}") from None
+    if code:
+        raise UtteranceFailed(f"talkray book: exit code {code}")
+    paragraphs = json.loads(target.with_suffix(".report.json").read_text(encoding="utf-8"))["paragraphs"]
+    if len(paragraphs) != len(texts):
+        raise UtteranceFailed(f"the book has {len(paragraphs)} paragraphs of {len(texts)} texts")
+    audio = decoded(target, WAYS_RATE)
+    return [audio[round(each["start_s"] * WAYS_RATE) : round(each["end_s"] * WAYS_RATE)] for each in paragraphs]
+
+
+def decoded(file: Path, rate: int = RATE) -> NDArray[np.float32]:
+    """[samples] at a rate, of all of the book: an hour takes 230 MB at RATE.
 
     Raises av.FFmpegError.
     """
-    resampler = av.AudioResampler(format="flt", layout="mono", rate=RATE)
+    resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
     with av.open(str(file)) as opened:
         frames = [part for frame in opened.decode(audio=0) for part in resampler.resample(frame)]
     return np.concatenate([frame.to_ndarray()[0] for frame in [*frames, *resampler.resample(None)]])

@@ -54,6 +54,7 @@ class Way:
     filters: tuple[str, ...] = ()
     coded: tuple[str, ...] = ()
     raw: tuple[str, ...] = ()  # how to read what `coded` wrote, where it does not say so itself
+    seed: int | None = None  # of all utterances; None: each has its own
 
     def convert(self, audio: Audio) -> Audio:
         """What an independent tool makes of plain PCM."""
