@@ -6,10 +6,10 @@ import pytest
 import soundfile
 
 from deployments.errors import EngineError, Overloaded, ReplicaLost
-from deployments.protocol import FinishReason
+from deployments.protocol import FinishReason, ModelInfo
 from serve_app.api.keys import create_key
 from serve_app.config import AccessSettings, JobSettings
-from tests.serve_app.fake import BASE, FOLLOWED
+from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED
 from tests.serve_app.jobs.desk import Server, Speaker, files_in, serving, so, started, until
 from tests.serve_app.voices.speakers import store
 
@@ -42,14 +42,15 @@ async def test_a_job_is_spoken_part_by_part_and_fetched(tmp_path: Path) -> None:
         assert [each["id"] for each in listed] == [job["id"]]
 
 
-async def test_words_and_segments_of_a_part(tmp_path: Path) -> None:
+@pytest.mark.parametrize("info", [FOLLOWED, CUSTOM_VOICE], ids=["exact", "estimated"])
+async def test_words_and_segments_of_a_part(tmp_path: Path, info: ModelInfo) -> None:
     text = "Hello there all of you. This is the second sentence of it."
-    async with serving(tmp_path, Speaker()) as (_, client):
+    async with serving(tmp_path, Speaker(info)) as (_, client):
         job = await started(client, text, max_segment_chars=50, speed=2)
         await until(client, job, "completed")
         told = (await client.get(f"/v1/audio/jobs/{job['id']}/parts/0/words")).json()
         assert [word["word"] for word in told["words"]] == text.split()
-        assert told["estimated"] is False
+        assert told["estimated"] is (not info.word_times)
         assert told["duration_s"] == pytest.approx(FRAME_S * len(text) / 2, rel=0.05)  # twice as fast
         assert len(told["segments"]) == 2
         assert told["segments"][0]["end"] == told["segments"][1]["start"]
