@@ -11,11 +11,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
+from deployments.protocol import FinishReason
 from serve_app.api import catalogue, ignored_fields
 from serve_app.api.client_json import number
+from serve_app.api.context import state_of
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.forms import read_form
 from serve_app.api.make_wish import lenient_wish
+from serve_app.api.request_log import Usage
 from serve_app.api.response import named_event
 from serve_app.api.session import Audio, Done, Event, Failed, Flushed, Session, Words
 from serve_app.api.sockets import ContextConnection
@@ -69,8 +72,10 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
     """Speaks `transcript` as the messages that a WebSocket would have."""
     fields = await read_speech(request, service)
     text_of(fields, "transcript")
-    wish = await _wished(service, fields)
-    return await service.respond(request, wish, stream_body=_events, content_type=EVENT_STREAM)
+    wish, usage = await _wished(service, fields), state_of(request).record.usage
+    return await service.respond(
+        request, wish, stream_body=lambda audio, times: _events(audio, times, usage), content_type=EVENT_STREAM
+    )
 
 
 async def list_voices(service: SpeechService, starting_after: str = "") -> dict[str, object]:
@@ -169,8 +174,8 @@ def _chunk(context_id: str, audio: bytes) -> dict[str, object]:
     return {"type": "chunk", "context_id": context_id, "data": data, **step}
 
 
-def _done(context_id: str) -> dict[str, object]:
-    return {"type": "done", "context_id": context_id, "status_code": 200, "done": True}
+def _done(context_id: str, reason: FinishReason | None) -> dict[str, object]:
+    return {"type": "done", "context_id": context_id, "status_code": 200, "done": True, "finish_reason": reason}
 
 
 def _error(context_id: str | None, reply: ErrorReply) -> dict[str, object]:
@@ -188,7 +193,9 @@ def _timestamps(context_id: str, words: Sequence[Word]) -> dict[str, object]:
     return {"type": "timestamps", "context_id": context_id, "word_timestamps": entries, **step, **marked(words)}
 
 
-async def _events(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
+async def _events(
+    audio: AsyncGenerator[bytes, None], times: WordTimes | None, usage: Usage
+) -> AsyncGenerator[bytes, None]:
     context_id, has_sent = secrets.token_hex(8), False
     try:
         async with aclosing(audio):
@@ -203,7 +210,7 @@ async def _events(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -
         raise
     if times is not None and (words := times.take()):
         yield named_event(_timestamps(context_id, words))
-    yield named_event(_done(context_id))
+    yield named_event(_done(context_id, usage.finish_reason))
 
 
 class CartesiaSocket(ContextConnection):
@@ -258,7 +265,7 @@ class CartesiaSocket(ContextConnection):
                 await self.socket.send_json(_error(name, self.failure(error, self.request_id)) | self.told(name))
             case Done(reason):
                 self._flushes.pop(name, None)
-                await self.socket.send_json(_done(name) | {"finish_reason": reason} | self.told(name))
+                await self.socket.send_json(_done(name, reason) | self.told(name))
 
 
 _OUTPUT = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000}

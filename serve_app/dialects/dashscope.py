@@ -198,7 +198,7 @@ class DashScopeSocket(ResponseSocket):
 
 def _output(audio: bytes, usage: Usage, request_id: str, characters: int, *, over: bool) -> Iterator[bytes]:
     told = {"data": AUDIO_HERE, "url": "", "id": f"audio_{request_id}", "expires_at": 0}
-    reason = "stop" if over else "null"
+    reason = (usage.finish_reason or "stop") if over else "null"
     shown: Json = {"output": {"audio": told, "finish_reason": reason}, "request_id": request_id}
     return object_with(shown | {"usage": {"characters": characters, **usage.tokens}}, audio)
 

@@ -55,4 +55,4 @@ def _delta(audio: bytes) -> bytes:
 
 def _done(usage: Usage) -> bytes:
     tokens = dict(zip(("prompt_tokens", "completion_tokens", "total_tokens"), usage.tokens.values(), strict=True))
-    return named_event({"type": "speech.audio.done", "usage": tokens})
+    return named_event({"type": "speech.audio.done", "usage": tokens, "finish_reason": usage.finish_reason})

@@ -1,13 +1,17 @@
 """Planted endings, over all sockets: what was not sent yet is made again, else the last message says how it ended."""
 
+import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
+import httpx
 import pytest
 
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
+from serve_app.api.routes import create_api
+from serve_app.config import ApiSettings
 from tests.serve_app.dialects.client import Client, Json, talking
-from tests.serve_app.dialects.rows import SOCKETS, SocketRow
+from tests.serve_app.dialects.rows import SOCKETS, VOICE, SocketRow
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk
 
 pytestmark = pytest.mark.anyio
@@ -74,3 +78,23 @@ async def test_it_is_made_again_once(row: SocketRow) -> None:
     async with speaking(row, synthesizer) as client:
         assert reason_in(await last_message(client, row)) == FinishReason.EARLY
     assert len(synthesizer.requests) == 4
+
+
+REST = "/api/v1/services/aigc/multimodal-generation/generation"
+STREAMS: dict[str, tuple[str, Json, dict[str, str]]] = {
+    "ours": ("/v1/audio/speech", {"input": TEXT, "voice": VOICE, "stream_format": "sse"}, {}),
+    "cartesia": ("/tts/sse", {"transcript": TEXT, "voice": VOICE}, {}),
+    "mistral": ("/v1/audio/speech", {"input": TEXT, "voice_id": VOICE, "stream": True}, {}),
+    "dashscope": (REST, {"model": "q", "input": {"text": TEXT, "voice": VOICE}}, {"x-dashscope-sse": "enable"}),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+async def test_the_last_event_of_a_stream_says_it_too(name: str) -> None:
+    path, body, headers = STREAMS[name]
+    transport = httpx.ASGITransport(create_api(Ending(FinishReason.RUNAWAY), ApiSettings()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+        answer = await client.post(path, json=body, headers=headers)
+    *_, data = [line.removeprefix("data:") for line in answer.text.splitlines() if line.startswith("data:")]
+    last = json.loads(data)
+    assert last.get("output", last)["finish_reason"] == FinishReason.RUNAWAY

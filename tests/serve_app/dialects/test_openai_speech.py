@@ -134,6 +134,7 @@ async def test_mistrals_form_is_json(client: httpx.AsyncClient, synthesizer: Fak
     assert audio == pcm_of(utterance())
     assert events[-1] == {
         "type": "speech.audio.done",
+        "finish_reason": "stop",
         "usage": {"prompt_tokens": 7, "completion_tokens": 4, "total_tokens": 11},
     }
 
