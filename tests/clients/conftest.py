@@ -10,7 +10,7 @@ from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
 from tests.e2e.application import running
 
 if TYPE_CHECKING:
-    from talkray_tools.recogniser import Whisper
+    from talkray_tools.recogniser import Recogniser, Whisper
 
 PATIENT = AdmissionSettings(max_line_s=100, max_wait_s=100, max_late_s=100)
 
@@ -32,3 +32,11 @@ def transcriber() -> "Whisper":
     from talkray_tools.recogniser import Whisper
 
     return Whisper()
+
+
+@pytest.fixture(scope="session")
+def ears(transcriber: "Whisper") -> "tuple[Recogniser, ...]":
+    """Two, because each by itself completes words and sentences that are cut off, or hears others."""
+    from talkray_tools.recogniser import Moonshine
+
+    return transcriber, Moonshine()

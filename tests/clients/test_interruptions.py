@@ -8,14 +8,15 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import aiohttp
 import numpy as np
 import pytest
 
-from talkray_tools.recogniser import Whisper, plain_words, word_errors
-from tests.clients.test_clients import VOICE
+from talkray_tools.recogniser import Recogniser, Whisper, plain_words
+from tests.clients.test_clients import VOICE, off_by, words_said
 from tests.clients.texts import TEXTS
 from tests.serve_app.dialects.client import Json
 from tests.serve_app.dialects.rows import SOCKETS, SocketRow
@@ -105,12 +106,6 @@ async def _write(socket: aiohttp.ClientWebSocketResponse, text: str, written: li
     await socket.send_json({"type": "Flush"})
 
 
-def words_said(text: str, heard: list[str]) -> int:
-    """How many words of the text had been said: the beginning of it that is the most like what was heard."""
-    wanted = plain_words(text)
-    return min(range(len(wanted) + 1), key=lambda count: word_errors(wanted[:count], heard))
-
-
 async def all_interruptions(url: str) -> list[Interrupted]:
     generator = random.Random(SEED)
     path = f"{url.replace('http', 'ws', 1)}/v2/speak?model=flux-{VOICE}-en&encoding=linear16&sample_rate={RATE}"
@@ -172,16 +167,11 @@ ROWS = {name: row for name, row in SOCKETS.items() if row.words and row.cancel}
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_word_named_is_the_last_one_heard_or_the_one_being_said(
-    server: str, transcriber: Whisper, name: str
+    server: str, ears: Sequence[Recogniser], name: str
 ) -> None:
-    off_by = []
-    for text, told in asyncio.run(named_by(ROWS[name], server)):
-        assert plain_words(" ".join(told.spoken)) == plain_words(text)[: len(plain_words(" ".join(told.spoken)))]
-        assert told.mark is None, "times of the embedded voice are exact"
-        heard = plain_words(transcriber.transcribe(np.frombuffer(told.pcm, "<i2").astype(np.float32) / 32768, RATE))
-        off_by.append(len(plain_words(" ".join(told.spoken))) - words_said(text, heard))
-        print(
-            f"after {len(told.pcm) / 48:.0f} ms: told {told.named!r}, recognised {' '.join(heard)!r}: {off_by[-1]:+d}"
-        )
-    print(f"\n| {name} | {off_by.count(0)} the same, {sum(abs(words) == 1 for words in off_by)} off by one word |")
-    assert all(abs(words) <= 1 for words in off_by), off_by
+    came = asyncio.run(named_by(ROWS[name], server))
+    assert all(told.mark is None for _, told in came), "times of the embedded voice are exact"
+    pcm = [np.frombuffer(told.pcm, "<i2").astype(np.float32) / 32768 for _, told in came]
+    found = [off_by(told.spoken, text, audio, RATE, ears) for (text, told), audio in zip(came, pcm, strict=True)]
+    print(f"\n| {name} | {found.count(0)} the same, {sum(abs(words) == 1 for words in found)} off by one word |")
+    assert all(abs(words) <= 1 for words in found), found

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import sys
 import time
 import wave
@@ -37,19 +38,23 @@ class Report:
     def turn(
         self, text: str, pcm: bytes, rate: int, *, first_audio_s: float | None, words: list[str] | None = None
     ) -> None:
-        file = self._order.folder / f"turn-{len(self._turns)}.wav"
-        with wave.open(str(file), "wb") as out:
+        file = self._written(f"turn-{len(self._turns)}.wav", pcm, rate)
+        turn = {"text": text, "file": file, "first_audio_s": first_audio_s, "words": words}
+        self._turns.append(turn)
+        print(f"turn {len(self._turns)}: {len(pcm) / 2 / rate:.1f} s, first audio after {first_audio_s}", flush=True)
+
+    def interruption(self, text: str, pcm: bytes, rate: int, words: list[str] | None) -> None:
+        file = self._written(f"interruption-{len(self._interrupted)}.wav", pcm, rate)
+        self._interrupted.append({"text": text, "file": file, "words": words})
+        print(f"interruption {len(self._interrupted)} after {len(pcm) / 2 / rate:.1f} s", flush=True)
+
+    def _written(self, name: str, pcm: bytes, rate: int) -> str:
+        with wave.open(str(self._order.folder / name), "wb") as out:
             out.setnchannels(1)
             out.setsampwidth(2)
             out.setframerate(rate)
             out.writeframes(pcm)
-        turn = {"text": text, "file": file.name, "first_audio_s": first_audio_s, "words": words}
-        self._turns.append(turn)
-        print(f"turn {len(self._turns)}: {len(pcm) / 2 / rate:.1f} s, first audio after {first_audio_s}", flush=True)
-
-    def interruption(self, text: str, heard_s: float) -> None:
-        self._interrupted.append({"text": text, "heard_s": heard_s})
-        print(f"interruption {len(self._interrupted)} after {heard_s:.1f} s", flush=True)
+        return name
 
     def write(self) -> None:
         self._fields |= {"turns": self._turns, "interruptions": self._interrupted}
@@ -62,15 +67,20 @@ async def converse(
     speak: Callable[[str], Pcm],
     *,
     words: Callable[[], list[str] | None] = lambda: None,
+    words_by: Callable[[float], list[str]] | None = None,
     before_leaving: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """All turns one after the other. An interruption is a turn whose audio is left after its first 0.3 s, and is
-    followed by a whole turn, so that what is left of it would be heard there.
+    followed by a whole turn, so that what is left of it would be heard there. With `words_by`, which tells the words
+    that begin within some seconds of audio, it is left at a random place.
     """
+    chance = random.Random(17)
     for index, text in enumerate(order.texts):
         if index < order.interruptions:
             story = order.texts[-1 - index] + " " + text
-            report.interruption(story, await _interrupted(speak(story)))
+            at_s = 0.3 if words_by is None else chance.uniform(0.4, 4)
+            pcm, rate = await _interrupted(speak(story), at_s)
+            report.interruption(story, pcm, rate, None if words_by is None else words_by(len(pcm) / 2 / rate))
         began_s, first_audio_s, audio, rate = time.perf_counter(), None, bytearray(), 24000
         async with asyncio.timeout(120):
             async for pcm, rate in speak(text):  # noqa: B007, the last one is written
@@ -83,15 +93,16 @@ async def converse(
     report.write()
 
 
-async def _interrupted(audio: Pcm) -> float:
-    heard_s = 0.0
+async def _interrupted(audio: Pcm, at_s: float) -> tuple[bytes, int]:
+    """What was heard by then, and its rate."""
+    heard, rate = b"", 24000
     async with asyncio.timeout(120):
         async for pcm, rate in audio:
-            heard_s += len(pcm) / 2 / rate
-            if heard_s > 0.3:
+            heard += pcm
+            if len(heard) / 2 / rate > at_s:
                 break
         await audio.aclose()  # type: ignore[attr-defined]
-    return heard_s
+    return heard[: 2 * int(at_s * rate)], rate
 
 
 def pieces(text: str) -> list[str]:

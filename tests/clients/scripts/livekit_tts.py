@@ -38,7 +38,7 @@ async def main() -> None:
     report = Report(order, {package: version(package) for package in packages})
     async with aiohttp.ClientSession() as http:
         tts = plugin(order, http)
-        heard: list[str] = []
+        heard: list[tuple[str, float]] = []  # words, and the seconds of audio at which they begin
 
         async def speak(text: str) -> AsyncIterator[tuple[bytes, int]]:
             heard.clear()
@@ -53,11 +53,22 @@ async def main() -> None:
                 stream.flush()
                 stream.end_input()
                 async for event in stream:
-                    heard.extend(str(word).strip() for word in event.frame.userdata.get("lk.timed_transcripts", []))
+                    timed_words = event.frame.userdata.get("lk.timed_transcripts", [])
+                    heard.extend((str(word).strip(), word.start_time) for word in timed_words)
                     yield bytes(event.frame.data), event.frame.sample_rate
 
         timed = tts.capabilities.streaming and tts.capabilities.aligned_transcript
-        await converse(order, report, speak, words=lambda: list(heard) if timed else None)
+
+        def words_by(heard_s: float) -> list[str]:
+            return [word for word, begin_s in heard if begin_s <= heard_s]
+
+        await converse(
+            order,
+            report,
+            speak,
+            words=lambda: [word for word, _ in heard] if timed else None,
+            words_by=words_by if timed else None,
+        )
         await tts.aclose()
 
 
