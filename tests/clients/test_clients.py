@@ -148,9 +148,12 @@ def off_by(named: Sequence[str], text: str, audio: np.ndarray, rate: int, ears: 
 
 
 def words_said(text: str, heard: list[str]) -> int:
-    """How many words of the text had been said: the beginning of it that is the most like what was heard."""
+    """How many words of the text had been said: the beginning of it that is the most like what was heard, of equals the
+    one that is as long.
+    """
     wanted = plain_words(text)
-    return min(range(len(wanted) + 1), key=lambda count: word_errors(wanted[:count], heard))
+    counts = range(len(wanted) + 1)
+    return min(counts, key=lambda count: (word_errors(wanted[:count], heard), abs(count - len(heard))))
 
 
 def _firsts(report: dict[str, list[dict[str, float]]]) -> list[float]:
