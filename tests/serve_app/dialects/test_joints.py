@@ -62,12 +62,12 @@ async def test_without_joints_none_does(name: str) -> None:
     assert tails(synthesizer.requests) == [None, None]
 
 
-@pytest.mark.parametrize("name", ["native", "deepgram", "flux", "realtime", "dashscope-commit"])
+@pytest.mark.parametrize("name", ["native", "flux", "realtime"])
 async def test_after_an_interruption_the_voice_begins_anew(name: str) -> None:
     row = SOCKETS[name]
     async with conversing(row.path) as (client, synthesizer):
         await say(client, row, ONE, again=False)
-        synthesizer.script = utterance(2000)
+        synthesizer.script = utterance(200)
         client.send(*row.speak(TWO, again=True))
         while len(synthesizer.requests) < 2 or not synthesizer.requests[1]:
             await client.next()
