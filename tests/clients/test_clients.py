@@ -142,18 +142,18 @@ def off_by(named: Sequence[str], text: str, audio: np.ndarray, rate: int, ears: 
     words = plain_words(" ".join(named))
     assert words == plain_words(text)[: len(words)]
     heard = [plain_words(ear.transcribe(audio, rate)) for ear in ears]
-    found = min((len(words) - words_said(text, each) for each in heard), key=abs)
+    found = min((len(words) - count for each in heard for count in words_said(text, each)), key=abs)
     print(f"after {len(audio) / rate:.2f} s: told {words[-1:]}, heard {' / '.join(map(' '.join, heard))}: {found:+d}")
     return found
 
 
-def words_said(text: str, heard: list[str]) -> int:
-    """How many words of the text had been said: the beginning of it that is the most like what was heard, of equals the
-    one that is as long.
+def words_said(text: str, heard: list[str]) -> list[int]:
+    """How many words of the text may have been said: those of the beginnings of it that are the most like what was
+    heard.
     """
     wanted = plain_words(text)
-    counts = range(len(wanted) + 1)
-    return min(counts, key=lambda count: (word_errors(wanted[:count], heard), abs(count - len(heard))))
+    errors = [word_errors(wanted[:count], heard) for count in range(len(wanted) + 1)]
+    return [count for count, wrong in enumerate(errors) if wrong == min(errors)]
 
 
 def _firsts(report: dict[str, list[dict[str, float]]]) -> list[float]:
