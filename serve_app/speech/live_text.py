@@ -191,7 +191,9 @@ class LiveText(Segments):
         return joined if self._is_long(number) and number not in self._begun_anew else replace(joined, tail=None)
 
     def _is_long(self, number: int) -> bool:
-        return self.is_over or len(self.segment_text(number)) >= _JOINED_CHARS
+        """Whether enough of a segment is written to be spoken behind a tail at once."""
+        written = self._mailboxes[number]
+        return written.is_over or len(written.text) >= _JOINED_CHARS
 
     def start(self, number: int) -> int:
         return segment_start(self.spoken, [each.text for each in self._mailboxes[:number]])

@@ -120,6 +120,15 @@ async def test_text_that_has_just_begun_does_not_wait_for_a_joint() -> None:
     assert tails(synthesizer.requests) == [None, None]
 
 
+async def test_a_short_paragraph_needs_no_more_text_for_a_joint() -> None:
+    async with conversing(SOCKETS["flux"].path) as (client, synthesizer):
+        await say(client, SOCKETS["flux"], ONE, again=False)
+        client.send({"type": "Speak", "text": f"{TWO}\n\nAnd "})
+        while len(synthesizer.requests) < 2:
+            await client.next()
+    assert tails(synthesizer.requests) == [None, ONE]
+
+
 async def test_another_voice_begins_anew() -> None:
     async with conversing(SOCKETS["native"].path) as (client, synthesizer):
         for voice in ("ryan", "serena", "serena"):
