@@ -13,7 +13,7 @@ import numpy as np
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 
 # The audio of a text with nothing to speak, because clients take an answer without audio for a failure.
-_SILENCE_S, _SAMPLE_BYTES = 0.1, 2
+SILENCE_S, _SAMPLE_BYTES = 0.1, 2
 
 
 class Synthesizer(Protocol):
@@ -35,5 +35,5 @@ class Synthesizer(Protocol):
 def silence(info: ModelInfo) -> PcmChunk:
     """A moment without a sound, as the whole of an utterance."""
     codes = np.zeros((0, info.num_code_groups), np.int16)
-    samples = int(_SILENCE_S * info.sample_rate)
+    samples = int(SILENCE_S * info.sample_rate)
     return PcmChunk(bytes(samples * _SAMPLE_BYTES), codes, 0, FinishReason.STOP)
