@@ -8,11 +8,11 @@ import httpx
 import pytest
 
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
-from serve_app.api.routes import create_api
 from serve_app.config import ApiSettings
 from tests.serve_app.dialects.client import Client, Json, talking
 from tests.serve_app.dialects.rows import SOCKETS, VOICE, SocketRow
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk
+from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +29,7 @@ class Ending(FakeSynthesizer):
         super().__init__()
         self.reasons = list(reasons)
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
         reason = self.reasons.pop(0) if self.reasons else FinishReason.STOP
         self.script = [chunk(SECONDS), chunk(b"", frames=0, finish_reason=reason)]
         async for item in super().synthesize(request):
@@ -91,7 +91,7 @@ STREAMS: dict[str, tuple[str, Json, dict[str, str]]] = {
 @pytest.mark.parametrize("name", STREAMS)
 async def test_the_last_event_of_a_stream_says_it_too(name: str) -> None:
     path, body, headers = STREAMS[name]
-    transport = httpx.ASGITransport(create_api(Ending(FinishReason.RUNAWAY), ApiSettings()))
+    transport = httpx.ASGITransport(one_api(Ending(FinishReason.RUNAWAY), ApiSettings()))
     async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
         answer = await client.post(path, json=body, headers=headers)
     *_, data = [line.removeprefix("data:") for line in answer.text.splitlines() if line.startswith("data:")]

@@ -35,7 +35,7 @@ class Scripted(FakeSynthesizer):
         super().__init__()
         self._scripts, self._hasty = list(scripts), hasty
 
-    async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
         number = len(self.requests)
         self.requests.append(request)
         self.texts.append("")
