@@ -78,6 +78,10 @@ class _AudioStream:
         """Whether it is decoded where no other stream wants to be: a segment of a job, while its slot has room."""
         return self.is_background and 2 * self.waiting < _MAX_WAITING
 
+    def awaits_first_sound(self, now_s: float) -> bool:
+        """Whether its listener hears it soon. One that opened long ago may wait for text that is not written."""
+        return not self.listener.has_begun and now_s - self.opened_s < _PATIENCE_S
+
     def has_slack(self, now_s: float) -> bool:
         """Whether it may wait for others to share its call."""
         is_playing = not self.is_recalling and self.listener.has_begun and self.waiting < 2 * _CALL_SIZES[0]
@@ -270,7 +274,8 @@ class AudioStreams:
         1. A stream is urgent: it, and others with it.
         2. A call runs: none. What may wait waits.
         3. Enough streams that have audio in hand want as many frames: these.
-        4. Segments of jobs.
+        4. A listener waits for a first sound: none.
+        5. Segments of jobs.
         """
         now_s = time.monotonic()
         candidates = [(stream, self._size(stream, now_s)) for stream in self._streams.values() if stream.waiting]
@@ -282,9 +287,9 @@ class AudioStreams:
         candidates.sort(key=lambda each: (each[0].goes_last, each[0].has_slack(now_s), each[0].deadline_s()))
         first, frames = candidates[0]
         if first.goes_last:
-            return None if self._calls else self._last_call(candidates)
+            return None if self._calls else self._last_call(candidates, now_s)
         if first.has_slack(now_s):
-            return None if self._calls else self._shared_call(candidates) or self._last_call(candidates)
+            return None if self._calls else self._shared_call(candidates) or self._last_call(candidates, now_s)
         streams = [stream for stream, size in candidates if size == frames]
         urgent = sum(not stream.has_slack(now_s) and not stream.goes_last for stream in streams)
         most = min(self._decoder.largest_batch(frames), max(urgent, _BULK_FRAMES // frames))
@@ -299,13 +304,13 @@ class AudioStreams:
                 return self._call(streams[: _power_of_two(min(most, len(streams)))], frames)
         return None
 
-    def _last_call(self, candidates: list[tuple[_AudioStream, int]]) -> _RunningCall | None:
-        """A short call for segments of jobs that want as many frames, while no other call runs or can be made."""
+    def _last_call(self, candidates: list[tuple[_AudioStream, int]], now_s: float) -> _RunningCall | None:
+        """A call for segments of jobs that want as many frames, unless it would delay a listener's first sound."""
         last = [(stream, size) for stream, size in candidates if stream.goes_last]
-        if not last:
+        if not last or any(stream.awaits_first_sound(now_s) for stream in self._streams.values()):
             return None
         frames = last[0][1]
-        most = max(1, _BULK_FRAMES // 2 // frames)
+        most = max(1, _BULK_FRAMES // frames)
         streams = [stream for stream, size in last if size == frames]
         return self._call(streams[: _power_of_two(min(most, len(streams)))], frames)
 

@@ -3,7 +3,8 @@
 Segments of jobs wait in a line of their own:
 
 - They enter one a step, where no other sequence waits.
-- They have at most seven eighths of the rows, and half of them beside other sequences.
+- They have at most seven eighths of the rows. Beside other sequences they have at most half of them and at most 24,
+  and the more others there are the fewer.
 - They are preempted only where another sequence would have no row or no blocks else.
 
 `Pacing` says which of the sequences with a row sit out. A sequence that sits out for want of text gives its row and
@@ -25,6 +26,9 @@ from deployments.talker.pacing import Pacing
 from deployments.talker.sequence import Sequence
 
 _RESERVED = 8  # one row in so many is left free by jobs
+# Rows of jobs beside one listener, one fewer for every third listener, and never fewer than the last number. A step
+# with more rows takes longer for all of them, and the samples of more rows take the device's time from listeners.
+_MOST_BESIDE, _LISTENERS_A_ROW, _FEWEST_BESIDE = 24, 3, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +161,10 @@ class Scheduler:
         """Sequences of jobs that may have rows, and that a step beside other sequences may have."""
         others = self.num_running + sum(not sequence.awaits_text for sequence in self.waiting)
         left = self.max_num_seqs - self.max_num_seqs // _RESERVED - others
-        return max(0, min(left, self.max_num_seqs // 2)) if others else max(1, left)
+        if not others:
+            return max(1, left)
+        beside = max(_FEWEST_BESIDE, _MOST_BESIDE - others // _LISTENERS_A_ROW)
+        return max(0, min(left, self.max_num_seqs // 2, beside))
 
     def _admit_background(self) -> list[Sequence]:
         """One sequence of a job, because the prefill of many would make others wait."""

@@ -483,8 +483,7 @@ def test_an_engine_forgets_a_stored_voice(tiny_checkpoint: Callable[[str], Path]
     assert engine.forget((key[:VOICE_BYTES],)) == 0
 
 
-@pytest.mark.usefixtures("clock")
-def test_segments_of_jobs_are_decoded_in_short_calls_where_no_other_stream_wants_to_be() -> None:
+def test_segments_of_jobs_are_decoded_where_no_other_stream_wants_to_be(clock: Clock) -> None:
     slots = FakeSlots(num_slots=8)
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
     for number in range(4):
@@ -494,14 +493,30 @@ def test_segments_of_jobs_are_decoded_in_short_calls_where_no_other_stream_wants
     with pytest.raises(Overloaded):
         audio.open(4, None, frames=ALL_FRAMES, background=True)  # half of the slots are for others
     audio.open(10, None, frames=ALL_FRAMES)
+    slots.decode_calls[-1].done = True
+    audio.take()
+    assert len(slots.calls) == 1, "a listener waits for a first sound"
     audio.add_frames([10], frames_of(1))
-    assert len(slots.calls) == 2, "a listener's first frame waits for one call at most"
+    assert audio._streams[10].slot in slots.calls[1][0]
     for number in range(4):
         audio.add_frames([number], frames_of(1))
+    clock.now_s += 1  # in which the listener's player runs dry: it has begun
     for _ in range(20):
         slots.decode_calls[-1].done = slots.decode_calls[-2].done = True
         audio.take()
     assert {slot for called, _ in slots.calls for slot in called} == {0, 1, 2, 3, 4}
+
+
+def test_a_listener_whose_text_is_not_written_holds_no_job_up(clock: Clock) -> None:
+    slots = FakeSlots()
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+    audio.open(0, None, frames=ALL_FRAMES)
+    audio.open(1, None, frames=ALL_FRAMES, background=True)
+    audio.add_frames([1], frames_of(1))
+    assert not slots.calls
+    clock.now_s += 0.2
+    audio.take()
+    assert len(slots.calls) == 1
 
 
 @pytest.mark.usefixtures("clock")

@@ -391,6 +391,18 @@ def test_jobs_enter_one_a_step_and_leave_an_eighth_of_the_rows_free() -> None:
     assert 100 in decoded(line), "a listener finds a free row at once"
 
 
+@pytest.mark.parametrize(("listeners", "most"), [(1, 24), (30, 14), (90, 4)])
+def test_the_more_listeners_there_are_the_fewer_rows_have_jobs(listeners: int, most: int) -> None:
+    line = scheduler(blocks=4000, max_num_seqs=256, max_num_waiting=256)
+    for number in range(40):
+        line.add(of_a_job(number, frames=100))
+    for number in range(100, 100 + listeners):
+        line.add(sequence(number, frames=1000))
+    for _ in range(45):
+        of_jobs = [number for number in decoded(line) if number < 100]
+    assert len(of_jobs) == most
+
+
 def test_beside_listeners_a_step_has_fewer_of_jobs_and_the_youngest_are_parked_with_their_blocks() -> None:
     line = scheduler(max_num_seqs=8)
     for number in range(7):
