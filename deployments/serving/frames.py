@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.audio.listening import EndingGuard, LeadingSilence
+from deployments.audio.speech_detection import EndingGuard, LeadingSilence
 from deployments.errors import EngineError, TalkerLost
 from deployments.protocol import (
     ALL_FRAMES,

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deployments.audio.listening import first_sound
 from deployments.audio.recording_cache import Forgotten
+from deployments.audio.speech_detection import first_sound
 from deployments.codec.plan import GPU_RAMP, ChunkPlan, call_sizes, parts
 from deployments.codec.slots import CODE_RING, DecodeCall, SlotDecoder
 from deployments.codec.state import DecoderState

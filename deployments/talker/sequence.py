@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from deployments.audio.listening import LATE_PATIENCE_S, frames_of, runaway_frames
+from deployments.audio.speech_detection import LATE_PATIENCE_S, frames_of, runaway_frames
 from deployments.errors import InvalidRequest
 from deployments.listener import Listener
 from deployments.protocol import ClonePrompt, Codes, FinishReason, GenerateRequest, Sampling

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import numpy as np
 
-from deployments.audio.listening import FirstSound
+from deployments.audio.speech_detection import FirstSound
 from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import metrics

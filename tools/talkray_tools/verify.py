@@ -32,7 +32,7 @@ import torch
 import typer
 from numpy.typing import NDArray
 
-from deployments.audio.listening import EndingGuard, first_sound
+from deployments.audio.speech_detection import EndingGuard, first_sound
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, PCM_SCALE, snr_db
 from deployments.config import TalkerConfig

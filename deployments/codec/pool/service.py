@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from deployments.audio.listening import EndingGuard, LeadingSilence
+from deployments.audio.speech_detection import EndingGuard, LeadingSilence
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.loading import decodes_in_processes, load_codec
 from deployments.codec.plan import MANY_WORKERS, ChunkPlan, chosen_ramp, fitted_ramp, longest_call_s

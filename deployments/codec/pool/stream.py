@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from deployments.audio.listening import EndingGuard, LeadingSilence
+from deployments.audio.speech_detection import EndingGuard, LeadingSilence
 from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.plan import ChunkPlan
 from deployments.codec.state import DecoderState

@@ -3,7 +3,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from deployments.audio.listening import FirstSound, LeadingSilence, Pcm, first_sound
+from deployments.audio.speech_detection import FirstSound, LeadingSilence, Pcm, first_sound
 
 RATE = 1000  # windows of 10 samples
 
@@ -17,7 +17,7 @@ def loud(num_samples: int) -> Pcm:
 
 
 def trim(pcm: Pcm, sizes: list[int], *, max_trim_s: float = 1.0) -> Pcm:
-    with mock.patch("deployments.audio.listening._MAX_TRIM_S", max_trim_s):
+    with mock.patch("deployments.audio.speech_detection._MAX_TRIM_S", max_trim_s):
         silence = LeadingSilence(RATE)
     chunks = np.split(pcm, np.cumsum(sizes))
     return np.concatenate([silence.trim(chunk) for chunk in chunks])

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from deployments.audio.listening import LeadingSilence
+from deployments.audio.speech_detection import LeadingSilence
 from deployments.protocol import Codes, FinishReason, FrameChunk, Mark, Progress
 from deployments.serving.failover import Received
 from deployments.serving.frames import Frames, OutgoingAudio

@@ -294,8 +294,8 @@ def test_end_of_speech_can_be_ignored(engine: Engine, monkeypatch: pytest.Monkey
 
 
 def test_a_runaway_is_cut_by_the_length_of_its_text(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.audio.listening._LONGEST_TOKEN_S", 0.16)
-    monkeypatch.setattr("deployments.audio.listening._LEAST_S", 9 * 0.08)
+    monkeypatch.setattr("deployments.audio.speech_detection._LONGEST_TOKEN_S", 0.16)
+    monkeypatch.setattr("deployments.audio.speech_detection._LEAST_S", 9 * 0.08)
     engine = build_engine(checkpoint, CONFIG)
     push_end_of_speech(monkeypatch, -1e4)
     requests = [ask("Hey", frames=90), ask("Hello you.", frames=90), ask("Hello you.", frames=20)]
