@@ -55,7 +55,7 @@ class FusedNetworks(FrameNetworks):
         gathered = self.kernels.gather(rows)
         draw = Draw(gathered.seeds, gathered.frames, 0)
         code0 = self._first_codes(rows, gathered, draw)
-        codes = self.predictor.frame(gathered.hidden, code0, gathered.predictor, draw)
+        codes = self.predictor.frame(gathered.hidden, code0, gathered.predictor_sampler, draw)
         self.kernels.deliver(codes, gathered.sound, self.codes, not_finite=NOT_FINITE)
 
     def advance(self, rows: Tensor, *, length: int) -> None:
@@ -98,7 +98,7 @@ class FusedNetworks(FrameNetworks):
         )
         logits = self._first_logits(gathered.hidden)
         code0 = self._code0[: len(rows)]
-        sample_first_code(logits, gathered.talker, draw, rules, code0, pdl=self.pdl)
+        sample_first_code(logits, gathered.talker_sampler, draw, rules, code0, pdl=self.pdl)
         return code0
 
     def _first_logits(self, hidden: Tensor) -> Tensor:

@@ -64,10 +64,10 @@ class FrameNetworks:
         """The next frames of state rows [rows] int64 into `codes`."""
         state = self.state
         hidden, seeds, frames = state.hidden[rows], state.seeds[rows], state.frames[rows].long()
-        options = state.predictor_filter(rows, breadth)
+        sampler = state.predictor_sampler(rows, breadth)
 
         def sample(logits: Tensor, codebook: int) -> Tensor:
-            return options.sample(logits, Draw(seeds, frames, codebook), self.noise)
+            return sampler.sample(logits, Draw(seeds, frames, codebook), self.noise)
 
         code0 = self._sample_code0(rows, hidden, breadth)
         embed0 = self.talker.model.codec_embedding(code0)
@@ -115,7 +115,7 @@ class FrameNetworks:
         logits = logits.masked_fill(self.talker.suppressed, -torch.inf)
         too_early = (frames < MIN_NEW_TOKENS) | state.ignore_eos(rows)
         logits[:, eos] = logits[:, eos].masked_fill(too_early, -torch.inf)
-        code0 = state.talker_filter(rows, breadth).sample(logits, Draw(state.seeds[rows], frames, 0), self.noise)
+        code0 = state.talker_sampler(rows, breadth).sample(logits, Draw(state.seeds[rows], frames, 0), self.noise)
         state.seen.index_put_((rows, code0), torch.ones_like(code0, dtype=torch.bool))
         return code0
 

@@ -151,7 +151,7 @@ NARROW = Breadth(50 + _TIES, top_p=False)
 WIDE = Breadth(None, top_p=True)
 
 
-class BatchFilter:
+class BatchSampler:
     """Samples a batch of rows, each by its own options."""
 
     def __init__(self, packed: Tensor, breadth: Breadth) -> None:
@@ -159,7 +159,7 @@ class BatchFilter:
         self.packed, self.breadth = packed, breadth
 
     @classmethod
-    def of(cls, options: Sequence[FilterOptions], *, device: torch.device) -> "BatchFilter":
+    def of(cls, options: Sequence[FilterOptions], *, device: torch.device) -> "BatchSampler":
         """A row for each of `options`."""
         packed = np.stack([option.pack() for option in options])
         return cls(torch.from_numpy(packed).to(device), Breadth.of(options))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from deployments.gpu.graphs import Staging
 from deployments.talker.model.config import ModelConfig
-from deployments.talker.sampling import OPTION_COLUMNS, BatchFilter, Breadth, FilterOptions
+from deployments.talker.sampling import OPTION_COLUMNS, BatchSampler, Breadth, FilterOptions
 from deployments.talker.sequence import Sequence
 
 
@@ -119,11 +119,11 @@ class BatchState:
         """Twice [rows] int32: the position of each row's first text token, and how many positions are text."""
         return self.packed[rows, Columns.TEXT_START], self.packed[rows, Columns.NUM_TEXT]
 
-    def talker_filter(self, rows: Tensor, breadth: Breadth) -> BatchFilter:
-        return BatchFilter(self.packed[rows, Columns.TALKER], breadth)
+    def talker_sampler(self, rows: Tensor, breadth: Breadth) -> BatchSampler:
+        return BatchSampler(self.packed[rows, Columns.TALKER], breadth)
 
-    def predictor_filter(self, rows: Tensor, breadth: Breadth) -> BatchFilter:
-        return BatchFilter(self.packed[rows, Columns.PREDICTOR], breadth)
+    def predictor_sampler(self, rows: Tensor, breadth: Breadth) -> BatchSampler:
+        return BatchSampler(self.packed[rows, Columns.PREDICTOR], breadth)
 
     def penalty(self, rows: Tensor) -> Tensor:
         """[rows, 1]: repetition penalties."""

@@ -19,7 +19,7 @@ from deployments.talker.kernels.stack import FusedStack
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.config import TransformerConfig
 from deployments.talker.model.talker import Talker
-from deployments.talker.sampling import BatchFilter, Draw, FilterOptions
+from deployments.talker.sampling import BatchSampler, Draw, FilterOptions
 from talkray_tools.released import SHAPES
 from tools.kernels.sweep import BANDWIDTH, config_of, stack_cases, time_graph
 
@@ -63,7 +63,7 @@ class DecodeStep:
         self.code0 = torch.randint(config.code_vocab_size, (rows,), device=device)
         self.draw = Draw(torch.arange(rows, device=device), torch.arange(rows, device=device), 0)
         options = FilterOptions(do_sample=True, temperature=0.9, top_k=50, top_p=1.0)
-        self.options = BatchFilter.of([options] * rows, device=device)
+        self.options = BatchSampler.of([options] * rows, device=device)
 
 
 def stack_floor(config: TransformerConfig) -> int:

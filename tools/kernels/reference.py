@@ -9,7 +9,7 @@ from deployments.talker.kernels.matmul import Product
 from deployments.talker.kernels.qkv import HeadNorms, Heads
 from deployments.talker.kernels.sampler import FirstCodeRules
 from deployments.talker.model.layers import rotate
-from deployments.talker.sampling import BatchFilter, Draw, penalise_repetition
+from deployments.talker.sampling import BatchSampler, Draw, penalise_repetition
 
 
 def reference_matmul(x: Tensor, weight: Tensor, product: Product, *, bias: Tensor | None = None,
@@ -72,7 +72,7 @@ def reference_attend_prompt(queries: Tensor, caches: tuple[Tensor, Tensor], cont
     return attend_rows(queries, keys, values, own[:, None, None]).flatten(1)
 
 
-def reference_first_code(logits: Tensor, options: BatchFilter, draw: Draw, rules: FirstCodeRules) -> Tensor:
+def reference_first_code(logits: Tensor, options: BatchSampler, draw: Draw, rules: FirstCodeRules) -> Tensor:
     """The codes [rows] that `sample_first_code` has to choose; `rules.seen` stays as it is."""
     values = penalise_repetition(logits.float(), rules.seen[rules.state_rows], rules.penalty)
     values = values.masked_fill(rules.suppressed, -torch.inf)

@@ -18,7 +18,7 @@ from torch import Tensor
 from deployments.codec.encoder import Codebook, CodecEncoder
 from deployments.protocol import Codes, GenerateRequest, Progress
 from deployments.talker.engine import Engine
-from deployments.talker.sampling import BatchFilter, Draw, NoiseSource
+from deployments.talker.sampling import BatchSampler, Draw, NoiseSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Choice:
     to_nucleus: Tensor  # [vocab], how near in probability each came to being dropped, or kept, by top-p
 
     @classmethod
-    def by(cls, options: BatchFilter, logits: Tensor, noise: Tensor) -> "Choice":
+    def by(cls, options: BatchSampler, logits: Tensor, noise: Tensor) -> "Choice":
         """How `options` of one row choose among logits [vocab]; noise [vocab]."""
         nowhere = torch.full_like(logits, torch.inf)
         if not options.ints("do_sample")[0]:
@@ -103,9 +103,9 @@ def near_ties(found: list[Divergence], expected: Codes, tolerance: Tolerance) ->
 @contextmanager
 def kept() -> Iterator[list[Choice]]:
     """While this lasts, every choice of an engine that speaks one request on a CPU is written down."""
-    original, made = BatchFilter.sample, list[Choice]()
+    original, made = BatchSampler.sample, list[Choice]()
 
-    def sample(options: BatchFilter, logits: Tensor, draw: Draw, noise: NoiseSource) -> Tensor:
+    def sample(options: BatchSampler, logits: Tensor, draw: Draw, noise: NoiseSource) -> Tensor:
         everywhere = torch.full_like(logits, torch.inf)
 
         def keep(draw: Draw, codes: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def kept() -> Iterator[list[Choice]]:
         made.append(Choice.by(options, logits[0], everywhere[0]))
         return chosen
 
-    with patch.object(BatchFilter, "sample", sample):
+    with patch.object(BatchSampler, "sample", sample):
         yield made
 
 

@@ -7,7 +7,7 @@ from deployments.talker.kernels.matmul import Activations, Product, like_rows, m
 from deployments.talker.kernels.sampler import Embeddings, FrameOutputs, begin_frame, sample_code
 from deployments.talker.kernels.stack import FrameCache, FusedStack, fold_norm
 from deployments.talker.model.talker import Talker
-from deployments.talker.sampling import BatchFilter, Draw
+from deployments.talker.sampling import BatchSampler, Draw
 
 
 class FusedPredictor:
@@ -41,7 +41,7 @@ class FusedPredictor:
         """[max rows, talker hidden]: where `frame` leaves its sums."""
         return self._outputs.total
 
-    def frame(self, hidden: Tensor, code0: Tensor, options: BatchFilter, draw: Draw) -> Tensor:
+    def frame(self, hidden: Tensor, code0: Tensor, sampler: BatchSampler, draw: Draw) -> Tensor:
         """`CodePredictor.forward` in kernels: codes [rows, groups]. The sums of their embeddings are left in `totals`.
 
         `hidden` [rows, talker hidden] follows the final norm; `draw.codebook` is ignored. Seeds and frame numbers are
@@ -58,7 +58,7 @@ class FusedPredictor:
                 state = self.stack.frame_step(inputs, group, self.cache)
             logits = self._head(state, group)
             here = Draw(draw.seeds, draw.frames, group)
-            sample_code(logits, options, here, self.tables[group], inputs, outputs, pdl=self.pdl)
+            sample_code(logits, sampler, here, self.tables[group], inputs, outputs, pdl=self.pdl)
         return outputs.codes
 
     def _start(self, hidden: Tensor, code0: Tensor, outputs: FrameOutputs) -> Activations:

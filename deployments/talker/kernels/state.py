@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deployments.talker.attention import Context
-from deployments.talker.sampling import OPTION_COLUMNS, WIDE, BatchFilter
+from deployments.talker.sampling import OPTION_COLUMNS, WIDE, BatchSampler
 from deployments.talker.state import BatchState, Columns
 
 _IGNORE_EOS, _PENALTY = tl.constexpr(Columns.IGNORE_EOS), tl.constexpr(Columns.PENALTY)
@@ -98,8 +98,8 @@ class Gathered:
     penalty: Tensor  # [batch, 1] float32
     ignore_eos: Tensor  # [batch] bool
     sound: Tensor  # [batch, 1] bool: the hidden state is finite
-    talker: BatchFilter
-    predictor: BatchFilter
+    talker_sampler: BatchSampler
+    predictor_sampler: BatchSampler
 
 
 class StateKernels:
@@ -133,8 +133,8 @@ class StateKernels:
             self._penalty[:count],
             self._ignore_eos[:count],
             self._sound[:count, None],
-            BatchFilter(self._options[:count, 0], WIDE),
-            BatchFilter(self._options[:count, 1], WIDE),
+            BatchSampler(self._options[:count, 0], WIDE),
+            BatchSampler(self._options[:count, 1], WIDE),
         )
 
     def deliver(self, codes: Tensor, sound: Tensor, out: Tensor, *, not_finite: int) -> None:

@@ -14,7 +14,7 @@ from transformers.generation.logits_process import (
 from deployments.protocol import FILTERS, Sampling
 from deployments.talker.sampling import (
     OPTION_COLUMNS,
-    BatchFilter,
+    BatchSampler,
     Draw,
     FilterOptions,
     _first_words,
@@ -39,8 +39,8 @@ def draw(rows: int, *, codebook: int = 0, seed: int = 1) -> Draw:
     return Draw(torch.full((rows,), seed), torch.arange(rows), codebook)
 
 
-def filters(options: list[FilterOptions]) -> BatchFilter:
-    return BatchFilter.of(options, device=CPU)
+def sampler_of(options: list[FilterOptions]) -> BatchSampler:
+    return BatchSampler.of(options, device=CPU)
 
 
 def random_logits(rows: int, vocab: int = 100) -> Tensor:
@@ -67,7 +67,7 @@ def support(logits: Tensor, options: FilterOptions) -> list[int]:
     """Codes that can be drawn from logits [vocab]."""
     vocab = len(logits)
     wanted = torch.arange(vocab)
-    sampled = filters([options] * vocab).sample(logits.expand(vocab, -1), draw(vocab), favour(wanted))
+    sampled = sampler_of([options] * vocab).sample(logits.expand(vocab, -1), draw(vocab), favour(wanted))
     return wanted[sampled == wanted].tolist()
 
 
@@ -143,7 +143,7 @@ def test_codes_come_as_often_as_the_distribution_says() -> None:
     rows = 40_000
     probs = torch.tensor([0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.01])
     options = [FilterOptions(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)] * rows
-    codes = filters(options).sample(probs.log().expand(rows, -1), draw(rows, codebook=9))
+    codes = sampler_of(options).sample(probs.log().expand(rows, -1), draw(rows, codebook=9))
     expected = probs * rows
     chi_square = ((codes.bincount(minlength=7) - expected) ** 2 / expected).sum().item()
     assert chi_square < 22.5  # six degrees of freedom exceed it one time in a thousand
@@ -155,7 +155,7 @@ def test_sampling_equals_hugging_faces(options: FilterOptions) -> None:
     logits = random_logits(300)
     noise = torch.empty_like(logits).exponential_(generator=torch.Generator().manual_seed(5))
     expected = (hugging_face(logits, options).softmax(-1) / noise).argmax(-1)
-    sampled = filters([options] * 300).sample(logits, draw(300), lambda _, codes: noise.gather(-1, codes))
+    sampled = sampler_of([options] * 300).sample(logits, draw(300), lambda _, codes: noise.gather(-1, codes))
     assert torch.equal(sampled, expected)
 
 
@@ -187,19 +187,19 @@ def test_masked_codes_are_never_drawn() -> None:
 def test_greedy_rows_take_the_best_whatever_the_noise() -> None:
     logits = random_logits(50)
     worst = logits.argmin(-1)
-    assert torch.equal(filters([GREEDY] * 50).sample(logits, draw(50), favour(worst)), logits.argmax(-1))
+    assert torch.equal(sampler_of([GREEDY] * 50).sample(logits, draw(50), favour(worst)), logits.argmax(-1))
 
 
 def test_rows_with_options_of_their_own_do_not_touch_each_other() -> None:
     options = [GREEDY, *OPTIONS]
     logits = random_logits(len(options))
-    together = filters(options).sample(logits, draw(len(options)))
+    together = sampler_of(options).sample(logits, draw(len(options)))
     for row, each in enumerate(options):
         of_row = Draw(torch.tensor([1]), torch.tensor([row]), 0)
-        assert filters([each]).sample(logits[row : row + 1], of_row).item() == together[row].item()
+        assert sampler_of([each]).sample(logits[row : row + 1], of_row).item() == together[row].item()
     order = torch.randperm(len(options), generator=torch.Generator().manual_seed(0))
     shuffled = Draw(torch.ones(len(options), dtype=torch.long), order, 0)
-    assert torch.equal(filters([options[row] for row in order]).sample(logits[order], shuffled), together[order])
+    assert torch.equal(sampler_of([options[row] for row in order]).sample(logits[order], shuffled), together[order])
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.05, 2.0, 0.8])

@@ -12,7 +12,7 @@ from deployments.talker.kernels.sampler import (
     sample_code,
     sample_first_code,
 )
-from deployments.talker.sampling import BatchFilter, Draw, FilterOptions
+from deployments.talker.sampling import BatchSampler, Draw, FilterOptions
 from tools.kernels.reference import reference_first_code
 
 VOCAB, WIDTH, WIDE, GROUPS = 200, 24, 40, 3
@@ -39,7 +39,7 @@ def test_codes_and_what_becomes_of_them(logits_type: torch.dtype, device: torch.
         Embeddings(*(torch.randn(VOCAB, size, generator=generator).to(device) for size in (WIDTH, WIDE)))
         for _ in range(GROUPS)
     ]
-    options = BatchFilter.of(OPTIONS, device=device)
+    options = BatchSampler.of(OPTIONS, device=device)
     outputs = FrameOutputs(
         torch.zeros(ROWS, GROUPS, dtype=torch.long, device=device),
         torch.full((ROWS, WIDE), torch.nan, device=device),
@@ -80,7 +80,7 @@ def test_first_code_is_penalised_suppressed_and_remembered(device: torch.device)
         eos=eos,
         min_new_tokens=2,
     )
-    options, draw = BatchFilter.of(OPTIONS, device=device), draw_of(0, device)
+    options, draw = BatchSampler.of(OPTIONS, device=device), draw_of(0, device)
     logits = (3 * torch.randn(ROWS, VOCAB, generator=generator)).to(device)
     logits[:, eos] = 30.0
     expected = reference_first_code(logits, options, draw, rules)

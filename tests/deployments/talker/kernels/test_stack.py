@@ -15,7 +15,7 @@ from deployments.talker.kernels.stack import FrameCache, FusedStack
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.predictor import FrameAttention
 from deployments.talker.model.talker import Talker
-from deployments.talker.sampling import BatchFilter, Draw, FilterOptions
+from deployments.talker.sampling import BatchSampler, Draw, FilterOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 BLOCK_SIZE, LENGTHS = 16, [1, 40, 77]
@@ -77,7 +77,7 @@ def test_a_frame_has_the_codes_of_the_plain_predictor(talker: Talker, device: to
     hidden = torch.randn(ROWS, talker.config.talker.hidden_size, device=device)
     code0 = torch.tensor([1, 2, 3], device=device)
     draw = Draw(torch.tensor([1, -5, 1 << 40], device=device), torch.tensor([0, 5, 9], device=device), 0)
-    options = BatchFilter.of(
+    options = BatchSampler.of(
         [
             FilterOptions(do_sample=True, temperature=0.9, top_k=50, top_p=1.0),
             FilterOptions(do_sample=True, temperature=0.8, top_k=20, top_p=0.7),
