@@ -27,24 +27,26 @@ def attend_rows(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     """
     if query.device.type != "cpu":
         return F.scaled_dot_product_attention(query[:, :, None], keys, values, attn_mask=mask, enable_gqa=True)[:, :, 0]
-    rows, heads, head_dim = query.shape
-    grouped = query.view(rows, keys.shape[1], heads // keys.shape[1], head_dim)
+    num_rows, heads, head_dim = query.shape
+    grouped = query.view(num_rows, keys.shape[1], heads // keys.shape[1], head_dim)
     scores = torch.matmul(grouped, keys.transpose(2, 3)) * head_dim**-0.5
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    return torch.matmul(scores.softmax(-1), values).view(rows, heads, head_dim)
+    return torch.matmul(scores.softmax(-1), values).view(num_rows, heads, head_dim)
 
 
 class GatheredAttention:
     """The `Attend` of one pass: writes the rows' keys and values, then gathers each row's context."""
 
-    def __init__(self, cache: KVCache, rows: Context, length: int, *, followed: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, cache: KVCache, context: Context, length: int, *, followed: tuple[int, int] | None = None
+    ) -> None:
         """`followed`: the layer and the head whose weights are kept."""
-        self.cache, self.slots, self._followed = cache, rows.slots, followed
+        self.cache, self.slots, self._followed = cache, context.slots, followed
         self.weights: Tensor | None = None  # [rows, length] float32
-        offsets = torch.arange(length, device=rows.positions.device)
-        blocks = rows.block_tables[:, offsets // cache.block_size].long()
-        self.mask = (offsets < rows.lengths[:, None])[:, None, None]
+        offsets = torch.arange(length, device=context.positions.device)
+        blocks = context.block_tables[:, offsets // cache.block_size].long()
+        self.mask = (offsets < context.lengths[:, None])[:, None, None]
         self.context = blocks * cache.block_size + offsets % cache.block_size
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -105,6 +105,6 @@ class FusedNetworks(FrameNetworks):
         """Logits of codebook 0 [rows, vocab]; the library would choose its kernel by the number of rows."""
         weight = self.talker.codec_head.weight
         out = Activations(self._logits.values[: len(hidden)], self._logits.squares, 1)
-        tile = tile_for(*weight.shape, gated=False, rows=len(hidden))
+        tile = tile_for(*weight.shape, gated=False, num_rows=len(hidden))
         matmul(hidden, weight, out, tile, Product(pdl=self.pdl))
         return out.values

@@ -71,7 +71,7 @@ def _frame_attention(
 
 @triton.jit
 def _frame_start_attention(
-    qkv, q_weight, k_weight, cos, sin, keys, values, out, rows, eps,
+    qkv, q_weight, k_weight, cos, sin, keys, values, out, num_rows, eps,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, length: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
     """`_frame_attention` for positions 0 and 1 at once: row `rows + r` is position 1 of row `r`."""
@@ -88,7 +88,7 @@ def _frame_start_attention(
         qkv + row * qkv_width, q_weight, k_weight, cos, sin, 0, head, eps, heads, kv_heads, head_dim, dtype
     )
     q_1, q_2, next_1, next_2, next_value = new_position(
-        qkv + (rows + row) * qkv_width, q_weight, k_weight, cos, sin, 1, head, eps, heads, kv_heads, head_dim, dtype
+        qkv + (num_rows + row) * qkv_width, q_weight, k_weight, cos, sin, 1, head, eps, heads, kv_heads, head_dim, dtype
     )
     place = (row * kv_heads + head).to(tl.int64) * length * head_dim
     tl.store(keys + place + column, k_1.to(dtype))
@@ -104,7 +104,7 @@ def _frame_start_attention(
         out + row * heads * head_dim + member * head_dim + wide, tl.broadcast_to(value, [group, head_dim]).to(dtype)
     )
     attended = value * (1.0 - share) + next_value * share
-    tl.store(out + (rows + row) * heads * head_dim + member * head_dim + wide, attended.to(dtype))
+    tl.store(out + (num_rows + row) * heads * head_dim + member * head_dim + wide, attended.to(dtype))
 
 
 def attend_frame(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tensor, Tensor], position: int,
@@ -126,9 +126,9 @@ def attend_frame_start(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tupl
                        pdl: bool = False) -> None:  # fmt: skip
     """Positions 0 and 1 of frames in one pass: the first half of the rows of `qkv` and `out`, and the second."""
     keys, values = caches
-    rows = qkv.shape[0] // 2
-    _frame_start_attention[(rows, heads.key)](
-        qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, out, rows, norms.eps,
+    num_rows = qkv.shape[0] // 2
+    _frame_start_attention[(num_rows, heads.key)](
+        qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, out, num_rows, norms.eps,
         heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, length=keys.shape[2], pdl=pdl,
         num_warps=2, launch_pdl=pdl,
     )  # fmt: skip

@@ -61,7 +61,7 @@ class Activations:
 #   x, weight, bias, residual, out   as in `matmul`; None leaves out what it is for, at compile time
 #   squares, parts                   partial sums of the squares of x, and how many there are; None: x is not normalised
 #   squares_out                      where each program leaves the sum over its columns; None: nobody asks
-#   rows, rows_stride                rows of x; floats from one partial sum to the next, in both buffers of squares
+#   num_rows, rows_stride            of x; floats from one partial sum to the next, in both buffers of squares
 #   n_size, k_size                   columns of the output, and depth
 #   eps, gated, pdl                  as in `Product`
 #   block_m, block_n, block_k        as in `Tile`, but `block_m` is decided; also stages, chains and warps
@@ -86,11 +86,11 @@ def _early_residual(residual, place, inside):
 
 
 @triton.jit
-def _grid(rows, n_size: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr):
+def _grid(num_rows, n_size: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr):
     """A program's columns, its rows, and where they meet: which places exist, and where in the output they are."""
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
     m = tl.program_id(1) * block_m + tl.arange(0, block_m)
-    return n, m, m[:, None] < rows, m[:, None] * n_size + n[None, :]
+    return n, m, m[:, None] < num_rows, m[:, None] * n_size + n[None, :]
 
 
 @triton.jit
@@ -128,12 +128,12 @@ def _link(x_tile, w_tile, inside, acc, up, up_from: tl.constexpr, gated: tl.cons
 
 @triton.jit
 def pipelined_matmul(
-    x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps, warps: tl.constexpr,
+    x, weight, bias, squares, residual, out, squares_out, num_rows, rows_stride, eps, warps: tl.constexpr,
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
 ):  # fmt: skip
     """`Form.PIPELINED`. A sum waits tens of cycles for the one before: 1, 2 or 4 chains take turns."""
-    n, m, inside, place = _grid(rows, n_size, block_m, block_n)
+    n, m, inside, place = _grid(num_rows, n_size, block_m, block_n)
     part_k: tl.constexpr = block_k // chains
     up_from: tl.constexpr = n_size * k_size
     added, partial = None, None
@@ -170,12 +170,12 @@ def pipelined_matmul(
 
 @triton.jit
 def split_matmul(
-    x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps, warps: tl.constexpr,
+    x, weight, bias, squares, residual, out, squares_out, num_rows, rows_stride, eps, warps: tl.constexpr,
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
 ):  # fmt: skip
     """`Form.SPLIT`. The product is batched, with one part of the depth for each of the `warps`."""
-    n, m, inside, place = _grid(rows, n_size, block_m, block_n)
+    n, m, inside, place = _grid(num_rows, n_size, block_m, block_n)
     k = tl.arange(0, block_k)
     depth: tl.constexpr = k_size // warps
     first = (tl.arange(0, warps) * depth)[:, None, None]
@@ -224,7 +224,7 @@ def _weighted(inputs, weights, chunks: tl.constexpr, first: tl.constexpr, stride
 
 @triton.jit
 def vector_matmul(
-    x, weight, bias, squares, residual, out, squares_out, rows, rows_stride, eps, warps: tl.constexpr,
+    x, weight, bias, squares, residual, out, squares_out, num_rows, rows_stride, eps, warps: tl.constexpr,
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
 ):  # fmt: skip
@@ -319,28 +319,29 @@ def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, tile: Tile
     if product.eps is not None:
         assert isinstance(x, Activations), "a product that normalises needs the squares of its rows"
         squares, parts, rows_stride = x.squares, x.parts, x.squares.stride(0)
-    rows, k_size = values.shape
+    num_rows, k_size = values.shape
     n_size = weight.shape[0] // (2 if product.gated else 1)
     block_m = tile.block_m
     if tile.form is Form.VECTOR:
-        block_m = rows
+        block_m = num_rows
     elif block_m < SHARED_ROWS:
-        block_m = max(block_m, triton.next_power_of_2(rows))
-    _KERNELS[tile.form][(n_size // tile.block_n, triton.cdiv(rows, block_m))](
+        block_m = max(block_m, triton.next_power_of_2(num_rows))
+    _KERNELS[tile.form][(n_size // tile.block_n, triton.cdiv(num_rows, block_m))](
         values, weight, bias, squares, residual, out.values,
-        out.squares if residual is not None else None, rows, rows_stride, product.eps or 0.0,
+        out.squares if residual is not None else None, num_rows, rows_stride, product.eps or 0.0,
         n_size=n_size, k_size=k_size, parts=parts, gated=product.gated, pdl=product.pdl,
         block_m=block_m, block_n=tile.block_n, block_k=tile.block_k,
         stages=tile.stages, chains=tile.chains, warps=tile.warps,
         num_warps=tile.warps, launch_pdl=product.pdl,
     )  # fmt: skip
-    out.parts = n_size // tile.block_n
+    if residual is not None:  # else nobody asks for the squares, and the kernel leaves none
+        out.parts = n_size // tile.block_n
 
 
 def measure_squares(x: Activations, *, pdl: bool = False) -> None:
     """Fill `x.squares` for rows that no product wrote."""
-    rows, width = x.values.shape
-    _row_squares[(rows,)](
+    num_rows, width = x.values.shape
+    _row_squares[(num_rows,)](
         x.values, x.squares, width=width, block=triton.next_power_of_2(width), pdl=pdl, launch_pdl=pdl
     )
     x.parts = 1
@@ -348,38 +349,38 @@ def measure_squares(x: Activations, *, pdl: bool = False) -> None:
 
 def normalise(x: Activations, weight: Tensor, out: Tensor, eps: float, *, pdl: bool = False) -> None:
     """RMSNorm of rows whose squares are summed: out [rows, width] = x / rms(x) * weight, float32 inside."""
-    rows, width = x.values.shape
-    _normalise[(rows,)](
+    num_rows, width = x.values.shape
+    _normalise[(num_rows,)](
         x.values, x.squares, weight, out, x.squares.stride(0), eps, parts=x.parts, width=width,
         block=triton.next_power_of_2(width), pdl=pdl, launch_pdl=pdl,
     )  # fmt: skip
 
 
-def like_rows(rows: int, width: int, like: Tensor, *, max_parts: int = 1024) -> Activations:
+def like_rows(num_rows: int, width: int, like: Tensor, *, max_parts: int = 1024) -> Activations:
     """Uninitialised rows of the type and device of `like`."""
     squares = torch.empty(
-        (max_parts, max(_MAX_BLOCK_M, triton.next_power_of_2(rows))), dtype=torch.float32, device=like.device
+        (max_parts, max(_MAX_BLOCK_M, triton.next_power_of_2(num_rows))), dtype=torch.float32, device=like.device
     )
-    return Activations(torch.empty((rows, width), dtype=like.dtype, device=like.device), squares, 1)
+    return Activations(torch.empty((num_rows, width), dtype=like.dtype, device=like.device), squares, 1)
 
 
-def tile_for(columns: int, depth: int, *, gated: bool, rows: int) -> Tile:
-    """The tile measured for the least number of rows that is not below `rows`, else one that divides the shape."""
+def tile_for(columns: int, depth: int, *, gated: bool, num_rows: int) -> Tile:
+    """The tile measured for the least number of rows that is not below `num_rows`, else one that divides the shape."""
     measured = MEASURED.get((columns, depth, gated), {})
-    fitting = [most_rows for most_rows in measured if rows <= most_rows]
+    fitting = [most_rows for most_rows in measured if num_rows <= most_rows]
     if not fitting:
-        return default_tile(columns, depth, gated=gated, rows=rows)
+        return default_tile(columns, depth, gated=gated, num_rows=num_rows)
     form, block_n, block_k, warps, stages, chains, block_m = measured[min(fitting)]
     return Tile(Form(form), block_n, block_k, warps, stages, chains, block_m)
 
 
-def default_tile(columns: int, depth: int, *, gated: bool, rows: int) -> Tile:
-    if rows <= MAX_VECTOR_ROWS:
+def default_tile(columns: int, depth: int, *, gated: bool, num_rows: int) -> Tile:
+    if num_rows <= MAX_VECTOR_ROWS:
         return Tile(Form.VECTOR, _divisor(columns, 16 if depth <= 1024 and not gated else 4), _divisor(depth, 256), 4)
-    if rows <= 32:
+    if num_rows <= 32:
         return Tile(Form.PIPELINED, _divisor(columns, 16), _divisor(depth, 128), 4, 6)
     stages = 2 if gated else 3
-    block_m = 16 if rows <= SHARED_ROWS else SHARED_ROWS
+    block_m = 16 if num_rows <= SHARED_ROWS else SHARED_ROWS
     return Tile(Form.PIPELINED, _divisor(columns, 32), _divisor(depth, 128), 4, stages, block_m=block_m)
 
 

@@ -145,9 +145,9 @@ def _paged_attention(
                 tl.store(target, merged.to(dtype))
 
 
-def splits_for(rows: int) -> int:
+def splits_for(num_rows: int) -> int:
     """Into how many programs a row's context is cut: enough to fill the GPU at eight heads a row."""
-    wanted: int = triton.next_power_of_2(64 // max(1, rows))
+    wanted: int = triton.next_power_of_2(64 // max(1, num_rows))
     return max(1, min(8, wanted))
 
 
@@ -209,12 +209,12 @@ class TritonAttention:
 
     def __call__(self, qkv: Tensor, norms: HeadNorms, caches: tuple[Tensor, Tensor], context: Context) -> Tensor:
         """The result is valid until the next call with as many rows."""
-        rows, heads, (keys, values) = len(qkv), self.heads, caches
-        if rows not in self._buffers:
-            self._buffers[rows] = self._allocate(qkv)
-        parts, statistics, arrived, out = self._buffers[rows]
+        num_rows, heads, (keys, values) = len(qkv), self.heads, caches
+        if num_rows not in self._buffers:
+            self._buffers[num_rows] = self._allocate(qkv)
+        parts, statistics, arrived, out = self._buffers[num_rows]
         splits = parts.shape[1]
-        _paged_attention[(rows, heads.key, splits)](
+        _paged_attention[(num_rows, heads.key, splits)](
             qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, context.positions, context.slots,
             context.block_tables, context.lengths, parts, statistics, arrived, out, context.block_tables.stride(0),
             norms.eps, heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, block_size=self.block_size,
@@ -225,11 +225,11 @@ class TritonAttention:
 
     def _allocate(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Partial results of a split context's programs for the one that merges, how many have come; the result."""
-        rows, heads, splits, device = len(qkv), self.heads, splits_for(len(qkv)), qkv.device
-        parts = torch.empty((rows, splits, heads.query, heads.dim), dtype=torch.float32, device=device)
-        statistics = torch.empty((rows, splits, heads.query, 2), dtype=torch.float32, device=device)
-        arrived = torch.zeros((rows, heads.key), dtype=torch.int32, device=device)
-        return parts, statistics, arrived, qkv.new_empty((rows, heads.query * heads.dim))
+        num_rows, heads, splits, device = len(qkv), self.heads, splits_for(len(qkv)), qkv.device
+        parts = torch.empty((num_rows, splits, heads.query, heads.dim), dtype=torch.float32, device=device)
+        statistics = torch.empty((num_rows, splits, heads.query, 2), dtype=torch.float32, device=device)
+        arrived = torch.zeros((num_rows, heads.key), dtype=torch.int32, device=device)
+        return parts, statistics, arrived, qkv.new_empty((num_rows, heads.query * heads.dim))
 
 
 class FlashAttention:
@@ -244,16 +244,16 @@ class FlashAttention:
         self._queries: dict[int, Tensor] = {}
 
     def __call__(self, qkv: Tensor, norms: HeadNorms, caches: tuple[Tensor, Tensor], context: Context) -> Tensor:
-        rows = len(qkv)
-        if rows not in self._queries:
-            self._queries[rows] = qkv.new_empty((rows, 1, self.heads.query, self.heads.dim))
-        queries = self._queries[rows]
+        num_rows = len(qkv)
+        if num_rows not in self._queries:
+            self._queries[num_rows] = qkv.new_empty((num_rows, 1, self.heads.query, self.heads.dim))
+        queries = self._queries[num_rows]
         prepare_rows(qkv, norms, self.heads, caches, context, queries, pdl=self.pdl)
         pages = (cache.view(-1, self.block_size, self.heads.key, self.heads.dim) for cache in caches)
         out: Tensor = self._attend(
             queries, *pages, cache_seqlens=context.lengths, block_table=context.block_tables, causal=True
         )
-        return out.view(rows, -1)
+        return out.view(num_rows, -1)
 
 
 def choose_attention(

@@ -21,7 +21,7 @@ class FusedPredictor:
         self.stack = FusedStack(
             predictor.model, config.predictor, max_rows=2 * max_rows, positions=self.groups + 1, pdl=pdl
         )
-        self.cache = FrameCache(config.predictor, rows=max_rows, positions=self.groups, like=like)
+        self.cache = FrameCache(config.predictor, num_rows=max_rows, positions=self.groups, like=like)
         norm = predictor.model.norm.weight
         self.heads = [fold_norm(head.weight, norm) for head in predictor.lm_head if isinstance(head, torch.nn.Linear)]
         self._projection = predictor.small_to_mtp_projection
@@ -47,12 +47,12 @@ class FusedPredictor:
         `hidden` [rows, talker hidden] follows the final norm; `draw.codebook` is ignored. Seeds and frame numbers are
         read before earlier kernels of the chain end, so they must not be written by one. Valid until the next call.
         """
-        rows = len(code0)
+        num_rows = len(code0)
         outputs = FrameOutputs(
-            *(tensor[:rows] for tensor in (self._outputs.codes, self._outputs.sums, self._outputs.total))
+            *(tensor[:num_rows] for tensor in (self._outputs.codes, self._outputs.sums, self._outputs.total))
         )
         state = self._start(hidden, code0, outputs)
-        inputs = self.stack.input_rows(rows)
+        inputs = self.stack.input_rows(num_rows)
         for group in range(1, self.groups):
             if group > 1:
                 state = self.stack.frame_step(inputs, group, self.cache)
@@ -63,12 +63,12 @@ class FusedPredictor:
 
     def _start(self, hidden: Tensor, code0: Tensor, outputs: FrameOutputs) -> Activations:
         """The first two positions: the talker's hidden state and codebook 0. Returns the rows of the second."""
-        rows = len(hidden)
-        both = Activations(self._first.values[: 2 * rows], self._first.squares, 1)
+        num_rows = len(hidden)
+        both = Activations(self._first.values[: 2 * num_rows], self._first.squares, 1)
         self._project(hidden, both)
         begin_frame(code0, self.tables[0], both, outputs)
         done = self.stack.frame_start(both, self.cache)
-        return Activations(done.values[rows:], done.squares[:, rows:], done.parts)
+        return Activations(done.values[num_rows:], done.squares[:, num_rows:], done.parts)
 
     def _project(self, hidden: Tensor, out: Activations) -> None:
         """The talker's hidden states become the first rows of `out`. Launched plainly: the kernel before is unknown."""
@@ -78,12 +78,12 @@ class FusedPredictor:
         weight, bias = self._projection.weight, self._projection.bias
         assert isinstance(weight, Tensor)
         assert isinstance(bias, Tensor)
-        tile = tile_for(*weight.shape, gated=False, rows=len(hidden))
+        tile = tile_for(*weight.shape, gated=False, num_rows=len(hidden))
         matmul(hidden, weight, Activations(out.values[: len(hidden)], out.squares, 1), tile, Product(), bias=bias)
 
     def _head(self, state: Activations, group: int) -> Tensor:
         weight = self.heads[group - 1]
         out = Activations(self._logits.values[: len(state.values)], self._logits.squares, 1)
-        tile = tile_for(*weight.shape, gated=False, rows=len(state.values))
+        tile = tile_for(*weight.shape, gated=False, num_rows=len(state.values))
         matmul(state, weight, out, tile, Product(eps=self.eps, pdl=self.pdl))
         return out.values

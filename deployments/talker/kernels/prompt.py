@@ -20,7 +20,7 @@ _KEYS = 128  # rows whose scores are in registers at a time
 
 @triton.jit
 def _prompt_attention(
-    queries, keys, values, slots, owners, positions, out, rows,
+    queries, keys, values, slots, owners, positions, out, num_rows,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
     tiles: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
@@ -29,7 +29,7 @@ def _prompt_attention(
     head = tl.program_id(0)
     mine = tl.program_id(1) * block + tl.arange(0, block)
     wide = tl.arange(0, head_dim)[None, :]
-    is_mine = mine < rows
+    is_mine = mine < num_rows
     my_owner = tl.load(owners + mine, mask=is_mine, other=-1)[:, None]
     my_position = tl.load(positions + mine, mask=is_mine, other=0)[:, None]
     place = (mine[:, None] * heads + head) * head_dim + wide
@@ -37,7 +37,7 @@ def _prompt_attention(
     top = tl.full([block], float("-inf"), tl.float32)
     total = tl.zeros([block], tl.float32)
     acc = tl.zeros([block, head_dim], tl.float32)
-    last = tl.minimum((tl.program_id(1) + 1) * block, rows)
+    last = tl.minimum((tl.program_id(1) + 1) * block, num_rows)
     for number in tl.static_range(tiles):
         every = number * tile + tl.arange(0, tile)
         is_row = every < last
@@ -69,9 +69,9 @@ class PromptAttention:
     name = "prompt"
 
     def __call__(self, qkv: Tensor, norms: HeadNorms, caches: tuple[Tensor, Tensor], context: Context) -> Tensor:
-        rows, heads = len(qkv), self.heads
-        queries = qkv.new_empty((rows, heads.query, heads.dim))
-        out = qkv.new_empty((rows, heads.query * heads.dim))
+        num_rows, heads = len(qkv), self.heads
+        queries = qkv.new_empty((num_rows, heads.query, heads.dim))
+        out = qkv.new_empty((num_rows, heads.query * heads.dim))
         prepare_rows(qkv, norms, heads, caches, context, queries, pdl=self.pdl)
         attend_prompt(queries, caches, context, self.owners, heads, out, pdl=self.pdl)
         return out
@@ -80,11 +80,11 @@ class PromptAttention:
 def attend_prompt(queries: Tensor, caches: tuple[Tensor, Tensor], context: Context, owners: Tensor, heads: Heads,
                   out: Tensor, *, pdl: bool = False) -> None:  # fmt: skip
     """Queries [rows, heads, head_dim] over keys and values at the rows' own slots -> out [rows, heads * head_dim]."""
-    rows = len(queries)
+    num_rows = len(queries)
     keys, values = caches
-    tile = min(_KEYS, max(_QUERIES, triton.next_power_of_2(rows)))
-    _prompt_attention[(heads.query, triton.cdiv(rows, _QUERIES))](
-        queries, keys, values, context.slots, owners, context.positions, out, rows,
+    tile = min(_KEYS, max(_QUERIES, triton.next_power_of_2(num_rows)))
+    _prompt_attention[(heads.query, triton.cdiv(num_rows, _QUERIES))](
+        queries, keys, values, context.slots, owners, context.positions, out, num_rows,
         heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, block=_QUERIES, tile=tile,
-        tiles=triton.cdiv(rows, tile), pdl=pdl, num_warps=4, launch_pdl=pdl,
+        tiles=triton.cdiv(num_rows, tile), pdl=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip

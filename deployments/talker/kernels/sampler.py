@@ -129,7 +129,7 @@ def _sample_code(
 
 @triton.jit
 def _begin_frame(
-    code0, codes, table, inputs, squares, embeddings, sums, rows,
+    code0, codes, table, inputs, squares, embeddings, sums, num_rows,
     groups: tl.constexpr, width: tl.constexpr, wide: tl.constexpr, input_block: tl.constexpr, sum_block: tl.constexpr,
     pdl: tl.constexpr,
 ):  # fmt: skip
@@ -140,7 +140,7 @@ def _begin_frame(
     before = tl.arange(0, input_block)
     first_input = tl.load(inputs + row * width + before, mask=before < width, other=0.0).to(tl.float32)
     tl.store(squares + row, tl.sum(first_input * first_input))
-    _embed(rows + row, code, table, inputs, squares, width, input_block)
+    _embed(num_rows + row, code, table, inputs, squares, width, input_block)
     column = tl.arange(0, sum_block)
     first = tl.load(embeddings + code * wide + column, mask=column < wide, other=0.0)
     tl.store(sums + row * wide + column, first.to(tl.float32), mask=column < wide)
@@ -211,10 +211,10 @@ def begin_frame(
 def sample_code(logits: Tensor, sampler: BatchSampler, draw: Draw, embeddings: Embeddings, inputs: Activations,
                 outputs: FrameOutputs, *, pdl: bool = False, warps: int = 4) -> None:  # fmt: skip
     """Sample codebook `draw.codebook` from logits [rows, vocab], embed it into `inputs` and add it to the sum."""
-    rows, vocab = logits.shape
+    num_rows, vocab = logits.shape
     last = draw.codebook == outputs.codes.shape[1] - 1
     width, wide = embeddings.projected.shape[1], embeddings.summed.shape[1]
-    _sample_code[(rows,)](
+    _sample_code[(num_rows,)](
         logits, sampler.packed, sampler.packed.stride(0), draw.seeds, draw.frames, outputs.codes, draw.codebook,
         None if last else embeddings.projected, inputs.values, inputs.squares, embeddings.summed, outputs.sums,
         outputs.total if last else None,
@@ -241,8 +241,8 @@ class FirstCodeRules:
 def sample_first_code(logits: Tensor, sampler: BatchSampler, draw: Draw, rules: FirstCodeRules, code0: Tensor,
                       *, pdl: bool = False, warps: int = 8) -> None:  # fmt: skip
     """Sample codebook 0 from logits [rows, vocab] into `code0` [rows] int64 and mark it as seen."""
-    rows, vocab = logits.shape
-    _sample_first_code[(rows,)](
+    num_rows, vocab = logits.shape
+    _sample_first_code[(num_rows,)](
         logits, sampler.packed, sampler.packed.stride(0), draw.seeds, draw.frames, rules.state_rows,
         rules.seen.view(torch.int8), rules.penalty, rules.suppressed.view(torch.int8),
         rules.ignore_eos.view(torch.int8), code0, rules.eos, rules.min_new_tokens,

@@ -50,8 +50,8 @@ class Witness(Protocol):
 class FrameCache:
     """Keys and values of one frame's few positions, [layers, rows, kv_heads, positions, head_dim]."""
 
-    def __init__(self, config: TransformerConfig, *, rows: int, positions: int, like: Tensor) -> None:
-        shape = (config.num_layers, rows, config.num_kv_heads, triton.next_power_of_2(positions), config.head_dim)
+    def __init__(self, config: TransformerConfig, *, num_rows: int, positions: int, like: Tensor) -> None:
+        shape = (config.num_layers, num_rows, config.num_kv_heads, triton.next_power_of_2(positions), config.head_dim)
         self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.values = torch.zeros_like(self.keys)
 
@@ -80,63 +80,63 @@ class FusedStack:
         self._input = like_rows(max_rows, config.hidden_size, like)
         self._out = torch.empty_like(self._residual.values)
 
-    def talker_step(self, x: Tensor, context: Context, cache: KVCache, attend: PagedBackend,
+    def talker_step(self, inputs: Tensor, context: Context, cache: KVCache, attend: PagedBackend,
                     witness: Witness | None = None) -> Tensor:  # fmt: skip
         """One position of each row over its paged context: [rows, hidden] -> [rows, hidden] after the final norm.
 
         `witness` looks at the attention of its layer. The result is valid until the next call.
         """
-        rows = self.measured(x)
+        x = self.measured(inputs)
         for number, layer in enumerate(self.layers):
-            qkv = self._project(layer, rows)
+            qkv = self._project(layer, x)
             attended = attend(qkv.values, layer.norms, (cache.keys[number], cache.values[number]), context)
             if witness is not None and witness.layer == number:
                 witness.look(qkv.values, layer.norms, cache.keys[number], context)
-            rows = self._finish_layer(layer, rows, attended)
-        return self._normalised(rows)
+            x = self._finish_layer(layer, x, attended)
+        return self._normalised(x)
 
-    def frame_start(self, rows: Activations, cache: FrameCache) -> Activations:
-        """Positions 0, the first half of `rows`, and 1, the second, in one pass; before the final norm."""
-        count = len(rows.values)
+    def frame_start(self, x: Activations, cache: FrameCache) -> Activations:
+        """Positions 0, the first half of the rows of `x`, and 1, the second, in one pass; before the final norm."""
+        num_rows = len(x.values)
         for number, layer in enumerate(self.layers):
-            qkv = self._project(layer, rows)
-            attended = self._attended[:count]
-            caches = cache.keys[number, : count // 2], cache.values[number, : count // 2]
+            qkv = self._project(layer, x)
+            attended = self._attended[:num_rows]
+            caches = cache.keys[number, : num_rows // 2], cache.values[number, : num_rows // 2]
             attend_frame_start(qkv.values, layer.norms, self.heads, caches, attended, pdl=self.pdl)
-            rows = self._finish_layer(layer, rows, attended)
-        return rows
+            x = self._finish_layer(layer, x, attended)
+        return x
 
-    def frame_step(self, rows: Activations, position: int, cache: FrameCache) -> Activations:
+    def frame_step(self, x: Activations, position: int, cache: FrameCache) -> Activations:
         """One position of a frame; before the final norm, which the next product can fold in."""
-        count = len(rows.values)
+        num_rows = len(x.values)
         for number, layer in enumerate(self.layers):
-            qkv = self._project(layer, rows)
-            attended = self._attended[:count]
-            caches = cache.keys[number, :count], cache.values[number, :count]
+            qkv = self._project(layer, x)
+            attended = self._attended[:num_rows]
+            caches = cache.keys[number, :num_rows], cache.values[number, :num_rows]
             attend_frame(qkv.values, layer.norms, self.heads, caches, position, attended, pdl=self.pdl)
-            rows = self._finish_layer(layer, rows, attended)
-        return rows
+            x = self._finish_layer(layer, x, attended)
+        return x
 
-    def measured(self, x: Tensor) -> Activations:
-        """Rows that no kernel of this stack wrote, with the sums of their squares."""
-        rows = Activations(x, self._input.squares, 1)
-        measure_squares(rows)  # launched plainly, because the kernel before it is unknown
-        return rows
+    def measured(self, values: Tensor) -> Activations:
+        """Values [rows, hidden] that no kernel of this stack wrote, with the sums of their squares."""
+        x = Activations(values, self._input.squares, 1)
+        measure_squares(x)  # launched plainly, because the kernel before it is unknown
+        return x
 
-    def input_rows(self, count: int) -> Activations:
+    def input_rows(self, num_rows: int) -> Activations:
         """Where a kernel may put the stack's next input."""
-        return self._take(self._input, count)
+        return self._take(self._input, num_rows)
 
-    def _project(self, layer: PackedLayer, rows: Activations) -> Activations:
-        qkv = self._take(self._qkv, len(rows.values))
-        self._multiply(rows, layer.qkv, qkv, Product(eps=self.config.rms_norm_eps, pdl=self.pdl))
+    def _project(self, layer: PackedLayer, x: Activations) -> Activations:
+        qkv = self._take(self._qkv, len(x.values))
+        self._multiply(x, layer.qkv, qkv, Product(eps=self.config.rms_norm_eps, pdl=self.pdl))
         return qkv
 
-    def _finish_layer(self, layer: PackedLayer, rows: Activations, attended: Tensor) -> Activations:
+    def _finish_layer(self, layer: PackedLayer, x: Activations, attended: Tensor) -> Activations:
         """The output projection and the MLP, both added to the residual stream."""
-        count = len(rows.values)
-        residual, inner = self._take(self._residual, count), self._take(self._inner, count)
-        self._multiply(attended, layer.out, residual, Product(pdl=self.pdl), residual=rows.values)
+        num_rows = len(x.values)
+        residual, inner = self._take(self._residual, num_rows), self._take(self._inner, num_rows)
+        self._multiply(attended, layer.out, residual, Product(pdl=self.pdl), residual=x.values)
         self._multiply(residual, layer.gate_up, inner, Product(eps=self.config.rms_norm_eps, gated=True, pdl=self.pdl))
         self._multiply(inner, layer.down, residual, Product(pdl=self.pdl), residual=residual.values)
         return residual
@@ -144,17 +144,17 @@ class FusedStack:
     def _multiply(self, x: Activations | Tensor, weight: Tensor, out: Activations, product: Product, *,
                   residual: Tensor | None = None) -> None:  # fmt: skip
         columns = weight.shape[0] // (2 if product.gated else 1)
-        tile = tile_for(columns, weight.shape[1], gated=product.gated, rows=len(out.values))
+        tile = tile_for(columns, weight.shape[1], gated=product.gated, num_rows=len(out.values))
         matmul(x, weight, out, tile, product, residual=residual)
 
-    def _normalised(self, rows: Activations) -> Tensor:
-        out = self._out[: len(rows.values)]
-        normalise(rows, self.norm, out, self.config.rms_norm_eps, pdl=self.pdl)
+    def _normalised(self, x: Activations) -> Tensor:
+        out = self._out[: len(x.values)]
+        normalise(x, self.norm, out, self.config.rms_norm_eps, pdl=self.pdl)
         return out
 
     @staticmethod
-    def _take(rows: Activations, count: int) -> Activations:
-        return Activations(rows.values[:count], rows.squares, rows.parts)
+    def _take(x: Activations, num_rows: int) -> Activations:
+        return Activations(x.values[:num_rows], x.squares, x.parts)
 
 
 def rotations(config: TransformerConfig, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:

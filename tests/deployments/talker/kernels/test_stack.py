@@ -63,7 +63,7 @@ def test_talker_step(talker: Talker, device: torch.device) -> None:
 def test_predictor_passes(talker: Talker, device: torch.device) -> None:
     config, model = talker.config.predictor, talker.code_predictor
     stack = FusedStack(model.model, config, max_rows=4, positions=5, pdl=False)
-    cache = FrameCache(config, rows=4, positions=4, like=model.model.norm.weight)
+    cache = FrameCache(config, num_rows=4, positions=4, like=model.model.norm.weight)
     attention = FrameAttention((config.num_layers, ROWS, config.num_kv_heads, 4, config.head_dim), like=cache.keys)
     for position in range(3):
         x = torch.randn(ROWS, config.hidden_size, device=device)
