@@ -124,14 +124,14 @@ class Engine:
         if sequence is not None:
             self._queue(sequence)
 
-    def append(self, sequence_id: int, text: str, *, is_last: bool) -> None:
+    def append_text(self, sequence_id: int, text: str, *, is_last: bool) -> None:
         """Add to a live request's text. Raises as `add` does. A request that has ended meanwhile is no error.
 
         A sequence begins once there is text enough for its prompt. Each later frame needs one more token.
         """
         known = self.intake.sequence(sequence_id)
         num_known = 0 if known is None else len(known.prompt.trailing)
-        sequence = self.intake.append(sequence_id, text, is_last=is_last)
+        sequence = self.intake.append_text(sequence_id, text, is_last=is_last)
         if sequence is not None and known is None:
             self._queue(sequence)
         elif sequence is not None and len(sequence.prompt.trailing) > num_known:
@@ -214,7 +214,7 @@ class Engine:
             return
         failed = self._prefill(batch.prefill)
         for sequence in batch.prefill:  # while the device works on their prompts
-            if sequence not in failed and not self._opens(sequence):
+            if sequence not in failed and not self._try_open(sequence):
                 failed.append(sequence)
         decode = [sequence for sequence in batch.decode if sequence not in failed] if failed else batch.decode
         if decode:
@@ -249,8 +249,8 @@ class Engine:
         self._num_failed_prefills = 0
         return True
 
-    def _opens(self, sequence: Sequence) -> bool:
-        """Whether the decoder takes the sequence. If not, the sequence has failed."""
+    def _try_open(self, sequence: Sequence) -> bool:
+        """Open the sequence at the decoder. Returns whether the decoder takes it; if not, the sequence has failed."""
         try:
             self.outgoing.open(sequence)
         except Overloaded as error:
@@ -289,7 +289,7 @@ class Engine:
         self._decode_other_frames(step, frames)
         if step.before is not None:
             self._follow_text(step.before)
-        self._append(step.launched.sequences, frames)
+        self._take_frames(step.launched.sequences, frames)
         self.scheduler.retire(step.launched.sequences)
 
     def _decode_other_frames(self, step: StepInFlight, frames: Codes) -> None:
@@ -304,14 +304,14 @@ class Engine:
             if self.scheduler.running.get(sequence.id) is sequence:
                 sequence.progress.read(mass, moment, sequence.prompt)
 
-    def _append(self, sequences: list[Sequence], frames: Codes) -> None:
+    def _take_frames(self, sequences: list[Sequence], frames: Codes) -> None:
         """Give each sequence its frame, or the end of speech that stands in place of one."""
         now_s = time.monotonic()
         for sequence, frame in zip(sequences, frames, strict=True):
             if self.scheduler.running.get(sequence.id) is not sequence:
                 continue  # aborted meanwhile
             if frame[0] == NOT_FINITE:
-                self._failures.append((sequence.id, self._not_finite()))
+                self._failures.append((sequence.id, self._count_not_finite()))
                 continue
             if frame[0] == self.model.codes.eos:
                 sequence.end()
@@ -322,10 +322,10 @@ class Engine:
                 self.intake.learn(sequence)
             self.outgoing.add(sequence, now_s)
 
-    def _not_finite(self) -> TalkerLost:
-        """The error of a sequence whose state is no number. Another talker may go on with it.
+    def _count_not_finite(self) -> TalkerLost:
+        """Count a sequence whose state is no number. Returns its error: another talker may go on with it.
 
-        Raises at the second such sequence, because the weights or the device are then at fault.
+        Raises EngineError at the second such sequence, because the weights or the device are then at fault.
         """
         self._num_not_finite += 1
         if self._num_not_finite > 1:

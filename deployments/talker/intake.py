@@ -51,7 +51,7 @@ class Intake:
         live = self._live.get(sequence_id)
         return None if live is None else live.sequence
 
-    def append(self, sequence_id: int, text: str, *, is_last: bool) -> Sequence | None:
+    def append_text(self, sequence_id: int, text: str, *, is_last: bool) -> Sequence | None:
         """The sequence whose text has grown or is enough to begin; None of one that has ended or needs more text."""
         live = self._live.get(sequence_id)
         if live is None:

@@ -6,7 +6,7 @@ Every sequence with a row takes part in a step, with three exceptions.
    is nearly due, because a step with fewer sequences is shorter. They then keep their rows for longer. So once half of
    the rows are taken, they sit out for frames that are nearly due only.
 2. A sequence sits out while its next frame needs text that the client has not written yet.
-3. Segments of jobs sit out wherever others would, and beyond a number that follows the load: they are parked, which
+3. Background sequences sit out wherever others would, and beyond a number that follows the load: they are parked, which
    means that they keep their rows and KV blocks. They never make others sit out.
 """
 
@@ -31,8 +31,8 @@ class Pacing:
         self._scheduled_s = self._step_s = 0.0  # when the last step began, and how long the step before took
 
     def due(self, running: Collection[Sequence], now_s: float, most_background: int) -> list[Sequence]:
-        """The sequences of the step that begins now; beside others at most `most_background` of jobs, the oldest. New
-        sequences of listeners come last. To be called once a step, because it measures steps.
+        """The sequences of the step that begins now. Beside others it has at most `most_background` background
+        sequences, the oldest. New sequences of listeners come last. To be called once a step, because it measures them.
         """
         self._step_s, self._scheduled_s = now_s - self._scheduled_s, now_s
         background = [sequence for sequence in running if sequence.is_background]

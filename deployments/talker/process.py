@@ -181,7 +181,7 @@ class EngineProcess:
 
     def _add(self, engine: Engine, command: channel.Submit | channel.Append) -> None:
         if isinstance(command, channel.Append):
-            engine.append(command.id, command.text, is_last=command.is_last)
+            engine.append_text(command.id, command.text, is_last=command.is_last)
             return
         with self.first_audio_marks.begin(command.id, command.request):
             engine.add(command.id, command.request)

@@ -1,6 +1,6 @@
 """Chooses the sequences of the next step: admission by free rows and KV blocks, preemption when blocks run out.
 
-Segments of jobs wait in a line of their own:
+Segments of jobs are called background sequences. They wait in a line of their own:
 
 - They enter one a step, where no other sequence waits.
 - They have at most seven eighths of the rows. Beside other sequences they have at most half of them and at most 24,
@@ -25,9 +25,9 @@ from deployments.talker.kv_cache import BlockManager
 from deployments.talker.pacing import Pacing
 from deployments.talker.sequence import Sequence
 
-_RESERVED = 8  # one row in so many is left free by jobs
-# Rows of jobs beside one listener, one fewer for every third listener, and never fewer than the last number. A step
-# with more rows takes longer for all of them, and the samples of more rows take the device's time from listeners.
+_RESERVED = 8  # one row in so many is left free by background sequences
+# Rows of the background beside one listener, one fewer for every third listener, and never fewer than the last number.
+# A step with more rows takes longer for all of them, and their samples take the device's time from listeners.
 _MOST_BESIDE, _LISTENERS_A_ROW, _FEWEST_BESIDE = 24, 3, 4
 
 
@@ -49,9 +49,9 @@ class Scheduler:
         self.max_num_seqs, self.max_num_waiting = max_num_seqs, max_num_waiting
         self._pacing = Pacing(max_num_seqs=max_num_seqs, max_lead_s=max_lead_s)
         self.waiting: deque[Sequence] = deque()
-        self.background: deque[Sequence] = deque()  # segments of jobs that wait
-        self.running: dict[int, Sequence] = {}  # in the order of admission
-        self._of_jobs: dict[int, Sequence] = {}  # those of `running` that are segments of jobs: each step asks for them
+        self.waiting_background: deque[Sequence] = deque()
+        self.running: dict[int, Sequence] = {}  # in the order of admission, with those of the background
+        self._running_background: dict[int, Sequence] = {}  # these by themselves, because each step asks for them
         self._free_rows = list(range(max_num_seqs))
         self._finished = Rate()
 
@@ -63,26 +63,26 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Sequences with a row, without those of jobs."""
-        return len(self.running) - len(self._of_jobs)
+        """Sequences with a row, without those of the background."""
+        return len(self.running) - len(self._running_background)
 
     @property
     def num_background(self) -> int:
-        """Sequences of jobs, running, parked or waiting."""
-        return len(self._of_jobs) + len(self.background)
+        """Background sequences, running, parked or waiting."""
+        return len(self._running_background) + len(self.waiting_background)
 
     @property
     def kv_used_ratio(self) -> float:
-        """The share of KV blocks that sequences hold, without those of jobs."""
-        of_jobs = sum(len(self.blocks.table(sequence_id)) for sequence_id in self._of_jobs)
-        return self.blocks.used_ratio - of_jobs / (self.blocks.num_blocks - 1)
+        """The share of KV blocks that sequences hold, without those of the background."""
+        of_background = sum(len(self.blocks.table(sequence_id)) for sequence_id in self._running_background)
+        return self.blocks.used_ratio - of_background / (self.blocks.num_blocks - 1)
 
     def check_room(self, *, background: bool = False) -> None:
-        """Raise Overloaded where the waiting line is full. A free row counts as room. Jobs have a line of their own,
-        of an eighth of the rows.
+        """Raise Overloaded if the waiting line is full. A free row counts as room. The line of background sequences is
+        full with an eighth of the rows.
         """
         if background:
-            if len(self.background) >= max(1, self.max_num_seqs // _RESERVED):
+            if len(self.waiting_background) >= max(1, self.max_num_seqs // _RESERVED):
                 raise Overloaded("The talker leaves no more rows to jobs now.")
             return
         ahead = len(self.waiting) + self.num_running
@@ -94,9 +94,9 @@ class Scheduler:
             )
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence at the end of the waiting line, or at its head where the client has a part of the audio."""
+        """Put a sequence at the end of the waiting line, or at its head if the client has a part of the audio."""
         if sequence.is_background:
-            self.background.append(sequence)
+            self.waiting_background.append(sequence)
         elif sequence.request.synthesis.is_underway:
             self.waiting.appendleft(sequence)
         else:
@@ -106,7 +106,7 @@ class Scheduler:
         """A sequence that runs or waits, else None."""
         if sequence_id in self.running:
             return self.running[sequence_id]
-        waiting = chain(self.waiting, self.background)
+        waiting = chain(self.waiting, self.waiting_background)
         return next((sequence for sequence in waiting if sequence.id == sequence_id), None)
 
     def abort(self, sequence_id: int) -> None:
@@ -115,11 +115,13 @@ class Scheduler:
             self._release(self.running[sequence_id])
         else:
             self.waiting = deque(sequence for sequence in self.waiting if sequence.id != sequence_id)
-            self.background = deque(sequence for sequence in self.background if sequence.id != sequence_id)
+            self.waiting_background = deque(
+                sequence for sequence in self.waiting_background if sequence.id != sequence_id
+            )
 
     def schedule(self) -> Batch | None:
         """The next step's batch, None when there is nothing to do."""
-        preempted = self._make_room()
+        preempted = self._grow_running()
         admitted = [] if preempted else self._admit_waiting() or self._admit_background()
         due = self._pacing.due(self.running.values(), time.monotonic(), self._most_background())
         return Batch(prefill=admitted, decode=due) if due or admitted else None
@@ -141,12 +143,14 @@ class Scheduler:
         assert rows == list(range(self.max_num_seqs)), f"rows lost or held twice: {rows}"
         self.blocks.check_integrity()
 
-    def _make_room(self) -> bool:
-        """Allocate blocks for every running sequence's next position. Returns whether a sequence was preempted."""
+    def _grow_running(self) -> bool:
+        """Allocate blocks for every running sequence's next position, and preempt others where none are free. Returns
+        whether a sequence was preempted.
+        """
         preempted = False
         for sequence in list(self.running.values()):
             while sequence.id in self.running and not self.blocks.can_hold(sequence.id, sequence.num_positions + 1):
-                self._preempt(next(reversed((self._of_jobs or self.running).values())))
+                self._preempt(next(reversed((self._running_background or self.running).values())))
                 preempted = True
             if sequence.id in self.running:
                 self.blocks.grow(sequence.id, sequence.num_positions + 1)
@@ -155,10 +159,10 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Put a sequence back at the head of the line. It is prefilled again with its frames, and then goes on."""
         self._release(sequence)
-        (self.background if sequence.is_background else self.waiting).appendleft(sequence)
+        (self.waiting_background if sequence.is_background else self.waiting).appendleft(sequence)
 
     def _most_background(self) -> int:
-        """Sequences of jobs that may have rows, and that a step beside other sequences may have."""
+        """Background sequences that may have rows, and that a step beside other sequences may have."""
         others = self.num_running + sum(not sequence.awaits_text for sequence in self.waiting)
         left = self.max_num_seqs - self.max_num_seqs // _RESERVED - others
         if not others:
@@ -167,35 +171,39 @@ class Scheduler:
         return max(0, min(left, self.max_num_seqs // 2, beside))
 
     def _admit_background(self) -> list[Sequence]:
-        """One sequence of a job, because the prefill of many would make others wait."""
-        return [self._admit(self.background[0])] if self._has_place_for_background() else []
+        """One background sequence, because the prefill of many would make others wait."""
+        return [self._admit(self.waiting_background[0])] if self._has_place_for_background() else []
 
     def _has_place_for_background(self) -> bool:
-        is_free = self.background and all(sequence.awaits_text for sequence in self.waiting)
-        return bool(is_free) and len(self._of_jobs) < self._most_background() and self._fits(self.background[0])
+        is_free = self.waiting_background and all(sequence.awaits_text for sequence in self.waiting)
+        return (
+            bool(is_free)
+            and len(self._running_background) < self._most_background()
+            and self._fits(self.waiting_background[0])
+        )
 
     def _admit_waiting(self) -> list[Sequence]:
         admitted: list[Sequence] = []
         for sequence in [each for each in self.waiting if not each.awaits_text]:
-            if not self._has_place(sequence):
+            if not self._make_place(sequence):
                 return admitted
             admitted.append(self._admit(sequence))
         return admitted + [self._admit(each) for each in [*self.waiting] if self._fits(each)]
 
     def _admit(self, sequence: Sequence) -> Sequence:
-        (self.background if sequence.is_background else self.waiting).remove(sequence)
+        (self.waiting_background if sequence.is_background else self.waiting).remove(sequence)
         self.blocks.grow(sequence.id, sequence.num_positions + 1)
         sequence.row = heapq.heappop(self._free_rows)
         self.running[sequence.id] = sequence
         if sequence.is_background:
-            self._of_jobs[sequence.id] = sequence
+            self._running_background[sequence.id] = sequence
         return sequence
 
-    def _has_place(self, sequence: Sequence) -> bool:
-        """Whether a row and blocks are free. Sequences of jobs, then those that wait for text, are preempted for it,
-        the youngest first.
+    def _make_place(self, sequence: Sequence) -> bool:
+        """Preempt sequences until a row and blocks are free: those of the background, then those that wait for text,
+        each time the youngest. Returns whether there is place.
         """
-        others = [each for each in self.running.values() if each.awaits_text] + [*self._of_jobs.values()]
+        others = [each for each in self.running.values() if each.awaits_text] + [*self._running_background.values()]
         while not self._fits(sequence):
             if not others:
                 return False
@@ -208,7 +216,7 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         assert sequence.row is not None
         del self.running[sequence.id]
-        self._of_jobs.pop(sequence.id, None)
+        self._running_background.pop(sequence.id, None)
         heapq.heappush(self._free_rows, sequence.row)
         sequence.row = None
         self.blocks.free(sequence.id)

@@ -59,9 +59,9 @@ def write(engine: Engine, parts: Sequence[str], request: GenerateRequest, *, num
     engine.add(number, live(request))
     chunks = run_dry(engine)
     for part in parts:
-        engine.append(number, part, is_last=False)
+        engine.append_text(number, part, is_last=False)
         chunks += run_dry(engine)
-    engine.append(number, "", is_last=True)
+    engine.append_text(number, "", is_last=True)
     return Spoken.join([chunk for _, chunk in chunks + run_dry(engine)])
 
 
@@ -107,11 +107,11 @@ def test_codes_are_equal_beside_others_that_come_and_go(engine: Engine, whole: S
     engine.add(0, live(at_once()))
     chunks: Chunks = []
     for number, part in enumerate(random_cuts(7), start=1):
-        engine.append(0, part, is_last=False)
+        engine.append_text(0, part, is_last=False)
         engine.add(number, ask(f"Somebody else, {number}.", frames=3 + number % 5, seed=number))
         for _ in range(3):
             chunks += engine.step().chunks
-    engine.append(0, "", is_last=True)
+    engine.append_text(0, "", is_last=True)
     chunks += run_dry(engine)
     assert same(Spoken.join([chunk for number, chunk in chunks if number == 0]), whole)
 
@@ -126,9 +126,9 @@ def test_another_talker_reads_the_text_again_and_goes_on(engine: Engine, whole: 
 def test_nothing_is_left_to_do_while_the_writer_pauses(engine: Engine) -> None:
     engine.add(0, live(at_once()))
     assert engine.is_idle
-    engine.append(0, "Hello", is_last=False)
+    engine.append_text(0, "Hello", is_last=False)
     assert engine.is_idle
-    engine.append(0, " there you", is_last=False)
+    engine.append_text(0, " there you", is_last=False)
     frames = sum(len(chunk.codes) for _, chunk in run_dry(engine))
     assert frames == len(engine.prompts.tokenizer.encode("Hello there")) - 1  # one token a frame, after the first
     engine.abort(0)
@@ -137,12 +137,12 @@ def test_nothing_is_left_to_do_while_the_writer_pauses(engine: Engine) -> None:
 
 def test_the_prompt_is_prefilled_before_the_first_frame_has_its_text(engine: Engine) -> None:
     engine.add(0, live(at_once()))
-    engine.append(0, "a ", is_last=False)
+    engine.append_text(0, "a ", is_last=False)
     assert not engine.is_idle
     assert engine.step().chunks == ()
     assert [sequence.num_text_tokens for sequence in engine.scheduler.running.values()] == [1]
     assert engine.is_idle
-    engine.append(0, "- ", is_last=False)
+    engine.append_text(0, "- ", is_last=False)
     [sequence] = engine.scheduler.running.values()
     assert sum(len(chunk.codes) for _, chunk in run_dry(engine)) == sequence.num_text_tokens - 1
     engine.abort(0)
@@ -154,14 +154,14 @@ def test_a_sequence_without_text_gives_its_place_to_those_that_wait(
     engine = build_engine(tiny_checkpoint("CustomVoice"), CONFIG.model_copy(update={"max_num_seqs": 1}))
     alone = speak(engine, at_once())
     engine.add(0, live(at_once()))
-    engine.append(0, TEXT[:20], is_last=False)
+    engine.append_text(0, TEXT[:20], is_last=False)
     chunks = run_dry(engine)
     other = ask("Somebody else.", frames=8, ignore_eos=True)
     engine.add(1, other)
     others = run_dry(engine)
     assert {number for number, _ in others} == {1}
     assert list(engine.scheduler.running) == [0]  # it is back before there is text
-    engine.append(0, TEXT[20:], is_last=True)
+    engine.append_text(0, TEXT[20:], is_last=True)
     chunks += run_dry(engine)
     assert same(Spoken.join([chunk for _, chunk in chunks]), alone)
 
@@ -178,11 +178,11 @@ def test_the_limit_grows_with_the_text(engine: Engine, monkeypatch: pytest.Monke
     request = at_once("Hello there.", frames=2000, ignore_eos=False)
     push_end_of_speech(monkeypatch, -1e9)
     engine.add(0, live(request))
-    engine.append(0, "Hello the", is_last=False)
+    engine.append_text(0, "Hello the", is_last=False)
     run_dry(engine)
     [sequence] = engine.scheduler.running.values()
     assert sequence.limit.reason is FinishReason.LENGTH
-    engine.append(0, "re.", is_last=True)
+    engine.append_text(0, "re.", is_last=True)
     expected = engine.limits.frame_limit(request, sequence.sampling, engine.prompts.build(request))
     assert sequence.limit == expected
     assert expected.reason is FinishReason.RUNAWAY
@@ -191,11 +191,11 @@ def test_the_limit_grows_with_the_text(engine: Engine, monkeypatch: pytest.Monke
 
 def test_text_that_never_comes_is_told_like_none_at_all(engine: Engine) -> None:
     engine.add(0, live(at_once()))
-    engine.append(0, "  ", is_last=False)
+    engine.append_text(0, "  ", is_last=False)
     with pytest.raises(InvalidRequest) as raised:
-        engine.append(0, "", is_last=True)
+        engine.append_text(0, "", is_last=True)
     assert raised.value.code == "empty_input"
-    engine.append(0, "too late", is_last=True)
+    engine.append_text(0, "too late", is_last=True)
     assert engine.is_idle
 
 
@@ -209,9 +209,9 @@ def follow(engine: Engine, request: GenerateRequest, parts: Sequence[str] | None
         engine.add(0, live(wanted))
         chunks = []
         for part in parts:
-            engine.append(0, part, is_last=False)
+            engine.append_text(0, part, is_last=False)
             chunks += run_dry(engine)
-        engine.append(0, "", is_last=True)
+        engine.append_text(0, "", is_last=True)
         chunks += run_dry(engine)
     readings = [reading for _, chunk in chunks for reading in chunk.readings]
     return [(each.first + number, chars) for each in readings for number, chars in enumerate(each.chars)]

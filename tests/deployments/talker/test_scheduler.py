@@ -485,7 +485,7 @@ def test_every_sequence_of_a_mixed_load_ends_and_listeners_never_wait_for_a_row(
     jobs, listeners = [of_a_job(n, frames=rng.randint(1, 20)) for n in range(40)], list(range(1000, 1030))
     everything = [*jobs]
     while jobs or listeners or not line.is_idle:
-        if jobs and len(line.background) < 2:
+        if jobs and len(line.waiting_background) < 2:
             line.add(jobs.pop())
         if listeners and rng.random() < 0.3:
             everything.append(sequence(listeners.pop(), frames=rng.randint(1, 9)))
@@ -511,7 +511,7 @@ def test_beside_sequences_that_only_wait_for_text_jobs_go_on_and_those_without_a
         step(line)
     step(line)
     assert set(line.running) == {10, 11}
-    assert line.background
+    assert line.waiting_background
     assert line.is_idle, "a step would do nothing"
     line.abort(10)
     assert not line.is_idle

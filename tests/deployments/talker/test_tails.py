@@ -94,7 +94,7 @@ def test_a_live_text_with_a_tail_is_spoken_as_if_it_had_come_at_once(engine: Eng
     asked = request("CustomVoice", non_streaming_mode=False)
     assert np.array_equal(write(engine, [TEXT[:9], TEXT[9:]], asked).codes, speak(engine, asked).codes)
     engine.add(0, live(asked))
-    engine.append(0, TEXT[:3], is_last=False)  # fewer tokens than the tail has frames
+    engine.append_text(0, TEXT[:3], is_last=False)  # fewer tokens than the tail has frames
     assert run_dry(engine) == []
     engine.abort(0)
 
