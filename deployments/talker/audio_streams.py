@@ -50,6 +50,7 @@ class _AudioStream:
     opened_s: float
     plan: ChunkPlan
     listener: Listener
+    is_background: bool  # a segment of a job
     written: int = 0  # frames whose codes are in the slot
     called: int = 0  # frames in calls, finished or not
     decoded: int = 0
@@ -70,12 +71,8 @@ class _AudioStream:
         return self.listener.deadline_s(self.opened_s)
 
     @property
-    def is_background(self) -> bool:
-        return self.listener.due_s == math.inf
-
-    @property
     def goes_last(self) -> bool:
-        """Whether it is decoded where no other stream wants to be: a segment of a job, while its slot has room."""
+        """Whether it waits until no other stream wants to be decoded: a background stream, while its slot has room."""
         return self.is_background and 2 * self.waiting < _MAX_WAITING
 
     def awaits_first_sound(self, now_s: float) -> bool:
@@ -152,8 +149,9 @@ class AudioStreams:
         """Decode `frames` frames of a stream that follow the first `delivered_frames` of `prefix` [frames, groups].
 
         `delivered_frames` is by default all of `prefix`. These frames are recalled, after the codes of a recording from
-        which speech goes on; `key` is the recording's. Raises Overloaded where every slot is taken, of a `background`
-        stream where half of them are: a stream that has ended in the talker keeps its slot until its audio is complete.
+        which speech goes on; `key` is the recording's. Raises Overloaded if every slot is taken. A `background`
+        stream is refused as soon as half of the slots are taken. A stream that has ended in the talker keeps its slot
+        until its audio is complete.
         """
         if frames <= 0:
             return
@@ -178,6 +176,7 @@ class AudioStreams:
         stream = _AudioStream(
             *(stream_id, slot, recalled, recalled + frames, time.monotonic(), plan),
             Listener.of(background=background),
+            background,
             begins_with=begins_with,
         )
         state = self._recordings.get(begins_with)
@@ -275,7 +274,7 @@ class AudioStreams:
         2. A call runs: none. What may wait waits.
         3. Enough streams that have audio in hand want as many frames: these.
         4. A listener waits for a first sound: none.
-        5. Segments of jobs.
+        5. Background streams.
         """
         now_s = time.monotonic()
         candidates = [(stream, self._size(stream, now_s)) for stream in self._streams.values() if stream.waiting]
@@ -305,7 +304,7 @@ class AudioStreams:
         return None
 
     def _last_call(self, candidates: list[tuple[_AudioStream, int]], now_s: float) -> _RunningCall | None:
-        """A call for segments of jobs that want as many frames, unless it would delay a listener's first sound."""
+        """A call for background streams that want as many frames, unless it would delay a listener's first sound."""
         last = [(stream, size) for stream, size in candidates if stream.goes_last]
         if not last or any(stream.awaits_first_sound(now_s) for stream in self._streams.values()):
             return None

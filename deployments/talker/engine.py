@@ -55,7 +55,7 @@ class StepInFlight:
 
     launched: LaunchedStep
     before: LaunchedStep | None  # the step before it, whose talker's half is over once this one has codes
-    num_starting: int  # sequences at the batch's end whose first frames the decoder has before the host has them
+    num_starting: int  # the last so many sequences of the batch: the decoder has their frames before the host has them
     stage: StepStage = StepStage.CODES
     next_due_ns: int = 0  # a next step that is launched later leaves the device idle
 
@@ -73,6 +73,9 @@ class Engine:
     `_launch` queues both halves, so the device has work while the host collects. `_starting` names the sequences that
     cannot end yet: a GPU decodes their frames without asking the host. On a CPU `_launch` returns when the frames
     exist, `_collect` hands them on, and `_finish_step` runs `advance` at the next call: no listener waits for it.
+
+    The host's buffers of a step are used again. `LaunchedStep.result` has to be read before the next launch. `readings`
+    are complete once the next step has its codes, and have to be read before the launch after that.
     """
 
     def __init__(
@@ -113,9 +116,9 @@ class Engine:
         return min(max(0.0, (self._step.next_due_ns - time.perf_counter_ns()) / 1e9), _AUDIO_POLL_S)
 
     def add(self, sequence_id: int, request: GenerateRequest) -> None:
-        """Queue a request. Raises InvalidRequest where it can never run, Overloaded where the waiting line is full.
+        """Queue a request. Raises InvalidRequest if it can never run, and Overloaded if the waiting line is full.
 
-        A request of which a listener has a part is never refused as Overloaded.
+        A request is never refused as Overloaded if its listener has a part of the audio.
         """
         synthesis = request.synthesis
         if synthesis.background or not synthesis.is_underway:
@@ -152,9 +155,9 @@ class Engine:
         """Admit the sequences that fit, make one frame for each running sequence, and return the frames, audio and
         failures.
 
-        On a GPU a call may return without frames: where audio is ready before them, or where new requests still have
-        time to join the next step. `meanwhile` is called repeatedly while the device works, and may add and abort.
-        Raises where the engine itself is at fault.
+        On a GPU a call may return without frames: if audio is ready before them, or if new requests still have time to
+        join the next step. `meanwhile` is called repeatedly while the device works, and may add and abort. Raises if
+        the engine itself is at fault.
         """
         self._finish_step()
         self._launch()
@@ -223,7 +226,7 @@ class Engine:
             self._step = StepInFlight(launched, None if last is None else last.launched, len(starting))
 
     def _prefill(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Prefill sequences together, or one by one where that raises. Returns the sequences that failed alone too.
+        """Prefill sequences together, or one by one if that raises. Returns the sequences that failed alone too.
 
         Raises the device's errors, and the last error after _MAX_FAILED_PREFILLS in a row.
         """
@@ -272,7 +275,7 @@ class Engine:
                 self.audio.prioritise_last_call()
 
     def _collect(self, meanwhile: Callable[[], None]) -> None:
-        """Wait for the frames of the running step and take them. Return earlier where audio is ready."""
+        """Wait for the frames of the running step and take them. Return earlier if audio is ready."""
         step, start = self._step, time.perf_counter_ns()
         if step is None or step.stage is not StepStage.CODES:
             return
