@@ -53,7 +53,9 @@ class Received:
             self._listener.deliver(delivered_s, now_s=time.monotonic())
 
     def ask_for_rest(self, request: SynthesisRequest) -> SynthesisRequest:
-        """The request for the rest of the stream, which knows whether it is the first one."""
+        """The request for what the reader has not got. Each call is one attempt: from the second call on the request
+        says `was_asked_for`, because the replica that was asked before may hang.
+        """
         was_asked_for, self._was_asked_for = self._was_asked_for, True
         return replace(request, resume=self.progress, was_asked_for=was_asked_for)
 
@@ -110,7 +112,7 @@ class Attempts:
         self._handover = Handover("its reader came back", time.monotonic(), is_loss=False)
 
     def after_failure(self, error: TalkrayError) -> float:
-        """Note it, and how long to wait before the next attempt. Raises `error`, or `lost`, where there is none."""
+        """Note it, and how long to wait before the next attempt. Raises `error`, or `lost`, if there is none."""
         now_s = time.monotonic()
         died = isinstance(error, self._lost)
         if self._handover is None:
@@ -149,14 +151,14 @@ async def persist(
 
     Data flows from `ask` through `on_chunk` to the reader. `ask` asks a replica for the chunks after those that came,
     once for each attempt. `on_chunk` is called with each chunk, keeps what the next `ask` needs, and returns what the
-    reader gets, or None where that is nothing.
+    reader gets, or None if that is nothing.
 
-    Where the replica raises `lost` or Moved there is another attempt; from then on NotReady and Overloaded too lead to
-    further ones. Raises other errors, and `lost` where the stream is given up. The stream ends early where `on_chunk`
-    returns a finish reason for a chunk without one.
+    If the replica raises `lost` or Moved there is another attempt; from then on NotReady and Overloaded too lead to
+    further ones. Raises other errors, and `lost` if the stream is given up. The stream ends early if `on_chunk` returns
+    a finish reason for a chunk without one.
 
-    Where the reader takes nothing for UNREAD_S, the replica is left, and one is asked again when the reader goes on.
-    This does not hold for the first item, because a reader that asks ahead takes only that.
+    If the reader takes nothing for UNREAD_S, the replica is left, and one is asked again when the reader goes on. This
+    does not hold for the first item, because a reader that asks ahead takes only that.
     """
     attempts, has_begun = Attempts(lost, request_id), False
     while not attempts.has_ended:
@@ -172,17 +174,17 @@ async def persist(
                         yield item
                         if await reader.after_yield():
                             attempts.left()
-                            break
+                            break  # to the next attempt
                         if item.finish_reason is not None and not attempts.has_ended:
-                            return
+                            return  # `on_chunk` ends the stream early
                     if attempts.has_ended:
                         async for _ in chunks:  # let the call end by itself: Serve would cancel others with it
                             pass
                         return
-                else:
+                else:  # the replica has no more chunks
                     raise lost("the stream ended without its last chunk")
         except (ReplicaLost, NotReady, Overloaded) as error:
             if attempts.has_ended:
-                return
+                return  # nothing is missing
             delay_s = attempts.after_failure(error)
         await asyncio.sleep(delay_s)

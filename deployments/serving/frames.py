@@ -5,7 +5,7 @@ of failover.py, whose loop then runs the stream. For each chunk it takes these s
 
 1. `FrameSource.ask` has begun a call of a talker, by `read_replica`; the loop reads the call's next FrameChunk.
 2. `FrameSource.note` keeps the chunk's codes. Where the talker is lost, the next `ask` begins behind them.
-3. `talker_audio` makes a PcmChunk of it: `Frames` collects, `OutgoingAudio` trims and counts. `all_frames`
+3. `talker_audio` makes a PcmChunk of it: `UntakenFrames` collects, `OutgoingAudio` trims and counts. `all_frames`
    leaves it as it is.
 4. The loop yields the result to the reader.
 """
@@ -79,7 +79,7 @@ def talker_audio(
     audio is missing at the end.
     """
     source = FrameSource(generate, GenerateRequest(request, gpu_frames=ALL_FRAMES), info.frame_samples)
-    frames = Frames(info.frame_samples)
+    frames = UntakenFrames(info.frame_samples)
     silence = None if request.leading_silence else LeadingSilence(info.sample_rate)
     guard = None if request.ignore_eos else EndingGuard(info.frame_samples, info.sample_rate)
     audio = OutgoingAudio(frames, silence, guard)
@@ -98,8 +98,8 @@ def talker_audio(
     return persist(source.ask, on_chunk, request_id=request.request_id, lost=TalkerLost)
 
 
-class Frames:
-    """Frames of one stream that have come and are not taken yet, and the audio that a talker made of the first ones."""
+class UntakenFrames:
+    """The frames of one stream that have come and were not taken yet. A talker may have made the audio of the first."""
 
     def __init__(self, frame_samples: int, first: Codes | None = None) -> None:
         """`first`: frames before those of the chunks."""
@@ -161,7 +161,12 @@ class OutgoingAudio:
     """
 
     def __init__(
-        self, frames: Frames, silence: LeadingSilence | None, guard: EndingGuard | None = None, *, position: int = 0
+        self,
+        frames: UntakenFrames,
+        silence: LeadingSilence | None,
+        guard: EndingGuard | None = None,
+        *,
+        position: int = 0,
     ) -> None:
         """`position`: samples that were delivered before."""
         self._frames, self._silence, self._guard = frames, silence, guard

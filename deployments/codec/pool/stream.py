@@ -18,18 +18,18 @@ from deployments.errors import EngineError
 from deployments.listener import Listener
 from deployments.protocol import Codes, FrameChunk, PcmChunk
 from deployments.serving import metrics
-from deployments.serving.frames import Frames, OutgoingAudio, Pcm
+from deployments.serving.frames import OutgoingAudio, Pcm, UntakenFrames
 
 Decode = Callable[[DecodeTask], Awaitable[Decoded]]
 
 _NO_PCM: Pcm = np.zeros(0, np.int16)
 
 
-class FrameBuffer(Frames):
+class FrameBuffer(UntakenFrames):
     """Frames of one stream, read ahead by a task of its own: codes are small, so the talker never waits for us."""
 
     def __init__(self, chunks: AsyncGenerator[FrameChunk, None], frame_samples: int, first: Codes | None) -> None:
-        """`first` as in Frames."""
+        """`first` as in UntakenFrames."""
         super().__init__(frame_samples, first)
         self._chunks = chunks
         self._changed = asyncio.Event()
