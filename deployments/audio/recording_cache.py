@@ -54,7 +54,7 @@ class ByRecording(Generic[T]):
         self._hits = self._misses = 0
 
     def get(self, key: bytes, compute: Callable[[], T]) -> T:
-        """The result for a recording, computed where it is not there."""
+        """The result for a recording, computed if it is not there."""
         result = self.find(key)
         with self._lock:
             self._hits += result is not None
@@ -65,7 +65,7 @@ class ByRecording(Generic[T]):
         return result
 
     def find(self, key: bytes) -> T | None:
-        """The result for a recording, where it is there; this is no lookup that counts."""
+        """The result for a recording, if it is there; this is no lookup that counts."""
         with self._lock:
             if key in self._results:
                 self._results.move_to_end(key)

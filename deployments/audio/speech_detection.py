@@ -23,7 +23,7 @@ _MAX_TRIM_S = 10.0  # later audio passes, quiet or not
 
 
 def first_sound(pcm: Pcm, sample_rate: int) -> int | None:
-    """The first sample of the first window that is louder than QUIET_DB; None where all is quiet."""
+    """The first sample of the first window that is louder than QUIET_DB; None if all is quiet."""
     window = _window(sample_rate)
     num_windows = len(pcm) // window
     windows = pcm[: num_windows * window].reshape(num_windows, window).astype(np.float32)

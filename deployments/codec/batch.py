@@ -30,7 +30,7 @@ class DecodeTask:
         return len(self.codes), self.silent
 
     def stall_s(self, now_s: float) -> float:
-        """The silence that its listener has heard in all if this is done only now; 0.0 where it is in time."""
+        """The silence that its listener has heard in all if this is done only now; 0.0 if it is in time."""
         return self.stalled_s + now_s - self.deadline_s if now_s > self.deadline_s else 0.0
 
 

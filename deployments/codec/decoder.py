@@ -167,7 +167,7 @@ class CodecDecoder:
 
 @dataclass(frozen=True, slots=True)
 class WarmUpResult:
-    """Measurements of a decoder's calls at the start; empty where there were none."""
+    """Measurements of a decoder's calls at the start; empty if there were none."""
 
     largest_batches: dict[int, int] = field(default_factory=dict)  # number of streams, by frames of each
     seconds_per_frame: float = 0.0  # as in DecodeGate

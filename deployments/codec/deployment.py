@@ -82,7 +82,7 @@ class CodecReplica:
         """Audio of one utterance, chunk by chunk, each with its codes.
 
         A talker that dies is followed by another one. Raises InvalidRequest and Overloaded before the first audio,
-        TalkerLost when no other talker goes on, CodecLost and Moved where another codec replica should. Chunks that
+        TalkerLost when no other talker goes on, CodecLost and Moved if another codec replica should. Chunks that
         hold nothing are heartbeats.
         """
         if not self._knows_talker:

@@ -1,4 +1,4 @@
-"""Loading the decoder of a codec replica, and the encoder where the checkpoint clones."""
+"""Loading the decoder of a codec replica, and the encoder if the checkpoint clones."""
 
 import json
 from dataclasses import dataclass, field

@@ -57,7 +57,7 @@ def fitted_ramp(
 
 
 def longest_call_s(workers: int) -> float:
-    """How long a call may be that streams share, where there are so many workers."""
+    """How long a call may be that streams share, if there are so many workers."""
     return LONG_CALL_S if workers >= MANY_WORKERS else MAX_CALL_S
 
 
@@ -100,7 +100,7 @@ class ChunkPlan:
     def next_size(self, available: int, *, ended: bool, lead_s: float, load: int = 0) -> int:
         """Frames to decode now, out of those available; 0 means wait for more. A size above 0 counts as decoded.
 
-        The end of a stream is one call, where there is time for it: of more frames, perhaps, than there are.
+        The end of a stream is one call, if there is time for it: of more frames, perhaps, than there are.
         `lead_s` is the audio delivered minus the time since its first delivery. It does not matter to the first chunk.
         Under load, a number of steps, a stream that plays already takes wider chunks, which cost less a frame.
         """

@@ -75,7 +75,7 @@ def talker_audio(
 ) -> AsyncGenerator[PcmChunk, None]:
     """Audio of one utterance, all made by talkers. Another talker continues for a lost one.
 
-    `generate` asks a talker. `learn` is called with each chunk. Raises the errors of `generate`, and EngineError where
+    `generate` asks a talker. `learn` is called with each chunk. Raises the errors of `generate`, and EngineError if
     audio is missing at the end.
     """
     source = FrameSource(generate, GenerateRequest(request, gpu_frames=ALL_FRAMES), info.frame_samples)
@@ -156,7 +156,7 @@ class UntakenFrames:
 
 
 class OutgoingAudio:
-    """Makes the PcmChunks of one stream: drops the quiet start, ends the stream where the talker missed the end, and
+    """Makes the PcmChunks of one stream: drops the quiet start, ends the stream if the talker missed the end, and
     counts the samples.
     """
 

@@ -28,8 +28,8 @@ async def read_replica(
 ) -> AsyncGenerator[Any, None]:
     """The items of a streaming method. Leaving the generator cancels the call.
 
-    Raises the method's error; Overloaded or NotReady where no replica takes the call; `lost` where the replica died or
-    sends not even the heartbeats of `Replica.stream`; Moved where Serve cancelled the call. Serve does so where another
+    Raises the method's error; Overloaded or NotReady if no replica takes the call; `lost` if the replica died or
+    sends not even the heartbeats of `Replica.stream`; Moved if Serve cancelled the call. Serve does so if another
     call of the same HTTP request is left.
     """
     response = handle.options(method_name=method, stream=True).remote(request)
@@ -89,7 +89,7 @@ async def ask_replica(handle: DeploymentHandle, method: str, *arguments: object,
 
 
 async def ask_all_replicas(handle: DeploymentHandle, method: str, argument: object) -> list[Any]:
-    """The results of a method on every running replica. Raises NotReady where a replica does not answer in time."""
+    """The results of a method on every running replica. Raises NotReady if a replica does not answer in time."""
     try:
         results: list[Any] = await handle.broadcast(method, argument).results_async(timeout_s=_SILENCE_S)
     except (TimeoutError, RayActorError, RayTaskError, RpcError, DeploymentUnavailableError) as error:

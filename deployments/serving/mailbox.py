@@ -62,7 +62,7 @@ class MailboxServer:
         self._readers: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen, unless it does already. Raises OSError where the address cannot be listened at."""
+        """Listen, unless it does already. Raises OSError if the address cannot be listened at."""
         self._starting = self._starting or asyncio.create_task(self._start())
         try:
             await asyncio.shield(self._starting)
@@ -122,7 +122,7 @@ class MailboxServer:
 async def read(mailbox: Mailbox) -> AsyncGenerator[str, None]:
     """The parts of a text as they are written, to its end. A connection that breaks is made again.
 
-    Raises TalkerLost where the ingress cannot be reached, because another talker may reach it.
+    Raises TalkerLost if the ingress cannot be reached, because another talker may reach it.
     """
     offset, delays = 0, iter(_DELAYS_S)
     while True:

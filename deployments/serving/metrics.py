@@ -20,7 +20,7 @@ MODEL = "model"
 
 
 class Instrument:
-    """One name in Prometheus: a histogram where it has boundaries, a counter where it ends in `_total`, else a gauge.
+    """One name in Prometheus: a histogram if it has boundaries, a counter if it ends in `_total`, else a gauge.
 
     `record` takes a value and, where there are any, its tags. Every instrument has the tag MODEL besides: the name of
     one of several models, else empty. A replica that serves one sets it when it installs Ray's instruments.
@@ -146,7 +146,7 @@ def audio(audio_s: float, *, late_s: float, model: str = "") -> None:
 
 
 def finished(elapsed_s: float, *, audio_s: float, reason: FinishReason | None, model: str = "") -> None:
-    """Record a whole stream, and why it ended where that is known."""
+    """Record a whole stream, and why it ended if that is known."""
     if reason is not None:
         ENDINGS.record(1, {"reason": reason, **_of(model)})
     if audio_s:

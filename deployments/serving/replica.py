@@ -53,14 +53,14 @@ class Replica:
         logging.getLogger("ray.serve").addFilter(is_failure)
 
     def check_health(self) -> None:
-        """Raise `lost` where this replica is broken. Its process then ends."""
+        """Raise `lost` if this replica is broken. Its process then ends."""
         reason = self._failure()
         if reason is not None:
             self._ending = self._ending or asyncio.create_task(_end_process(reason))
             raise self._lost(reason)
 
     def check(self) -> None:
-        """Raise `lost` where this replica is broken, Moved where Serve stops it while another one runs."""
+        """Raise `lost` if this replica is broken, Moved if Serve stops it while another one runs."""
         self.check_health()
         self._noticing = self._noticing or asyncio.create_task(self._notice())
         if self._is_leaving:

@@ -1,7 +1,7 @@
 """Messages from replicas to the command that started the application, one line of JSON each.
 
 The environment variable TALKRAY_TOLD names a pipe, and replicas inherit it. They never wait for its reader: a line is
-lost where the pipe has no room or no reader.
+lost if the pipe has no room or no reader.
 """
 
 import contextlib

@@ -73,7 +73,7 @@ class Produced:
     """New frames by the number of their request, and the engine's load after the step."""
 
     chunks: tuple[tuple[int, FrameChunk], ...]
-    step_s: float  # duration of the step; 0 where no frame was made
+    step_s: float  # duration of the step; 0 if no frame was made
     load: EngineLoad
 
 

@@ -61,7 +61,7 @@ class TalkerReplica:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
         """Frames of one utterance; leaving it frees the sequence. Chunks that hold nothing are heartbeats.
 
-        Raises InvalidRequest and Overloaded; TalkerLost and Moved where another talker should go on.
+        Raises InvalidRequest and Overloaded; TalkerLost and Moved if another talker should go on.
         """
         request = replace(request, synthesis=with_mark(request.synthesis, "to-talker"))
         # Serve awaits a coroutine and streams the generator that it returns: each generator more costs every chunk.

@@ -39,7 +39,7 @@ class Fit:
 
 
 def predict(directory: Path, config: TalkerConfig, total: int) -> Fit:
-    """The load that fits an otherwise unused GPU of `total` bytes. Raises EngineError where no sequence fits."""
+    """The load that fits an otherwise unused GPU of `total` bytes. Raises EngineError if no sequence fits."""
     model, device = ModelConfig.load(directory), torch.device("cuda")
     size = config.kv_block_size or block_size_of(device, config.attention)
     dtype = dtype_of(config, device)

@@ -26,7 +26,7 @@ class LiveRequest:
 
 
 class Intake:
-    """Makes the sequences of requests. All methods raise InvalidRequest where a sequence can never run."""
+    """Makes the sequences of requests. All methods raise InvalidRequest if a sequence can never run."""
 
     def __init__(self, info: ModelInfo, prompts: PromptBuilder, limits: LengthLimits) -> None:
         self._info, self._prompts, self._limits = info, prompts, limits
@@ -52,7 +52,7 @@ class Intake:
         return None if live is None else live.sequence
 
     def append_text(self, sequence_id: int, text: str, *, is_last: bool) -> Sequence | None:
-        """The sequence whose text has grown or is enough to begin; None of one that has ended or needs more text."""
+        """The sequence, if its text has grown or is now enough to begin. None if it has ended or needs more text."""
         live = self._live.get(sequence_id)
         if live is None:
             return None

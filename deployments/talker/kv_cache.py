@@ -59,7 +59,7 @@ class Wanted:
         """Bytes for keys and values on a GPU of `total` bytes, with `loaded` bytes of weights and codec, beside the
         memory of other processes.
 
-        Raises EngineError where they are too few.
+        Raises EngineError if they are too few.
         """
         allowed = int(self.fraction * total) - _CONTEXT_BYTES - loaded - _STEP_BYTES
         room = min(allowed, total - others - _CONTEXT_BYTES - loaded - _STEP_BYTES)
@@ -93,7 +93,7 @@ class GpuMemory:
         self._free_before, self.total = torch.cuda.mem_get_info(device)
 
     def kv_bytes(self, wanted: Wanted) -> int:
-        """Bytes for keys and values, once all else is loaded. Raises EngineError where they are too few."""
+        """Bytes for keys and values, once all else is loaded. Raises EngineError if they are too few."""
         free, _ = torch.cuda.mem_get_info(self.device)
         loaded = self._free_before - free
         return wanted.kv_bytes(self.total, loaded, others=self.total - self._free_before - _CONTEXT_BYTES)
@@ -136,7 +136,7 @@ class BlockManager:
         table.extend(self._free.popleft() for _ in range(missing))
 
     def free(self, sequence: int) -> None:
-        """Take all blocks of `sequence` back; nothing happens where it has none."""
+        """Take all blocks of `sequence` back; nothing happens if it has none."""
         self._free.extend(self._tables.pop(sequence, ()))
 
     def table(self, sequence: int) -> list[int]:

@@ -199,7 +199,7 @@ def build_engine(
 def warm_up(engine: Engine, clock: StartClock | None = None) -> None:
     """Capture graphs and run one short utterance, so that the first request meets warm code paths.
 
-    Raises EngineError where even that fails: such an engine must not take requests.
+    Raises EngineError if even that fails: such an engine must not take requests.
     """
     clock = clock or StartClock()
     on_gpu = engine.runner.device.type == "cuda"
@@ -295,7 +295,7 @@ def gpu_share(config: TalkerConfig, block_bytes: int, block_size: int) -> Wanted
 
 
 def block_size_of(device: torch.device, attention: str) -> int:
-    """Positions of a KV block, where the settings do not say."""
+    """Positions of a KV block, if the settings do not say."""
     if device.type == "cpu":
         return 16
     return 256 if attention == "flash_attn" else 64

@@ -52,7 +52,7 @@ class FrameNetworks:
         self.codes = torch.zeros((max_num_seqs, self.config.num_code_groups), dtype=torch.int16, device=like.device)
         self.given = torch.zeros_like(self.codes, dtype=torch.int32)  # for `feed_given`, by index in the batch
         # Of the last `advance`, by index in the batch: how much of the alignment head's attention is on the text, and
-        # the same times the text positions. Zero where no head is known.
+        # the same times the text positions. Zero if no head is known.
         self.readings = torch.zeros((max_num_seqs, 2), dtype=torch.float32, device=like.device)
         self._embeds = torch.zeros((max_num_seqs, like.shape[1]), dtype=like.dtype, device=like.device)
 

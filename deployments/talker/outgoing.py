@@ -15,7 +15,7 @@ _MAX_HELD = 8  # frames that are sent together at most
 class Outgoing:
     """Chunks on their way to the readers of streams.
 
-    Frames leave at once, or together with later ones where the listener has audio in hand. Audio never leaves before
+    Frames leave at once, or together with later ones if the listener has audio in hand. Audio never leaves before
     its codes. The last chunk of a stream leaves after all audio of the stream.
     """
 

@@ -15,10 +15,10 @@ from collections.abc import Collection
 
 from deployments.talker.sequence import Sequence
 
-# A frame is nearly due where the listener has less audio in hand than this, and less than so many steps take.
+# A frame is nearly due if the listener has less audio in hand than this, and less than so many steps take.
 _NEARLY_DUE_STEPS = 3
 _NEARLY_DUE_S = 0.25
-# Frames of a sequence may wait for more of them where its listener has more audio in hand than this.
+# Frames of a sequence may wait for more of them if its listener has more audio in hand than this.
 _HOLDING_LEAD_S = 0.41
 
 

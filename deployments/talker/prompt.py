@@ -146,7 +146,7 @@ class PromptBuilder:
         self.references: ByRecording[Codes] = ByRecording(max_bytes=_CODES_BYTES, size=lambda codes: codes.nbytes)
 
     def with_codes(self, request: GenerateRequest) -> GenerateRequest:
-        """`request` with the codes of its recording, where it clones in context. Raises InvalidRequest."""
+        """`request` with the codes of its recording, if it clones in context. Raises InvalidRequest."""
         reference, encode = request.synthesis.reference, self.encode
         if reference is None or reference.x_vector_only or request.reference_codes is not None:
             return request
@@ -174,7 +174,7 @@ class PromptBuilder:
         return None if speaker is None else ClonePrompt(speaker.on_host.numpy(), codes)
 
     def build(self, request: GenerateRequest) -> Prompt:
-        """The prompt of a request with all its text. Raises InvalidRequest where the text is empty."""
+        """The prompt of a request with all its text. Raises InvalidRequest if the text is empty."""
         body, _ = self.tokenizer.encode_body(request.synthesis.text, gap=request.synthesis.gap)
         return self.begin(request, body, has_all_text=True)
 

@@ -65,7 +65,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step that may still run. Its result has to be read before the next step is launched."""
+    """A step that may still run. Its buffers are used again: `Engine` says until when they can be read."""
 
     sequences: list[Sequence]
     _codes: Tensor  # [sequences, groups] int16, pinned
@@ -273,7 +273,7 @@ class ModelRunner:
         self.graphs.run(key, lambda: self.networks.prefill(inputs.tensors, length=length))
 
     def _as_batch(self, sequences: list[Sequence]) -> _Batch:
-        """The batch on the device, uploaded where a sequence has joined, left or moved to another row."""
+        """The batch on the device, uploaded again if a sequence has joined, left or moved to another row."""
         members = tuple((sequence.id, _row(sequence)) for sequence in sequences)
         if self._batch is None or self._batch.members != members:
             bucket = next(size for size in self.buckets if size >= len(sequences))

@@ -2,13 +2,13 @@
 
 Segments of jobs are called background sequences. They wait in a line of their own:
 
-- They enter one a step, where no other sequence waits.
+- They enter one a step, if no other sequence waits.
 - They have at most seven eighths of the rows. Beside other sequences they have at most half of them and at most 24,
   and the more others there are the fewer.
-- They are preempted only where another sequence would have no row or no blocks else.
+- They are preempted only if another sequence would have no row or no blocks else.
 
 `Pacing` says which of the sequences with a row sit out. A sequence that sits out for want of text gives its row and
-blocks up where others wait for them. It is prefilled again where no other waits, so that new text waits for one frame
+blocks up if others wait for them. It is prefilled again once no other waits, so that new text waits for one frame
 only.
 """
 
@@ -144,7 +144,7 @@ class Scheduler:
         self.blocks.check_integrity()
 
     def _grow_running(self) -> bool:
-        """Allocate blocks for every running sequence's next position, and preempt others where none are free. Returns
+        """Allocate blocks for every running sequence's next position, and preempt others if none are free. Returns
         whether a sequence was preempted.
         """
         preempted = False

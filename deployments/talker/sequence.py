@@ -112,7 +112,7 @@ class LengthLimits:
         self._tokenizer, self._max_positions, self._frame_s = tokenizer, max_positions, frame_s
 
     def frame_limit(self, request: GenerateRequest, sampling: Sampling, prompt: Prompt) -> FrameLimit:
-        """The lowest limit of a sequence. Raises InvalidRequest where its prompt or a later segment is too long.
+        """The lowest limit of a sequence. Raises InvalidRequest if its prompt or a later segment is too long.
 
         The last of `max_new_tokens` becomes no frame, as in the official package. A text that is still being written
         has no limit for runaways, because its length is unknown.
@@ -128,7 +128,7 @@ class LengthLimits:
         return runaway
 
     def check_following(self, texts: tuple[str, ...], prompt: Prompt) -> None:
-        """Raise InvalidRequest where a later segment does not fit, before any of the text is spoken."""
+        """Raise InvalidRequest if a later segment does not fit, before any of the text is spoken."""
         num_others = prompt.num_positions - prompt.num_text_tokens
         for text in texts:
             most = 2 * len(text.encode("utf-8", "replace"))  # a token has a byte or more of the text's NFC form

@@ -22,7 +22,7 @@ class TextProgress:
 
     def __init__(self, *, starts: list[int] | None = None, token_frames: float | None = None) -> None:
         """`starts`, for word times: characters before each token, and in all; it grows with a live text.
-        `token_frames`: how many frames a token may take; None where an alignment head tells.
+        `token_frames`: how many frames a token may take; None if an alignment head tells.
         """
         self._starts, self._token_frames = [] if starts is None else starts, token_frames
         self.num_unspoken = 0  # tokens at the end of the text that hold no letter or digit

@@ -82,7 +82,7 @@ class DecodeGate:
 
         Tasks share a batch only while the call is expected to end within the time that suits so many workers. `largest`
         is by frames how many tasks have been decoded together: more would be a new shape. `tried_s` is
-        `seconds_per_frame` as the start measured it, 0 where that is not known.
+        `seconds_per_frame` as the start measured it, 0 if that is not known.
         """
         self._decode, self._frame_s = decode, frame_s
         self._max_batch_size, self._max_batch_frames = MAX_BATCH_SIZE, MAX_BATCH_FRAMES  # tasks; frames of all of them

@@ -139,7 +139,7 @@ class WorkerProcesses:
         return SharedTask(task.codes, state.position, source, target, task.silent, task.followed_by)
 
     def _call(self, tasks: list[SharedTask]) -> SharedOutcomes | None:
-        """A worker's outcomes; None where it died."""
+        """A worker's outcomes; None if it died."""
         worker = self._idle.get()
         try:
             outcomes = worker.call(tasks)
@@ -169,7 +169,7 @@ class _WorkerProcess:
         self._connection, self._process = connection, process
 
     def call(self, tasks: list[SharedTask]) -> SharedOutcomes:
-        """Raises EOFError and OSError where it has died, or was ended because it hangs."""
+        """Raises EOFError and OSError if it has died, or was ended because it hangs."""
         self._connection.send(tasks)
         work = ThreadWork(self._process)
         while not self._connection.poll(CHECK_S):
