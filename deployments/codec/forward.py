@@ -17,7 +17,7 @@ from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, 
 class Signal:
     """Rows of channels between two layers."""
 
-    rows: Tensor
+    values: Tensor
     snake: Snake | None = None  # the next convolution takes the rows through it
     snaked: Tensor | None = None  # the rows after the snake, from a backend that computes both at once
 
@@ -98,7 +98,7 @@ def last_samples(run: ForwardPass, folded: FoldedDecoder, x: Signal) -> Tensor:
     Rows that do not reach as far are left out before each layer: so few are left that no block is passed in pieces.
     """
     needed = folded.rows_needed()
-    return _convolved(run, folded, x, lambda x, layer: Signal(x.rows[:, -needed[layer] :].contiguous(), x.snake))
+    return _convolved(run, folded, x, lambda x, layer: Signal(x.values[:, -needed[layer] :].contiguous(), x.snake))
 
 
 def _convolved(run: ForwardPass, folded: FoldedDecoder, x: Signal, cut: Cut) -> Tensor:

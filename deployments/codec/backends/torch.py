@@ -106,7 +106,7 @@ class TorchBackend(Backend):
         call = _TorchPass(self, codes, states)
         x = latents(call, self.folded)
         if followed_by >= self.config.convolved_frames:
-            return x.rows, call.states()
+            return x.values, call.states()
         return last_samples(call, self.folded, x).view(len(states), -1), call.states()
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,15 +192,15 @@ class _TorchPass(ForwardPass):
         product = self._backend.products[linear]
         if isinstance(product, Convolution | ExactConvolution):
             new = self._new(str(id(linear)))
-            rows = normed(x.rows, self._backend.eps, product.dtype, new=self._new("normed")) if norm else x.rows
+            rows = normed(x.values, self._backend.eps, product.dtype, new=self._new("normed")) if norm else x.values
             if isinstance(product, ExactConvolution):
                 return Signal(product(rows, new=new))
-            total, wide = None if residual is None else residual.rows, gate is None and not gelu
+            total, wide = None if residual is None else residual.values, gate is None and not gelu
             return Signal(product(rows.to(product.dtype), total=total, gelu=gelu, wide=wide, new=new))
         assert not isinstance(product, ProductToOneChannel)
-        y = product(_normed(x.rows, self._backend.config.rms_norm_eps) if norm else x.rows)
+        y = product(_normed(x.values, self._backend.config.rms_norm_eps) if norm else x.values)
         if residual is not None:
-            return Signal(residual.rows + y)
+            return Signal(residual.values + y)
         y = y.float()
         if gate is not None:
             gates, ups = y.chunk(2, dim=2)
@@ -211,13 +211,13 @@ class _TorchPass(ForwardPass):
         backend, index = self._backend, self._backend.memories[layer]
         heads, kv_heads = backend.config.num_attention_heads, backend.config.num_key_value_heads
         if self._mask is None:
-            shape = (*qkv.rows.shape[:2], heads * backend.config.head_dim)
+            shape = (*qkv.values.shape[:2], heads * backend.config.head_dim)
             y = scratch.take("attended", shape, backend.device, torch.bfloat16)
             for stream, histories in enumerate(self._turned(index)):
                 rotary = [table[stream] for table in self.rotary]
-                cpu.attend(qkv.rows[stream], rotary, histories, self.known[stream], y[stream])
+                cpu.attend(qkv.values[stream], rotary, histories, self.known[stream], y[stream])
             return Signal(y)
-        rows = qkv.rows.view(*qkv.rows.shape[:2], -1, backend.config.head_dim).transpose(1, 2)
+        rows = qkv.values.view(*qkv.values.shape[:2], -1, backend.config.head_dim).transpose(1, 2)
         q, k, v = torch.split(rows, [heads, kv_heads, kv_heads], dim=1)
         cosines, sines = (table[:, None] for table in self.rotary)
         q, new = rotate(q, (cosines, sines)), torch.stack((rotate(k, (cosines, sines)), v), dim=1)
@@ -233,7 +233,7 @@ class _TorchPass(ForwardPass):
         return pairs
 
     def depthwise_norm(self, x: Signal, block: ConvNeXt) -> Signal:
-        new, memories = x.rows.float(), self._turned(self._backend.memories[block])
+        new, memories = x.values.float(), self._turned(self._backend.memories[block])
         if isinstance(self._backend.products[block.up], Convolution):
             y = scratch.take("depthwise", new.shape, new.device, torch.bfloat16)
             for own, pair, out in zip(new, memories, y, strict=True):
@@ -250,13 +250,13 @@ class _TorchPass(ForwardPass):
         self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, keep: bool = True
     ) -> Signal:
         """A snake is done with the product, or left to the next layer, which copies its rows anyway."""
-        batch, time, _ = x.rows.shape
+        batch, time, _ = x.values.shape
         product, rows = self._backend.products[conv], self._rows(x, conv)
         if isinstance(product, Convolution):
             is_between = snake is not None and snake.frequency is None and not keep
             new = self._new("unit" if is_between else str(id(conv)))
             if residual is not None:
-                return Signal(product(rows, total=residual.rows, new=new), snake)
+                return Signal(product(rows, total=residual.values, new=new), snake)
             if is_between:
                 return Signal(product(rows, snake=snake, new=new))
             y = product(rows, new=new)
@@ -266,16 +266,16 @@ class _TorchPass(ForwardPass):
             assert not isinstance(product, ProductToOneChannel)
             y = product(rows)
         y = y.reshape(batch, time * conv.upsampling, -1)
-        return Signal(y if residual is None else add(residual.rows, y), snake)
+        return Signal(y if residual is None else add(residual.values, y), snake)
 
     def _rows(self, x: Signal, conv: Conv) -> Tensor:
         """The rows that a convolution reads, its context first."""
-        (batch, time, channels), dtype = x.rows.shape, self._backend.products[conv].dtype
-        if not conv.context and x.snake is None and x.rows.dtype == dtype:
-            return x.rows
+        (batch, time, channels), dtype = x.values.shape, self._backend.products[conv].dtype
+        if not conv.context and x.snake is None and x.values.dtype == dtype:
+            return x.values
         rows = scratch.take("rows", (batch, conv.context + time, channels), self._backend.device, dtype)
         memories = self._turned(self._backend.memories[conv]) if conv.context else []
-        gather(x.rows, rows, x.snake, [past for past, _ in memories], [following for _, following in memories])
+        gather(x.values, rows, x.snake, [past for past, _ in memories], [following for _, following in memories])
         return rows
 
     def samples(self, x: Signal, conv: Conv) -> Tensor:
@@ -291,7 +291,7 @@ class _TorchPass(ForwardPass):
 
     def pieces(self, x: Signal, block: Block) -> Iterator[tuple["_TorchPass", Signal]]:
         """Units add to a copy: new memory for each of their sums would leave the cache."""
-        for call, rows in self._cut(x.rows):
+        for call, rows in self._cut(x.values):
             if block.units:
                 signal = scratch.take("signal", rows.shape, rows.device)
                 gather(rows, signal)

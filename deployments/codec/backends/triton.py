@@ -146,16 +146,16 @@ class _TritonPass(ForwardPass):
         gelu: bool = False,
         residual: Signal | None = None,
     ) -> Signal:
-        gates, added = None if gate is None else gate.weight, None if residual is None else residual.rows
+        gates, added = None if gate is None else gate.weight, None if residual is None else residual.values
         step = _Launch(linear.weight[None], linear.bias, gates, residual=added, norm=norm, gelu=gelu)
-        return Signal(self._multiply(x.rows, step, time=len(x.rows))[0])
+        return Signal(self._multiply(x.values, step, time=len(x.values))[0])
 
     def attend(self, qkv: Signal, layer: Layer) -> Signal:
         config, backend = self.config, self.backend
         heads, size = config.num_attention_heads, config.head_dim
-        y = self._empty(len(qkv.rows), heads * size)
+        y = self._empty(len(qkv.values), heads * size)
         triton_kernels.attention_kernel[(self.batch, heads)](
-            qkv.rows, backend.caches[layer], self.slots, backend.positions, y, self.frames, log(config.rope_theta),
+            qkv.values, backend.caches[layer], self.slots, backend.positions, y, self.frames, log(config.rope_theta),
             heads=heads, kv_heads=config.num_key_value_heads, size=size, window=config.sliding_window,
             ring=backend.ring, block_frames=_MIN_DOT, precision=backend.products,
             **self._launch,
@@ -163,7 +163,7 @@ class _TritonPass(ForwardPass):
         return Signal(y)
 
     def depthwise_norm(self, x: Signal, block: ConvNeXt) -> Signal:
-        rows, memory = x.rows, self.backend.memories[block]
+        rows, memory = x.values, self.backend.memories[block]
         normed, time = torch.empty_like(rows), len(rows) // self.batch
         channels, taps = rows.shape[1], len(block.taps)
         triton_kernels.depthwise_norm_kernel[(len(rows),)](
@@ -178,7 +178,7 @@ class _TritonPass(ForwardPass):
     ) -> Signal:
         """The rows are taken through the next layer's snake while they are at hand."""
         memory = self.backend.memories[conv] if conv.context else None
-        rows, added = x.rows if x.snaked is None else x.snaked, None if residual is None else residual.rows
+        rows, added = x.values if x.snaked is None else x.snaked, None if residual is None else residual.values
         time = len(rows) // self.batch
         step = _Launch(
             conv.weight, conv.bias, residual=added, snake=snake, memory=memory, dilation=conv.dilation, plain=keep
