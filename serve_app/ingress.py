@@ -193,7 +193,7 @@ class Forgetting:
         self._handles: dict[str, DeploymentHandle] = {}
 
     async def forget(self, voices: tuple[bytes, ...]) -> None:
-        """Raises NotReady where a replica does not answer: ask again. A pool without replicas has nothing to drop."""
+        """Raises NotReady if a replica does not answer: ask again. A pool without replicas has nothing to drop."""
         own = serve.get_replica_context().deployment
         pools = await asyncio.to_thread(ray_private.pools, self._app_name)
         names = [name for name, pool in pools.items() if name != own and pool.running]
@@ -204,7 +204,7 @@ class Forgetting:
 
 
 class Ingress:
-    """One replica of the HTTP surface, without torch. Raises StartError where other hosts need no key to connect."""
+    """One replica of the HTTP surface, without torch. Raises StartError if other hosts need no key to connect."""
 
     def __init__(self, settings: ApiSettings, models: Sequence[Deployed], jobs: DeploymentHandle) -> None:
         """The default one of the `models` is the first."""

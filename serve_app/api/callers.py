@@ -34,7 +34,7 @@ class Meter:
         self._counted_s = time.monotonic()
 
     def request(self) -> None:
-        """Count a request. Raises Overloaded where it is one too many in this minute."""
+        """Count a request. Raises Overloaded if it is one too many in this minute."""
         per_minute = self.requests_per_minute
         if per_minute is None:
             return
@@ -47,7 +47,7 @@ class Meter:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Count a stream for as long as this holds. Raises Overloaded where it is one too many at once."""
+        """Count a stream for as long as this holds. Raises Overloaded if it is one too many at once."""
         most = self.max_streams
         if most is not None and self.num_streams >= most:
             raise self._refusal(f"may have {most} streams open at once", _STREAM_S)
@@ -112,13 +112,13 @@ class Caller:
     """
 
     def __init__(self, name: str, *meters: Meter, visitor: Visitor, check: Callable[[], None] = lambda: None) -> None:
-        """`visitor` says whose voices it may see. `check` raises where the caller may not ask any more."""
+        """`visitor` says whose voices it may see. `check` raises if the caller may not ask any more."""
         self.name, self.visitor = name, visitor
         self._meters = meters
         self._check = check
 
     def request(self) -> None:
-        """Count a request. Raises Overloaded, and Unauthorized where the key has been revoked since."""
+        """Count a request. Raises Overloaded, and Unauthorized if the key has been revoked since."""
         self._check()
         for meter in self._meters:
             meter.request()

@@ -104,7 +104,7 @@ def is_named(name: str, speakers: Sequence[str]) -> bool:
 
 
 def check_default(settings: ApiSettings, model: str, speakers: Sequence[str], *, clones: bool) -> None:
-    """Raises StartError where `api.default_voice` is none of the voices of `model`. Where it `clones`, the setting may
+    """Raises StartError if `api.default_voice` is none of the voices of `model`. Where it `clones`, the setting may
     name a stored voice, which requests look for.
     """
     try:

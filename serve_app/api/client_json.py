@@ -77,7 +77,7 @@ def _check_numbers(fields: Mapping[str, object]) -> None:
 
 
 def _check_digits(raw: bytes | str) -> None:
-    """Raises InvalidRequest where the parser failed on a number of too many digits. The message names its field."""
+    """Raises InvalidRequest if the parser failed on a number of too many digits. The message names its field."""
     text = raw[:_SEARCHED].decode("utf-8", "replace") if isinstance(raw, bytes) else raw
     if _MANY_DIGITS.search(text):
         try:
@@ -89,7 +89,7 @@ def _check_digits(raw: bytes | str) -> None:
 
 
 def _repaired_json(raw: bytes | str) -> object:
-    """The object of a message with halves of surrogate pairs; None where the message is not JSON for another reason.
+    """The object of a message with halves of surrogate pairs; None if the message is not JSON for another reason.
 
     JavaScript writes a half where it cuts a text. Fields of `_CUT_FIELDS` keep a half at their start and end, because
     the neighbouring message has the other half. All other halves become U+FFFD.

@@ -108,7 +108,7 @@ class Door:
             raise Forbidden("This host name is not allowed; access.allowed_hosts lists those that are.")
 
     def _check_origin(self, origin: str | None, host: str | None) -> None:
-        """Browsers name the page behind a request, also where they send the request without asking CORS."""
+        """Browsers name the page behind a request, even if they send the request without asking CORS."""
         allowed = self._access.allowed_origins
         if origin is None or origin in allowed or "*" in allowed:
             return

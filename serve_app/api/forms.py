@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from deployments.errors import InvalidRequest
 from serve_app.api.client_json import MAX_BODY_BYTES, parse_object
-from serve_app.api.speech_service import read_body
+from serve_app.api.read_request import read_body
 from serve_app.audio.reference_doctor import PREPARATIONS, Preparation
 
 _MOST_FIELDS, _MOST_FILES = 32, 16

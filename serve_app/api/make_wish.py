@@ -10,15 +10,13 @@ from dataclasses import dataclass, replace
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo, ModelKind
-from serve_app.api import catalogue, ignored_fields
+from serve_app.api import catalogue, field_names
 from serve_app.api.ignored_fields import Ignored
 from serve_app.api.model_choice import ModelWish, choose_model
 from serve_app.api.read_text import read_text
-from serve_app.api.request import stored_voice
 from serve_app.api.speech_body import SpeechBody, parse_speech
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.spellings import SPELLINGS, spelled
-from serve_app.api.wish import Delivery, Wish, negotiate
+from serve_app.api.wish import Delivery, Wish, negotiate, stored_voice
 from serve_app.audio.formats import AudioFormat, check_bit_rate
 from serve_app.voices.record import StoredVoice
 
@@ -36,14 +34,14 @@ async def strict_wish(
 ) -> Wish:
     """The wish of a client that can know the models and voices here: unknown names are errors.
 
-    `fields`: a SpeechBody's, as they were sent. `accept`: the Accept header. `default`: the format where neither the
+    `fields`: a SpeechBody's, as they were sent. `accept`: the Accept header. `default`: the format if neither the
     body nor `accept` names one. `overrides`: fields that the dialect sets itself. `reasons`: why fields have no effect,
     by field. Raises InvalidRequest, ModelNotFound, NotReady.
     """
     overrides = overrides or {}
-    ignored = Ignored(fields, SPELLINGS, reasons)
-    given = {**spelled(fields), **overrides}
-    known = {name: given[name] for name in ignored_fields.SPEECH if given.get(name) is not None}
+    ignored = Ignored(fields, field_names.ALL_SPELLINGS, reasons)
+    given = {**field_names.in_our_spelling(fields), **overrides}
+    known = {name: given[name] for name in field_names.SPEECH if given.get(name) is not None}
     body = parse_speech(known, service.settings)
     info = await model_for(service, body, fields)
     if body.voice is not None:
@@ -55,13 +53,13 @@ async def strict_wish(
         ignored.note("word_timestamps", "only events carry words: stream_format")
         body = body.model_copy(update={"word_timestamps": False})
     stored = await stored_voice(body, info, service.voices)
-    return await wish_of(service, body, info, delivery=delivery, ignored=ignored, stored=stored)
+    return await complete_wish(service, body, info, delivery=delivery, ignored=ignored, stored=stored)
 
 
 async def lenient_wish(
     service: SpeechService,
     sent: Mapping[str, object],
-    names: ignored_fields.Names,
+    names: field_names.Names,
     *,
     delivery: Delivery,
     overrides: Mapping[str, object] | None = None,
@@ -71,12 +69,12 @@ async def lenient_wish(
 
     An unknown model or voice becomes the default one, and `Wish.ignored` names it.
 
-    `sent`: the fields, flat as `ignored_fields.flat` returns them. `names`: the dialect's names of fields. `overrides`:
+    `sent`: the fields, flat as `field_names.flat` returns them. `names`: the dialect's names of fields. `overrides`:
     fields of a SpeechBody that the dialect sets itself. `reasons`: why fields have no effect, by field. Raises
     InvalidRequest that names the field, NotReady.
     """
     ignored = Ignored(sent, names, reasons)
-    given = {**ignored_fields.renamed(sent, names), **(overrides or {})}
+    given = {**field_names.renamed(sent, names), **(overrides or {})}
     model = given.pop("model", None)
     bit_rate = given.pop("bit_rate", None)
     named = given.pop("voice", None)
@@ -91,13 +89,13 @@ async def lenient_wish(
         ignored.note("bit_rate", f"{delivery.audio_format} has none")
     body = unvoiced.model_copy(update={"voice": voice.name})
     delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate or delivery.sample_rate)
-    wish = await wish_of(service, body, info, delivery=delivery, ignored=ignored, stored=voice.stored)
+    wish = await complete_wish(service, body, info, delivery=delivery, ignored=ignored, stored=voice.stored)
     if delivery.bit_rate is not None:
         check_bit_rate(delivery.audio_format, delivery.bit_rate)
     return wish
 
 
-async def voiced(service: SpeechService, wish: Wish, voice: str) -> Wish:
+async def wish_in_voice(service: SpeechService, wish: Wish, voice: str) -> Wish:
     """The same lenient wish in another voice; `ignored` is about that voice only."""
     chosen = await _lenient_voice(service, voice, wish.body, wish.info)
     body = wish.body.model_copy(update={"voice": chosen.name})
@@ -106,7 +104,7 @@ async def voiced(service: SpeechService, wish: Wish, voice: str) -> Wish:
     return replace(wish, body=body, ignored=ignored, spoken=spoken, stored=chosen.stored)
 
 
-async def wish_of(
+async def complete_wish(
     service: SpeechService,
     body: SpeechBody,
     info: ModelInfo,
@@ -115,7 +113,8 @@ async def wish_of(
     ignored: Ignored,
     stored: StoredVoice | None,
 ) -> Wish:
-    """How every wish ends: a tag of the text chooses the recording, the text is read, and what has no effect is listed.
+    """The last steps to every wish: a tag of the text chooses the recording, the text is read, and fields without
+    effect are listed.
 
     `body` was made for the model `info`; the voice `stored` speaks. Raises as `read_text` does.
     """
@@ -146,19 +145,21 @@ async def model_for(service: SpeechService, body: SpeechBody, sent: Mapping[str,
     return info
 
 
-def choosing_fields(service: SpeechService) -> ignored_fields.Names:
-    """Fields that choose the model, and so have an effect only where several are deployed."""
+def choosing_fields(service: SpeechService) -> field_names.Names:
+    """Fields that choose the model. They have an effect only if several are deployed."""
     return {"task_type": None} if len(service.models) > 1 else {}
 
 
 async def _is_stored(service: SpeechService, voice: str | None, models: Sequence[ModelInfo]) -> bool:
-    """Whether a stored voice decides which of several models answers. A name of theirs, which most requests have, is
-    looked up in what is known: to look at the store would cost each of them a round trip.
+    """Whether `voice` is a stored voice; False with a single model, because then nothing depends on it.
+
+    If a model has a speaker of that name, only voices that this replica already knows count. Most requests name such a
+    speaker, and asking the store would cost each of them a round trip.
     """
     if len(models) == 1 or voice is None:
         return False
-    is_theirs = any(catalogue.is_named(voice, info.voices) for info in models)
-    return (service.voices.known(voice) if is_theirs else await service.voices.find(voice)) is not None
+    is_speaker = any(catalogue.is_named(voice, info.voices) for info in models)
+    return (service.voices.known(voice) if is_speaker else await service.voices.find(voice)) is not None
 
 
 async def _lenient_model(
@@ -188,7 +189,7 @@ class _LenientVoice:
 async def _lenient_voice(service: SpeechService, named: object, body: SpeechBody, info: ModelInfo) -> _LenientVoice:
     """The voice that the client `named`, else the nearest one.
 
-    A model that clones speaks with a stored voice, `api.default_voice` where the named one is none. A recording in
+    A model that clones speaks with a stored voice, `api.default_voice` if the named one is none. A recording in
     `body` goes before both.
     """
     speaker, reason = _nearest(service, named, info)
@@ -208,7 +209,7 @@ async def _lenient_voice(service: SpeechService, named: object, body: SpeechBody
 
 
 def _check_voice(service: SpeechService, voice: str, info: ModelInfo) -> None:
-    """Raises InvalidRequest where the loaded model has named voices, and not this one."""
+    """Raises InvalidRequest if the loaded model has named voices, and not this one."""
     if info.voices and not catalogue.is_named(voice, info.voices) and service.voices.known(voice) is not None:
         raise InvalidRequest(f"voice: {voice[:80]!r} is a stored voice, {_NO_CLONES.format(info.name)}.", "voice")
     if info.voices:
@@ -216,7 +217,7 @@ def _check_voice(service: SpeechService, voice: str, info: ModelInfo) -> None:
 
 
 def _nearest(service: SpeechService, named: object, info: ModelInfo) -> tuple[str | None, str | None]:
-    """The model's speaker for what the client sent as a voice, and the reason where another one was meant."""
+    """The model's speaker for what the client sent as a voice, and the reason if the client meant another one."""
     name = named if isinstance(named, str) else None
     speaker, reason = catalogue.nearest(name, info, service.settings)
     if named is not None and name is None:
@@ -227,8 +228,8 @@ def _nearest(service: SpeechService, named: object, info: ModelInfo) -> tuple[st
 
 
 def _tagged(body: SpeechBody, stored: StoredVoice | None) -> SpeechBody | None:
-    """The body whose text has lost a tag that chooses a recording of the voice; None where there was none. The tag
-    chooses as `instructions` do, in whose place it comes.
+    """The body without the tag in its text that chooses a recording of the voice; None if the text has no such tag.
+    The tag becomes the body's `instructions`, which choose a recording too.
     """
     style, text = (None, body.input) if stored is None else stored.tagged(body.input)
     return None if style is None else body.model_copy(update={"input": text, "instructions": style})

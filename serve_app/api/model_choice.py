@@ -87,7 +87,7 @@ def _by_voice(name: str | None, models: Sequence[ModelInfo], *, lenient: bool) -
 
 
 def _of_kind(kind: ModelKind, models: Sequence[ModelInfo], what: str) -> ModelInfo:
-    """The model of a kind that `what` asks for. Raises InvalidRequest where there is none, or no telling which."""
+    """The model of a kind that `what` asks for. Raises InvalidRequest if there is none, or no telling which."""
     found = _only([info for info in models if info.kind is kind], what, models[0])
     if found is None:
         raise not_deployed(kind, models, what, _param(what))

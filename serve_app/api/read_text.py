@@ -50,7 +50,7 @@ async def read_text(
 
 
 async def _language_of_figures(body: SpeechBody, info: ModelInfo, stored: StoredVoice | None) -> str | None:
-    """The language whose words figures become; None where it is not certain and any language may be tried. Raises
+    """The language whose words figures become; None if it is not certain and any language may be tried. Raises
     InvalidRequest where it has to be named.
     """
     named = body.language

@@ -37,7 +37,7 @@ async def build_request(
     """
     info, spoken, stored = wish.info, wish.spoken, wish.stored
     if wish.body.ref_audio is not None and info.kind is not ModelKind.BASE:
-        # Before `voice` is missed, which would not help.
+        # Before the missing `voice` is told, which would not help.
         raise InvalidRequest(f"{info.name} does not clone voices: load a Base checkpoint.", "ref_audio")
     body = wish.body if stored is None else _with_defaults(wish.body, stored, info)
     speaker = _speaker(body, info)
@@ -135,14 +135,8 @@ def _instructions(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> s
     return instructions
 
 
-async def stored_voice(body: SpeechBody, info: ModelInfo, voices: Voices) -> StoredVoice | None:
-    """The stored voice that `body.voice` means, if the model can speak with it and the request has no recording."""
-    is_meant = info.kind is ModelKind.BASE and body.ref_audio is None and body.voice is not None
-    return await voices.find(body.voice) if is_meant else None
-
-
 def _with_defaults(body: SpeechBody, stored: StoredVoice, info: ModelInfo) -> SpeechBody:
-    """The voice's own language and sampling options, where the request names none."""
+    """The body with the voice's own language and sampling options, if it names none."""
     found: dict[str, object] = {name: value for name, value in stored.sampling.items() if getattr(body, name) is None}
     if "language" not in body.model_fields_set and language_name(stored.language or "") in info.languages:
         found["language"] = stored.language

@@ -32,6 +32,9 @@ from serve_app.speech.word_times import Word, WordTimes, marked
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+# Make a dialect's body of audio and words: as they come, and of all of them.
+StreamBody = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
+WholeBody = Callable[[bytes, WordTimes | None], Iterable[bytes]]
 
 
 def _nothing() -> None:
@@ -44,8 +47,13 @@ class AnswerAttempt:
 
     body: AsyncGenerator[bytes, None]
     usage: Usage  # what `body` counts
-    whole_body: Callable[[bytes], Iterable[bytes]] | None = None  # makes the answer of all audio; None: that is it
-    forget: Callable[[], None] = _nothing  # called where it is not sent
+    whole_body: WholeBody | None = None  # makes the answer of all audio; None: the audio is the answer
+    times: WordTimes | None = None  # the words of `body`
+    forget: Callable[[], None] = _nothing  # called if it is not sent
+
+    def parts(self, content: bytes) -> Iterable[bytes]:
+        """The answer, of all that `body` made."""
+        return parts_of(content) if self.whole_body is None else self.whole_body(content, self.times)
 
 
 async def audio_body(
@@ -77,7 +85,7 @@ async def event_body(
     times: WordTimes | None = None,
     kept: Kept | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Audio as server-sent events, with words where `times` are given.
+    """Audio as server-sent events, with words if `times` are given.
 
     An error after the first event becomes an event, and is raised again.
     """
@@ -161,7 +169,7 @@ class SpeechResponse(Response):
 
     An error after them is raised, and the server then breaks the connection off: the body has no clean end. A client
     that leaves raises ClientDisconnect. `body` is always closed. Starlette's StreamingResponse leaves that to the
-    garbage collector where the client leaves early.
+    garbage collector if the client leaves early.
     """
 
     def __init__(self, body: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, usage: Usage) -> None:
@@ -202,7 +210,7 @@ class WholeResponse(SpeechResponse):
         kept: Kept,
         retry: Callable[[], AnswerAttempt] | None = None,
     ) -> None:
-        """`kept` counts the bytes that are kept. `retry` makes another attempt, where the first one ends badly."""
+        """`kept` counts the bytes that are kept. `retry` makes another attempt if the first one ends badly."""
         super().__init__(attempt.body, headers, usage=attempt.usage)
         self._attempt, self._kept, self._retry = attempt, kept, retry
 
@@ -218,12 +226,12 @@ class WholeResponse(SpeechResponse):
             for name, tokens in self._usage.tokens.items():
                 self.headers[f"x-vllm-omni-{name.replace('_', '-')}"] = str(tokens)
             await _deliver(send, self._start())
-            for part in (attempt.whole_body or parts_of)(content):
+            for part in attempt.parts(content):
                 await _deliver(send, _part(part))
             await _deliver(send, _part(b"", more=False))
 
     async def _retried(self, other: AnswerAttempt, content: bytes) -> tuple[AnswerAttempt, bytes]:
-        """The other attempt at an answer that ended badly and was not sent; the first where that one fails."""
+        """The other attempt at an answer that ended badly and was not sent; the first if that one fails."""
         try:
             content = await collected(other.body, self._kept, beside=len(content))
         except TalkrayError as error:

@@ -13,10 +13,10 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from serve_app.api.context import RequestState
 from serve_app.api.errors import translate
-from serve_app.api.request import build_request, stored_voice
+from serve_app.api.request import build_request
 from serve_app.api.request_log import RequestRecord, Usage
 from serve_app.api.speech_body import SpeechBody, check_length
-from serve_app.api.wish import Wish
+from serve_app.api.wish import Wish, stored_voice
 from serve_app.config import ApiSettings
 from serve_app.speech.characters import (
     end_of_certain,

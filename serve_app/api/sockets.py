@@ -27,8 +27,9 @@ from serve_app.api.errors import (
     close_reason,
     translate,
 )
+from serve_app.api.read_request import refuse_handshake
 from serve_app.api.session import Done, Event, Failed, Session
-from serve_app.api.speech_service import SpeechService, refuse_handshake
+from serve_app.api.speech_service import SpeechService
 from serve_app.api.wish import Wish
 
 logger = logging.getLogger(__name__)

@@ -117,7 +117,7 @@ def _invalid(error: ValidationError) -> InvalidRequest:
 
 
 def check_length(param: str, text: str, settings: ApiSettings) -> None:
-    """Raises InvalidRequest where the text is too long."""
+    """Raises InvalidRequest if the text is too long."""
     if len(text) > settings.max_input_chars:
         message = f"{param} has {len(text)} characters, at most {settings.max_input_chars} are allowed."
         raise InvalidRequest(message, param, "string_above_max_length")

@@ -1,27 +1,31 @@
 """What every dialect needs: from a `Wish` to speech, as an HTTP response or as a session."""
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
-from starlette.websockets import WebSocket
 
-from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ModelInfo, PcmChunk, Stretch, SynthesisRequest
 from serve_app.api import ignored_fields
-from serve_app.api.client_json import MAX_BODY_BYTES, parse_object
 from serve_app.api.context import state_of
-from serve_app.api.errors import BodyTooSlow, translate
 from serve_app.api.request import build_request
 from serve_app.api.request_log import RequestRecord, Usage
-from serve_app.api.response import AnswerAttempt, SpeechResponse, WholeResponse, audio_body, event_body, start_marks
+from serve_app.api.response import (
+    AnswerAttempt,
+    SpeechResponse,
+    StreamBody,
+    WholeBody,
+    WholeResponse,
+    audio_body,
+    event_body,
+    start_marks,
+)
 from serve_app.api.session import Session
 from serve_app.api.whole_answer import Kept
 from serve_app.api.wish import Wish, speech_headers
-from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.speech.characters import is_speakable
 from serve_app.speech.dialogue import DialogueTimes, in_turns, turns_of
@@ -39,12 +43,7 @@ from serve_app.voices.store import StoreFailed
 if TYPE_CHECKING:  # it plans jobs with what is here
     from serve_app.jobs.desk import Jobs
 
-StreamBody = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
-WholeBody = Callable[[bytes, WordTimes | None], Iterable[bytes]]
-
 TIMING_HEADER = "x-server-timing"  # of a request that wants a Server-Timing header
-_LONGEST_KEY = 255  # of an Idempotency-Key
-BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
 NO_TAIL = "no finished request of yours in this voice that is kept has this id"
 
 
@@ -111,50 +110,91 @@ class SpeechService:
             voices=self.voices,
         )
 
-    async def respond(
+    async def respond(self, request: Request, wish: Wish) -> Response:
+        """`wish.body.input` over HTTP, streamed or whole as the wish says."""
+        return await (self.whole if wish.delivery.whole else self.stream)(request, wish)
+
+    async def stream(
         self,
         request: Request,
         wish: Wish,
         *,
-        turns: Sequence[Wish] = (),
-        stream_body: StreamBody | None = None,
+        body: StreamBody | None = None,
+        content_type: str | None = None,
+        previous: str = ignored_fields.PREVIOUS,
+    ) -> Response:
+        """`wish.body.input` over HTTP, sent while it is spoken.
+
+        `body` makes the response's body of audio and words, `content_type` is that body's. `previous` is the dialect's
+        name of `previous_request_id`.
+        """
+        utterance, headers = await self._prepared(request, wish, content_type, previous)
+        usage, times = state_of(request).record.usage, _word_times([wish])
+        audio = _audio(self.chunks(utterance, wish.info), wish, usage, times)
+        return SpeechResponse(audio if body is None else body(audio, times), headers, usage=usage)
+
+    async def whole(
+        self,
+        request: Request,
+        wish: Wish,
+        *,
+        body: WholeBody | None = None,
+        content_type: str | None = None,
+        previous: str = ignored_fields.PREVIOUS,
+    ) -> Response:
+        """The same, sent once all of it is spoken. Speech that ends badly is made again, once, with another seed."""
+        utterance, headers = await self._prepared(request, wish, content_type, previous)
+        usage, kept = state_of(request).record.usage, _kept(request, wish)
+
+        def attempt(utterance: SynthesisRequest, usage: Usage) -> AnswerAttempt:
+            times = _word_times([wish])
+            audio = _audio(self.chunks(utterance, wish.info), wish, usage, times, kept)
+            return AnswerAttempt(audio, usage, body, times, forget=partial(self._tails.drop, utterance))
+
+        def retry() -> AnswerAttempt:
+            other = redraw(utterance, usage.finish_reason, draw_seed(), model=wish.info.route)
+            return attempt(other, Usage(seed=other.seed, ignored=usage.ignored))
+
+        may_retry = utterance.redraws and not utterance.ignore_eos
+        return WholeResponse(attempt(utterance, usage), headers, kept=kept, retry=retry if may_retry else None)
+
+    async def dialogue(
+        self,
+        request: Request,
+        wish: Wish,
+        turns: Sequence[Wish],
+        *,
+        body: StreamBody | None = None,
         whole_body: WholeBody | None = None,
         content_type: str | None = None,
         previous: str = ignored_fields.PREVIOUS,
     ) -> Response:
-        """`wish.body.input` over HTTP, or in its place the `turns` of a dialogue, which have the same form.
+        """The turns of a dialogue over HTTP: whole if there is a `whole_body`, else streamed. `wish` has their form."""
+        utterance, headers = await self._prepared(request, wish, content_type, previous)
+        first, *later = await self._turns(request, utterance, turns)
+        usage, times = state_of(request).record.usage, _word_times(turns)
+        chunks = self.chunks(first, wish.info)
+        if later:
+            chunks = in_turns([first, *later], lambda turn: self.chunks(turn, wish.info))
+        if whole_body is None:
+            audio = _audio(chunks, wish, usage, times)
+            return SpeechResponse(audio if body is None else body(audio, times), headers, usage=usage)
+        kept = _kept(request, wish)
+        attempt = AnswerAttempt(_audio(chunks, wish, usage, times, kept), usage, whole_body, times)
+        return WholeResponse(attempt, headers, kept=kept)
 
-        `stream_body` makes the body of audio and words as they come, `whole_body` one of all audio and words;
-        `content_type` is that body's. `previous` is the dialect's name of `previous_request_id`.
-        """
+    async def _prepared(
+        self, request: Request, wish: Wish, content_type: str | None, previous: str
+    ) -> tuple[SynthesisRequest, dict[str, str]]:
+        """The utterance, which goes on from the request before it if the wish names one, and the response's headers."""
         utterance = await self.utterance(request, wish)
         if (previous_id := wish.body.previous_request_id) is not None:
             utterance = replace(utterance, tail=self._tails.find(utterance, previous_id))
             if utterance.tail is None:
                 wish = replace(wish, ignored={**wish.ignored, previous: NO_TAIL})
-        spoken = [utterance] if not turns else await self._turns(request, utterance, turns)
-        usage = state_of(request).record.usage
-        usage.ignored = ignored_fields.entries(wish.ignored)
+        state_of(request).record.usage.ignored = ignored_fields.entries(wish.ignored)
         headers = {**speech_headers(wish.delivery, wish.info), **wish.headers()}
-        if content_type is not None:
-            headers["content-type"] = content_type
-        if whole_body is None and not wish.delivery.whole:
-            audio, times = self._audio(spoken, turns or [wish], usage)
-            return SpeechResponse(audio if stream_body is None else stream_body(audio, times), headers, usage=usage)
-        kept = Kept(state_of(request).caller.name)
-        kept.expect(wish.body, wish.delivery, wish.info)
-
-        def attempt(spoken: Sequence[SynthesisRequest], usage: Usage) -> AnswerAttempt:
-            audio, times = self._audio(spoken, turns or [wish], usage, kept)
-            finish = None if whole_body is None else lambda content: whole_body(content, times)
-            return AnswerAttempt(audio, usage, finish, forget=partial(self._tails.drop, utterance))
-
-        def retry() -> AnswerAttempt:
-            other = redraw(utterance, usage.finish_reason, draw_seed(), model=wish.info.route)
-            return attempt([other], Usage(seed=other.seed, ignored=usage.ignored))
-
-        may_retry = utterance.redraws and not utterance.ignore_eos and not turns
-        return WholeResponse(attempt(spoken, usage), headers, kept=kept, retry=retry if may_retry else None)
+        return utterance, headers if content_type is None else {**headers, "content-type": content_type}
 
     async def _turns(
         self, request: Request, utterance: SynthesisRequest, turns: Sequence[Wish]
@@ -166,23 +206,6 @@ class SpeechService:
             for turn in turns
         ]
         return turns_of([replace(first, seed=utterance.seed, tail=utterance.tail, marks=utterance.marks), *later])
-
-    def _audio(
-        self,
-        spoken: Sequence[SynthesisRequest],
-        wishes: Sequence[Wish],
-        usage: Usage,
-        kept: Kept | None = None,
-    ) -> tuple[AsyncGenerator[bytes, None], WordTimes | None]:
-        """The body of an answer as it is wished, and its words where they are; of each turn a request and a wish."""
-        wish, info = wishes[0], wishes[0].info
-        make = event_body if wish.delivery.events else audio_body
-        times = None
-        if wish.body.word_timestamps:
-            texts, speed = [each.spoken for each in wishes], wish.body.speed
-            times = DialogueTimes(texts, info, speed=speed) if texts[1:] else WordTimes(texts[0], info, speed=speed)
-        chunks = in_turns(spoken, lambda turn: self.chunks(turn, info)) if spoken[1:] else self.chunks(spoken[0], info)
-        return make(chunks, wish.delivery.rendering(info), usage, times, kept), times
 
     async def utterance(
         self, request: HTTPConnection, wish: Wish, *, record: RequestRecord | None = None
@@ -199,71 +222,36 @@ class SpeechService:
         return start_marks(asked, record.received_ns) if is_timed else asked
 
     def chunks(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The utterance's audio; a moment of silence where its text has nothing to speak."""
+        """The utterance's audio; a moment of silence if its text has nothing to speak."""
         return self.models.synthesize(utterance, info) if is_speakable(utterance.text) else _silent(info)
 
 
-def idempotency_key(request: Request) -> str | None:
-    """Raises InvalidRequest."""
-    key = request.headers.get("idempotency-key")
-    if key is not None and not 0 < len(key) <= _LONGEST_KEY:
-        raise InvalidRequest(f"Idempotency-Key has 1 to {_LONGEST_KEY} characters.", "Idempotency-Key")
-    return key
+def _word_times(wishes: Sequence[Wish]) -> WordTimes | None:
+    """The words of one text, or of a dialogue's turns, if the wish wants their times."""
+    body, info, texts = wishes[0].body, wishes[0].info, [each.spoken for each in wishes]
+    if not body.word_timestamps:
+        return None
+    return DialogueTimes(texts, info, speed=body.speed) if texts[1:] else WordTimes(texts[0], info, speed=body.speed)
 
 
-async def read_body(request: Request) -> bytes:
-    """The body, given up as soon as it is too large or too slow, whatever its Content-Length says."""
-    body, upload = bytearray(), state_of(request).upload
-    try:
-        async with upload.arriving(BODY_TIMEOUT_S):
-            async for part in request.stream():
-                body += part
-                if len(body) > MAX_BODY_BYTES:
-                    raise PayloadTooLarge(f"The body is larger than {MAX_BODY_BYTES} bytes.")
-                await upload.grow(len(body))
-    except TimeoutError:
-        if upload.is_stalled:
-            raise BodyTooSlow("The body stalled while others waited to send theirs: send it again.") from None
-        raise BodyTooSlow(f"The body did not arrive within {BODY_TIMEOUT_S:g} seconds.") from None
-    return bytes(body)
+def _audio(
+    chunks: AsyncGenerator[PcmChunk, None],
+    wish: Wish,
+    usage: Usage,
+    times: WordTimes | None,
+    kept: Kept | None = None,
+) -> AsyncGenerator[bytes, None]:
+    """The chunks in the form that is wished: bare audio, or events."""
+    make = event_body if wish.delivery.events else audio_body
+    return make(chunks, wish.delivery.rendering(wish.info), usage, times, kept)
 
 
-async def read_object(request: Request) -> dict[str, object]:
-    """The JSON object that is the body. Raises InvalidRequest."""
-    return parse_object(await read_body(request))
-
-
-async def read_speech(request: Request, service: SpeechService) -> dict[str, object]:
-    """The JSON object that asks for speech. Raises InvalidRequest, and Overloaded where parsing it would be in vain."""
-    content = await read_body(request)
-    service.models.check_room(state_of(request).caller.name)
-    return parse_object(content)
+def _kept(request: Request, wish: Wish) -> Kept:
+    """Room for a whole answer. Raises as `Kept.expect` does."""
+    kept = Kept(state_of(request).caller.name)
+    kept.expect(wish.body, wish.delivery, wish.info)
+    return kept
 
 
 async def _silent(info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
     yield silence(info)
-
-
-async def refuse_handshake(socket: WebSocket, error: Exception, *, reason_header: str | None = None) -> None:
-    """Answers the handshake of a WebSocket with a status; `reason_header` says why where clients show a header."""
-    reply = translate(error)
-    state_of(socket).record.error = reply.code
-    response = reply.response()
-    if reason_header is not None:
-        response.headers[reason_header] = reply.message.encode("ascii", "replace").decode().replace("\n", " ")
-    await socket.send_denial_response(response)
-
-
-def text_of(fields: Mapping[str, object], name: str = "text") -> str:
-    """The text of a message or a body. Raises InvalidRequest."""
-    text = fields.get(name)
-    if not isinstance(text, str):
-        raise InvalidRequest(f"{name} is required, as a string.", name, "missing_required_parameter")
-    return text
-
-
-def format_named(param: str, value: str, choices: Mapping[str, AudioFormat]) -> AudioFormat:
-    """The format that a dialect names `value`. Raises InvalidRequest with the valid names."""
-    if value not in choices:
-        raise InvalidRequest(f"{param}: {value[:40]!r} is none of {', '.join(choices)}.", param)
-    return choices[value]

@@ -46,7 +46,7 @@ class Uploads:
         self._changed = asyncio.Event()
 
     async def claim(self, upload: "Upload") -> None:
-        """Waits until `upload` gets a place, in turn. Raises Overloaded where that takes long."""
+        """Waits until `upload` gets a place, in turn. Raises Overloaded if that takes long."""
         self._waiting.append(upload)
         try:
             async with asyncio.timeout(_UPLOAD_WAIT_S):
@@ -95,7 +95,7 @@ class Upload:
                 self._limit = None
 
     async def grow(self, num_bytes: int) -> None:
-        """Returns once more of the body may be read; `num_bytes` have come. Raises Overloaded where that takes long."""
+        """Returns once more of the body may be read; `num_bytes` have come. Raises Overloaded if that takes long."""
         self._pace.come(num_bytes)
         if self._is_large or num_bytes <= _SMALL_BYTES:
             return

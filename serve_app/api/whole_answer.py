@@ -38,7 +38,7 @@ class Kept:
         self.keep(0)
 
     def keep(self, num_bytes: int) -> None:
-        """From now on `num_bytes` are kept. Raises PayloadTooLarge, and Overloaded where no room is left."""
+        """From now on `num_bytes` are kept. Raises PayloadTooLarge, and Overloaded if no room is left."""
         if num_bytes > MAX_WHOLE_BYTES:
             raise PayloadTooLarge(f"A whole answer has at most {MAX_WHOLE_BYTES} bytes of audio; {_REMEDY}.", "stream")
         if num_bytes <= self._num_bytes:
@@ -49,7 +49,7 @@ class Kept:
         self._num_bytes = num_bytes
 
     def expect(self, body: SpeechBody, delivery: Delivery, info: ModelInfo) -> None:
-        """Raises as `keep` does, before any speech, where no room is left or the audio is sure to be too large."""
+        """Raises as `keep` does, before any speech, if no room is left or the audio is sure to be too large."""
         if body.ignore_eos and body.sampling.max_new_tokens is not None:
             samples = (body.sampling.max_new_tokens - 1) * info.frame_samples * delivery.rate(info) / info.sample_rate
             if (num_bytes := int(samples / delivery.speed * kept_bytes(delivery.audio_format))) > MAX_WHOLE_BYTES:
@@ -58,7 +58,7 @@ class Kept:
         self._check_room()
 
     def _check_room(self) -> None:
-        """Raise Overloaded where not even a first byte may be kept now."""
+        """Raise Overloaded if not even a first byte may be kept now."""
         self.keep(1)
         self.keep(0)
 

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from deployments.protocol import ModelInfo
+from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api import ignored_fields
 from serve_app.api.speech_body import SpeechBody
 from serve_app.audio.formats import FORMATS, AudioFormat, CompressedFormat, RawFormat, Rendering
 from serve_app.speech.spoken_text import SpokenText
+from serve_app.voices.library import Voices
 from serve_app.voices.record import StoredVoice
 
 EVENT_STREAM = "text/event-stream"
@@ -110,7 +111,7 @@ class Wish:
 
 
 def negotiate(body: SpeechBody, accept: str, *, default: AudioFormat = AudioFormat.MP3) -> Delivery:
-    """The body's fields decide; the Accept header only where they say nothing, and the `default` after both."""
+    """The body's fields decide; the Accept header only if they say nothing, and the `default` after both."""
     wanted = preferred_type(accept)
     events = body.stream_format == "sse" or (body.stream_format is None and wanted == EVENT_STREAM)
     accepted = ACCEPTED.get(wanted or "", default)
@@ -138,6 +139,12 @@ def _media_range(part: str) -> tuple[str, float]:
         return name, float(quality)
     except ValueError:
         return name, 0.0
+
+
+async def stored_voice(body: SpeechBody, info: ModelInfo, voices: Voices) -> StoredVoice | None:
+    """The stored voice that `body.voice` means, if the model can speak with it and the request has no recording."""
+    is_meant = info.kind is ModelKind.BASE and body.ref_audio is None and body.voice is not None
+    return await voices.find(body.voice) if is_meant else None
 
 
 def speech_headers(delivery: Delivery, info: ModelInfo) -> Mapping[str, str]:

@@ -11,8 +11,9 @@ from deployments.errors import InvalidRequest, NotFound
 from serve_app.api import ignored_fields
 from serve_app.api.forms import read_form
 from serve_app.api.listing import page_of
+from serve_app.api.read_request import idempotency_key, read_object
 from serve_app.api.speech_body import validated
-from serve_app.api.speech_service import SpeechService, idempotency_key, read_object
+from serve_app.api.speech_service import SpeechService
 from serve_app.dialects.table import Dialect, Route
 from serve_app.jobs.audio import begun
 from serve_app.jobs.batches import BatchFile, BatchFiles, output_of

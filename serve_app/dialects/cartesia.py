@@ -12,17 +12,18 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason
-from serve_app.api import catalogue, ignored_fields
+from serve_app.api import catalogue, field_names, ignored_fields
 from serve_app.api.client_json import number
 from serve_app.api.context import state_of
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.forms import read_form
 from serve_app.api.make_wish import lenient_wish
+from serve_app.api.read_request import format_named, read_speech, text_of
 from serve_app.api.request_log import Usage
 from serve_app.api.response import named_event
 from serve_app.api.session import Audio, Done, Event, Failed, Flushed, Session, Words
 from serve_app.api.sockets import ContextConnection
-from serve_app.api.speech_service import SpeechService, format_named, read_speech, text_of
+from serve_app.api.speech_service import SpeechService
 from serve_app.api.wish import EVENT_STREAM, Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
@@ -37,7 +38,7 @@ RAW = {
     "pcm_alaw": AudioFormat.ALAW,
 }
 _CONTAINERS = {"wav": AudioFormat.WAV, "mp3": AudioFormat.MP3}
-_NAMES: ignored_fields.Names = {
+_NAMES: field_names.Names = {
     "transcript": "input",
     "model_id": "model",
     "voice": "voice",
@@ -52,7 +53,7 @@ _NAMES: ignored_fields.Names = {
     "generation_config.emotion": "instructions",
     "add_timestamps": "word_timestamps",
 }
-_SOCKET_NAMES: ignored_fields.Names = {**_NAMES, **dict.fromkeys(("context_id", "continue", "flush", "cancel"))}
+_SOCKET_NAMES: field_names.Names = {**_NAMES, **dict.fromkeys(("context_id", "continue", "flush", "cancel"))}
 _CLONED = ("clip", "name", "language", "description", "consent", "ref_text", "reference_text", "transcript", "prepare")
 _PHONEMES = re.compile(r"<<[^<>]{1,200}>>")
 _LANGUAGE = {"english": "en", "chinese": "zh", "german": "de", "french": "fr", "spanish": "es", "italian": "it"}
@@ -73,8 +74,8 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
     fields = await read_speech(request, service)
     text_of(fields, "transcript")
     wish, usage = await _wished(service, fields), state_of(request).record.usage
-    return await service.respond(
-        request, wish, stream_body=lambda audio, times: _events(audio, times, usage), content_type=EVENT_STREAM
+    return await service.stream(
+        request, wish, body=lambda audio, times: _events(audio, times, usage), content_type=EVENT_STREAM
     )
 
 
@@ -139,13 +140,13 @@ def _voice(voice: catalogue.Voice) -> dict[str, object]:
 async def _wished(
     service: SpeechService,
     fields: Mapping[str, object],
-    names: ignored_fields.Names = _NAMES,
+    names: field_names.Names = _NAMES,
     *,
     overrides: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> Wish:
     """Raises InvalidRequest."""
-    sent = ignored_fields.flat(fields, names)
+    sent = field_names.flat(fields, names)
     _check_phonemes(sent.get("transcript"))
     container, found = str(sent.get("output_format.container", "raw")), dict(reasons or {})
     audio_format = format_named("output_format.encoding", str(sent.get("output_format.encoding", "pcm_s16le")), RAW)

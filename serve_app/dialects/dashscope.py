@@ -8,14 +8,15 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api import ignored_fields
+from serve_app.api import field_names
 from serve_app.api.client_json import number
 from serve_app.api.context import state_of
 from serve_app.api.make_wish import lenient_wish
+from serve_app.api.read_request import format_named, read_speech, text_of
 from serve_app.api.request_log import Usage
 from serve_app.api.response import in_parts
 from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
-from serve_app.api.speech_service import SpeechService, format_named, read_speech, text_of
+from serve_app.api.speech_service import SpeechService
 from serve_app.api.whole_answer import AUDIO_HERE, object_with
 from serve_app.api.wish import EVENT_STREAM, Delivery, Wish
 from serve_app.audio.formats import AudioFormat
@@ -26,7 +27,7 @@ from serve_app.speech.word_times import WordTimes
 Json = dict[str, object]
 
 _FORMATS = {name: AudioFormat(name) for name in ("pcm", "wav", "mp3", "opus")}
-_NAMES: ignored_fields.Names = {
+_NAMES: field_names.Names = {
     "voice": "voice",
     "language_type": "language",
     "instructions": "instructions",
@@ -36,8 +37,8 @@ _NAMES: ignored_fields.Names = {
     "speech_rate": "speed",
     "enable_tn": "text_normalization",
 }
-_SESSION_NAMES: ignored_fields.Names = {**_NAMES, "mode": None}
-_REST_NAMES: ignored_fields.Names = {
+_SESSION_NAMES: field_names.Names = {**_NAMES, "mode": None}
+_REST_NAMES: field_names.Names = {
     "model": "model",
     "input.text": "input",
     **{f"{where}.{name}": ours for where in ("parameters", "input") for name, ours in _NAMES.items()},
@@ -48,7 +49,7 @@ _MODES = ("server_commit", "commit")
 async def speak_text(service: SpeechService, request: Request) -> Response:
     """Speaks `input.text`: as WAV in JSON, or as PCM in events with `X-DashScope-SSE: enable`."""
     fields = await read_speech(request, service)
-    sent = ignored_fields.flat(fields, _REST_NAMES)
+    sent = field_names.flat(fields, _REST_NAMES)
     if not isinstance(sent.get("input.text"), str):
         raise InvalidRequest("input.text is required, as a string.", "input", "missing_required_parameter")
     streams = request.headers.get("x-dashscope-sse") == "enable"
@@ -64,16 +65,14 @@ async def speak_text(service: SpeechService, request: Request) -> Response:
         return in_parts(audio, lambda part: _event(output(part, over=False)), lambda: _event(output(b"")))
 
     if streams:
-        return await service.respond(request, wish, stream_body=events, content_type=EVENT_STREAM)
-    return await service.respond(
-        request, wish, whole_body=lambda audio, _: output(audio), content_type="application/json"
-    )
+        return await service.stream(request, wish, body=events, content_type=EVENT_STREAM)
+    return await service.whole(request, wish, body=lambda audio, _: output(audio), content_type="application/json")
 
 
 async def _wished(
     service: SpeechService,
     sent: Mapping[str, object],
-    names: ignored_fields.Names,
+    names: field_names.Names,
     *,
     overrides: Mapping[str, object] | None = None,
     default: str = "pcm",
@@ -139,7 +138,7 @@ class DashScopeSocket(ResponseSocket):
             raise InvalidRequest(f"session must be an object, and its mode one of {', '.join(_MODES)}.", "session")
         if self._session is not None:
             raise InvalidRequest("The session speaks already; update it before the first text.", "session")
-        updated = ignored_fields.flat({**self._settings, **settings}, _SESSION_NAMES)
+        updated = field_names.flat({**self._settings, **settings}, _SESSION_NAMES)
         wish = await self._wished(updated)
         self._settings = {name: value for name, value in updated.items() if name in _SESSION_NAMES}
         self._has_told = True

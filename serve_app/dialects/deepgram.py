@@ -10,13 +10,14 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api import ignored_fields
+from serve_app.api import field_names
 from serve_app.api.client_json import number
 from serve_app.api.errors import ErrorReply
 from serve_app.api.make_wish import lenient_wish
+from serve_app.api.read_request import format_named, read_speech, text_of
 from serve_app.api.session import Audio, Cleared, Event, Flushed
 from serve_app.api.sockets import WishedConnection, unknown_type
-from serve_app.api.speech_service import SpeechService, format_named, read_speech, text_of
+from serve_app.api.speech_service import SpeechService
 from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
@@ -31,7 +32,7 @@ _MOST_CHARS = 1 << 17  # that are searched: longer texts are refused anyway
 _MODEL = re.compile(r"(?:aura(?:-\d+)?|flux)-(.+)-[a-z]{2}")
 _TELEPHONE_HZ = 8000  # the rate of mu-law and A-law unless the client asks for another one
 _CONTAINERS = ("none", "wav", "ogg")
-_NAMES: ignored_fields.Names = {  # of the query, but for the text
+_NAMES: field_names.Names = {  # of the query, but for the text
     "text": "input",
     "model": "voice",
     "sample_rate": "sample_rate",

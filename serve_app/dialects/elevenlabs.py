@@ -9,13 +9,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest, NotFound
-from serve_app.api import catalogue, ignored_fields
+from serve_app.api import catalogue, field_names, ignored_fields
 from serve_app.api.client_json import number, parse_object
 from serve_app.api.context import state_of
 from serve_app.api.forms import SentForm, read_form
-from serve_app.api.make_wish import lenient_wish, voiced
+from serve_app.api.make_wish import lenient_wish, wish_in_voice
+from serve_app.api.read_request import format_named, read_speech, text_of
 from serve_app.api.response import in_parts
-from serve_app.api.speech_service import SpeechService, format_named, read_speech, text_of
+from serve_app.api.speech_service import SpeechService
 from serve_app.api.whole_answer import AUDIO_HERE, object_with
 from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
@@ -37,7 +38,7 @@ FORMATS = {
 LOCATORS = "pronunciation_dictionary_locators"
 DEFAULT_FORMAT = "mp3_44100_128"
 _PREVIOUS = "previous_request_ids"
-NAMES: ignored_fields.Names = {
+NAMES: field_names.Names = {
     "text": "input",
     "inputs": "input",
     "voice_id": "voice",
@@ -67,15 +68,16 @@ def _speaking(
         voice = request.path_params.get("voice_id")
         wish = await wished(service, fields, request.query_params, voice=voice, words=timestamps)
         wish, turns = await _turns(service, wish, fields.get("inputs"))
-        answer = await service.respond(
-            request,
-            wish,
-            turns=turns,
-            stream_body=_lines if timestamps and stream else None,
-            whole_body=_timed if timestamps and not stream else None,
-            content_type=(_LINES if stream else _JSON) if timestamps else None,
-            previous=_PREVIOUS,
-        )
+        lines, timed = (_lines if timestamps and stream else None), (_timed if timestamps and not stream else None)
+        form = (_LINES if stream else _JSON) if timestamps else None
+        if turns:
+            answer = await service.dialogue(
+                request, wish, turns, body=lines, whole_body=timed, content_type=form, previous=_PREVIOUS
+            )
+        elif timed is not None:
+            answer = await service.whole(request, wish, body=timed, content_type=form, previous=_PREVIOUS)
+        else:
+            answer = await service.stream(request, wish, body=lines, content_type=form, previous=_PREVIOUS)
         answer.headers["request-id"] = state_of(request).record.request_id  # for `previous_request_ids`
         return answer
 
@@ -201,13 +203,13 @@ async def wished(
     *,
     voice: str | None,
     words: bool,
-    names: ignored_fields.Names = NAMES,
+    names: field_names.Names = NAMES,
 ) -> Wish:
     """The wish of a body and a query, with the times of its `words`; of a dialogue it has the text of all inputs, and
     the voice of the first one. Raises InvalidRequest.
     """
     audio_format, sample_rate, bit_rate = output(query.get("output_format", DEFAULT_FORMAT))
-    sent: dict[str, object] = {**query, **ignored_fields.flat(fields, names)}
+    sent: dict[str, object] = {**query, **field_names.flat(fields, names)}
     reasons = {"output_format": "it counts in the query"} if "output_format" in fields else {}
     if "inputs" in fields:
         text, voice = dialogue(fields["inputs"])
@@ -298,7 +300,7 @@ async def _turns(service: SpeechService, wish: Wish, inputs: object) -> tuple[Wi
     turns, ignored = [], dict(wish.ignored)
     for voice, texts in runs:
         own = replace(wish, body=wish.body.model_copy(update={"input": " ".join(texts)}))
-        turn = await voiced(service, own, voice if isinstance(voice, str) else wish.body.voice or "")
+        turn = await wish_in_voice(service, own, voice if isinstance(voice, str) else wish.body.voice or "")
         if "voice" in turn.ignored:
             ignored["inputs.voice_id"] = turn.ignored["voice"]
         if is_speakable(turn.spoken.text):

@@ -3,9 +3,10 @@
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from serve_app.api import catalogue, ignored_fields
+from serve_app.api import catalogue, field_names, ignored_fields
 from serve_app.api.forms import read_form
-from serve_app.api.speech_service import SpeechService, read_speech, text_of
+from serve_app.api.read_request import read_speech, text_of
+from serve_app.api.speech_service import SpeechService
 from serve_app.api.wish import Delivery
 from serve_app.dialects.elevenlabs import DEFAULT_FORMAT, encoded, output, voice_entry
 from serve_app.dialects.table import Dialect, Route
@@ -13,7 +14,7 @@ from serve_app.dialects.voice_design import candidates, wished
 from serve_app.voices.designs import find, lock
 from serve_app.voices.library import Details
 
-_NAMES: ignored_fields.Names = {
+_NAMES: field_names.Names = {
     "voice_description": "instructions",
     "text": "input",
     "model_id": "model",

@@ -7,7 +7,8 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest
 from serve_app.api.forms import read_form
-from serve_app.api.speech_service import SpeechService, read_object, text_of
+from serve_app.api.read_request import read_object, text_of
+from serve_app.api.speech_service import SpeechService
 from serve_app.dialects.table import Dialect, Route
 from serve_app.speech.lexicon import Lexicon, from_pls, to_pls
 from serve_app.voices.record import VISITOR, StoredLexicon, new_id, new_version, now

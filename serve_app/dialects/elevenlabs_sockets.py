@@ -7,9 +7,9 @@ from typing import ClassVar
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api import ignored_fields
+from serve_app.api import field_names, ignored_fields
 from serve_app.api.errors import ErrorReply
-from serve_app.api.make_wish import voiced
+from serve_app.api.make_wish import wish_in_voice
 from serve_app.api.read_text import read_text
 from serve_app.api.session import Audio, Done, Event, Failed, Flushed, Rest, Session, Words
 from serve_app.api.sockets import MAX_CONTEXTS, ContextConnection, WishedConnection
@@ -22,7 +22,7 @@ from serve_app.speech.word_times import Word, marked
 
 _ONLY = ""  # the name of the one context of stream-input
 _SPEED = "voice_settings.speed"
-_FIELDS: ignored_fields.Names = dict.fromkeys(
+_FIELDS: field_names.Names = dict.fromkeys(
     ("text", "inputs", "context_id", "flush", "close_context", "close_socket", "keep_alive", LOCATORS, _SPEED)
 )
 
@@ -30,7 +30,7 @@ _FIELDS: ignored_fields.Names = dict.fromkeys(
 class _Contexts(ContextConnection, WishedConnection):
     """The end of a context is `close_context` right after an empty flush; without one it is an interruption."""
 
-    names: ClassVar[ignored_fields.Names] = {**NAMES, "sync_alignment": None}
+    names: ClassVar[field_names.Names] = {**NAMES, "sync_alignment": None}
 
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
@@ -93,7 +93,7 @@ class _Contexts(ContextConnection, WishedConnection):
 
     def _note(self, name: str, fields: Mapping[str, object], reasons: Mapping[str, str]) -> None:
         """Fields without effect are told with the next message of their context."""
-        sent = ignored_fields.flat(fields, _FIELDS)
+        sent = field_names.flat(fields, _FIELDS)
         found = {field: reason for field, reason in reasons.items() if field != _SPEED or field in sent}
         told = ignored_fields.with_unknown(sent, _FIELDS, {**found, **_unheard(fields.get("inputs"))})
         if told:
@@ -201,7 +201,7 @@ class _Dialogues(_Contexts):
 
     async def _wish_for(self, name: str, fields: Mapping[str, object]) -> Wish:
         _, voice = dialogue(fields.get("inputs"))
-        return await voiced(self.service, self.wish, voice) if voice else self.wish
+        return await wish_in_voice(self.service, self.wish, voice) if voice else self.wish
 
     def _text(self, fields: Mapping[str, object]) -> str:
         inputs = fields.get("inputs")

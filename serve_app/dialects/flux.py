@@ -7,9 +7,9 @@ from hashlib import blake2b
 from deployments.errors import InvalidRequest
 from serve_app.api.client_json import number
 from serve_app.api.errors import ErrorReply
+from serve_app.api.read_request import text_of
 from serve_app.api.session import Audio, Cleared, Event, Flushed, Started, Turn
 from serve_app.api.sockets import unknown_type
-from serve_app.api.speech_service import text_of
 from serve_app.dialects.deepgram import RAW, TurnSocket, plain, speak_text
 from serve_app.dialects.table import Dialect, Route, Sample
 

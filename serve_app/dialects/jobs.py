@@ -9,7 +9,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from serve_app.api import ignored_fields
 from serve_app.api.client_json import parse_object
-from serve_app.api.speech_service import SpeechService, format_named, idempotency_key, read_body
+from serve_app.api.read_request import format_named, idempotency_key, read_body
+from serve_app.api.speech_service import SpeechService
 from serve_app.api.wish import CONTENT_TYPES, RAW
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route

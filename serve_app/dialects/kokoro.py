@@ -8,8 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.make_wish import strict_wish
+from serve_app.api.read_request import read_speech
 from serve_app.api.response import in_parts
-from serve_app.api.speech_service import SpeechService, read_speech
+from serve_app.api.speech_service import SpeechService
 from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.word_times import WordTimes, marked
 
@@ -34,13 +35,13 @@ async def speak(service: SpeechService, request: Request) -> Response:
         return in_parts(audio, line, lambda: line(b"") if times is not None and times.has_told else b"")
 
     if wish.delivery.whole:
-        return await service.respond(
+        return await service.whole(
             request,
             wish,
-            whole_body=lambda audio, times: [_line(audio, times, audio_format)],
+            body=lambda audio, times: [_line(audio, times, audio_format)],
             content_type="application/json",
         )
-    return await service.respond(request, wish, stream_body=as_lines, content_type="application/x-ndjson")
+    return await service.stream(request, wish, body=as_lines, content_type="application/x-ndjson")
 
 
 def _line(audio: bytes, times: WordTimes | None, audio_format: str) -> bytes:

@@ -6,19 +6,20 @@ from collections.abc import Iterator, Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api import ignored_fields
+from serve_app.api import field_names
 from serve_app.api.context import state_of
 from serve_app.api.make_wish import lenient_wish
+from serve_app.api.read_request import format_named
 from serve_app.api.request_log import Usage
 from serve_app.api.response import in_parts, named_event
-from serve_app.api.speech_service import SpeechService, format_named
+from serve_app.api.speech_service import SpeechService
 from serve_app.api.whole_answer import AUDIO_HERE, object_with
 from serve_app.api.wish import EVENT_STREAM, Delivery
 from serve_app.audio.formats import AudioFormat
 from serve_app.speech.word_times import WordTimes
 
 _FORMATS = {name: AudioFormat(name) for name in ("mp3", "wav", "pcm", "flac", "opus")}
-_NAMES: ignored_fields.Names = {
+_NAMES: field_names.Names = {
     "input": "input",
     "voice_id": "voice",
     "model": "model",
@@ -36,13 +37,13 @@ async def speak(service: SpeechService, request: Request, fields: Mapping[str, o
     wish = await lenient_wish(service, fields, _NAMES, delivery=Delivery(audio_format))
     usage = state_of(request).record.usage
     if fields.get("stream"):
-        return await service.respond(
+        return await service.stream(
             request,
             wish,
-            stream_body=lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)),
+            body=lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)),
             content_type=EVENT_STREAM,
         )
-    return await service.respond(request, wish, whole_body=_object, content_type="application/json")
+    return await service.whole(request, wish, body=_object, content_type="application/json")
 
 
 def _object(audio: bytes, _: WordTimes | None) -> Iterator[bytes]:

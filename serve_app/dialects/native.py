@@ -9,19 +9,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, Overloaded
-from serve_app.api import ignored_fields
+from serve_app.api import field_names, ignored_fields
 from serve_app.api.context import state_of
 from serve_app.api.errors import Unauthorized, translate
 from serve_app.api.ignored_fields import Ignored
-from serve_app.api.make_wish import model_for, wish_of
-from serve_app.api.request import stored_voice
+from serve_app.api.make_wish import complete_wish, model_for
 from serve_app.api.request_log import SAMPLE_BYTES, Usage
 from serve_app.api.response import word_entries
 from serve_app.api.session import Audio, Event, Failed, Flushed, Session, Started, Turn, Words
 from serve_app.api.sockets import Connection, unknown_type
 from serve_app.api.speech_body import SpeechBody, parse_speech, validated
 from serve_app.api.speech_service import NO_TAIL, SpeechService
-from serve_app.api.wish import Delivery
+from serve_app.api.wish import Delivery, stored_voice
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.dialects.table import Dialect
@@ -60,7 +59,7 @@ def parse_resumption(fields: Mapping[str, object]) -> Resumption:
 
 
 # The fields of a `speak` message.
-_NAMES: ignored_fields.Names = {**dict.fromkeys(("type", *Resumption.model_fields)), **ignored_fields.SPEECH}
+_NAMES: field_names.Names = {**dict.fromkeys(("type", *Resumption.model_fields)), **field_names.SPEECH}
 
 
 class SpeakMessage:
@@ -98,7 +97,7 @@ class SpeakMessage:
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
         stored = await stored_voice(body, info, service.voices)
-        wish = await wish_of(service, body, info, delivery=delivery, ignored=ignored, stored=stored)
+        wish = await complete_wish(service, body, info, delivery=delivery, ignored=ignored, stored=stored)
         self._wish = wish
         session = service.session(
             self._connection.socket,

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api import ignored_fields
+from serve_app.api import field_names, ignored_fields
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.make_wish import lenient_wish
+from serve_app.api.read_request import format_named
 from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Flushed, Started, Turn
 from serve_app.api.sockets import Connection
-from serve_app.api.speech_service import SpeechService, format_named
+from serve_app.api.speech_service import SpeechService
 from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Sample
@@ -25,12 +26,12 @@ _TELEPHONE_HZ = 8000
 _OUTPUT = {"voice": "voice", "voice.id": "voice", "speed": "speed", "format": None, "format.type": None}
 _OUTPUT |= {"format.rate": None}
 # The fields of a session, in its present shape and in the one before it.
-_NAMES: ignored_fields.Names = {
+_NAMES: field_names.Names = {
     **{f"audio.output.{name}": ours for name, ours in _OUTPUT.items()},
     **_OUTPUT,
     **dict.fromkeys(("type", "output_modalities", "modalities", "output_audio_format")),
 }
-_RESPONSE_NAMES: ignored_fields.Names = {**_NAMES, "input": None, "conversation": None}
+_RESPONSE_NAMES: field_names.Names = {**_NAMES, "input": None, "conversation": None}
 _ITEM_NAMES = ("type", "event_id", "item")
 
 
@@ -135,9 +136,9 @@ class RealtimeSocket(ResponseSocket):
         self._settings = settings
         await self.tell("session.updated", session=self._session(), **wish.notes())
 
-    async def _wished(self, given: Mapping[str, object], names: ignored_fields.Names, settings: Json) -> Wish:
+    async def _wished(self, given: Mapping[str, object], names: field_names.Names, settings: Json) -> Wish:
         """The wish of `given`; `settings` are all so far, its own included. Raises InvalidRequest."""
-        sent, rate = ignored_fields.flat(given, names), _rate(settings)
+        sent, rate = field_names.flat(given, names), _rate(settings)
         reasons = _unspoken("input", sent.get("input"))
         if "instructions" in sent:
             reasons["instructions"] = "a text is spoken as it is, in the voice's own style"

@@ -11,8 +11,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
+from serve_app.api.read_request import refuse_handshake
 from serve_app.api.sockets import Connection
-from serve_app.api.speech_service import SpeechService, refuse_handshake
+from serve_app.api.speech_service import SpeechService
 
 
 @dataclass(frozen=True, slots=True)

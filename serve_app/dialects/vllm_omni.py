@@ -13,11 +13,12 @@ from serve_app.api import ignored_fields
 from serve_app.api.context import state_of
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.make_wish import strict_wish
+from serve_app.api.read_request import read_speech, text_of
 from serve_app.api.request_log import Usage
 from serve_app.api.response import SpeechResponse, audio_body
 from serve_app.api.session import Audio, Event, Flushed, Session, Started
 from serve_app.api.sockets import Connection, unknown_type
-from serve_app.api.speech_service import SpeechService, read_speech, text_of
+from serve_app.api.speech_service import SpeechService
 from serve_app.api.whole_answer import AUDIO_HERE, Kept, collected, object_with
 from serve_app.api.wish import CONTENT_TYPES
 from serve_app.audio.formats import AudioFormat

@@ -13,14 +13,15 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelKind, Sampling
-from serve_app.api import catalogue, ignored_fields
+from serve_app.api import catalogue, field_names, ignored_fields
 from serve_app.api.context import state_of
 from serve_app.api.make_wish import choosing_fields, lenient_wish
 from serve_app.api.model_choice import not_deployed
+from serve_app.api.read_request import read_speech
 from serve_app.api.read_text import read_text
 from serve_app.api.request_log import Usage
 from serve_app.api.response import unless_left
-from serve_app.api.speech_service import SpeechService, read_speech
+from serve_app.api.speech_service import SpeechService
 from serve_app.api.whole_answer import Kept
 from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
@@ -34,7 +35,7 @@ Json = dict[str, object]
 NUM_CANDIDATES = 3
 _MOST_CHARS = 500  # of the text: more takes longer than LONGEST_S to say
 _BYTES_PER_S = 3 * 48_000 * 2  # of a candidate: its samples, and its audio as the client has it
-_NAMES: ignored_fields.Names = {
+_NAMES: field_names.Names = {
     "instructions": "instructions",
     "description": "instructions",
     "text": "input",
@@ -102,7 +103,7 @@ def _candidate(design: StoredDesign, audio: bytes, wish: Wish) -> Json:
 async def wished(
     service: SpeechService,
     sent: Mapping[str, object],
-    names: ignored_fields.Names,
+    names: field_names.Names,
     *,
     delivery: Delivery,
     overrides: Mapping[str, object] | None = None,

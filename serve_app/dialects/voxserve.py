@@ -7,16 +7,17 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api import ignored_fields
+from serve_app.api import field_names
 from serve_app.api.context import state_of
 from serve_app.api.forms import parse_form
 from serve_app.api.make_wish import lenient_wish
-from serve_app.api.speech_service import SpeechService, read_body, text_of
+from serve_app.api.read_request import read_body, text_of
+from serve_app.api.speech_service import SpeechService
 from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 
-_NAMES: ignored_fields.Names = {
+_NAMES: field_names.Names = {
     "text": "input",
     "speaker": "voice",
     "language": "language",

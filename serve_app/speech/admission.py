@@ -87,7 +87,7 @@ class Admission:
         return await self._synthesizer.describe()
 
     async def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of one utterance. Raises Overloaded where it would come late, NotReady while no talker has started."""
+        """Audio of one utterance. Raises Overloaded if it would come late, NotReady while no talker has started."""
         room = self.room
         if not request.is_underway:
             room.check(request.client)

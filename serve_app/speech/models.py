@@ -78,7 +78,7 @@ class Models:
         return await next(iter(self._admissions.values())).describe()
 
     async def infos(self) -> Sequence[ModelInfo]:
-        """Every model that can be described now, the default first. Raises NotReady where none can."""
+        """Every model that can be described now, the default first. Raises NotReady if none can."""
         if len(self._admissions) == 1:
             return [await self.describe()]
         asked = [each.describe() for each in self._admissions.values()]
@@ -97,9 +97,9 @@ class Models:
         return self._admissions[request.model].synthesize(request, info)
 
     def check_room(self, client: str) -> None:
-        """Raises Overloaded or NotReady where every model would refuse a request of this client now.
+        """Raises Overloaded or NotReady if every model would refuse a request of this client now.
 
-        The default model's refusal counts then, and none where another one has room.
+        The default model's refusal counts then, and none if another one has room.
         """
         if all(admission.room.would_refuse(client) for admission in self._admissions.values()):
             next(iter(self._admissions.values())).room.check(client)

@@ -29,7 +29,7 @@ def ended_badly(reason: FinishReason | None) -> bool:
 def redraw(request: SynthesisRequest, reason: FinishReason | None, seed: int, *, model: str) -> SynthesisRequest:
     """The request of another attempt, which is counted and logged. There is no third one.
 
-    `reason`: why the first attempt ended, None where it ended without samples. `model`: the name of one of several.
+    `reason`: why the first attempt ended, None if it ended without samples. `model`: the name of one of several.
     """
     metrics.redrawn(reason, model=model)
     logger.warning("request %s ended before it was sent (%s): another seed", request.request_id, reason)

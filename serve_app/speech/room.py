@@ -50,7 +50,7 @@ class Room:
         self._waits_s: deque[float] = deque(maxlen=_LATEST)
 
     def check(self, client: str) -> None:
-        """Raises Overloaded or NotReady where a request of this client would be refused now."""
+        """Raises Overloaded or NotReady if a request of this client would be refused now."""
         if not self.is_running():
             self._waiting.clear()  # these requests wait for a start, not for a free replica
         reason = self.would_refuse(client)
@@ -58,7 +58,7 @@ class Room:
             raise self.refusal(reason)
 
     def would_refuse(self, client: str) -> str | None:
-        """Why a request of this client would be refused now; None where it would be let in."""
+        """Why a request of this client would be refused now; None if it would be let in."""
         if self.num_streams >= self.settings.max_streams:
             return "streams"
         if not self.is_running():
@@ -95,7 +95,7 @@ class Room:
         self._waiting.pop(ticket, None)
 
     def count_start(self, wait_s: float | None) -> None:
-        """First audio came to a request in the line. `wait_s`: its wait, None where its client was writing."""
+        """First audio came to a request in the line. `wait_s`: its wait, None if its client was writing."""
         self._starts.count(time.monotonic())
         if wait_s is not None:
             self._waits_s.append(wait_s)

@@ -58,7 +58,7 @@ class Segments:
         return made
 
     def plan(self) -> list[Stretch]:
-        """All of it, with an empty one where a pause ends it."""
+        """All of it, with an empty one if a pause ends it."""
         texts = [request.text for request in self._segments]
         texts += [""] * (len(texts) in self._pauses_s)
         return [Stretch(text, self.pause_s(number), self.speed(number)) for number, text in enumerate(texts)]
@@ -69,7 +69,7 @@ class Segments:
         return len(self._segments) == 1 and not self._pauses_s and not self._speeds
 
     def known_segment(self, number: int) -> SynthesisRequest | None:
-        """The request for a segment, None where there is none yet."""
+        """The request for a segment, None if there is none yet."""
         return self._segments[number] if number < len(self._segments) else None
 
     async def segment(self, number: int) -> SynthesisRequest | None:
@@ -150,9 +150,9 @@ class LongText:
                 if number and first.redraws and await segment.hear(listener.due_s):
                     segments.leave(number)
                 while (chunk := await segment.next()) is not None:
-                    is_lost = first.redraws and utterance.would_be_lost(chunk)
+                    has_failed = first.redraws and utterance.has_failed(chunk)
                     part = await utterance.add(chunk, is_last=segments.is_last(number))
-                    if is_lost:
+                    if has_failed:
                         yield chunk
                         return
                     if following is None and (segment.end.is_over if first.joins else chunk.pcm):
@@ -190,7 +190,7 @@ class LongText:
         return (self._insist if request.continues else self._synthesizer.synthesize)(request, info)
 
     async def _insist(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of a later segment, asked for again where it is refused: the segment before it still plays, and
+        """The audio of a later segment, asked for again if it is refused: the segment before it still plays, and
         even a pause is better than an end in the middle.
         """
         loop = asyncio.get_running_loop()
@@ -232,7 +232,7 @@ class _Utterance:
         self._tokens_before += self._tokens
         self._tokens = 0
 
-    def would_be_lost(self, chunk: PcmChunk) -> bool:
+    def has_failed(self, chunk: PcmChunk) -> bool:
         """Whether the chunk ends the utterance without sound, or ends its first segment badly, and nothing was sent."""
         if chunk.finish_reason is None or self.has_sound:
             return False

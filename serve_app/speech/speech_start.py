@@ -1,4 +1,4 @@
-"""The wait for first audio: within a time limit, once more with another seed where speech ends badly with it."""
+"""The wait for first audio: within a time limit, once more with another seed if speech ends badly with it."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ class BegunSpeech:
         self._read: deque[PcmChunk] = deque()
 
     @property
-    def is_lost(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether chunks were read, and the last of them ended speech: before any samples, or badly."""
         return ended_badly(self.reason) or (bool(self._read) and not self._read[-1].pcm)
 
@@ -92,7 +92,7 @@ class SpeechStart:
         it: nothing of it was sent.
         """
         speech = await self._begun(request, live, info, opened)
-        if not (request.redraws and speech.is_lost):
+        if not (request.redraws and speech.has_failed):
             return speech
         again = redraw(request, speech.reason, draw_seed(), model=self._room.model)
         return await self._begun(again, live, info, opened, seed=again.seed)
@@ -118,7 +118,7 @@ class SpeechStart:
 
     @asynccontextmanager
     async def _start_told(self, request: SynthesisRequest, is_starting: bool) -> AsyncIterator[None]:
-        """Logs every _TOLD_S seconds how far the start is that the request waits for."""
+        """If the model `is_starting`, logs every _TOLD_S seconds how far its start is."""
 
         async def tell() -> None:
             room = self._room
@@ -136,9 +136,10 @@ class SpeechStart:
 
 @asynccontextmanager
 async def _limited(allowed_s: float, live: LiveText | None, begin: Callable[[], None]) -> AsyncIterator[None]:
-    """Calls `begin`, and raises TimeoutError where the block takes `allowed_s` seconds from then on.
+    """Raises TimeoutError if the block takes longer than `allowed_s` seconds.
 
-    It begins at once, or as soon as the client has written enough of a `live` text to be spoken.
+    The time begins at once, or with a `live` text as soon as the client has written enough of it to be spoken. `begin`
+    is called when it does.
     """
     if live is None:
         begin()

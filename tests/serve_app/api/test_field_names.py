@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve_app.api.spellings import spelled
+from serve_app.api.field_names import in_our_spelling
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from serve_app.api.spellings import spelled
     ],
 )
 def test_fields_of_other_servers(sent: dict[str, object], ours: dict[str, object]) -> None:
-    assert spelled(sent) == ours
+    assert in_our_spelling(sent) == ours
