@@ -2,9 +2,10 @@
 
 The table counts all lines of Python files; "all" is serving, load test and tools, without the experiments. A plain
 request is HTTP on one GPU with `codec.placement: inline`. The routes to read first and the files that it crosses are
-those that docs/architecture.md names. Its three processes import more: that counts imports in functions too. Settings
-are the fields of `AppConfig` that hold no settings themselves. The async generators are listed by name, because no
-syntax tells which of them a request passes.
+those that docs/architecture.md names. Of a file to read first it also names functions and classes, whose lines count.
+The three processes of a request import more: that counts imports in functions too. Settings are the fields of
+`AppConfig` that hold no settings themselves. The async generators are listed by name, because no syntax tells which of
+them a request passes.
 
 The rules, beside the one of folders (`lint-imports`):
 1. The name of a public class stands once in the tree.
@@ -35,8 +36,9 @@ DOCUMENTS = ("docs/**/*.md", "README.md", "CONTRIBUTING.md", "cluster/README.md"
 PROCESSES = ("serve_app.ingress", "deployments.talker.deployment", "deployments.talker.process")
 ARCHITECTURE, READ_FIRST, CROSSED = "docs/architecture.md", "## What to read first", "## One request, inline"
 _FILE = re.compile(r"\]\(\.\./((?:serve_app|deployments)/[\w/]+\.py)\)")
+_STOP = re.compile(_FILE.pattern + r"\s+\(([^)]*)\)")  # of a route: a file, and in parentheses what of it is meant
 _ROUTE = re.compile(r"^\d\. \*\*(.+?)\*\*.*?(?=^\d\. |\n\n)", re.DOTALL | re.MULTILINE)
-# What documents say: "20 files, 5,000 lines" to read first, "crosses 76 of the 208 files".
+# What documents say: "20 files, 1,000 lines" to read first, "crosses 76 of the 208 files".
 PRINTED = re.compile(r"(\d+)\s+files,\s+([\d,]+)\s+lines.*?crosses\s+(\d+)\s+of\s+(?:the\s+)?(\d+)\s+files", re.DOTALL)
 PRINTED_IN = ("README.md", ARCHITECTURE)
 ROUNDED = 0.05  # printed numbers of lines and of all files may differ by as much
@@ -54,6 +56,7 @@ EXEMPT_NAMES = ("__init__.py", "__main__.py", "deployment.py")
 EXEMPT_FOLDERS = ("serve_app/dialects",)
 
 Trees = Mapping[str, ast.Module]  # by path
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +97,35 @@ def num_words(root: Path) -> int:
     return sum(len(file.read_text(encoding="utf-8").split()) for each in DOCUMENTS for file in root.glob(each))
 
 
-def routes(root: Path) -> dict[str, list[str]]:
-    """The files of each route to read first, in its order."""
+def routes(root: Path) -> dict[str, dict[str, list[str]]]:
+    """The files of each route to read first, in its order, and which functions and classes of each are meant."""
     section = _section(root, READ_FIRST)
-    return {route[1].lower(): _FILE.findall(route[0]) for route in _ROUTE.finditer(section)}
+    return {
+        route[1].lower(): {file: re.findall(r"`([\w.]+)`", names) for file, names in _STOP.findall(route[0])}
+        for route in _ROUTE.finditer(section)
+    }
+
+
+def route_lines(root: Path, route: Mapping[str, list[str]]) -> int:
+    """Lines of what is meant. Raises LookupError for a name that a file does not define, or defines twice."""
+    return sum(_num_own_lines(root / file, name) for file, names in route.items() for name in names)
+
+
+def _num_own_lines(file: Path, name: str) -> int:
+    found = _definitions(file, name)
+    if len(found) != 1:
+        raise LookupError(f"{file} defines {name} {len(found)} times: bring {ARCHITECTURE} up to date")
+    return (found[0].end_lineno or found[0].lineno) - found[0].lineno + 1
+
+
+def _definitions(file: Path, name: str) -> list[_Definition]:
+    """Functions and classes of a name, which may follow that of its class and a dot."""
+    *owner, last = name.split(".")
+    nodes: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
+    for part in owner:
+        nodes = [n for node in nodes for n in ast.walk(node) if isinstance(n, ast.ClassDef) and n.name == part]
+    inside = (inner for outer in nodes for inner in ast.walk(outer))
+    return [node for node in inside if isinstance(node, _Definition) and node.name == last]
 
 
 def crossed(root: Path) -> set[str]:
@@ -113,9 +141,9 @@ def _section(root: Path, heading: str) -> str:
 
 def misprinted(root: Path) -> list[str]:
     """Documents that print other numbers than are counted."""
-    files = [file for route in routes(root).values() for file in route]
-    lines, everything = sum(num_lines(root / file) for file in files), sum(size(root, name)[1] for name in SERVING)
-    exact = [len(files), len(crossed(root))]
+    to_read = routes(root).values()
+    lines, everything = sum(route_lines(root, each) for each in to_read), sum(size(root, name)[1] for name in SERVING)
+    exact = [len({file for route in to_read for file in route}), len(crossed(root))]
     counted = f"{exact[0]} files, {lines} lines; crosses {exact[1]} of {everything} files"
     return [f"{name}: it is {counted}" for name in PRINTED_IN if not _prints(root / name, exact, [lines, everything])]
 
@@ -166,12 +194,7 @@ def generators(root: Path) -> list[str]:
 
 
 def _generator_line(file: Path, name: str) -> int:
-    *owner, function = name.split(".")
-    nodes: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
-    for part in owner:
-        nodes = [n for node in nodes for n in ast.walk(node) if isinstance(n, ast.ClassDef) and n.name == part]
-    inside = [inner for outer in nodes for inner in ast.walk(outer)]
-    for node in (inner for inner in inside if isinstance(inner, ast.AsyncFunctionDef) and inner.name == function):
+    for node in _definitions(file, name):
         if any(isinstance(inner, ast.Yield) for inner in ast.walk(node)):
             return node.lineno
     raise LookupError(f"{file} has no async generator {name}: bring GENERATORS of tools/house.py up to date")
@@ -218,12 +241,10 @@ def table(root: Path) -> Iterator[str]:
     way = way_of_a_request(root)
     lines = sum(map(num_lines, way.files))
     yield f"{'imported for one request':28}{lines:7} lines {len(way.files):4} files {way.num_classes:4} classes"
-    to_read = routes(root)
-    listed = [("crossed by it", crossed(root))]
-    listed += [(f"read first: {name}", set(route)) for name, route in to_read.items()]
-    listed.append(("read first: all routes", {file for route in to_read.values() for file in route}))
-    for name, named in listed:
-        yield f"{name:28}{sum(num_lines(root / file) for file in named):7} lines {len(named):4} files"
+    named = crossed(root)
+    yield f"{'crossed by it':28}{sum(num_lines(root / file) for file in named):7} lines {len(named):4} files"
+    for name, route in routes(root).items():
+        yield f"{f'read first: {name}':28}{route_lines(root, route):7} lines {len(route):4} files"
     yield f"{'settings':28}{len(settings()):7}"
     passed = generators(root)
     yield f"{'async generators':28}{len(passed):7}"

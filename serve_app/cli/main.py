@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Self, TextIO
@@ -226,7 +227,7 @@ def wyoming(
     speak.
     """
     try:
-        from serve_app.cli.wyoming import serve as serve_wyoming
+        serve_wyoming = import_module("talkray_tools.wyoming").serve
     except ModuleNotFoundError as error:
         raise StartError("the wyoming package is missing: pip install 'talkray[wyoming]'") from error
     found = _server(url)

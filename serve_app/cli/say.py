@@ -18,10 +18,11 @@ import soundfile
 
 from deployments.errors import InvalidRequest, StartError, TalkrayError
 from deployments.weights.store import cache_directory
+from serve_app.audio.formats import AudioFormat
 
 T = TypeVar("T")
 
-FORMATS = {".wav": "wav", ".mp3": "mp3", ".opus": "opus", ".ogg": "opus", ".aac": "aac", ".flac": "flac", ".pcm": "pcm"}
+FORMATS = {f".{name}": name for name in AudioFormat} | {".ogg": AudioFormat.OPUS}  # by the ending of a file
 STANDARD_OUTPUT = Path("-")
 # Raw PCM has no header, AAC and streamed FLAC do not say how long they are.
 _WITH_LENGTH = ("wav", "mp3", "opus")

@@ -12,8 +12,8 @@ from wyoming.info import Describe
 
 from tests.fuzz.conftest import BOUND_S, Cases
 from tests.fuzz.test_dialects import filled
-from tests.serve_app.cli.test_wyoming import connected
 from tests.serve_app.fake import utterance
+from tests.tools.test_wyoming import connected
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +43,7 @@ def sent(chance: random.Random) -> Iterator[bytes]:
 
 async def test_events(cases: Cases, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The sidecar answers or closes; nothing is raised, and when the clients have left nothing speaks any more."""
-    caplog.set_level(logging.CRITICAL, "serve_app.cli.wyoming")
+    caplog.set_level(logging.CRITICAL, "talkray_tools.wyoming")
     raised: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
     async with connected(list(utterance(1)), tmp_path) as client:

@@ -22,16 +22,10 @@ from serve_app.audio.formats import AudioFormat, CompressedEncoder, RawEncoder, 
 Row = dict[str, Any]
 _RATE, _FRAME_SAMPLES = 24000, 1920
 _STEP_MS = 5  # of audio, in which the first bytes are looked for
+# With their bit rates, None for the usual one.
 FORMATS: tuple[tuple[AudioFormat, int | None], ...] = (
-    (AudioFormat.PCM, None),
-    (AudioFormat.WAV, None),
-    (AudioFormat.MULAW, None),
-    (AudioFormat.FLOAT, None),
-    (AudioFormat.OPUS, None),
-    (AudioFormat.MP3, None),
+    *((each, None) for each in AudioFormat),
     (AudioFormat.MP3, 32_000),
-    (AudioFormat.AAC, None),
-    (AudioFormat.FLAC, None),
 )
 
 

@@ -18,7 +18,7 @@ from deployments.errors import Overloaded, TalkrayError
 from serve_app.api.keys import create_key
 from serve_app.cli.main import cli
 from serve_app.cli.ray_settings import free_port
-from serve_app.cli.wyoming import _Handler, serve
+from talkray_tools.wyoming import _Handler, serve
 from tests.serve_app.cli.test_check_client import Server
 from tests.serve_app.fake import Step, pcm_of, utterance
 
