@@ -32,6 +32,16 @@ def test_the_routes_and_the_files_that_a_request_crosses_are_those_of_the_docume
     assert {file for files in found.values() for file in files} <= house.crossed(ROOT)
 
 
+def test_of_a_file_to_read_the_named_functions_count(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "x = 1\n\n\nclass A:\n    def f(self):\n        return 1\n\n\ndef f():\n    return 2\n"
+    )
+    assert house.route_lines(tmp_path, {"a.py": ["A", "A.f"]}) == 5
+    for name in ("f", "gone"):  # two of that name, and none
+        with pytest.raises(LookupError, match=f"defines {name}"):
+            house.route_lines(tmp_path, {"a.py": [name]})
+
+
 @pytest.mark.anyio
 async def test_a_plain_request_calls_no_file_of_the_ingress_that_the_table_leaves_out(tmp_path: Path) -> None:
     settings = ApiSettings(voices=VoiceSettings(store=str(tmp_path)))  # without what other tests have stored
