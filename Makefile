@@ -41,7 +41,8 @@ metrics: $(VENV)/.installed-dev ## A real Prometheus (fetched with apt-get) scra
 	$(BIN)/python -m pytest -q -m prometheus
 
 faults: $(VENV)/.installed-dev ## Kill, cancel and update replicas and hosts under load: no listener may notice (25 minutes)
-	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m "faults and not hostile"
+	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m "faults and not hostile" --ignore=tests/e2e
+	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m faults tests/e2e
 
 hostile: $(VENV)/.installed-dev ## What one client can do to all others: attacks while four listen (twelve minutes, eight cores; TALKRAY_ATTACKS="tags|batch" for some)
 	$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 -m hostile tests/faults
