@@ -94,6 +94,8 @@ SUBTALKER = "subtalker_"
 SAMPLING_DEFAULTS = {option.name: option.metadata["official"] for option in fields(Sampling)}
 # Filters of the talker. They have no effect where `do_sample` is False.
 FILTERS = tuple(option.name for option in fields(Sampling) if option.metadata["is_filter"])
+for _name in FILTERS:
+    assert SUBTALKER + _name in SAMPLING_DEFAULTS, f"Sampling has {_name}: add {SUBTALKER}{_name}, an _option"
 
 
 @dataclass(frozen=True, slots=True)

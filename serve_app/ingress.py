@@ -28,7 +28,7 @@ from serve_app.api.client_json import MAX_BODY_BYTES
 from serve_app.api.cluster_status import ClusterStatus, Recent
 from serve_app.api.routes import Node, create_api
 from serve_app.api.taken_request import TakenHttp
-from serve_app.audio.recordings import by_prompt, learn
+from serve_app.audio.recordings import by_prompt, keep_clone_prompt
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.scaling.pool_watch import PoolWatch, scrape
 from serve_app.speech.live_text import LiveTexts
@@ -137,26 +137,26 @@ class HandleSynthesizer:
         if not is_read and not info.talker_on_gpu:
             return self._from_codec(request, info)
 
-        def ask(asked: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+        def call_talker(asked: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
             asked = replace(asked, synthesis=_with_known_prompt(asked.synthesis))
             return read_replica(talker, "generate", asked, lost=TalkerLost)
 
-        return talker_audio(request, ask, info, learn=lambda chunk: _learn(request, chunk))
+        return talker_audio(request, call_talker, info, each_chunk=lambda chunk: _keep_clone_prompt(request, chunk))
 
     def _from_codec(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         received, codec = Received(), self._served.codec
 
-        def ask() -> AsyncGenerator[PcmChunk, None]:
+        def call_codec() -> AsyncGenerator[PcmChunk, None]:
             return read_replica(codec, "synthesize", _with_known_prompt(received.ask_for_rest(request)), lost=CodecLost)
 
         def on_chunk(chunk: PcmChunk) -> PcmChunk | None:
-            _learn(request, chunk)
+            _keep_clone_prompt(request, chunk)
             if chunk.is_heartbeat:
                 return None
             received.add(chunk.codes, chunk.position, delivered_s=chunk.num_samples / info.sample_rate)
             return with_mark(chunk, "from-codec")
 
-        return persist(ask, on_chunk, request_id=request.request_id, lost=CodecLost)
+        return persist(call_codec, on_chunk, request_id=request.request_id, lost=CodecLost)
 
 
 def _with_known_prompt(request: SynthesisRequest) -> SynthesisRequest:
@@ -165,9 +165,9 @@ def _with_known_prompt(request: SynthesisRequest) -> SynthesisRequest:
     return request if reference is None else replace(request, reference=by_prompt(reference))
 
 
-def _learn(request: SynthesisRequest, chunk: PcmChunk) -> None:
+def _keep_clone_prompt(request: SynthesisRequest, chunk: PcmChunk) -> None:
     if request.reference is not None and chunk.clone_prompt is not None:
-        learn(request.reference, chunk.clone_prompt)
+        keep_clone_prompt(request.reference, chunk.clone_prompt)
 
 
 class HandleJobs:

@@ -141,7 +141,7 @@ class Attempts:
 
 
 async def persist(
-    ask: Callable[[], AsyncGenerator[C, None]],
+    attempt: Callable[[], AsyncGenerator[C, None]],
     on_chunk: Callable[[C], D | None],
     *,
     request_id: str,
@@ -149,9 +149,9 @@ async def persist(
 ) -> AsyncGenerator[D, None]:
     """A stream to its last chunk, from as many replicas as that needs.
 
-    Data flows from `ask` through `on_chunk` to the reader. `ask` asks a replica for the chunks after those that came,
-    once for each attempt. `on_chunk` is called with each chunk, keeps what the next `ask` needs, and returns what the
-    reader gets, or None if that is nothing.
+    Data flows from `attempt` through `on_chunk` to the reader. `attempt` calls a replica for the chunks after those
+    that came. `on_chunk` is called with each chunk, keeps what the next `attempt` needs, and returns what the reader
+    gets, or None if that is nothing.
 
     If the replica raises `lost` or Moved there is another attempt; from then on NotReady and Overloaded too lead to
     further ones. Raises other errors, and `lost` if the stream is given up. The stream ends early if `on_chunk` returns
@@ -164,7 +164,7 @@ async def persist(
     while not attempts.has_ended:
         delay_s = 0.0
         try:
-            async with aclosing(ask()) as chunks, ReaderWatch(chunks.aclose) as reader:
+            async with aclosing(attempt()) as chunks, ReaderWatch(chunks.aclose) as reader:
                 async for chunk in chunks:
                     attempts.received(chunk)
                     if (item := on_chunk(chunk)) is not None:

@@ -3,8 +3,8 @@
 `talker_audio` and `all_frames` are entries: the ingress calls the one, a codec replica the other. Both start `persist`
 of failover.py, whose loop then runs the stream. For each chunk it takes these steps, in this order:
 
-1. `FrameSource.ask` has begun a call of a talker, by `read_replica`; the loop reads the call's next FrameChunk.
-2. `FrameSource.note` keeps the chunk's codes. Where the talker is lost, the next `ask` begins behind them.
+1. `FrameSource.attempt` has begun a call of a talker, by `read_replica`; the loop reads the call's next FrameChunk.
+2. `FrameSource.note` keeps the chunk's codes. Where the talker is lost, the next `attempt` begins behind them.
 3. `talker_audio` makes a PcmChunk of it: `UntakenFrames` collects, `OutgoingAudio` trims and counts. `all_frames`
    leaves it as it is.
 4. The loop yields the result to the reader.
@@ -46,7 +46,7 @@ class FrameSource:
         self._received = Received(request.synthesis.resume)
         self._start = self._received.samples
 
-    def ask(self) -> AsyncGenerator[FrameChunk, None]:
+    def attempt(self) -> AsyncGenerator[FrameChunk, None]:
         """One talker's chunks after those that were noted."""
         request, received, gpu_frames = self._request, self._received, self._request.gpu_frames
         if gpu_frames < ALL_FRAMES:
@@ -63,7 +63,7 @@ class FrameSource:
 def all_frames(generate: Generate, request: GenerateRequest, *, frame_samples: int) -> AsyncGenerator[FrameChunk, None]:
     """All frames after the prefix. Another talker continues for a lost one."""
     source = FrameSource(generate, request, frame_samples)
-    return persist(source.ask, source.note, request_id=request.synthesis.request_id, lost=TalkerLost)
+    return persist(source.attempt, source.note, request_id=request.synthesis.request_id, lost=TalkerLost)
 
 
 def talker_audio(
@@ -71,12 +71,12 @@ def talker_audio(
     generate: Generate,
     info: ModelInfo,
     *,
-    learn: Callable[[PcmChunk], None] = lambda chunk: None,
+    each_chunk: Callable[[PcmChunk], None] = lambda chunk: None,
 ) -> AsyncGenerator[PcmChunk, None]:
     """Audio of one utterance, all made by talkers. Another talker continues for a lost one.
 
-    `generate` asks a talker. `learn` is called with each chunk. Raises the errors of `generate`, and EngineError if
-    audio is missing at the end.
+    `generate` calls a talker. `each_chunk` is called with each chunk. Raises the errors of `generate`, and EngineError
+    if audio is missing at the end.
     """
     source = FrameSource(generate, GenerateRequest(request, gpu_frames=ALL_FRAMES), info.frame_samples)
     frames = UntakenFrames(info.frame_samples)
@@ -92,10 +92,10 @@ def talker_audio(
         if frames.finish_reason is not None and frames.available:
             raise EngineError(f"the talker has left {frames.available} frames without audio: speech is missing")
         item = audio.chunk(codes, pcm, chunk.finish_reason)
-        learn(item)
+        each_chunk(item)
         return item
 
-    return persist(source.ask, on_chunk, request_id=request.request_id, lost=TalkerLost)
+    return persist(source.attempt, on_chunk, request_id=request.request_id, lost=TalkerLost)
 
 
 class UntakenFrames:

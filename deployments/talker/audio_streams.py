@@ -7,7 +7,7 @@ Frames go in as they are made, PCM comes out as it is ready; the engine says not
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -172,11 +172,15 @@ class AudioStreams:
             delivered += len(recording)
         recalled = min(delivered, self._decoder.reach)
         known = known[delivered - recalled :]
-        plan = ChunkPlan(GPU_RAMP, frame_s=self._frame_s, min_lead_s=_MIN_LEAD_S, in_hand=0.0)
         stream = _AudioStream(
-            *(stream_id, slot, recalled, recalled + frames, time.monotonic(), plan),
-            Listener.of(background=background),
-            background,
+            id=stream_id,
+            slot=slot,
+            num_recalled=recalled,
+            limit=recalled + frames,
+            opened_s=time.monotonic(),
+            plan=ChunkPlan(GPU_RAMP, frame_s=self._frame_s, min_lead_s=_MIN_LEAD_S, in_hand=0.0),
+            listener=Listener.of(background=background),
+            is_background=background,
             begins_with=begins_with,
         )
         state = self._recordings.get(begins_with)
@@ -188,7 +192,7 @@ class AudioStreams:
         self._write(stream, known[: stream.limit])
         self._dispatch()
 
-    def add_frames(self, stream_ids: Sequence[int], codes: Tensor) -> None:
+    def add_frames(self, stream_ids: list[int], codes: Tensor) -> None:
         """The next frame of each stream: codes [streams, groups], on any device, perhaps not computed yet."""
         rows = [row for row, stream_id in enumerate(stream_ids) if self._wants(stream_id)]
         if not rows:
@@ -203,7 +207,7 @@ class AudioStreams:
             self._collect(self._calls.pop(0))
             self._dispatch()
 
-    def prioritise_last_call(self) -> None:
+    def prioritise_newest_call(self) -> None:
         """Let the next work on the talker's device wait for the call that was just made, if it is the only one."""
         if len(self._calls) == 1:
             self._decoder.barrier()
@@ -286,9 +290,9 @@ class AudioStreams:
         candidates.sort(key=lambda each: (each[0].goes_last, each[0].has_slack(now_s), each[0].deadline_s()))
         first, frames = candidates[0]
         if first.goes_last:
-            return None if self._calls else self._last_call(candidates, now_s)
+            return None if self._calls else self._background_call(candidates, now_s)
         if first.has_slack(now_s):
-            return None if self._calls else self._shared_call(candidates) or self._last_call(candidates, now_s)
+            return None if self._calls else self._shared_call(candidates) or self._background_call(candidates, now_s)
         streams = [stream for stream, size in candidates if size == frames]
         urgent = sum(not stream.has_slack(now_s) and not stream.goes_last for stream in streams)
         most = min(self._decoder.largest_batch(frames), max(urgent, _BULK_FRAMES // frames))
@@ -303,7 +307,7 @@ class AudioStreams:
                 return self._call(streams[: _power_of_two(min(most, len(streams)))], frames)
         return None
 
-    def _last_call(self, candidates: list[tuple[_AudioStream, int]], now_s: float) -> _RunningCall | None:
+    def _background_call(self, candidates: list[tuple[_AudioStream, int]], now_s: float) -> _RunningCall | None:
         """A call for background streams that want as many frames, unless it would delay a listener's first sound."""
         last = [(stream, size) for stream, size in candidates if stream.goes_last]
         if not last or any(stream.awaits_first_sound(now_s) for stream in self._streams.values()):

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _LAUNCH_NS = 800_000  # from the host's choice of a step's sequences to the start of the step on the device
 # How often to look for audio while no step is under way.
 _AUDIO_POLL_S = 0.0002
-# With at most so many rows the talker's half of a step waits until a first frame is decoded, because a listener waits.
+# With at most so many rows `advance` of a step waits until a first frame is decoded, because a listener waits.
 _FEW_ROWS = 8
 _MAX_FAILED_PREFILLS = 3  # so many in a row are the fault of the engine, not of the requests
 
@@ -54,7 +54,7 @@ class StepInFlight:
     """The step that was launched last."""
 
     launched: LaunchedStep
-    before: LaunchedStep | None  # the step before it, whose talker's half is over once this one has codes
+    before: LaunchedStep | None  # the step before it, whose `advance` is over once this one has codes
     num_starting: int  # the last so many sequences of the batch: the decoder has their frames before the host has them
     stage: StepStage = StepStage.CODES
     next_due_ns: int = 0  # a next step that is launched later leaves the device idle
@@ -193,18 +193,18 @@ class Engine:
             self.scheduler.add(sequence)
 
     def _finish_step(self) -> None:
-        """Do the talker's half of the last step, which a CPU may still have to do."""
+        """Run `advance` of the last step, which a CPU may still have to do."""
         step = self._step
         if step is None or step.stage is not StepStage.ADVANCE:
             return
         step.stage = StepStage.OVER
         if not self._goes_on(step):
-            self.runner.drop_deferred()
+            self.runner.drop_pending_advance()
             return
-        self.runner.run_deferred()
+        self.runner.run_pending_advance()
 
     def _goes_on(self, step: StepInFlight) -> bool:
-        """Whether a sequence of the step goes on, so that the talker's half of the step is needed."""
+        """Whether a sequence of the step goes on, so that `advance` of the step is needed."""
         return any(self.scheduler.running.get(sequence.id) is sequence for sequence in step.launched.sequences)
 
     def _launch(self) -> None:
@@ -222,7 +222,7 @@ class Engine:
         decode = [sequence for sequence in batch.decode if sequence not in failed] if failed else batch.decode
         if decode:
             starting = self._starting(decode)
-            launched = self.runner.launch(decode, partial(self._decode_first_frames, starting))
+            launched = self.runner.launch(decode, partial(self._voice_first_frames, starting))
             self._step = StepInFlight(launched, None if last is None else last.launched, len(starting))
 
     def _prefill(self, sequences: list[Sequence]) -> list[Sequence]:
@@ -267,12 +267,12 @@ class Engine:
             return []
         return list(takewhile(lambda sequence: sequence.num_frames < MIN_NEW_TOKENS, reversed(sequences)))[::-1]
 
-    def _decode_first_frames(self, starting: list[Sequence], frames: Tensor) -> None:
+    def _voice_first_frames(self, starting: list[Sequence], frames: Tensor) -> None:
         """Decode the frames of `starting` as soon as they exist. `frames` [sequences, groups] are on the device."""
         if starting:
             self.audio.add_frames([sequence.id for sequence in starting], frames[-len(starting) :].clone())
             if len(frames) <= _FEW_ROWS and not starting[-1].num_frames:
-                self.audio.prioritise_last_call()
+                self.audio.prioritise_newest_call()
 
     def _collect(self, meanwhile: Callable[[], None]) -> None:
         """Wait for the frames of the running step and take them. Return earlier if audio is ready."""
@@ -289,20 +289,20 @@ class Engine:
         if step.before is not None:
             step.next_due_ns = now_ns + step.before.talker_ns() - _LAUNCH_NS
         step.stage, self.num_steps = StepStage.ADVANCE, self.num_steps + 1
-        self._decode_other_frames(step, frames)
+        self._voice_other_frames(step, frames)
         if step.before is not None:
             self._follow_text(step.before)
         self._take_frames(step.launched.sequences, frames)
         self.scheduler.retire(step.launched.sequences)
 
-    def _decode_other_frames(self, step: StepInFlight, frames: Codes) -> None:
-        """Decode the frames that `_decode_first_frames` left."""
+    def _voice_other_frames(self, step: StepInFlight, frames: Codes) -> None:
+        """Have the codec make samples of the frames that `_voice_first_frames` left."""
         others = range(len(frames) - step.num_starting)
         rows = [row for row in others if frames[row, 0] not in (NOT_FINITE, self.model.codes.eos)]
         self.audio.add_frames([step.launched.sequences[row].id for row in rows], torch.from_numpy(frames[rows]))
 
     def _follow_text(self, step: LaunchedStep) -> None:
-        """Find out where in their texts the talker's half of `step` read: there the next frames are spoken."""
+        """Find out where in their texts `advance` of `step` read: there the next frames are spoken."""
         for sequence, (mass, moment) in zip(step.sequences, step.readings(), strict=False):
             if self.scheduler.running.get(sequence.id) is sequence:
                 sequence.progress.read(mass, moment, sequence.prompt)
@@ -322,7 +322,7 @@ class Engine:
                 sequence.append(frame)
             if sequence.finish_reason is not None:
                 self.intake.close(sequence.id)
-                self.intake.learn(sequence)
+                self.intake.keep_clone_prompt(sequence)
             self.outgoing.add(sequence, now_s)
 
     def _count_not_finite(self) -> TalkerLost:

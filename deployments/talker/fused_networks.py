@@ -55,7 +55,7 @@ class FusedNetworks(FrameNetworks):
         gathered = self.kernels.gather(rows)
         draw = Draw(gathered.seeds, gathered.frames, 0)
         code0 = self._first_codes(rows, gathered, draw)
-        codes = self.predictor.frame(gathered.hidden, code0, gathered.predictor_sampler, draw)
+        codes = self.predictor.predict_frame(gathered.hidden, code0, gathered.predictor_sampler, draw)
         self.kernels.deliver(codes, gathered.sound, self.codes, not_finite=NOT_FINITE)
 
     def advance(self, rows: Tensor, *, length: int) -> None:

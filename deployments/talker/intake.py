@@ -72,7 +72,7 @@ class Intake:
         """The sequence takes no more text."""
         self._live.pop(sequence_id, None)
 
-    def learn(self, sequence: Sequence) -> None:
+    def keep_clone_prompt(self, sequence: Sequence) -> None:
         """How long a token takes, from speech that has ended by itself: later words are placed by that."""
         if sequence.finish_reason is FinishReason.STOP:
             took_s = sequence.num_frames * sequence.frame_s / sequence.prompt.num_text_positions

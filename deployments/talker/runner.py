@@ -1,9 +1,9 @@
 """Runs a batch of sequences on the device: prefill, and the step that makes one frame for each.
 
 On a CPU every matrix product has the same number of rows: a row's result then depends on that row alone, so codes are
-equal whether a sequence runs by itself, in a batch, or is resumed; the talker's half of a step comes when its codes
+equal whether a sequence runs by itself, in a batch, or is resumed; `advance` of a step comes when its codes
 have been handed on. On a GPU a batch takes the smallest bucket it fits in, all work is replayed from CUDA graphs, and
-the host waits for the codes only: the talker's half of a step still runs while the host hands the codes on and prepares
+the host waits for the codes only: `advance` of a step still runs while the host hands the codes on and prepares
 the next step.
 """
 
@@ -81,7 +81,7 @@ class LaunchedStep:
     def result(self) -> Codes:
         """Frames [sequences, groups]. A row that starts with the end of speech or NOT_FINITE is no frame.
 
-        The talker's half of the step may still run.
+        `advance` of the step may still run.
         """
         if self._made is not None:
             self._made.synchronize()
@@ -95,7 +95,7 @@ class LaunchedStep:
         return [] if self._readings is None else self._readings.tolist()
 
     def talker_ns(self) -> int:
-        """How long the talker's half took; 0 while it runs."""
+        """How long `advance` took; 0 while it runs."""
         if self._made is None or self._over is None or not self._over.query():  # type: ignore[no-untyped-call]
             return 0
         return int(self._made.elapsed_time(self._over) * 1e6)
@@ -121,7 +121,7 @@ class ModelRunner:
         self._retraces = shape.deterministic and not shape.by_rows
         self._given = Staging(self.networks.given.numel(), device=self.device) if self._retraces else None
         self._batch: _Batch | None = None
-        self._deferred: Callable[[], None] | None = None  # the talker's half of the last step, until it is done
+        self._pending_advance: Callable[[], None] | None = None  # `advance` of the last step, until it is done
         self._codes = torch.zeros_like(self.networks.codes, device="cpu", pin_memory=not self._on_cpu)
         num_buffers = 0 if tables.talker.config.text.alignment_head is None else 2  # one is read, one is written
         buffers = torch.zeros((num_buffers, *self.networks.readings.shape), pin_memory=not self._on_cpu)
@@ -169,7 +169,7 @@ class ModelRunner:
     @torch.inference_mode()
     def prefill(self, sequences: list[Sequence]) -> None:
         """Take sequences in: write their rows of the state, and run their prompts and the frames they have."""
-        self.run_deferred()
+        self.run_pending_advance()
         if sequences:
             self._batch = None
         for sequence in sequences:
@@ -190,7 +190,7 @@ class ModelRunner:
         `on_codes` is called with the frames [sequences, groups] int16 on the device, after their computation is queued
         and before later work is.
         """
-        self.run_deferred()
+        self.run_pending_advance()
         batch = self._as_batch(sequences)
         for sequence in sequences:
             if sequence.num_positions % self.blocks.block_size == 0:
@@ -205,21 +205,21 @@ class ModelRunner:
         self._readings.rotate()
         readings = self._readings[0][: len(sequences)] if self._readings else None
         length = self._length(max(sequence.num_positions for sequence in sequences) + 1)
-        self._deferred = partial(self._advance, batch, length=length, readings=readings)
+        self._pending_advance = partial(self._advance, batch, length=length, readings=readings)
         if not self._on_cpu:
-            self.run_deferred()
+            self.run_pending_advance()
         return LaunchedStep(sequences, codes, readings, made, self._record())
 
     @torch.inference_mode()
-    def run_deferred(self) -> None:
-        """Do the talker's half of the last step, unless it is done. A step and a prefill do so first."""
-        deferred, self._deferred = self._deferred, None
-        if deferred is not None:
-            deferred()
+    def run_pending_advance(self) -> None:
+        """Run `advance` of the last step, unless it has run. A step and a prefill do so first."""
+        pending, self._pending_advance = self._pending_advance, None
+        if pending is not None:
+            pending()
 
-    def drop_deferred(self) -> None:
-        """Leave the talker's half of the last step out, because none of its sequences goes on."""
-        self._deferred = None
+    def drop_pending_advance(self) -> None:
+        """Leave `advance` of the last step out, because none of its sequences goes on."""
+        self._pending_advance = None
 
     @torch.inference_mode()
     def extend_text(self, sequence: Sequence, start: int) -> None:
@@ -230,7 +230,7 @@ class ModelRunner:
     @torch.inference_mode()
     def repeat_step(self, sequences: list[Sequence]) -> None:
         """A step for benchmarks, whose frames the host does not take."""
-        self.run_deferred()
+        self.run_pending_advance()
         batch = self._as_batch(sequences)
         self._predict(batch)
         self._advance(batch, length=self._length(0))

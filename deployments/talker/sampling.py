@@ -5,7 +5,7 @@ noise is a function of (seed, frame, codebook, code) alone, so a stream's codes 
 on where it was resumed. The order of the filters is Hugging Face's: temperature, top-k, top-p.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -131,7 +131,7 @@ class Breadth:
     top_p: bool
 
     @classmethod
-    def of(cls, options: Sequence[FilterOptions]) -> "Breadth":
+    def of(cls, options: list[FilterOptions]) -> "Breadth":
         """The least that serves all of `options`."""
         limited = all(option.top_k > 0 or not option.do_sample for option in options)
         largest = max((option.top_k for option in options if option.do_sample), default=0)
@@ -159,7 +159,7 @@ class BatchSampler:
         self.packed, self.breadth = packed, breadth
 
     @classmethod
-    def of(cls, options: Sequence[FilterOptions], *, device: torch.device) -> "BatchSampler":
+    def of(cls, options: list[FilterOptions], *, device: torch.device) -> "BatchSampler":
         """A row for each of `options`."""
         packed = np.stack([option.pack() for option in options])
         return cls(torch.from_numpy(packed).to(device), Breadth.of(options))

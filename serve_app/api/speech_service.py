@@ -187,7 +187,7 @@ class SpeechService:
         self, request: Request, wish: Wish, content_type: str | None, previous: str
     ) -> tuple[SynthesisRequest, dict[str, str]]:
         """The utterance, which goes on from the request before it if the wish names one, and the response's headers."""
-        utterance = await self.utterance(request, wish)
+        utterance = await self.begin_utterance(request, wish)
         if (previous_id := wish.body.previous_request_id) is not None:
             utterance = replace(utterance, tail=self._tails.find(utterance, previous_id))
             if utterance.tail is None:
@@ -207,7 +207,7 @@ class SpeechService:
         ]
         return turns_of([replace(first, seed=utterance.seed, tail=utterance.tail, marks=utterance.marks), *later])
 
-    async def utterance(
+    async def begin_utterance(
         self, request: HTTPConnection, wish: Wish, *, record: RequestRecord | None = None
     ) -> SynthesisRequest:
         """The utterance of a request, or of a socket's message with its own `record`. Raises InvalidRequest."""

@@ -87,7 +87,7 @@ def by_prompt(reference: Reference) -> Reference:
     return replace(reference, audio=None, prompt=prompt)
 
 
-def learn(reference: Reference, prompt: ClonePrompt) -> None:
+def keep_clone_prompt(reference: Reference, prompt: ClonePrompt) -> None:
     """Keep a replica's prompt of a recording: the first one with codes, so that clones stay the same."""
     known = _PROMPTS.find(reference.key)
     if known is None or known.codes is None:

@@ -268,7 +268,7 @@ class Voices:
         asked = Reference(None, take.text, x_vector_only=x_vector_only or take.text is None, key=key)
         reference = recordings.by_prompt(asked)
         if reference.prompt is None and (prompt := await self._aside(store.derived, voice, key)) is not None:
-            recordings.learn(asked, prompt)
+            recordings.keep_clone_prompt(asked, prompt)
             reference = recordings.by_prompt(asked)
         is_known = reference.prompt is not None
         metrics.references("prompt", Lookups(hits=int(is_known), misses=int(not is_known)))

@@ -109,7 +109,7 @@ def _time_talker(stack: FusedStack, step: DecodeStep) -> float:
 
 def _time_predictor(predictor: FusedPredictor, step: DecodeStep) -> float:
     def body() -> None:
-        predictor.frame(step.x, step.code0, step.options, step.draw)
+        predictor.predict_frame(step.x, step.code0, step.options, step.draw)
 
     return time_graph(body, calls=1)
 

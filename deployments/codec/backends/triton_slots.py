@@ -60,6 +60,9 @@ class _SlotStream:
 class TritonSlots(SlotDecoder):
     """Slots over captured calls on a CUDA stream of their own.
 
+    `capture` records the calls of `TritonDecoder.decode` before any stream comes. `decode` starts a `_GpuCall`, which
+    has `replay` run a recorded one; its `result` has the samples.
+
     When codes are written the stream waits for the work queued on the current stream, so that a frame starts the moment
     its codes exist.
     """

@@ -41,7 +41,7 @@ class FusedPredictor:
         """[max rows, talker hidden]: where `frame` leaves its sums."""
         return self._outputs.total
 
-    def frame(self, hidden: Tensor, code0: Tensor, sampler: BatchSampler, draw: Draw) -> Tensor:
+    def predict_frame(self, hidden: Tensor, code0: Tensor, sampler: BatchSampler, draw: Draw) -> Tensor:
         """`CodePredictor.forward` in kernels: codes [rows, groups]. The sums of their embeddings are left in `totals`.
 
         `hidden` [rows, talker hidden] follows the final norm; `draw.codebook` is ignored. Seeds and frame numbers are
@@ -55,7 +55,7 @@ class FusedPredictor:
         inputs = self.stack.input_rows(num_rows)
         for group in range(1, self.groups):
             if group > 1:
-                state = self.stack.frame_step(inputs, group, self.cache)
+                state = self.stack.codebook_step(inputs, group, self.cache)
             logits = self._head(state, group)
             here = Draw(draw.seeds, draw.frames, group)
             sample_code(logits, sampler, here, self.tables[group], inputs, outputs, pdl=self.pdl)

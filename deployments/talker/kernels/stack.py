@@ -106,7 +106,7 @@ class FusedStack:
             x = self._finish_layer(layer, x, attended)
         return x
 
-    def frame_step(self, x: Activations, position: int, cache: FrameCache) -> Activations:
+    def codebook_step(self, x: Activations, position: int, cache: FrameCache) -> Activations:
         """One position of a frame; before the final norm, which the next product can fold in."""
         num_rows = len(x.values)
         for number, layer in enumerate(self.layers):

@@ -198,15 +198,15 @@ def test_the_first_frame_starts_at_once_and_later_ones_share_calls() -> None:
 def test_the_talker_waits_for_a_first_frame_but_not_for_other_calls() -> None:
     slots = FakeSlots()
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
-    audio.prioritise_last_call()
+    audio.prioritise_newest_call()
     assert slots.num_preceded == 0
     audio.open(0, None, frames=ALL_FRAMES)
     audio.add_frames([0], frames_of(1))
-    audio.prioritise_last_call()
+    audio.prioritise_newest_call()
     assert slots.num_preceded == 1
     audio.open(1, None, frames=ALL_FRAMES)
     audio.add_frames([1], frames_of(1))
-    audio.prioritise_last_call()
+    audio.prioritise_newest_call()
     assert slots.num_preceded == 1, "another call is before it"
 
 

@@ -391,7 +391,7 @@ def test_a_state_that_is_not_finite_is_reported_and_leaves_the_others_alone(
         engine.add(number, MIX[number])
     first = [chunk for number, chunk in engine.step().chunks if number == 1]
     broken = engine.scheduler.running[0].row
-    engine.runner.run_deferred()
+    engine.runner.run_pending_advance()
     engine.runner.state.hidden[broken, 3] = torch.nan
     second = engine.step()
     assert [number for number, _ in second.chunks] == [1]

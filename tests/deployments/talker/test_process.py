@@ -253,7 +253,7 @@ def break_state(monkeypatch: pytest.MonkeyPatch, number: int, *, after: int) -> 
         output = step(engine, meanwhile)
         sequence = engine.scheduler.running.get(number)
         if sequence is not None and sequence.num_frames >= after:
-            engine.runner.run_deferred()
+            engine.runner.run_pending_advance()
             engine.runner.state.hidden[sequence.row] = torch.nan
         return output
 

@@ -70,7 +70,7 @@ def test_deterministic_resumption_ends_in_the_very_same_state(tiny_checkpoint: C
         for _ in range(steps):
             engine.step()
         assert engine.scheduler.running[0].num_frames == 30
-        engine.runner.run_deferred()
+        engine.runner.run_pending_advance()
         hidden = engine.runner.state.hidden[0].clone()
         engine.abort(0)
         return hidden

@@ -17,7 +17,7 @@ from deployments.audio.recording_cache import ByRecording
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ClonePrompt, Reference
 from serve_app.audio import recordings
-from serve_app.audio.recordings import Decode, by_prompt, decode_reference, learn, read_aside
+from serve_app.audio.recordings import Decode, by_prompt, decode_reference, keep_clone_prompt, read_aside
 from tests.serve_app.audio.test_formats import pitch
 from tests.serve_app.fake import BASE, tone
 
@@ -205,7 +205,7 @@ async def read(ref_audio: str, name: str, *, x_vector_only: bool = False) -> Ref
 
 async def test_what_replicas_made_of_a_recording_stands_for_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     ref_audio = data_url(recording(0.625))
-    learn(await read(ref_audio, "prompts"), ClonePrompt(SPEAKER, CODES))
+    keep_clone_prompt(await read(ref_audio, "prompts"), ClonePrompt(SPEAKER, CODES))
     monkeypatch.setattr(recordings, "decode_reference", None)  # not even where samples have been forgotten
     monkeypatch.setattr(recordings, "_DECODED", ByRecording(max_bytes=0, size=lambda audio: audio.nbytes))
     for x_vector_only in (False, True):
@@ -219,18 +219,18 @@ async def test_what_replicas_made_of_a_recording_stands_for_its_samples(monkeypa
 
 async def test_another_model_is_asked_with_samples() -> None:
     ref_audio = data_url(recording(0.625))
-    learn(await read(ref_audio, "one model"), ClonePrompt(SPEAKER, CODES))
+    keep_clone_prompt(await read(ref_audio, "one model"), ClonePrompt(SPEAKER, CODES))
     assert (await read(ref_audio, "another model")).audio is not None
 
 
 async def test_a_speaker_vector_is_no_prompt_for_a_clone_in_context() -> None:
     ref_audio = data_url(recording(0.75))
-    learn(await read(ref_audio, "vector", x_vector_only=True), ClonePrompt(SPEAKER))
+    keep_clone_prompt(await read(ref_audio, "vector", x_vector_only=True), ClonePrompt(SPEAKER))
     assert (await read(ref_audio, "vector", x_vector_only=True)).audio is None
     in_context = await read(ref_audio, "vector")
     assert in_context.audio is not None
     for codes in (CODES, None, CODES + 1):  # the first codes stay
-        learn(in_context, ClonePrompt(SPEAKER, codes))
+        keep_clone_prompt(in_context, ClonePrompt(SPEAKER, codes))
     prompt = by_prompt(in_context).prompt
     assert prompt is not None
     assert prompt.codes is not None
@@ -245,7 +245,7 @@ async def test_a_prompt_that_has_given_way_is_made_again(monkeypatch: pytest.Mon
     for ref_audio in (one, other):
         reference = await read(ref_audio, "small")
         assert reference.audio is not None
-        learn(reference, prompt)
+        keep_clone_prompt(reference, prompt)
     assert (await read(other, "small")).audio is None
     assert (await read(one, "small")).audio is not None
 

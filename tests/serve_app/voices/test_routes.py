@@ -334,7 +334,7 @@ async def test_deleting_clears_what_is_derived(folder: Path) -> None:
         reference = server.synthesizer.requests[0].reference
         assert reference is not None
         prompt = ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16))
-        recordings.learn(reference, prompt)
+        recordings.keep_clone_prompt(reference, prompt)
         await server.voices._keep_derived()
         assert any(name.endswith(".npz") for name in files_in(folder))
         await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
@@ -342,7 +342,7 @@ async def test_deleting_clears_what_is_derived(folder: Path) -> None:
         assert (await client.delete(f"/v1/audio/voices/{told['id']}")).json()["deleted"] is True
         assert files_in(folder) == []
         assert recordings.by_prompt(reference).prompt is None
-        recordings.learn(reference, prompt)
+        recordings.keep_clone_prompt(reference, prompt)
         assert recordings.by_prompt(reference).prompt is None
         await server.voices._told()  # as the next look does
         assert forgotten == [b"", reference.key[:16]]
@@ -356,7 +356,7 @@ async def test_what_was_derived_outlives_a_restart(folder: Path) -> None:
         await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
     reference = server.synthesizer.requests[0].reference
     assert reference is not None
-    recordings.learn(reference, ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16)))
+    recordings.keep_clone_prompt(reference, ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16)))
     await server.voices._keep_derived()
     recordings._PROMPTS.forget([])  # the process that comes next has nothing
     recordings._PROMPTS._results.clear()

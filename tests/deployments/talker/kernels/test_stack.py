@@ -67,7 +67,7 @@ def test_predictor_passes(talker: Talker, device: torch.device) -> None:
     attention = FrameAttention((config.num_layers, ROWS, config.num_kv_heads, 4, config.head_dim), like=cache.keys)
     for position in range(3):
         x = torch.randn(ROWS, config.hidden_size, device=device)
-        got = model.model.norm(stack.frame_step(stack.measured(x), position, cache).values)
+        got = model.model.norm(stack.codebook_step(stack.measured(x), position, cache).values)
         rotation = model.rotary(torch.full((ROWS,), position, device=device))
         torch.testing.assert_close(got, model.model(x, rotation, attention), atol=2e-3, rtol=2e-3)
         attention.step += 1
@@ -86,7 +86,7 @@ def test_a_frame_has_the_codes_of_the_plain_predictor(talker: Talker, device: to
         device=device,
     )
     predictor = FusedPredictor(talker, max_rows=4, pdl=False)
-    codes = predictor.frame(hidden, code0, options, draw)
+    codes = predictor.predict_frame(hidden, code0, options, draw)
 
     def sample(logits: torch.Tensor, codebook: int) -> torch.Tensor:
         return options.sample(logits, replace(draw, codebook=codebook))
