@@ -133,8 +133,8 @@ class HandleSynthesizer:
         talker, reference = self._served.talker, request.reference
         if talker is None:
             return self._from_codec(request, info)
-        is_read = reference is None or reference.x_vector_only or reference.prompt is not None
-        if not is_read and not info.talker_on_gpu:
+        needs_codec = reference is not None and not reference.x_vector_only and reference.prompt is None
+        if needs_codec and not info.talker_on_gpu:
             return self._from_codec(request, info)
 
         def call_talker(asked: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:

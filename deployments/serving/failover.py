@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 _FIRST_DELAY_S = 0.02  # before the second further attempt; the first one comes at once
 _MAX_DELAY_S = 0.5
-# A stream is given up _PATIENCE_S after a loss without a new frame, and after _MAX_LOSSES replicas that died. Moves and
+# A stream is given up _GIVE_UP_S after a loss without a new frame, and after _MAX_LOSSES replicas that died. Moves and
 # calls that Serve cancelled do not count. It is also given up after _MAX_FUTILE_LOSSES replicas in a row died without a
 # new frame, because the request itself may kill them.
-_PATIENCE_S = 30.0
+_GIVE_UP_S = 30.0
 _MAX_LOSSES = 12
 _MAX_FUTILE_LOSSES = 3
 
@@ -124,7 +124,7 @@ class Attempts:
         self._futile = 0 if self._stage is AttemptStage.PROGRESSED else self._futile + is_loss
         self._stage = AttemptStage.ASKED
         waited_s = now_s - self._handover.began_s
-        if waited_s > _PATIENCE_S or self._losses >= _MAX_LOSSES or self._futile >= _MAX_FUTILE_LOSSES:
+        if waited_s > _GIVE_UP_S or self._losses >= _MAX_LOSSES or self._futile >= _MAX_FUTILE_LOSSES:
             reason = f"given up after {self._losses} losses, the first of now: {self._handover.reason}"
             raise self._lost(reason) from error
         delay_s, self._delay_s = self._delay_s, min(max(2 * self._delay_s, _FIRST_DELAY_S), _MAX_DELAY_S)

@@ -18,7 +18,7 @@ _finished = Rate()  # of the streams that ended in this process, which calls one
 _ACCEPT_S = 4.0
 # A stream without a chunk or a heartbeat for so long is lost, because a replica that hangs, or whose host is cut off,
 # closes no connection.
-_SILENCE_S = 3.0
+_PEER_TIMEOUT_S = 3.0
 _CATCH_UP_S = 0.25  # for messages that came while this process could not run
 _left: set[asyncio.Task[None]] = set()  # calls that were left before a replica had taken them
 
@@ -39,7 +39,7 @@ async def read_replica(
     try:
         while True:
             coming = asyncio.ensure_future(anext(items))
-            within_s = _SILENCE_S if is_taken else _ACCEPT_S
+            within_s = _PEER_TIMEOUT_S if is_taken else _ACCEPT_S
             if not await _settles(coming, within_s):
                 raise lost(f"the replica has been silent for {within_s:.0f} s")
             try:
@@ -91,7 +91,7 @@ async def ask_replica(handle: DeploymentHandle, method: str, *arguments: object,
 async def ask_all_replicas(handle: DeploymentHandle, method: str, argument: object) -> list[Any]:
     """The results of a method on every running replica. Raises NotReady if a replica does not answer in time."""
     try:
-        results: list[Any] = await handle.broadcast(method, argument).results_async(timeout_s=_SILENCE_S)
+        results: list[Any] = await handle.broadcast(method, argument).results_async(timeout_s=_PEER_TIMEOUT_S)
     except (TimeoutError, RayActorError, RayTaskError, RpcError, DeploymentUnavailableError) as error:
         raise NotReady(f"{handle.deployment_name}: not every replica has answered {method}: {error!r}") from error
     return results

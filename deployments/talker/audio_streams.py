@@ -33,10 +33,10 @@ _MAX_WAITING = CODE_RING // 2
 _WRITTEN_AT_ONCE = _MAX_WAITING // 2  # frames that exist when a stream opens
 _RECALL_PATIENCE_S = 0.1  # a recall takes many calls, so younger streams may go first for so long
 # A stream whose listener has _SHARING_LEAD_S of audio in hand waits for others that share its call. The call is made
-# once one in _SHARING streams wants as many frames and no call runs, at the latest after _PATIENCE_S. It has at most
+# once one in _SHARING streams wants as many frames and no call runs, at the latest after _SHARE_WAIT_S. It has at most
 # _BULK_FRAMES, so that a first frame does not wait for long.
 _SHARING_LEAD_S = 0.4
-_PATIENCE_S = 0.1
+_SHARE_WAIT_S = 0.1
 _SHARING = 4
 _BULK_FRAMES = 96
 
@@ -77,13 +77,13 @@ class _AudioStream:
 
     def awaits_first_sound(self, now_s: float) -> bool:
         """Whether its listener hears it soon. One that opened long ago may wait for text that is not written."""
-        return not self.listener.has_begun and now_s - self.opened_s < _PATIENCE_S
+        return not self.listener.has_begun and now_s - self.opened_s < _SHARE_WAIT_S
 
     def has_slack(self, now_s: float) -> bool:
         """Whether it may wait for others to share its call."""
         is_playing = not self.is_recalling and self.listener.has_begun and self.waiting < 2 * _CALL_SIZES[0]
         return (
-            is_playing and self.listener.lead_s(now_s) >= _SHARING_LEAD_S and now_s - self.ready_since_s < _PATIENCE_S
+            is_playing and self.listener.lead_s(now_s) >= _SHARING_LEAD_S and now_s - self.ready_since_s < _SHARE_WAIT_S
         )
 
 

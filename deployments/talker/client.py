@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 _RECEIVE_BYTES = 1 << 18
 _STOP_TIMEOUT_S = 5.0
 # The engine process says four times a second that it is alive.
-_SILENCE_S = 1.5
-_LONGEST_SILENCE_S = 10.0  # for a process that has no processor to run on
+_PEER_TIMEOUT_S = 1.5
+_LONGEST_PEER_TIMEOUT_S = 10.0  # for a process that has no processor to run on
 _WATCH_S = 0.25
 
 Item = FrameChunk | Exception
@@ -156,7 +156,9 @@ class EngineClient:
             if now_s - slept_s > 2 * _WATCH_S:
                 self._reported_s = now_s  # this process did not run, so nothing is known of the other
             silence_s = now_s - self._reported_s
-            if silence_s > _SILENCE_S and (silence_s > _LONGEST_SILENCE_S or not any_runnable(self._process.pid)):
+            if silence_s > _PEER_TIMEOUT_S and (
+                silence_s > _LONGEST_PEER_TIMEOUT_S or not any_runnable(self._process.pid)
+            ):
                 logger.error("the engine process has been silent for %.1f s", silence_s)
                 self._process.kill()
                 reading.cancel()  # a process that hangs in a driver keeps its socket even when it is killed

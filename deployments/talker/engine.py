@@ -109,7 +109,7 @@ class Engine:
         return self.scheduler.is_idle and self.outgoing.is_idle and not works
 
     @property
-    def patience_s(self) -> float:
+    def poll_timeout_s(self) -> float:
         """For how long the host may wait for new requests before the device is idle."""
         if self._step is None or self._step.stage is StepStage.CODES:
             return 0.0
@@ -222,7 +222,7 @@ class Engine:
         decode = [sequence for sequence in batch.decode if sequence not in failed] if failed else batch.decode
         if decode:
             starting = self._starting(decode)
-            launched = self.runner.launch(decode, partial(self._voice_first_frames, starting))
+            launched = self.runner.launch(decode, partial(self._add_first_frames, starting))
             self._step = StepInFlight(launched, None if last is None else last.launched, len(starting))
 
     def _prefill(self, sequences: list[Sequence]) -> list[Sequence]:
@@ -267,7 +267,7 @@ class Engine:
             return []
         return list(takewhile(lambda sequence: sequence.num_frames < MIN_NEW_TOKENS, reversed(sequences)))[::-1]
 
-    def _voice_first_frames(self, starting: list[Sequence], frames: Tensor) -> None:
+    def _add_first_frames(self, starting: list[Sequence], frames: Tensor) -> None:
         """Decode the frames of `starting` as soon as they exist. `frames` [sequences, groups] are on the device."""
         if starting:
             self.audio.add_frames([sequence.id for sequence in starting], frames[-len(starting) :].clone())
@@ -289,14 +289,14 @@ class Engine:
         if step.before is not None:
             step.next_due_ns = now_ns + step.before.talker_ns() - _LAUNCH_NS
         step.stage, self.num_steps = StepStage.ADVANCE, self.num_steps + 1
-        self._voice_other_frames(step, frames)
+        self._add_other_frames(step, frames)
         if step.before is not None:
             self._follow_text(step.before)
         self._take_frames(step.launched.sequences, frames)
         self.scheduler.retire(step.launched.sequences)
 
-    def _voice_other_frames(self, step: StepInFlight, frames: Codes) -> None:
-        """Have the codec make samples of the frames that `_voice_first_frames` left."""
+    def _add_other_frames(self, step: StepInFlight, frames: Codes) -> None:
+        """Have the codec make samples of the frames that `_add_first_frames` left."""
         others = range(len(frames) - step.num_starting)
         rows = [row for row in others if frames[row, 0] not in (NOT_FINITE, self.model.codes.eos)]
         self.audio.add_frames([step.launched.sequences[row].id for row in rows], torch.from_numpy(frames[rows]))

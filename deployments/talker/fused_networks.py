@@ -42,7 +42,7 @@ class FusedNetworks(FrameNetworks):
             attention, self.stack.heads, block_size=cache.block_size, dtype=tables.dtype, pdl=pdl
         )
         self.kernels = StateKernels(state, tables.text, padding=tables.pad)
-        # `predictor.frame` in `predict` writes these sums, and `advance` reads them: one buffer, no copy between.
+        # `predict` has `predict_frame` write these sums, and `advance` reads them: one buffer, no copy between.
         self._embeds = self.predictor.totals
         self._code0 = torch.zeros(max_num_seqs, dtype=torch.long, device=tables.device)
         self._logits = like_rows(max_num_seqs, config.vocab_size, self.talker.codec_head.weight)

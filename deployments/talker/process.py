@@ -142,7 +142,7 @@ class EngineProcess:
 
     def _serve_once(self, engine: Engine, watchdog: Watchdog) -> None:
         was_idle = engine.is_idle
-        commands = self._receive(timeout_s=None if was_idle else engine.patience_s)
+        commands = self._receive(timeout_s=None if was_idle else engine.poll_timeout_s)
         with watchdog.step():
             self._obey_all(engine, commands)
             began_s = time.perf_counter()

@@ -205,9 +205,11 @@ class ModelRunner:
         self._readings.rotate()
         readings = self._readings[0][: len(sequences)] if self._readings else None
         length = self._length(max(sequence.num_positions for sequence in sequences) + 1)
-        self._pending_advance = partial(self._advance, batch, length=length, readings=readings)
-        if not self._on_cpu:
-            self.run_pending_advance()
+        advance = partial(self._advance, batch, length=length, readings=readings)
+        if self._on_cpu:
+            self._pending_advance = advance
+        else:
+            advance()
         return LaunchedStep(sequences, codes, readings, made, self._record())
 
     @torch.inference_mode()

@@ -47,13 +47,13 @@ class AnswerAttempt:
 
     body: AsyncGenerator[bytes, None]
     usage: Usage  # what `body` counts
-    whole_body: WholeBody | None = None  # makes the answer of all audio; None: the audio is the answer
+    make_body: WholeBody | None = None  # makes the answer of all audio; None: the audio is the answer
     times: WordTimes | None = None  # the words of `body`
     forget: Callable[[], None] = _nothing  # called if it is not sent
 
     def parts(self, content: bytes) -> Iterable[bytes]:
         """The answer, of all that `body` made."""
-        return parts_of(content) if self.whole_body is None else self.whole_body(content, self.times)
+        return parts_of(content) if self.make_body is None else self.make_body(content, self.times)
 
 
 async def audio_body(
@@ -219,7 +219,7 @@ class WholeResponse(SpeechResponse):
             attempt, content = self._attempt, await collected(self._body, kept)
             if self._retry is not None and ended_badly(self._usage.finish_reason):
                 attempt, content = await self._retried(self._retry(), content)
-            if attempt.whole_body is None:
+            if attempt.make_body is None:
                 self.headers["content-length"] = str(len(content))
             if self._usage.finish_reason is not None:
                 self.headers[FINISH_HEADER] = self._usage.finish_reason

@@ -119,26 +119,26 @@ class SpeechService:
         request: Request,
         wish: Wish,
         *,
-        body: StreamBody | None = None,
+        make_body: StreamBody | None = None,
         content_type: str | None = None,
         previous: str = ignored_fields.PREVIOUS,
     ) -> Response:
         """`wish.body.input` over HTTP, sent while it is spoken.
 
-        `body` makes the response's body of audio and words, `content_type` is that body's. `previous` is the dialect's
-        name of `previous_request_id`.
+        `make_body` makes the response's body of audio and words, `content_type` is that body's. `previous` is the
+        dialect's name of `previous_request_id`.
         """
         utterance, headers = await self._prepared(request, wish, content_type, previous)
         usage, times = state_of(request).record.usage, _word_times([wish])
         audio = _audio(self.chunks(utterance, wish.info), wish, usage, times)
-        return SpeechResponse(audio if body is None else body(audio, times), headers, usage=usage)
+        return SpeechResponse(audio if make_body is None else make_body(audio, times), headers, usage=usage)
 
     async def whole(
         self,
         request: Request,
         wish: Wish,
         *,
-        body: WholeBody | None = None,
+        make_body: WholeBody | None = None,
         content_type: str | None = None,
         previous: str = ignored_fields.PREVIOUS,
     ) -> Response:
@@ -149,7 +149,7 @@ class SpeechService:
         def attempt(utterance: SynthesisRequest, usage: Usage) -> AnswerAttempt:
             times = _word_times([wish])
             audio = _audio(self.chunks(utterance, wish.info), wish, usage, times, kept)
-            return AnswerAttempt(audio, usage, body, times, forget=partial(self._tails.drop, utterance))
+            return AnswerAttempt(audio, usage, make_body, times, forget=partial(self._tails.drop, utterance))
 
         def retry() -> AnswerAttempt:
             other = redraw(utterance, usage.finish_reason, draw_seed(), model=wish.info.route)
@@ -164,23 +164,23 @@ class SpeechService:
         wish: Wish,
         turns: Sequence[Wish],
         *,
-        body: StreamBody | None = None,
-        whole_body: WholeBody | None = None,
+        make_body: StreamBody | None = None,
+        make_whole_body: WholeBody | None = None,
         content_type: str | None = None,
         previous: str = ignored_fields.PREVIOUS,
     ) -> Response:
-        """The turns of a dialogue over HTTP: whole if there is a `whole_body`, else streamed. `wish` has their form."""
+        """The turns of a dialogue over HTTP, whole if there is a `make_whole_body`. `wish` has their form."""
         utterance, headers = await self._prepared(request, wish, content_type, previous)
         first, *later = await self._turns(request, utterance, turns)
         usage, times = state_of(request).record.usage, _word_times(turns)
         chunks = self.chunks(first, wish.info)
         if later:
             chunks = in_turns([first, *later], lambda turn: self.chunks(turn, wish.info))
-        if whole_body is None:
+        if make_whole_body is None:
             audio = _audio(chunks, wish, usage, times)
-            return SpeechResponse(audio if body is None else body(audio, times), headers, usage=usage)
+            return SpeechResponse(audio if make_body is None else make_body(audio, times), headers, usage=usage)
         kept = _kept(request, wish)
-        attempt = AnswerAttempt(_audio(chunks, wish, usage, times, kept), usage, whole_body, times)
+        attempt = AnswerAttempt(_audio(chunks, wish, usage, times, kept), usage, make_whole_body, times)
         return WholeResponse(attempt, headers, kept=kept)
 
     async def _prepared(

@@ -75,7 +75,7 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
     text_of(fields, "transcript")
     wish, usage = await _wished(service, fields), state_of(request).record.usage
     return await service.stream(
-        request, wish, body=lambda audio, times: _events(audio, times, usage), content_type=EVENT_STREAM
+        request, wish, make_body=lambda audio, times: _events(audio, times, usage), content_type=EVENT_STREAM
     )
 
 

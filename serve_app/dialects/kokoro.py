@@ -38,10 +38,10 @@ async def speak(service: SpeechService, request: Request) -> Response:
         return await service.whole(
             request,
             wish,
-            body=lambda audio, times: [_line(audio, times, audio_format)],
+            make_body=lambda audio, times: [_line(audio, times, audio_format)],
             content_type="application/json",
         )
-    return await service.stream(request, wish, body=as_lines, content_type="application/x-ndjson")
+    return await service.stream(request, wish, make_body=as_lines, content_type="application/x-ndjson")
 
 
 def _line(audio: bytes, times: WordTimes | None, audio_format: str) -> bytes:

@@ -40,10 +40,10 @@ async def speak(service: SpeechService, request: Request, fields: Mapping[str, o
         return await service.stream(
             request,
             wish,
-            body=lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)),
+            make_body=lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)),
             content_type=EVENT_STREAM,
         )
-    return await service.whole(request, wish, body=_object, content_type="application/json")
+    return await service.whole(request, wish, make_body=_object, content_type="application/json")
 
 
 def _object(audio: bytes, _: WordTimes | None) -> Iterator[bytes]:

@@ -86,7 +86,7 @@ class Admission:
     async def describe(self) -> ModelInfo:
         return await self._synthesizer.describe()
 
-    async def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    async def admit(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """Audio of one utterance. Raises Overloaded if it would come late, NotReady while no talker has started."""
         room = self.room
         if not request.is_underway:
@@ -97,7 +97,7 @@ class Admission:
         try:
             client = _Client(info.sample_rate, live, came_s=came_s)
             async with AsyncExitStack() as opened, ReaderWatch(room.leave_place, room.come_back) as reader:
-                speech = await self._start.begin(request, live, info, opened)
+                speech = await self._start.await_first_audio(request, live, info, opened)
                 is_speaking = True
                 room.begin_speaking()
                 while (chunk := await speech.next()) is not None:

@@ -94,7 +94,7 @@ class Models:
 
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, from the Admission of the request's model. Raises as that does."""
-        return self._admissions[request.model].synthesize(request, info)
+        return self._admissions[request.model].admit(request, info)
 
     def check_room(self, client: str) -> None:
         """Raises Overloaded or NotReady if every model would refuse a request of this client now.

@@ -26,7 +26,7 @@ _SEED_BYTES = 8
 # A later segment is heard by the server before it is sent, as long as so much audio is sent and not played.
 _LEAD_S = 1.0
 # A later segment that is refused is asked for again after each pause, until the patience has ended.
-_PAUSE_S, _PATIENCE_S = 0.25, 30.0
+_PAUSE_S, _GIVE_UP_S = 0.25, 30.0
 _SPACES = re.compile(r"\s*+")
 
 
@@ -194,7 +194,7 @@ class LongText:
         even a pause is better than an end in the middle.
         """
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + _PATIENCE_S
+        until_s = loop.time() + _GIVE_UP_S
         while True:
             has_delivered = False
             try:

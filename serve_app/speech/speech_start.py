@@ -53,7 +53,7 @@ class SpeechStart:
     def __init__(self, synthesizer: Synthesizer, room: Room) -> None:
         self._long_text, self._room = LongText(synthesizer, model=room.model), room
 
-    async def begin(
+    async def await_first_audio(
         self, request: SynthesisRequest, live: LiveText | None, info: ModelInfo, opened: AsyncExitStack
     ) -> BegunSpeech:
         """Speech whose first samples have come, which they have to within a time limit. `opened` closes its calls.

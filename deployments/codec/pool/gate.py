@@ -28,10 +28,10 @@ _USUAL_FRAMES = 8  # a call has so many on average: few at a stream's beginning,
 # worker waits _RETURN_S for it, because a call for a stream that has time would take far longer.
 _URGENT_S = 0.5
 _RETURN_S = 0.02
-# With many workers, a task whose listener has more than _PLENTY_S in hand after the call waits _PATIENCE_S for others
+# With many workers, a task whose listener has more than _PLENTY_S in hand after the call waits _SHARE_WAIT_S for others
 # to share the call, and _LAST_WORKER_S before it takes the last idle worker.
 _PLENTY_S = 0.6
-_PATIENCE_S = 0.3
+_SHARE_WAIT_S = 0.3
 _LAST_WORKER_S = 1.0
 
 
@@ -166,11 +166,11 @@ class DecodeGate:
         frames, silent = shape = waiter.task.shape
         if silent or not self._has_many_workers or self._idle_workers == self._workers:
             return waiter.came_s  # without a call under way no other task may come to share one
-        patience_s = _PATIENCE_S if alike < self._size(self._max_batch_size, shape) else 0.0
+        share_wait_s = _SHARE_WAIT_S if alike < self._size(self._max_batch_size, shape) else 0.0
         if self._idle_workers == 1:
-            patience_s = _LAST_WORKER_S
+            share_wait_s = _LAST_WORKER_S
         call_s = self.seconds_per_frame * (2 * frames + CALL_FRAMES)
-        return min(waiter.came_s + patience_s, waiter.deadline_s - call_s - _PLENTY_S)
+        return min(waiter.came_s + share_wait_s, waiter.deadline_s - call_s - _PLENTY_S)
 
     def _next_batch(self, first: _Waiter, now_s: float) -> list[_Waiter]:
         """Tasks that share a call with `first`: as many as let the most urgent one come in time, where it still can.

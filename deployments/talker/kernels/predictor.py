@@ -38,7 +38,7 @@ class FusedPredictor:
 
     @property
     def totals(self) -> Tensor:
-        """[max rows, talker hidden]: where `frame` leaves its sums."""
+        """[max rows, talker hidden]: where `predict_frame` leaves its sums."""
         return self._outputs.total
 
     def predict_frame(self, hidden: Tensor, code0: Tensor, sampler: BatchSampler, draw: Draw) -> Tensor:

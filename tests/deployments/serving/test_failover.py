@@ -150,7 +150,7 @@ async def test_moves_are_not_losses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_without_a_replica_patience_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failover, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(failover, "_GIVE_UP_S", 0.05)
     replicas = Replicas([frame(1), LOST], [NotReady("none")])
     with pytest.raises(TalkerLost) as caught:
         await replicas.read()

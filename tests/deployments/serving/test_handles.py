@@ -202,7 +202,7 @@ async def test_a_plain_call_returns_or_raises_one_of_ours() -> None:
 
 
 async def test_a_replica_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.serving.handles._SILENCE_S", 0.05)
+    monkeypatch.setattr("deployments.serving.handles._PEER_TIMEOUT_S", 0.05)
     handle = Handle("a", asyncio.Event())
     async with aclosing(read_replica(handle, "generate", "request", lost=TalkerLost)) as items:
         assert await anext(items) == "a"
@@ -220,7 +220,7 @@ async def test_a_call_that_no_replica_takes_is_lost(monkeypatch: pytest.MonkeyPa
 
 
 async def test_the_time_a_reader_takes_is_not_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.serving.handles._SILENCE_S", 0.05)
+    monkeypatch.setattr("deployments.serving.handles._PEER_TIMEOUT_S", 0.05)
     async with aclosing(read_replica(Handle("a", "b"), "generate", "request", lost=TalkerLost)) as items:
         assert await anext(items) == "a"
         await asyncio.sleep(0.1)

@@ -229,7 +229,7 @@ async def test_a_later_segment_that_is_refused_is_asked_for_again(monkeypatch: p
 
 
 async def test_patience_with_a_full_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.speech.segments._PATIENCE_S", 0.0)
+    monkeypatch.setattr("serve_app.speech.segments._GIVE_UP_S", 0.0)
     full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [STOP], segment=".2", refusals=1)
     async with aclosing(LongText(full).synthesize(REQUEST, INFO)) as chunks:
         assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"
