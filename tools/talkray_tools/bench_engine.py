@@ -151,7 +151,7 @@ class EngineBench:
         lingered, wanted = 0, self._num_frames() + count
         while self._num_frames() < wanted:
             start = time.perf_counter_ns()
-            while self.engine.patience_s:
+            while self.engine.poll_timeout_s:
                 pass
             lingered += time.perf_counter_ns() - start
             self.engine.step()
