@@ -54,7 +54,7 @@ class StepInFlight:
     """The step that was launched last."""
 
     launched: LaunchedStep
-    before: LaunchedStep | None  # the step before it, whose `advance` is over once this one has codes
+    previous: LaunchedStep | None  # the step before it, whose `advance` is over once this one has codes
     num_starting: int  # the last so many sequences of the batch: the decoder has their frames before the host has them
     stage: StepStage = StepStage.CODES
     next_due_ns: int = 0  # a next step that is launched later leaves the device idle
@@ -286,12 +286,12 @@ class Engine:
         frames = step.launched.result()
         now_ns = time.perf_counter_ns()
         self.waited_ns += now_ns - start
-        if step.before is not None:
-            step.next_due_ns = now_ns + step.before.talker_ns() - _LAUNCH_NS
+        if step.previous is not None:
+            step.next_due_ns = now_ns + step.previous.advance_ns() - _LAUNCH_NS
         step.stage, self.num_steps = StepStage.ADVANCE, self.num_steps + 1
         self._add_other_frames(step, frames)
-        if step.before is not None:
-            self._follow_text(step.before)
+        if step.previous is not None:
+            self._follow_text(step.previous)
         self._take_frames(step.launched.sequences, frames)
         self.scheduler.retire(step.launched.sequences)
 

@@ -94,7 +94,7 @@ class LaunchedStep:
         """
         return [] if self._readings is None else self._readings.tolist()
 
-    def talker_ns(self) -> int:
+    def advance_ns(self) -> int:
         """How long `advance` took; 0 while it runs."""
         if self._made is None or self._over is None or not self._over.query():  # type: ignore[no-untyped-call]
             return 0

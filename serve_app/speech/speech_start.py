@@ -88,8 +88,8 @@ class SpeechStart:
     async def _until_audio(
         self, request: SynthesisRequest, live: LiveText | None, info: ModelInfo, opened: AsyncExitStack
     ) -> BegunSpeech:
-        """The result of `begin`. Speech that ends badly with its first audio is made again, once, if the request allows
-        it: nothing of it was sent.
+        """The result of `_begun`. Speech that ends badly with its first audio is made again, once, if the request
+        allows it: nothing of it was sent.
         """
         speech = await self._begun(request, live, info, opened)
         if not (request.redraws and speech.has_failed):
