@@ -13,6 +13,7 @@ from serve_app.api.request import build_request
 from serve_app.api.speech_body import check_length
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wish import Wish
+from serve_app.config import ApiSettings
 from serve_app.jobs.record import MOST_PARTS, MOST_SEGMENTS, JobPlan, Manner, Mistake, Part, Rules, Segment, StoredJob
 from serve_app.speech.characters import is_speakable
 from serve_app.speech.segments import Segments
@@ -58,6 +59,7 @@ async def planned(service: SpeechService, fields: Mapping[str, object], lines: S
     """The plan of a job. Raises InvalidRequest that names the entry and its field, ModelNotFound, NotReady. Of a batch,
     where `lines` has the number of each entry's line, BadLine in their place.
     """
+    settings = service.settings
     inputs, defaults = fields.get(INPUTS), {name: value for name, value in fields.items() if name != INPUTS}
     if not isinstance(inputs, list) or not inputs:
         raise InvalidRequest(
@@ -70,11 +72,14 @@ async def planned(service: SpeechService, fields: Mapping[str, object], lines: S
     if misplaced := next((name for name in ("input", "text", CUSTOM_ID) if name in defaults), None):
         raise InvalidRequest(f'{misplaced} belongs into each entry of inputs: {{"input": "..."}}.', misplaced)
     made = Planned(deterministic=_is_deterministic(defaults.pop(DETERMINISTIC, None)), is_batch=lines is not None)
+    long = copy(service)  # which takes texts of a part's length
+    long.settings = settings.model_copy(update={"max_input_chars": settings.jobs.max_input_chars})
     for number, entry in enumerate(inputs):
         if not isinstance(entry, dict):
             raise InvalidRequest(f'inputs[{number}] must be an object, such as {{"input": "..."}}.', INPUTS)
         try:
-            await _add(made, service, {**defaults, **{name: each for name, each in entry.items() if each is not None}})
+            sent = {name: each for name, each in entry.items() if each is not None}
+            await _add(made, long, settings, {**defaults, **sent})
         except InvalidRequest as error:
             if lines is not None:
                 raise BadLine(lines[number], error) from None
@@ -85,7 +90,8 @@ async def planned(service: SpeechService, fields: Mapping[str, object], lines: S
     return made
 
 
-async def _add(made: Planned, service: SpeechService, fields: dict[str, object]) -> None:
+async def _add(made: Planned, long: SpeechService, settings: ApiSettings, fields: dict[str, object]) -> None:
+    """Plan one part. `settings`: of a request, which bound what is no text of the part."""
     custom_id = fields.pop(CUSTOM_ID, None)
     if custom_id is not None and (not isinstance(custom_id, str) or len(custom_id) > _LONGEST_ID):
         raise InvalidRequest(f"{CUSTOM_ID} must be a string of at most {_LONGEST_ID} characters.", CUSTOM_ID)
@@ -100,15 +106,12 @@ async def _add(made: Planned, service: SpeechService, fields: dict[str, object])
     names = _AT_FETCH[1:] if made.is_batch else _AT_FETCH
     why = "without effect in a batch" if made.is_batch else "asked for when audio is fetched"
     at_fetch = [name for name in names if fields.pop(name, None) is not None]
-    long = copy(service)
-    most = {"max_input_chars": service.settings.jobs.max_input_chars}
-    long.settings = service.settings.model_copy(update=most)
     wish = await strict_wish(long, fields)
-    check_length("instructions", wish.body.instructions or "", service.settings)
+    check_length("instructions", wish.body.instructions or "", settings)
     if made.deterministic and not wish.info.deterministic:
         reason = f"the codes of {wish.info.name} depend on what else its talkers do: set talker.deterministic"
         raise InvalidRequest(f"{DETERMINISTIC}: {reason}, or leave the field out.", DETERMINISTIC)
-    request = await build_request(wish, long.settings, service.voices, request_id="", client="")
+    request = await build_request(wish, long.settings, long.voices, request_id="", client="")
     stored = {}
     if wish.stored is not None:
         assert request.reference is not None, "a stored voice speaks by its recording"
