@@ -4,6 +4,7 @@ The first call of a shape costs 20 to 170 ms more, while a CPU's matrix library 
 what was captured. So there are few shapes, and all have been called before a replica is ready.
 """
 
+import math
 from collections.abc import Iterable
 
 MIN_LEAD_S = 0.25  # covers a decode and a frame of the talker
@@ -119,10 +120,11 @@ class ChunkPlan:
             return min(each for each in self._sizes if each >= size)
         return parts(size, self._sizes)[0]
 
-    def is_ready(self, available: int, *, lead_s: float) -> bool:
-        """Whether `size` may be above 0 for a stream that has not ended: cheaper, and asked for many streams."""
-        planned = self._ramp[min(self._num_chunks, len(self._ramp) - 1)]
-        return available >= planned or self._must_hurry(lead_s)
+    def lead_to_decode_s(self, available: int) -> float:
+        """With at most so much `lead_s`, `size` may be above 0 for a stream that has not ended; inf: with any."""
+        if available >= self._ramp[min(self._num_chunks, len(self._ramp) - 1)]:
+            return math.inf
+        return self._min_lead_s if self._num_chunks else -math.inf
 
     def count(self) -> None:
         self._num_chunks += 1
@@ -148,11 +150,13 @@ class ChunkPlan:
 
     def _wanted(self, load: int, lead_s: float) -> int:
         """The ramp's size; under load as wide as the listener's lead allows."""
-        planned, *wider = self._ramp[self._num_chunks :] or self._ramp[-1:]
-        if not self._num_chunks:
+        first = min(self._num_chunks, len(self._ramp) - 1)
+        planned = self._ramp[first]
+        if not self._num_chunks or not load:
             return planned
-        lead_s = max(0.0, lead_s)
-        return max([planned, *(size for size in wider[:load] if self._in_hand * size * self._frame_s <= lead_s)])
+        most = max(0.0, lead_s) / self._frame_s
+        wider = self._ramp[first + 1 : first + 1 + load]
+        return max([planned, *(size for size in wider if self._in_hand * size <= most)])
 
     def _must_hurry(self, lead_s: float) -> bool:
         return self._num_chunks > 0 and lead_s <= self._min_lead_s

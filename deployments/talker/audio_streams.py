@@ -39,6 +39,7 @@ _SHARING_LEAD_S = 0.4
 _SHARE_WAIT_S = 0.1
 _SHARING = 4
 _BULK_FRAMES = 96
+_LOOK_S = 0.001  # how often to look for a call that only the passing of time makes due
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +56,22 @@ class _AudioStream:
     called: int = 0  # frames in calls, finished or not
     decoded: int = 0
     begins_with: bytes = b""  # while a recording is recalled that others may share: its key and codes
+    earliest_call_s: float = math.inf  # before then it has too few frames for a call
     ready_since_s: float = math.inf  # when its next chunk could have been decoded
+
+    def plan_call(self, frame_s: float) -> None:
+        """Set `earliest_call_s`, after each change of its frames or its plan: `_next_call` looks at no stream before.
+
+        `frame_s`: seconds of audio of a frame.
+        """
+        if not self.waiting:
+            self.earliest_call_s = math.inf
+        elif self.is_recalling or self.written == self.limit:
+            self.earliest_call_s = -math.inf
+        else:
+            lead_s = self.plan.lead_to_decode_s(self.waiting) - (self.called - self.decoded) * frame_s
+            may_wait = self.listener.due_s is not None and lead_s < math.inf
+            self.earliest_call_s = self.listener.deadline_s(0.0) - lead_s if may_wait else -math.inf
 
     @property
     def waiting(self) -> int:
@@ -87,6 +103,21 @@ class _AudioStream:
         )
 
 
+@dataclass(slots=True, eq=False)
+class _Candidate:
+    """A stream that has frames enough for a call now."""
+
+    stream: _AudioStream
+    frames: int
+    goes_last: bool
+    has_slack: bool
+    deadline_s: float
+
+    @property
+    def is_urgent(self) -> bool:
+        return not self.has_slack and not self.goes_last
+
+
 @dataclass(frozen=True, slots=True)
 class _RunningCall:
     decode_call: DecodeCall
@@ -107,6 +138,7 @@ class AudioStreams:
         self._load, self._frame_s = load, frame_s
         self._streams: dict[int, _AudioStream] = {}
         self._calls: list[_RunningCall] = []  # oldest first
+        self._next_look_s = -math.inf
         self._pcm: list[tuple[int, bytes]] = []
         self._failed: dict[int, EngineError] = {}
         # Decoder states after recordings, by the recordings' keys and codes. The last used one is the last.
@@ -202,6 +234,7 @@ class AudioStreams:
         self._decoder.write([stream.slot for stream in streams], [stream.written for stream in streams], wanted)
         for stream in streams:
             stream.written += 1
+            stream.plan_call(self._frame_s)
         self._dispatch()
         while any(stream.waiting >= _MAX_WAITING for stream in streams):  # the slot holds no more
             self._collect(self._calls.pop(0))
@@ -217,6 +250,7 @@ class AudioStreams:
         stream = self._streams.get(stream_id)
         if stream is not None:
             stream.limit = stream.written if stream.written > stream.num_recalled else 0
+            stream.plan_call(self._frame_s)
             self._forget_if_over(stream)
             self._dispatch()
         return self.is_pending(stream_id)
@@ -237,7 +271,9 @@ class AudioStreams:
         """Audio that is ready: s16le samples by stream, each stream's in order and without gaps."""
         while self._calls and self._calls[0].decode_call.done:
             self._collect(self._calls.pop(0))
-        self._dispatch()
+            self._next_look_s = -math.inf
+        if time.monotonic() >= self._next_look_s:
+            self._dispatch()
         ready, self._pcm = self._pcm, []
         return ready
 
@@ -262,6 +298,7 @@ class AudioStreams:
                 self._collect(self._calls.pop(0))
             self._decoder.write([stream.slot] * len(part), range(start, start + len(part)), torch.from_numpy(part))
             stream.written += len(part)
+            stream.plan_call(self._frame_s)
 
     def _wants(self, stream_id: int) -> bool:
         stream = self._streams.get(stream_id)
@@ -270,6 +307,7 @@ class AudioStreams:
     def _dispatch(self) -> None:
         while len(self._calls) < _MAX_CALLS and (call := self._next_call()) is not None:
             self._calls.append(call)
+        self._next_look_s = time.monotonic() + _LOOK_S
 
     def _next_call(self) -> _RunningCall | None:
         """The call to make now, of streams that want as many frames. The first rule that fits decides:
@@ -281,40 +319,49 @@ class AudioStreams:
         5. Background streams.
         """
         now_s = time.monotonic()
-        candidates = [(stream, self._size(stream, now_s)) for stream in self._streams.values() if stream.waiting]
-        candidates = [(stream, size) for stream, size in candidates if size]
+        candidates = self._candidates(now_s)
         if not candidates:
             return None
-        for stream, _ in candidates:
-            stream.ready_since_s = min(stream.ready_since_s, now_s)
-        candidates.sort(key=lambda each: (each[0].goes_last, each[0].has_slack(now_s), each[0].deadline_s()))
-        first, frames = candidates[0]
-        if first.goes_last:
-            return None if self._calls else self._background_call(candidates, now_s)
-        if first.has_slack(now_s):
-            return None if self._calls else self._shared_call(candidates) or self._background_call(candidates, now_s)
-        streams = [stream for stream, size in candidates if size == frames]
-        urgent = sum(not stream.has_slack(now_s) and not stream.goes_last for stream in streams)
-        most = min(self._decoder.largest_batch(frames), max(urgent, _BULK_FRAMES // frames))
-        return self._call(streams[:most], frames)
+        first = candidates[0]
+        if not first.is_urgent:
+            if self._calls:
+                return None
+            shared = None if first.goes_last else self._shared_call(candidates)
+            return shared or self._background_call(candidates, now_s)
+        alike = [each for each in candidates if each.frames == first.frames]
+        num_urgent = sum(each.is_urgent for each in alike)
+        most = min(self._decoder.largest_batch(first.frames), max(num_urgent, _BULK_FRAMES // first.frames))
+        return self._call([each.stream for each in alike[:most]], first.frames)
 
-    def _shared_call(self, candidates: list[tuple[_AudioStream, int]]) -> _RunningCall | None:
+    def _candidates(self, now_s: float) -> list[_Candidate]:
+        """Streams with frames enough for a call: urgent ones first, then by when their listeners need audio."""
+        found = list[_Candidate]()
+        for stream in self._streams.values():
+            if stream.earliest_call_s > now_s or not (frames := self._size(stream, now_s)):
+                continue
+            stream.ready_since_s = min(stream.ready_since_s, now_s)
+            deadline_s = stream.deadline_s()
+            found.append(_Candidate(stream, frames, stream.goes_last, stream.has_slack(now_s), deadline_s))
+        found.sort(key=lambda each: (each.goes_last, each.has_slack, each.deadline_s))
+        return found
+
+    def _shared_call(self, candidates: list[_Candidate]) -> _RunningCall | None:
         """A call for streams that may wait, once enough of them want as many frames."""
-        for frames in dict.fromkeys(size for _, size in candidates):
-            streams = [stream for stream, size in candidates if size == frames]
+        for frames in dict.fromkeys(each.frames for each in candidates):
+            streams = [each.stream for each in candidates if each.frames == frames]
             most = max(1, _BULK_FRAMES // frames)
             if len(streams) >= _power_of_two(min(most, max(1, len(self._streams) // _SHARING))):
                 return self._call(streams[: _power_of_two(min(most, len(streams)))], frames)
         return None
 
-    def _background_call(self, candidates: list[tuple[_AudioStream, int]], now_s: float) -> _RunningCall | None:
+    def _background_call(self, candidates: list[_Candidate], now_s: float) -> _RunningCall | None:
         """A call for background streams that want as many frames, unless it would delay a listener's first sound."""
-        last = [(stream, size) for stream, size in candidates if stream.goes_last]
+        last = [each for each in candidates if each.goes_last]
         if not last or any(stream.awaits_first_sound(now_s) for stream in self._streams.values()):
             return None
-        frames = last[0][1]
+        frames = last[0].frames
         most = max(1, _BULK_FRAMES // frames)
-        streams = [stream for stream, size in last if size == frames]
+        streams = [each.stream for each in last if each.frames == frames]
         return self._call(streams[: _power_of_two(min(most, len(streams)))], frames)
 
     def _call(self, streams: list[_AudioStream], frames: int) -> _RunningCall:
@@ -326,6 +373,7 @@ class AudioStreams:
                 stream.plan.count()
             stream.called = min(stream.called + frames, stream.written)
             stream.ready_since_s = math.inf
+            stream.plan_call(self._frame_s)
             if was_recalling and not stream.is_recalling and stream.begins_with:
                 self._keep(stream)
         return _RunningCall(decode_call, streams, audible, frames)
@@ -352,8 +400,6 @@ class AudioStreams:
             return parts(min(stream.waiting, stream.num_recalled - stream.called), _CALL_SIZES)[0]
         under_way_s = (stream.called - stream.decoded) * self._frame_s
         lead_s, ended = stream.listener.lead_s(now_s) + under_way_s, stream.written == stream.limit
-        if not ended and not stream.plan.is_ready(stream.waiting, lead_s=lead_s):
-            return 0
         load = max(0, len(self._streams).bit_length() - _FEW_STREAMS.bit_length())
         return stream.plan.size(stream.waiting, ended=ended, lead_s=lead_s, load=load)
 
@@ -375,6 +421,7 @@ class AudioStreams:
                 else:
                     stream.listener.deliver(frames * self._frame_s, now_s=time.monotonic())
                 self._pcm.append((stream.id, pcm.tobytes()))
+            stream.plan_call(self._frame_s)
             self._forget_if_over(stream)
 
     def _forget_if_over(self, stream: _AudioStream) -> None:

@@ -28,6 +28,8 @@ _STOP_TIMEOUT_S = 5.0
 _PEER_TIMEOUT_S = 1.5
 _LONGEST_PEER_TIMEOUT_S = 10.0  # for a process that has no processor to run on
 _WATCH_S = 0.25
+# Frames that a job's segment sends together: nobody waits for them, and each chunk takes time of this event loop.
+_BACKGROUND_FRAMES = 60
 
 Item = FrameChunk | Exception
 
@@ -63,7 +65,8 @@ class EngineClient:
         return self._process.poll() is None and (self._reading is None or not self._reading.done())
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
-        """Frames as the engine makes them. Frames that wait together become one chunk. Leaving it aborts the request.
+        """Frames as the engine makes them. Frames that wait together become one chunk, and so do many of a background
+        request. Leaving it aborts the request.
 
         Raises InvalidRequest and Overloaded before the first frame, TalkerLost when the engine process dies.
         """
@@ -71,11 +74,11 @@ class EngineClient:
         number = next(self._numbers)
         queue = self._streams[number] = asyncio.Queue()
         self._send(channel.Submit(number, request))
-        live = request.synthesis.live
+        live, least = request.synthesis.live, _BACKGROUND_FRAMES if request.synthesis.background else 0
         writing = None if live is None else asyncio.create_task(self._write(number, live))
         try:
             while True:
-                chunk = await _next_chunk(queue)
+                chunk = await _next_chunk(queue, least)
                 if chunk.finish_reason is not None:
                     del self._streams[number]
                 yield chunk
@@ -203,16 +206,19 @@ class EngineClient:
         return TalkerLost(f"the engine process of this talker replica ended (code {self._process.poll()})")
 
 
-async def _next_chunk(queue: "asyncio.Queue[Item]") -> FrameChunk:
-    """The next chunk, joined with all that have arrived. An error waits until the frames before it are read."""
-    item = await queue.get()
-    if isinstance(item, Exception):
-        raise item
-    chunks = [item]
-    while not queue.empty() and chunks[-1].finish_reason is None:
-        item = queue.get_nowait()
-        if isinstance(item, Exception):
+async def _next_chunk(queue: "asyncio.Queue[Item]", least: int) -> FrameChunk:
+    """The next chunk of at least so many frames, unless the stream ends, joined with all that have arrived. An error
+    waits until the frames before it are read.
+    """
+    chunks, num_frames = list[FrameChunk](), 0
+    while not chunks or ((num_frames < least or not queue.empty()) and chunks[-1].finish_reason is None):
+        item = await queue.get()
+        if not isinstance(item, Exception):
+            chunks.append(item)
+            num_frames += len(item.codes)
+        elif chunks:
             queue.put_nowait(item)
             break
-        chunks.append(item)
+        else:
+            raise item
     return FrameChunk.join(chunks)

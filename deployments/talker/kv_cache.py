@@ -124,6 +124,10 @@ class BlockManager:
     def blocks_for(self, num_positions: int) -> int:
         return -(-num_positions // self.block_size)
 
+    def holds(self, sequence: int, num_positions: int) -> bool:
+        """Whether `sequence` has blocks enough already."""
+        return num_positions <= len(self._tables.get(sequence, ())) * self.block_size
+
     def can_hold(self, sequence: int, num_positions: int) -> bool:
         """Whether `grow` would succeed."""
         return self._missing(sequence, num_positions) <= self.num_free

@@ -192,8 +192,9 @@ class ModelRunner:
         """
         self.run_pending_advance()
         batch = self._as_batch(sequences)
-        for sequence in sequences:
-            if sequence.num_positions % self.blocks.block_size == 0:
+        positions = [sequence.num_positions for sequence in sequences]
+        for sequence, position in zip(sequences, positions, strict=True):
+            if position % self.blocks.block_size == 0:
                 self._send_block(sequence)
         self._predict(batch)
         frames = self.networks.codes[: len(sequences)]
@@ -204,7 +205,7 @@ class ModelRunner:
             on_codes(frames)
         self._readings.rotate()
         readings = self._readings[0][: len(sequences)] if self._readings else None
-        length = self._length(max(sequence.num_positions for sequence in sequences) + 1)
+        length = self._length(max(positions) + 1)
         advance = partial(self._advance, batch, length=length, readings=readings)
         if self._on_cpu:
             self._pending_advance = advance

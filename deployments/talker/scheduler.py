@@ -149,11 +149,14 @@ class Scheduler:
         """
         preempted = False
         for sequence in list(self.running.values()):
-            while sequence.id in self.running and not self.blocks.can_hold(sequence.id, sequence.num_positions + 1):
+            needed = sequence.num_positions + 1
+            if self.blocks.holds(sequence.id, needed):
+                continue
+            while sequence.id in self.running and not self.blocks.can_hold(sequence.id, needed):
                 self._preempt(next(reversed((self._running_background or self.running).values())))
                 preempted = True
             if sequence.id in self.running:
-                self.blocks.grow(sequence.id, sequence.num_positions + 1)
+                self.blocks.grow(sequence.id, needed)
         return preempted
 
     def _preempt(self, sequence: Sequence) -> None:

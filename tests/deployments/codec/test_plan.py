@@ -179,7 +179,7 @@ def test_what_is_not_ready_has_no_size(chunks: int, load: int) -> None:
     for available in range(14):
         for lead_s in (0.0, 0.2, 0.3, 3.0):
             size = plan.size(available, ended=False, lead_s=lead_s, load=load)
-            is_ready = plan.is_ready(available, lead_s=lead_s)
+            is_ready = lead_s <= plan.lead_to_decode_s(available)
             assert is_ready or not size
             outcomes.add((is_ready, bool(size)))
     assert outcomes >= {(False, False), (True, True)}

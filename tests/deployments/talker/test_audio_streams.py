@@ -1,3 +1,4 @@
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -529,3 +530,34 @@ def test_a_job_whose_slot_is_full_is_decoded_whatever_others_want() -> None:
     for _ in range(CODE_RING):
         audio.add_frames(range(9), frames_of(9))
     assert audio._streams[0].waiting < CODE_RING // 2
+
+
+def test_a_stream_that_is_not_looked_at_wants_no_call(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots, sizes, rng = FakeSlots(), list[bool](), random.Random(1)
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+
+    def candidates(self: AudioStreams, now_s: float) -> list[audio_streams._Candidate]:
+        for stream in self._streams.values():
+            if stream.waiting and self._size(stream, now_s):
+                sizes.append(stream.earliest_call_s <= now_s)
+        return original(self, now_s)
+
+    original = AudioStreams._candidates
+    monkeypatch.setattr(AudioStreams, "_candidates", candidates)
+    number, going = 0, list[int]()
+    for _ in range(1500):
+        clock.now_s += rng.choice((0.001, 0.01, 0.05))
+        if len(going) < 12 and rng.random() < 0.3:
+            number += 1
+            prefix = np.zeros((rng.randrange(1, 40), 16), np.int16) if rng.random() < 0.3 else None
+            audio.open(number, prefix, frames=ALL_FRAMES, background=rng.random() < 0.2)
+            going.append(number)
+        spoken = [each for each in going if rng.random() < 0.8]
+        audio.add_frames(spoken, frames_of(len(spoken)))
+        if going and rng.random() < 0.1:
+            audio.finish(going.pop(rng.randrange(len(going))))
+        for decode_call in slots.decode_calls:
+            decode_call.done = decode_call.done or rng.random() < 0.5
+        audio.take()
+    assert len(sizes) > 1000
+    assert all(sizes)

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from deployments.errors import CheckpointError, InvalidRequest, Overloaded, TalkerLost
-from deployments.protocol import ClonePrompt, FrameChunk, GenerateRequest, Mailbox
+from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, GenerateRequest, Mailbox
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from deployments.talker.client import EngineClient, _next_chunk
 from deployments.talker.deployment import TalkerReplica
@@ -221,8 +221,18 @@ async def test_the_prompt_of_a_recording_is_in_the_chunk_of_what_has_arrived() -
     queue: asyncio.Queue[FrameChunk | Exception] = asyncio.Queue()
     for told in (None, prompt, None):
         queue.put_nowait(FrameChunk(codes, 3, clone_prompt=told))
-    chunk = await _next_chunk(queue)
+    chunk = await _next_chunk(queue, 0)
     assert (len(chunk.codes), chunk.clone_prompt) == (3, prompt)
+
+
+async def test_frames_of_a_job_wait_for_each_other_until_the_stream_ends_or_fails() -> None:
+    queue: asyncio.Queue[FrameChunk | Exception] = asyncio.Queue()
+    chunk = FrameChunk(np.zeros((4, 16), np.int16), 3)
+    for item in (*[chunk] * 4, replace(chunk, finish_reason=FinishReason.STOP), chunk, TalkerLost("gone")):
+        queue.put_nowait(item)
+    assert [len((await _next_chunk(queue, 10)).codes) for _ in range(2)] == [20, 4]
+    with pytest.raises(TalkerLost):
+        await _next_chunk(queue, 10)
 
 
 async def test_the_engine_process_says_how_much_it_has_forgotten(client: EngineClient) -> None:
