@@ -103,7 +103,7 @@ class RequestRecord:
             request_id, time.time_ns(), client=self.client, method=self.method, path=self.path, key=self.key
         )
 
-    def begin(self, voice: str | None, samples_per_s: float) -> None:
+    def note_speech(self, voice: str | None, samples_per_s: float) -> None:
         """It is going to be spoken: known to the command, which shows it where the server is stopped before its end."""
         self.voice, self.samples_per_s, self.is_speech = voice, samples_per_s, True
         self._tell(is_over=False)

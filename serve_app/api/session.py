@@ -404,7 +404,7 @@ class Session:
         stored = await stored_voice(body, self._info, self._voices)
         wish = replace(self._wish, body=body, spoken=spoken, stored=stored)
         request = await build_request(wish, self._settings, self._voices, live=live, **who)
-        turn.record.begin(request.voice, self._info.sample_rate * body.speed)
+        turn.record.note_speech(request.voice, self._info.sample_rate * body.speed)
         return request
 
     def _follow(self, turn: Turn, text: LiveText | SpokenText) -> None:

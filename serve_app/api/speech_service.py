@@ -187,7 +187,7 @@ class SpeechService:
         self, request: Request, wish: Wish, content_type: str | None, previous: str
     ) -> tuple[SynthesisRequest, dict[str, str]]:
         """The utterance, which goes on from the request before it if the wish names one, and the response's headers."""
-        utterance = await self.begin_utterance(request, wish)
+        utterance = await self.make_utterance(request, wish)
         if (previous_id := wish.body.previous_request_id) is not None:
             utterance = replace(utterance, tail=self._tails.find(utterance, previous_id))
             if utterance.tail is None:
@@ -207,7 +207,7 @@ class SpeechService:
         ]
         return turns_of([replace(first, seed=utterance.seed, tail=utterance.tail, marks=utterance.marks), *later])
 
-    async def begin_utterance(
+    async def make_utterance(
         self, request: HTTPConnection, wish: Wish, *, record: RequestRecord | None = None
     ) -> SynthesisRequest:
         """The utterance of a request, or of a socket's message with its own `record`. Raises InvalidRequest."""
@@ -215,7 +215,7 @@ class SpeechService:
         client = state_of(request).caller.name
         asked = await build_request(wish, self.settings, self.voices, request_id=record.request_id, client=client)
         state_of(request).upload.release()
-        record.begin(
+        record.note_speech(
             asked.voice if wish.stored is None else wish.stored.id, wish.info.sample_rate * wish.delivery.speed
         )
         is_timed = self.settings.server_timing or TIMING_HEADER in request.headers

@@ -18,37 +18,37 @@ _BEGINNING = b"HTTP/1.1 "
 _CONTINUE = b"HTTP/1.1 100 "  # comes before the answer's own status line
 
 
-class _BegunAnswers:
+class _EarlyAnswers:
     """A transport on which the beginning of an answer may have been written before the answer is known."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._has_begun = False
+        self._beginning_is_written = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
-    def begin(self) -> None:
+    def write_beginning(self) -> None:
         """Write the beginning that every answer has."""
-        if not self._has_begun:
-            self._has_begun = True
+        if not self._beginning_is_written:
+            self._beginning_is_written = True
             self._transport.write(_BEGINNING)
 
     def write(self, data: bytes) -> None:
         """Write `data` without the bytes that are written already."""
-        if not self._has_begun or not data:
+        if not self._beginning_is_written or not data:
             self._transport.write(data)
             return
         assert data.startswith(_BEGINNING)
-        self._has_begun = data.startswith(_CONTINUE)
-        self._transport.write(data[len(_BEGINNING) :] + (_BEGINNING if self._has_begun else b""))
+        self._beginning_is_written = data.startswith(_CONTINUE)
+        self._transport.write(data[len(_BEGINNING) :] + (_BEGINNING if self._beginning_is_written else b""))
 
 
 class TakenHttp(HttpToolsProtocol):
     """uvicorn's HTTP protocol. Answers begin when their requests are taken, and end where no client reads them."""
 
     def connection_made(self, transport: BaseTransport) -> None:
-        self._answers = _BegunAnswers(cast("Transport", transport))
+        self._answers = _EarlyAnswers(cast("Transport", transport))
         self._reader = ReaderClock(cast("Transport", transport), self.loop)
         super().connection_made(cast("Transport", self._answers))
 
@@ -66,9 +66,9 @@ class TakenHttp(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         """Called with the head of a handshake."""
-        self._answers.begin()
+        self._answers.write_beginning()
         super().handle_websocket_upgrade()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._answers.begin()
+        self._answers.write_beginning()
         super()._start_asgi_task(cycle, app)

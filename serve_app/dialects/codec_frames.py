@@ -39,7 +39,7 @@ _OF_AUDIO = ("response_format", "stream_format", "sample_rate", "speed", "word_t
 async def speak(service: SpeechService, request: Request) -> Response:
     """Speaks `input` as a stream of records; the other fields are those of `/v1/audio/speech`."""
     wish = await _wished(service, await read_speech(request, service))
-    utterance = await service.begin_utterance(request, wish)
+    utterance = await service.make_utterance(request, wish)
     usage = state_of(request).record.usage
     body = _records(service.chunks(utterance, wish.info), wish.info, usage)
     headers = {"content-type": CONTENT_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -136,7 +136,7 @@ class FramesSocket(Connection):
         record = state.record.another(request_id)
         try:
             state.caller.request()
-            utterance = await self.service.begin_utterance(self.socket, wish, record=record)
+            utterance = await self.service.make_utterance(self.socket, wish, record=record)
             chunks = self.service.chunks(utterance, wish.info)
             async with aclosing(_records(chunks, wish.info, record.usage)) as records:
                 async for data in records:

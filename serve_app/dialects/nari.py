@@ -40,10 +40,10 @@ class NariSocket(WishedConnection):
             case "request.start":
                 await self._start(fields)
             case "input_text.append":
-                self._begun().append(self._text(fields))
+                self._open_session().append(self._text(fields))
                 await self._acknowledge(fields)
             case "input_text.end":
-                self._begun().close()
+                self._open_session().close()
                 await self._acknowledge(fields)
             case "response.cancel":
                 await self.stop()
@@ -70,7 +70,7 @@ class NariSocket(WishedConnection):
         self._session = self.converse(self.service.session(self.socket, wish, request_id=self.request_id), self.say)
         await self.send("request.configured", request_id=self.request_id, **wish.notes())
 
-    def _begun(self) -> Session:
+    def _open_session(self) -> Session:
         if self._session is None:
             raise InvalidRequest("request.start comes first.", "type")
         return self._session

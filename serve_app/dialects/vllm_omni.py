@@ -90,7 +90,7 @@ async def _speak_item(
     if fields.get(ignored_fields.PREVIOUS) is not None:
         reasons[ignored_fields.PREVIOUS] = "items stand by themselves"
     wish = await strict_wish(service, fields, default=AudioFormat.WAV, reasons=reasons)
-    utterance = await service.begin_utterance(request, wish)
+    utterance = await service.make_utterance(request, wish)
     utterance = replace(utterance, request_id=f"{utterance.request_id}-{number}")
     usage, rendering = Usage(), replace(wish.delivery, whole=True).rendering(wish.info)
     kept.expect(wish.body, wish.delivery, wish.info)

@@ -172,7 +172,7 @@ async def _speak(
     changes: Json = {"max_new_tokens": most if asked is None else min(asked, most)}
     if wish.body.seed is not None:
         changes["seed"] = (wish.body.seed + number) % 2**64
-    utterance = await service.begin_utterance(request, replace(wish, body=wish.body.model_copy(update=changes)))
+    utterance = await service.make_utterance(request, replace(wish, body=wish.body.model_copy(update=changes)))
     utterance = replace(utterance, request_id=f"{utterance.request_id}-{number + 1}")
     usage, pcm = Usage(), bytearray()
     async with aclosing(service.chunks(utterance, wish.info)) as chunks:

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 _TOLD_S = 5.0  # between two lines in the log about a start that a request waits for
 
 
-class BegunSpeech:
-    """Audio of one utterance: the chunks that were read until the first one with samples, then the others."""
+class PeekedSpeech:
+    """Speech that was read as far as its first samples. `next` gives all of its chunks, these first."""
 
     def __init__(self, chunks: AsyncGenerator[PcmChunk, None]) -> None:
         self._chunks = chunks
@@ -38,7 +38,7 @@ class BegunSpeech:
     def reason(self) -> FinishReason | None:
         return self._read[-1].finish_reason if self._read else None
 
-    async def begin(self, *, seed: int | None) -> None:
+    async def peek(self, *, seed: int | None) -> None:
         """Read up to the first samples. The chunks read get the `seed`, if it is not the request's."""
         while not (self._read and self._read[-1].pcm) and (chunk := await anext(self._chunks, None)) is not None:
             self._read.append(chunk if seed is None else replace(chunk, seed=seed))
@@ -48,14 +48,14 @@ class BegunSpeech:
 
 
 class SpeechStart:
-    """Begins the speech of requests, and waits for the first audio of each."""
+    """Asks for the speech of requests, and waits for the first audio of each."""
 
     def __init__(self, synthesizer: Synthesizer, room: Room) -> None:
         self._long_text, self._room = LongText(synthesizer, model=room.model), room
 
     async def await_first_audio(
         self, request: SynthesisRequest, live: LiveText | None, info: ModelInfo, opened: AsyncExitStack
-    ) -> BegunSpeech:
+    ) -> PeekedSpeech:
         """Speech whose first samples have come, which they have to within a time limit. `opened` closes its calls.
 
         `live`: the text of the request, if the client is still writing it. Raises Overloaded, NotReady.
@@ -87,17 +87,17 @@ class SpeechStart:
 
     async def _until_audio(
         self, request: SynthesisRequest, live: LiveText | None, info: ModelInfo, opened: AsyncExitStack
-    ) -> BegunSpeech:
-        """The result of `_begun`. Speech that ends badly with its first audio is made again, once, if the request
-        allows it: nothing of it was sent.
+    ) -> PeekedSpeech:
+        """Speech with its first samples. What ends badly with them is made again, once, if the request allows it:
+        nothing of it was sent.
         """
-        speech = await self._begun(request, live, info, opened)
+        speech = await self._attempt(request, live, info, opened)
         if not (request.redraws and speech.has_failed):
             return speech
         again = redraw(request, speech.reason, draw_seed(), model=self._room.model)
-        return await self._begun(again, live, info, opened, seed=again.seed)
+        return await self._attempt(again, live, info, opened, seed=again.seed)
 
-    async def _begun(
+    async def _attempt(
         self,
         request: SynthesisRequest,
         live: LiveText | None,
@@ -105,10 +105,11 @@ class SpeechStart:
         opened: AsyncExitStack,
         *,
         seed: int | None = None,
-    ) -> BegunSpeech:
+    ) -> PeekedSpeech:
+        """One call of the rung below, with its first samples. `seed`: of a second attempt."""
         audio = self._long_text.synthesize(request, info) if live is None else self._live_audio(request, live, info)
-        speech = BegunSpeech(await opened.enter_async_context(aclosing(audio)))
-        await speech.begin(seed=seed)
+        speech = PeekedSpeech(await opened.enter_async_context(aclosing(audio)))
+        await speech.peek(seed=seed)
         return speech
 
     def _live_audio(self, request: SynthesisRequest, live: LiveText, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
@@ -135,27 +136,27 @@ class SpeechStart:
 
 
 @asynccontextmanager
-async def _limited(allowed_s: float, live: LiveText | None, begin: Callable[[], None]) -> AsyncIterator[None]:
+async def _limited(allowed_s: float, live: LiveText | None, on_start: Callable[[], None]) -> AsyncIterator[None]:
     """Raises TimeoutError if the block takes longer than `allowed_s` seconds.
 
-    The time begins at once, or with a `live` text as soon as the client has written enough of it to be spoken. `begin`
-    is called when it does.
+    The time begins at once, or with a `live` text as soon as the client has written enough of it to be spoken. Then
+    `on_start` is called.
     """
     if live is None:
-        begin()
+        on_start()
         async with asyncio.timeout(allowed_s):
             yield
         return
     is_plenty, loop = live.is_plenty, asyncio.get_running_loop()
     async with asyncio.timeout(None) as limit:
 
-        async def begin_once_written() -> None:
+        async def start_once_written() -> None:
             await is_plenty()
             limit.reschedule(loop.time() + allowed_s)
-            begin()
+            on_start()
 
-        beginning = asyncio.create_task(begin_once_written())
+        starting = asyncio.create_task(start_once_written())
         try:
             yield
         finally:
-            beginning.cancel()
+            starting.cancel()
