@@ -44,7 +44,7 @@ PRINTED_IN = ("README.md", ARCHITECTURE)
 ROUNDED = 0.05  # printed numbers of lines and of all files may differ by as much
 GENERATORS = (  # between the socket and the engine
     ("serve_app/api/response.py", "audio_body"),
-    ("serve_app/speech/admission.py", "Admission.admit"),
+    ("serve_app/speech/admission.py", "Admission.synthesize"),
     ("deployments/serving/failover.py", "persist"),
     ("deployments/serving/handles.py", "read_replica"),
     ("deployments/serving/replica.py", "Replica.stream"),

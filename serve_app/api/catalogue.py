@@ -9,7 +9,8 @@ from starlette.responses import JSONResponse
 from deployments.errors import InvalidRequest, ModelNotFound, StartError
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.config import CLONE_ALIAS, ApiSettings
-from serve_app.speech.models import Models, ModelState
+from serve_app.speech.model_admissions import ModelAdmissions
+from serve_app.speech.model_state import ModelState
 from serve_app.voices.library import Voices
 from serve_app.voices.record import StoredVoice
 
@@ -205,7 +206,7 @@ def not_loaded(name: str, models: Sequence[ModelInfo], settings: ApiSettings) ->
     return ModelNotFound(f"The model {name[:80]!r} is not loaded. Available: {known}.")
 
 
-def catalogue_routes(models: Models, settings: ApiSettings, voices: Voices) -> APIRouter:
+def catalogue_routes(models: ModelAdmissions, settings: ApiSettings, voices: Voices) -> APIRouter:
     """`GET /v1/models`, `/v1/models/{id}`, `/v1/audio/models` and `/v1/audio/voices`."""
     router = APIRouter()
 

@@ -18,7 +18,7 @@ from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 
 from deployments.serving import metrics
-from serve_app.speech.models import Models
+from serve_app.speech.model_admissions import ModelAdmissions
 
 Json = dict[str, object]
 Sizes = Mapping[str, tuple[int, int]]  # replicas wanted and running, by pool
@@ -39,9 +39,9 @@ class Recent:
         """`clock`: seconds since the epoch."""
         self._clock = clock
         self._slices: deque[tuple[int, Counter[str]]] = deque(maxlen=_SLICES)  # by their number since the epoch
-        self._models: Models | None = None
+        self._models: ModelAdmissions | None = None
 
-    def watch(self, models: Models) -> None:
+    def watch(self, models: ModelAdmissions) -> None:
         """Whose streams are counted."""
         self._models = models
 
@@ -132,7 +132,7 @@ def _percentile(classes: Counter[int], share: float) -> float | None:
     return None
 
 
-def cluster_routes(models: Models, status: ClusterStatus) -> APIRouter:
+def cluster_routes(models: ModelAdmissions, status: ClusterStatus) -> APIRouter:
     """`GET /status`."""
     router, version, room = APIRouter(), importlib.metadata.version("talkray"), asyncio.Lock()
     kept: Json = {}

@@ -31,7 +31,8 @@ from serve_app.jobs.desk import Jobs
 from serve_app.speech.admission import Admission, always
 from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.models import Models, ModelState, ModelStatus, ready
+from serve_app.speech.model_admissions import ModelAdmissions
+from serve_app.speech.model_state import ModelState, ModelStatus, ready
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.voices.library import Voices
 
@@ -71,7 +72,7 @@ def create_api(
     """
     live_texts, voices = live_texts or LiveTexts(), voices or Voices.of(settings.voices)
     tails = Tails()
-    models = Models(
+    models = ModelAdmissions(
         {
             name: _admission(name, *each, node=node, live_texts=live_texts, tails=tails)
             for name, each in synthesizers.items()
@@ -142,7 +143,7 @@ async def _answer_error(request: HTTPConnection, error: Exception) -> Response:
     return reply.response()
 
 
-def status_routes(models: Models, settings: ApiSettings, is_ready: Callable[[], bool]) -> APIRouter:
+def status_routes(models: ModelAdmissions, settings: ApiSettings, is_ready: Callable[[], bool]) -> APIRouter:
     router = APIRouter()
 
     @router.get("/v1", include_in_schema=False)
@@ -168,7 +169,7 @@ def status_routes(models: Models, settings: ApiSettings, is_ready: Callable[[], 
     return router
 
 
-async def _ready_of(models: Models, settings: ApiSettings, name: str | None) -> dict[str, object]:
+async def _ready_of(models: ModelAdmissions, settings: ApiSettings, name: str | None) -> dict[str, object]:
     """The answer of `/ready` with several models. Raises NotReady, ModelNotFound."""
     states, known = models.states(), await models.infos()
     named = [voice for info in known for voice in info.voices]

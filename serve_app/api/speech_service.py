@@ -31,7 +31,7 @@ from serve_app.speech.characters import is_speakable
 from serve_app.speech.dialogue import DialogueTimes, in_turns, turns_of
 from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.models import Models
+from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.speech.redraw import draw_seed, redraw
 from serve_app.speech.segments import Segments
 from serve_app.speech.synthesizer import silence
@@ -52,7 +52,7 @@ class SpeechService:
 
     def __init__(
         self,
-        models: Models,
+        models: ModelAdmissions,
         settings: ApiSettings,
         *,
         live_texts: LiveTexts,
@@ -130,7 +130,7 @@ class SpeechService:
         """
         utterance, headers = await self._prepared(request, wish, content_type, previous)
         usage, times = state_of(request).record.usage, _word_times([wish])
-        audio = _audio(self.chunks(utterance, wish.info), wish, usage, times)
+        audio = _audio(self.synthesize(utterance, wish.info), wish, usage, times)
         return SpeechResponse(audio if make_body is None else make_body(audio, times), headers, usage=usage)
 
     async def whole(
@@ -148,7 +148,7 @@ class SpeechService:
 
         def attempt(utterance: SynthesisRequest, usage: Usage) -> AnswerAttempt:
             times = _word_times([wish])
-            audio = _audio(self.chunks(utterance, wish.info), wish, usage, times, kept)
+            audio = _audio(self.synthesize(utterance, wish.info), wish, usage, times, kept)
             return AnswerAttempt(audio, usage, make_body, times, forget=partial(self._tails.drop, utterance))
 
         def retry() -> AnswerAttempt:
@@ -173,9 +173,9 @@ class SpeechService:
         utterance, headers = await self._prepared(request, wish, content_type, previous)
         first, *later = await self._turns(request, utterance, turns)
         usage, times = state_of(request).record.usage, _word_times(turns)
-        chunks = self.chunks(first, wish.info)
+        chunks = self.synthesize(first, wish.info)
         if later:
-            chunks = in_turns([first, *later], lambda turn: self.chunks(turn, wish.info))
+            chunks = in_turns([first, *later], lambda turn: self.synthesize(turn, wish.info))
         if make_whole_body is None:
             audio = _audio(chunks, wish, usage, times)
             return SpeechResponse(audio if make_body is None else make_body(audio, times), headers, usage=usage)
@@ -221,8 +221,8 @@ class SpeechService:
         is_timed = self.settings.server_timing or TIMING_HEADER in request.headers
         return start_marks(asked, record.received_ns) if is_timed else asked
 
-    def chunks(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The utterance's audio; a moment of silence if its text has nothing to speak."""
+    def synthesize(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+        """The audio of one utterance. This rung answers a text with nothing to speak by a moment of silence."""
         return self.models.synthesize(utterance, info) if is_speakable(utterance.text) else _silent(info)
 
 

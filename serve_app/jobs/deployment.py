@@ -17,7 +17,8 @@ from serve_app.scaling.pool_watch import PoolWatch
 from serve_app.speech.admission import Admission
 from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.models import Models, ModelStatus
+from serve_app.speech.model_admissions import ModelAdmissions
+from serve_app.speech.model_state import ModelStatus
 from serve_app.voices.library import Voices
 
 _POLL_S = 0.25
@@ -36,7 +37,7 @@ class JobsReplica:
         synthesizers = {each.name: HandleSynthesizer(each) for each in models}
         admissions = {name: Admission(each, settings.admission) for name, each in synthesizers.items()}
         service = SpeechService(
-            Models(admissions), settings, live_texts=LiveTexts(), voices=self._voices, tails=Tails()
+            ModelAdmissions(admissions), settings, live_texts=LiveTexts(), voices=self._voices, tails=Tails()
         )
         maker = SegmentMaker(synthesizers, self._voices)
         self._desk = JobDesk(service, maker, settings.jobs, hindrance=self._hindrance)

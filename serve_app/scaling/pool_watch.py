@@ -18,7 +18,7 @@ from ray.serve.exceptions import RayServeException
 from deployments.serving import metrics, ray_private
 from deployments.serving.ray_private import Pool
 from deployments.serving.reports import Start, start_key
-from serve_app.speech.models import ModelState
+from serve_app.speech.model_state import ModelState
 
 logger = logging.getLogger(__name__)
 

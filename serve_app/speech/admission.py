@@ -16,7 +16,7 @@ from deployments.serving import metrics
 from serve_app.config import AdmissionSettings
 from serve_app.speech.joints import SpokenEnd, Tails
 from serve_app.speech.live_text import LiveText, LiveTexts
-from serve_app.speech.models import ModelState, ready
+from serve_app.speech.model_state import ModelState, ready
 from serve_app.speech.room import Room
 from serve_app.speech.speech_start import SpeechStart
 from serve_app.speech.synthesizer import Synthesizer
@@ -86,8 +86,11 @@ class Admission:
     async def describe(self) -> ModelInfo:
         return await self._synthesizer.describe()
 
-    async def admit(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of one utterance. Raises Overloaded if it would come late, NotReady while no talker has started."""
+    async def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+        """The audio of one utterance. This rung lets the stream in or refuses it, and measures what it sends.
+
+        Raises Overloaded if the audio would come late, NotReady while no talker has started.
+        """
         room = self.room
         if not request.is_underway:
             room.check(request.client)

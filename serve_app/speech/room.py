@@ -13,7 +13,7 @@ from deployments.errors import NotReady, Overloaded, Starting
 from deployments.limits import Rate, StreamLimit
 from deployments.serving import metrics
 from serve_app.config import AdmissionSettings
-from serve_app.speech.models import ModelState, ModelStatus
+from serve_app.speech.model_state import ModelState, ModelStatus
 
 # The usual time to first audio is the least of the latest _LATEST times, and _USUAL_S before the first of them.
 _LATEST = 50

@@ -1,6 +1,6 @@
 """The interface between the HTTP surface and the part that makes audio.
 
-A request passes three objects with this interface: `Models` finds its model, `Admission` bounds the load, and
+A request passes three objects with this interface: `ModelAdmissions` finds its model, `Admission` bounds the load, and
 `HandleSynthesizer` of the ingress calls the replicas. Between the last two, `SpeechStart` waits for the first audio and
 `LongText` cuts a long text into segments. Tests put a fake in place of `HandleSynthesizer`.
 """

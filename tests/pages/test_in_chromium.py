@@ -23,7 +23,7 @@ from serve_app.api.routes import Node
 from serve_app.cli.ray_settings import free_port
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.models import ModelState, ModelStatus, ready
+from serve_app.speech.model_state import ModelState, ModelStatus, ready
 from tests.pages.browsers import IS_READY, seen_in, starting, told
 from tests.serve_app.fake import BASE, FOLLOWED, FOLLOWED_TEXT, VOICE_DESIGN, FakeSynthesizer, followed, utterance
 from tests.serve_app.one_model import one_api

@@ -16,7 +16,7 @@ from serve_app.jobs.making import SegmentMaker
 from serve_app.speech.admission import Admission
 from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.models import Models
+from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.voices.library import Voices
 from tests.serve_app.fake import FOLLOWED, FakeSynthesizer, tone
 from tests.serve_app.one_model import one_api
@@ -69,7 +69,7 @@ class Server:
             voices=VoiceSettings(store=str(folder)), jobs=jobs or JobSettings(), access=access or AccessSettings()
         )
         self.voices = Voices.of(settings.voices)
-        models = Models({"": Admission(speaker, settings.admission)})
+        models = ModelAdmissions({"": Admission(speaker, settings.admission)})
         service = SpeechService(models, settings, live_texts=LiveTexts(), voices=self.voices, tails=Tails())
         self.hindrance: str | None = None
         maker = SegmentMaker({"": speaker}, self.voices)

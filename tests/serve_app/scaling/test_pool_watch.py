@@ -11,7 +11,7 @@ from deployments.serving.ray_private import PROXY, Pool
 from deployments.serving.reports import Start, start_key
 from serve_app.scaling import pool_watch
 from serve_app.scaling.pool_watch import PoolWatch, Seen, turns_per_look
-from serve_app.speech.models import ModelStatus
+from serve_app.speech.model_state import ModelStatus
 
 ONE_MODEL = {"": ("Talker", "Codec")}
 

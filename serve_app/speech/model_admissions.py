@@ -1,0 +1,57 @@
+"""Several models behind the one port to speech, each with an admission of its own."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+
+from deployments.errors import NotReady
+from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
+from serve_app.speech.admission import Admission
+from serve_app.speech.model_state import ModelState
+
+
+class ModelAdmissions:
+    """Each model's Admission by the model's name; the first is the default. A single one has the empty name."""
+
+    def __init__(self, admissions: Mapping[str, Admission]) -> None:
+        self._admissions = admissions
+
+    async def describe(self) -> ModelInfo:
+        """The default model. Raises NotReady."""
+        return await next(iter(self._admissions.values())).describe()
+
+    async def infos(self) -> Sequence[ModelInfo]:
+        """Every model that can be described now, the default first. Raises NotReady if none can."""
+        if len(self._admissions) == 1:
+            return [await self.describe()]
+        asked = [each.describe() for each in self._admissions.values()]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        known = [each for each in answers if isinstance(each, ModelInfo)]
+        failed = [each for each in answers if isinstance(each, BaseException) and not isinstance(each, NotReady)]
+        if failed or not known:
+            raise failed[0] if failed else NotReady("no model can be described yet")
+        return known
+
+    def __len__(self) -> int:
+        return len(self._admissions)
+
+    def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+        """The audio of one utterance. This rung chooses the Admission of the request's model. Raises as that does."""
+        return self._admissions[request.model].synthesize(request, info)
+
+    def check_room(self, client: str) -> None:
+        """Raises Overloaded or NotReady if every model would refuse a request of this client now.
+
+        The default model's refusal counts then, and none if another one has room.
+        """
+        if all(admission.room.would_refuse(client) for admission in self._admissions.values()):
+            next(iter(self._admissions.values())).room.check(client)
+
+    def load(self) -> tuple[int, int, int]:
+        """Streams of all models here that are spoken, that wait for their first audio, and that may be open at most."""
+        rooms = [admission.room for admission in self._admissions.values()]
+        speaking, streams = sum(room.num_speaking for room in rooms), sum(room.num_streams for room in rooms)
+        return speaking, streams - speaking, sum(room.settings.max_streams for room in rooms)
+
+    def states(self) -> dict[str, ModelState]:
+        """The state of each model, by its name."""
+        return {name: admission.state() for name, admission in self._admissions.items()}

@@ -1,0 +1,59 @@
+"""Whether a model speaks, and how far its start is."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from deployments.serving.reports import Start
+
+_USUAL_START_S = 25.0  # of a talker whose start nobody has seen: on a GPU, with compiled kernels
+_NEARLY = 99  # per cent, until it is there
+_LONGEST_REASON = 300
+
+
+class ModelStatus(StrEnum):
+    """Whether a model speaks."""
+
+    READY = "ready"
+    LOADING = "loading"
+    AT_ZERO = "at zero"  # for lack of requests, and the next one starts it
+    FAILED = "failed"  # its latest start; Serve tries again
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """A model as its pools are now."""
+
+    status: ModelStatus
+    stage: str = ""  # what its start is busy with, or why it failed
+    percent: int | None = None  # how far a start is: the share of the time that the last start took
+    ready_in_s: float | None = None
+
+    @classmethod
+    def of(cls, start: Start | None, *, wanted: int, running: bool, now_s: float) -> "ModelState":
+        """From what Serve wants of the talker pool and the note of its latest start."""
+        usual_s = (start and (start.took_s or start.usual_s)) or _USUAL_START_S
+        if running:
+            return cls(ModelStatus.READY)
+        if not wanted:
+            return cls(ModelStatus.AT_ZERO, ready_in_s=usual_s)
+        if start is None or start.took_s is not None:  # Serve looks for a place
+            return cls(ModelStatus.LOADING, "waiting for a place", 0, usual_s)
+        if start.failed is not None:
+            return cls(ModelStatus.FAILED, start.failed[:_LONGEST_REASON], ready_in_s=usual_s)
+        spent_s = max(0.0, now_s - start.began_s)
+        percent = min(_NEARLY, int(100 * spent_s / usual_s))
+        return cls(ModelStatus.LOADING, start.stage, percent, max(1.0, usual_s - spent_s))
+
+    def as_json(self) -> dict[str, object]:
+        """The fields of the state for JSON."""
+        fields = {"state": self.status, "percent": self.percent, "stage": self.stage or None}
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def __str__(self) -> str:
+        how = "" if self.percent is None else f" ({self.percent} %)"
+        return f"{self.status}{how}" + (f": {self.stage}" if self.stage else "")
+
+
+def ready() -> ModelState:
+    """The state of a pool that cannot go to zero."""
+    return ModelState(ModelStatus.READY)
