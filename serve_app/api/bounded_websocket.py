@@ -75,7 +75,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.conn.parser.close()  # it holds the last frame
         self._reader.stop()
         self._leave = None  # it holds the application's side of the connection
-        self._forget()
+        self._drop_message()
         super().connection_lost(exc)
 
     async def run_asgi(self) -> None:
@@ -177,12 +177,12 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.close_sent = True
         self.close_timer = self.loop.call_later(_LAST_WORDS_S, self.transport.close)
-        self._forget()
+        self._drop_message()
         if self.read_paused:
             self.read_paused = False
             self.transport.resume_reading()
 
-    def _forget(self) -> None:
+    def _drop_message(self) -> None:
         """Drop the received part of a message; the connection's objects may live on for long."""
         self.frames = []
         self._unread.clear()

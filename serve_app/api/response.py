@@ -49,7 +49,7 @@ class AnswerAttempt:
     usage: Usage  # what `body` counts
     make_body: WholeBody | None = None  # makes the answer of all audio; None: the audio is the answer
     times: WordTimes | None = None  # the words of `body`
-    forget: Callable[[], None] = _nothing  # called if it is not sent
+    drop_tail: Callable[[], None] = _nothing  # called if it is not sent
 
     def parts(self, content: bytes) -> Iterable[bytes]:
         """The answer, of all that `body` made."""
@@ -235,7 +235,7 @@ class WholeResponse(SpeechResponse):
         try:
             content = await collected(other.body, self._kept, beside=len(content))
         except TalkrayError as error:
-            other.forget()
+            other.drop_tail()
             logger.warning("an answer that ended badly (%s) stays: %s", self._usage.finish_reason, error)
             return self._attempt, content
         self._usage.become(other.usage)

@@ -254,9 +254,9 @@ class Session:
 
         `played_s` is how much of the session's audio the listener has heard, since its beginning or the last `clear`.
         """
-        before = self._forget_events()
+        before = self._drop_events()
         await self._stop()
-        before += self._forget_events()
+        before += self._drop_events()
         cleared = Cleared(tuple(self._turns), *self._at_playback(played_s))
         for turn in cleared.turns:
             self._end(turn, "cancelled")
@@ -440,7 +440,7 @@ class Session:
         heard = started[-1] if started else turns[0]
         return heard, heard.spoken(played_s)
 
-    def _forget_events(self) -> list[Cleared]:
+    def _drop_events(self) -> list[Cleared]:
         """Drops all waiting events but the answers to earlier calls of `clear`, which it returns."""
         events = [self._events.get_nowait() for _ in range(self._events.qsize())]
         return [event for event in events if isinstance(event, Cleared)]

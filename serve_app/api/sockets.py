@@ -339,7 +339,7 @@ class ContextConnection(Connection):
         if name in self._contexts:  # an earlier one of this name has ended, and its last events are being sent
             _, ending = self._contexts[name]
             await asyncio.wait((ending,))
-            self._forget(name, ending)
+            self._remove(name, ending)
         if len(self._contexts) >= MAX_CONTEXTS:
             message = f"{MAX_CONTEXTS} contexts are open; close one before you open another."
             raise InvalidRequest(message, "context_id", "too_many_contexts")
@@ -348,7 +348,7 @@ class ContextConnection(Connection):
             self._takes[name] = wish.voice_take
         task = self.start(self._speak(name, session, is_first=not self._contexts))
         self._contexts[name] = session, task
-        task.add_done_callback(lambda done: self._forget(name, done))
+        task.add_done_callback(lambda done: self._remove(name, done))
         return session
 
     async def cancel(self, name: str) -> None:
@@ -357,7 +357,7 @@ class ContextConnection(Connection):
             _, task = self._contexts[name]
             task.cancel()
             await asyncio.wait((task,))
-            self._forget(name, task)
+            self._remove(name, task)
 
     def told(self, name: str) -> dict[str, object]:
         """What a message says of fields without effect and of the recording that speaks, once."""
@@ -375,7 +375,7 @@ class ContextConnection(Connection):
             await session.aclose()
             await say(Failed(error))
 
-    def _forget(self, name: str, task: asyncio.Task[None]) -> None:
+    def _remove(self, name: str, task: asyncio.Task[None]) -> None:
         if name in self._contexts and self._contexts[name][1] is task:
             del self._contexts[name]
             self._takes.pop(name, None)

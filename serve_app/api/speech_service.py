@@ -149,7 +149,7 @@ class SpeechService:
         def attempt(utterance: SynthesisRequest, usage: Usage) -> AnswerAttempt:
             times = _word_times([wish])
             audio = _audio(self.synthesize(utterance, wish.info), wish, usage, times, kept)
-            return AnswerAttempt(audio, usage, make_body, times, forget=partial(self._tails.drop, utterance))
+            return AnswerAttempt(audio, usage, make_body, times, drop_tail=partial(self._tails.drop, utterance))
 
         def retry() -> AnswerAttempt:
             other = redraw(utterance, usage.finish_reason, draw_seed(), model=wish.info.route)

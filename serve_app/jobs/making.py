@@ -11,8 +11,9 @@ from deployments.errors import EngineError, TalkrayError
 from deployments.protocol import Codes, FinishReason, ModelInfo, Reference, Stretch, SynthesisRequest
 from serve_app.jobs.record import JobPlan, Made, Manner, Part, Place, StoredJob
 from serve_app.jobs.store import packed
+from serve_app.speech.long_text import LongText
 from serve_app.speech.redraw import ended_badly, redraw
-from serve_app.speech.segments import LongText, Segments, segment_seed
+from serve_app.speech.segments import Segments, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.voices.library import Voices
 from serve_app.voices.record import VISITOR, Visitor
@@ -76,7 +77,8 @@ class SegmentMaker:
         segments = Segments.of(asked, max(info.max_segment_chars, len(request.text)))
         first = segments.known_segment(0)
         assert first is not None, "a text has a segment"
-        async with aclosing(LongText(self._synthesizers[request.model]).speak(first, segments, info)) as chunks:
+        long_text = LongText(self._synthesizers[request.model])
+        async with aclosing(long_text.synthesize_segments(first, segments, info)) as chunks:
             async for chunk in chunks:
                 speech.codes.append(chunk.codes)
                 speech.pcm += chunk.pcm

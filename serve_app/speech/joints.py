@@ -87,7 +87,7 @@ class Tails:
         self._kept[key] = _KeptTail(tail, _voice(request), time.monotonic() + _KEPT_S, num_bytes)
         self._num_bytes += num_bytes
         while self._num_bytes > _MOST_BYTES:
-            self._forget(next(iter(self._kept)))
+            self._remove(next(iter(self._kept)))
 
     def find(self, request: SynthesisRequest, previous_id: str) -> Tail | None:
         """The tail of the client's own request `previous_id`, if it is kept and has the voice of `request`."""
@@ -96,10 +96,10 @@ class Tails:
         return kept.tail if kept is not None and is_fit else None
 
     def drop(self, request: SynthesisRequest) -> None:
-        """Forget the tail of a request whose speech is thrown away."""
-        self._forget((request.client, request.request_id))
+        """Remove the tail of a request whose speech is thrown away."""
+        self._remove((request.client, request.request_id))
 
-    def _forget(self, key: tuple[str, str]) -> None:
+    def _remove(self, key: tuple[str, str]) -> None:
         if (kept := self._kept.pop(key, None)) is not None:
             self._num_bytes -= kept.num_bytes
 

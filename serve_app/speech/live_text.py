@@ -21,7 +21,8 @@ from deployments.protocol import Mailbox, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from serve_app.speech.characters import is_speakable
 from serve_app.speech.joints import Continuation, SpokenEnd
-from serve_app.speech.segments import Segments, heed, segment_request, segment_start
+from serve_app.speech.look_ahead import heed
+from serve_app.speech.segments import Segments, segment_request, segment_start
 from serve_app.speech.splitting import LiveSplit
 from serve_app.speech.spoken_text import TURN_CHARS, SpokenPiece, TextReader, TextRules
 from serve_app.speech.ssml import SsmlCheck
@@ -65,7 +66,7 @@ class LiveTexts:
         self._open[mailbox.token] = live
         return mailbox
 
-    def forget(self, mailbox: Mailbox) -> None:
+    def unshare(self, mailbox: Mailbox) -> None:
         self._open.pop(mailbox.token, None)
         self.server.remove(mailbox.token)
 
@@ -145,11 +146,11 @@ class LiveText(Segments):
             self._finish()
 
     def close(self) -> None:
-        """Forget the text, and end its speech."""
+        """Keep the text no longer, and end its speech."""
         self._end()
         for segment in self._segments:
             assert segment.live is not None
-            self._texts.forget(segment.live)
+            self._texts.unshare(segment.live)
 
     async def wait_for_words(self) -> bool:
         """Wait until the text is sure to have a word; False where it ends without one.

@@ -12,9 +12,9 @@ from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.speech.live_text import LiveText, without_clicks
+from serve_app.speech.long_text import LongText
 from serve_app.speech.redraw import draw_seed, ended_badly, redraw
 from serve_app.speech.room import Room
-from serve_app.speech.segments import LongText
 from serve_app.speech.synthesizer import Synthesizer
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class SpeechStart:
 
     def _live_audio(self, request: SynthesisRequest, live: LiveText, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of a text while the client writes it. It is silent while the client pauses."""
-        speech = self._long_text.speak(request, live, info)
+        speech = self._long_text.synthesize_segments(request, live, info)
         return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_over)
 
     @asynccontextmanager

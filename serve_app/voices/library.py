@@ -189,7 +189,7 @@ class Voices:
         """
         self._writable()
         consent = await self._consent(details.consent)
-        taken = [await self._take(recording, field) for recording in sent]
+        taken = [await self._recorded(recording, field) for recording in sent]
         voice = StoredVoice.made(
             id=new_id("voice"),
             name=details.name,
@@ -219,7 +219,7 @@ class Voices:
     async def add_consent(self, name: str, language: str, sent: SentRecording, *, field: str) -> StoredConsent:
         """Kept as it was sent: it is evidence. Raises InvalidRequest, Conflict."""
         self._writable()
-        take, flac = await self._take(replace(sent, prepare="none"), field)
+        take, flac = await self._recorded(replace(sent, prepare="none"), field)
         values = {"id": new_id("cons"), "owner": VISITOR.get().name or "", "created_at": now()}
         made = StoredConsent.made(**values, name=name, language=language, take=take)
         self._check_quota(made)
@@ -231,7 +231,7 @@ class Voices:
     ) -> C:
         """Store the next version of a record, with further recordings of a voice. Raises InvalidRequest, Conflict."""
         store = self._writable()
-        taken: list[tuple[Take, bytes]] = [await self._take(recording, field) for recording in added]
+        taken: list[tuple[Take, bytes]] = [await self._recorded(recording, field) for recording in added]
         if isinstance(record, StoredVoice):
             takes = (*record.takes, *(take for take, _ in taken))
             changed: C = record.changed(**{**changes, "takes": takes})
@@ -363,7 +363,8 @@ class Voices:
                 del self._underived[key]
                 await self._aside(self._writable().keep_derived, voice, key, prompt)
 
-    async def _take(self, sent: SentRecording, field: str) -> tuple[Take, bytes]:
+    async def _recorded(self, sent: SentRecording, field: str) -> tuple[Take, bytes]:
+        """The recording as a take, with its FLAC. Raises InvalidRequest that names the field."""
         if not sent.data:
             raise InvalidRequest(f"{field} is empty: send a recording.", field, "missing_required_parameter")
         return await self._aside(

@@ -21,7 +21,7 @@ from serve_app import ingress
 from serve_app.cli.serve.local_server import APP_NAME
 from serve_app.ingress import HandleSynthesizer
 from serve_app.speech.live_text import LiveText, LiveTexts
-from serve_app.speech.segments import LongText
+from serve_app.speech.long_text import LongText
 from tests.serve_app.one_model import one_deployed
 from tools.experiments.faults import polite
 
@@ -100,7 +100,7 @@ class Listener:
         with await self._live_texts.open(request, info, max_chars=len(request.text)) as live:
             writing = asyncio.create_task(_write(live, request.text, word_s))
             await live.wait_for_words()
-            yield self._long_text.speak(live.request, live, info)
+            yield self._long_text.synthesize_segments(live.request, live, info)
             await writing
 
     async def _count(self) -> None:

@@ -171,7 +171,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(BoundedWebSocket, "_large", [])
     yield
     for socket in tuple(BoundedWebSocket._large):
-        socket._forget()
+        socket._drop_message()
     assert not BoundedWebSocket._room._held
 
 

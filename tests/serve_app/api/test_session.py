@@ -16,7 +16,7 @@ from serve_app.api.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.segments import LongText
+from serve_app.speech.long_text import LongText
 from serve_app.speech.spoken_text import TextRules, read
 from serve_app.speech.word_times import Spoken
 from serve_app.voices.library import Voices

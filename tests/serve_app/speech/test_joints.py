@@ -12,7 +12,7 @@ from deployments.protocol import FinishReason, PcmChunk, Reference, SynthesisReq
 from serve_app.speech import joints
 from serve_app.speech.joints import SpokenEnd, Tails
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.segments import LongText
+from serve_app.speech.long_text import LongText
 from serve_app.speech.spoken_text import TextRules
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
@@ -142,7 +142,7 @@ async def test_a_live_segment_is_joined_where_its_text_is_long_enough(rest: str,
         rules = TextRules("auto", paragraph_pause_s=0.6)
         with await texts.open(asked, info, max_chars=1000, rules=rules) as live:
             live.append("The boat drifted on the lake.\n\n" + rest + "And so")
-            async with aclosing(LongText(synthesizer).speak(live.request, live, info)) as chunks:
+            async with aclosing(LongText(synthesizer).synthesize_segments(live.request, live, info)) as chunks:
                 while len(synthesizer.requests) < 2:
                     await anext(chunks)
             first, second = synthesizer.requests[:2]
@@ -160,7 +160,7 @@ async def test_a_live_segment_that_ended_before_its_text_has_no_tail() -> None:
     try:
         with await texts.open(replace(REQUEST, text=""), CUSTOM_VOICE, max_chars=1000) as live:
             live.append("The boat drifted on the lake and ")
-            async with aclosing(LongText(synthesizer).speak(live.request, live, CUSTOM_VOICE)) as chunks:
+            async with aclosing(LongText(synthesizer).synthesize_segments(live.request, live, CUSTOM_VOICE)) as chunks:
                 await anext(chunks)
                 await anext(chunks)
                 going_on = asyncio.ensure_future(anext(chunks))

@@ -10,7 +10,7 @@ import pytest
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import read
 from serve_app.speech.live_text import LiveText, LiveTexts
-from serve_app.speech.segments import LongText
+from serve_app.speech.long_text import LongText
 from serve_app.speech.spoken_text import TextRules
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of
 
@@ -65,7 +65,7 @@ async def opened(texts: LiveTexts, request: SynthesisRequest = REQUEST) -> LiveT
 
 
 async def heard(live: LiveText, synthesizer: Scripted) -> list[PcmChunk]:
-    async with aclosing(LongText(synthesizer).speak(live.request, live, CUSTOM_VOICE)) as chunks:
+    async with aclosing(LongText(synthesizer).synthesize_segments(live.request, live, CUSTOM_VOICE)) as chunks:
         return [item async for item in chunks if item.pcm.strip(b"\0") or item.finish_reason]
 
 
@@ -100,7 +100,7 @@ async def test_what_the_listener_needs_is_sent_and_the_end_says_so(texts: LiveTe
     synthesizer = Scripted([sound(1, seconds=0.5), end(STOP)], [sound(2), may_end, end(reason)])
     with await opened(texts) as live:
         live.finish()
-        async with aclosing(LongText(synthesizer).speak(live.request, live, CUSTOM_VOICE)) as chunks:
+        async with aclosing(LongText(synthesizer).synthesize_segments(live.request, live, CUSTOM_VOICE)) as chunks:
             async for item in chunks:
                 if item.pcm == sound(2).pcm:
                     may_end.set()
@@ -124,7 +124,7 @@ async def test_what_is_written_after_an_end_that_was_not_sent_yet_is_spoken_once
     ways = [[sound(2), end(reason)]] + [[sound(3), end(STOP)]] * (not reason.is_good) + [[sound(4), end(STOP)]]
     synthesizer = Scripted([sound(1), end(STOP)], *ways, hasty=[1])
     with await opened(texts) as live:
-        async with aclosing(LongText(synthesizer).speak(live.request, live, CUSTOM_VOICE)) as chunks:
+        async with aclosing(LongText(synthesizer).synthesize_segments(live.request, live, CUSTOM_VOICE)) as chunks:
             pcm = b""
             while not pcm.endswith((sound(2).pcm, sound(3).pcm)):
                 pcm += (await anext(chunks)).pcm

@@ -16,7 +16,7 @@ from deployments.serving.mailbox import read
 from serve_app.speech.characters import clean
 from serve_app.speech.live_plain import LivePlain
 from serve_app.speech.live_text import LiveText, LiveTexts
-from serve_app.speech.segments import LongText
+from serve_app.speech.long_text import LongText
 from serve_app.speech.spoken_text import TURN_CHARS, TextRules
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
 
@@ -226,7 +226,7 @@ async def test_a_closed_text_is_found_no_more(texts: LiveTexts) -> None:
 
 
 async def speak(live: LiveText, synthesizer: FakeSynthesizer) -> AsyncIterator[object]:
-    async with aclosing(LongText(synthesizer).speak(live.request, live, ENGLISH)) as chunks:
+    async with aclosing(LongText(synthesizer).synthesize_segments(live.request, live, ENGLISH)) as chunks:
         async for item in chunks:
             yield item
 

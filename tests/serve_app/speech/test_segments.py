@@ -10,7 +10,8 @@ from deployments import listener
 from deployments.errors import EngineError, Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app.config import ApiSettings
-from serve_app.speech.segments import LongText, Segments
+from serve_app.speech.long_text import LongText
+from serve_app.speech.segments import Segments
 from tests.serve_app.fake import CUSTOM_VOICE, NUM_TEXT_TOKENS, FakeSynthesizer, Step, chunk, pcm_of, utterance
 from tests.serve_app.one_model import one_api
 
@@ -221,7 +222,7 @@ class FullAtFirst(Recorder):
 
 
 async def test_a_later_segment_that_is_refused_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.speech.segments._PAUSE_S", 0.0)
+    monkeypatch.setattr("serve_app.speech.long_text._PAUSE_S", 0.0)
     full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP], segment=".2", refusals=3)
     chunks = [item async for item in LongText(full).synthesize(REQUEST, INFO)]
     assert pcm_of(chunks) == b"112233"
@@ -229,7 +230,7 @@ async def test_a_later_segment_that_is_refused_is_asked_for_again(monkeypatch: p
 
 
 async def test_patience_with_a_full_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.speech.segments._GIVE_UP_S", 0.0)
+    monkeypatch.setattr("serve_app.speech.long_text._GIVE_UP_S", 0.0)
     full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [STOP], segment=".2", refusals=1)
     async with aclosing(LongText(full).synthesize(REQUEST, INFO)) as chunks:
         assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, PcmChunk, Reading, Stretch, SynthesisRequest
 from serve_app.speech.lexicon import Lexicon
-from serve_app.speech.segments import LongText
+from serve_app.speech.long_text import LongText
 from serve_app.speech.spoken_text import LEFT_OUT, SpokenPiece, TextReader, TextRules, joined, read
 from serve_app.speech.word_times import WordTimes
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, tone, utterance

@@ -7,7 +7,7 @@ import pytest
 from deployments.embedded_voice.english import spoken_english
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.segments import LongText
+from serve_app.speech.long_text import LongText
 from serve_app.speech.spoken_text import SpokenText, TextRules, read
 from serve_app.speech.word_times import Spoken, Word, WordTimes
 from tests.serve_app.fake import FOLLOWED, FakeSynthesizer, tone

@@ -1,0 +1,116 @@
+"""Long texts: their segments are spoken one after the other, without a gap."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from deployments.errors import Overloaded
+from deployments.listener import Listener, ReaderWatch
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
+from serve_app.speech.look_ahead import LookAhead, SegmentAudio
+from serve_app.speech.redraw import redraw
+from serve_app.speech.segments import Segments, segment_seed
+from serve_app.speech.synthesizer import Synthesizer
+from serve_app.speech.utterance_assembler import UtteranceAssembler
+
+# A later segment that is refused is asked for again after each pause, until the patience has ended.
+_PAUSE_S, _GIVE_UP_S = 0.25, 30.0
+
+
+class LongText:
+    """Speaks texts of any length with a synthesizer that takes texts of up to the model's `max_segment_chars`."""
+
+    def __init__(self, synthesizer: Synthesizer, *, model: str = "") -> None:
+        """`model` is the name of one of several models."""
+        self._synthesizer, self._model = synthesizer, model
+
+    def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+        """The audio of one utterance. This rung makes a call for each segment of its text."""
+        segments = Segments.of(request, info.max_segment_chars)
+        first = segments.known_segment(0)
+        assert first is not None, "a text has a segment"
+        if not segments.is_plain or request.word_times:
+            return self.synthesize_segments(first, segments, info)
+        return self._synthesize_segment(first, info)
+
+    async def synthesize_segments(
+        self, first: SynthesisRequest, segments: Segments, info: ModelInfo
+    ) -> AsyncGenerator[PcmChunk, None]:
+        """The audio of all segments in order, beginning with `first`. The next one is asked for as soon as there is
+        one and this one begins to sound, or where it joins this one, has ended.
+
+        Sampling options hold for each segment on its own: `max_new_tokens` bounds a segment, not the whole. A request
+        that redraws ends where its first segment ends badly and can be made again by the caller. Later ones are made
+        again here.
+        """
+        assembler, number, listener = UtteranceAssembler(info), 0, Listener()
+
+        def open_segment(request: SynthesisRequest) -> SegmentAudio:
+            return self._open_segment(request, info)
+
+        look_ahead = LookAhead(segments, open_segment, joins=first.joins)
+        async with look_ahead, ReaderWatch(look_ahead.drop) as reader:
+            look_ahead.ask(first)
+            if pause_s := segments.pause_s(0):
+                yield assembler.pause(pause_s)
+            while (segment := look_ahead.pop()) is not None:
+                assembler.start_segment(number, segments.start(number), speed=segments.speed(number))
+                if number and first.redraws and await segment.hear(listener.due_s):
+                    segments.leave(number)
+                while (chunk := await segment.next()) is not None:
+                    has_failed = first.redraws and assembler.has_failed(chunk)
+                    part = await assembler.add(chunk, is_last=segments.is_last(number))
+                    if has_failed:
+                        yield chunk
+                        return
+                    look_ahead.ask_after(number, segment, chunk)
+                    reader.before_yield()
+                    yield part
+                    if part.pcm:
+                        listener.deliver(part.num_samples / info.sample_rate, now_s=time.monotonic())
+                    await reader.after_yield()
+                segments.leave(number)
+                number += 1
+                await look_ahead.ensure_asked(number, segment)
+                if pause_s := segments.pause_s(number):
+                    yield assembler.pause(pause_s)
+            if not assembler.has_ended:  # the end was not known when the last chunk came
+                yield assembler.end()
+
+    def _open_segment(self, request: SynthesisRequest, info: ModelInfo) -> SegmentAudio:
+        """The segment's audio, which is asked for now."""
+
+        def again(reason: FinishReason) -> AsyncGenerator[PcmChunk, None]:
+            """With another seed, after an end that is no good one."""
+            other = redraw(request, reason, segment_seed(request.seed, 0), model=self._model)
+            return self._synthesize_later_segment(other, info)
+
+        return SegmentAudio(self._synthesize_segment(request, info), again)
+
+    def _synthesize_segment(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+        """The audio of one segment, by the rung below."""
+        if request.continues:
+            return self._synthesize_later_segment(request, info)
+        return self._synthesizer.synthesize(request, info)
+
+    async def _synthesize_later_segment(
+        self, request: SynthesisRequest, info: ModelInfo
+    ) -> AsyncGenerator[PcmChunk, None]:
+        """The audio of a later segment, asked for again if it is refused: the segment before it still plays, and
+        even a pause is better than an end in the middle.
+        """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + _GIVE_UP_S
+        while True:
+            has_delivered = False
+            try:
+                async with aclosing(self._synthesizer.synthesize(request, info)) as chunks:
+                    async for chunk in chunks:
+                        has_delivered = True
+                        yield chunk
+                return
+            except Overloaded:
+                if has_delivered or loop.time() >= until_s:
+                    raise
+            await asyncio.sleep(_PAUSE_S)

@@ -1,0 +1,133 @@
+"""The segment after the one that is spoken: asked for before it is needed, so that no pause is heard between them."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack
+from typing import Self
+
+from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
+from serve_app.speech.joints import SpokenEnd
+from serve_app.speech.segments import Segments
+
+# A later segment is heard by the server before it is sent, as long as so much audio is sent and not played.
+_LEAD_S = 1.0
+
+Again = Callable[[FinishReason], AsyncGenerator[PcmChunk, None]]
+
+
+class SegmentAudio:
+    """One segment's audio. Its first chunk is asked for at once, the others as they are read."""
+
+    def __init__(self, chunks: AsyncGenerator[PcmChunk, None], again: Again) -> None:
+        """`again` makes it with another seed."""
+        self._chunks, self._again, self.end = chunks, again, SpokenEnd()
+        self._heard: deque[PcmChunk] = deque()
+        self._next: asyncio.Task[PcmChunk | None] | None = self._start_next()
+
+    async def next(self) -> PcmChunk | None:
+        """The next chunk, None after the last one."""
+        if self._heard:
+            return self._heard.popleft()
+        if (task := self._next) is None:
+            return await self._read_one()
+        chunk = await task
+        self._next = None
+        return chunk
+
+    async def hear(self, due_s: float | None) -> bool:
+        """Read ahead until its listener soon needs it, by the monotonic clock: if it ends badly, it is made again.
+
+        Returns whether an end was heard: what is written from then on is not of this segment.
+        """
+        while (task := self._next) is not None:
+            left_s = 0.0 if due_s is None else due_s - _LEAD_S - time.monotonic()
+            patience_s = max(0.0, left_s) if self._heard else None
+            await asyncio.wait((task,), timeout=patience_s)
+            if not task.done() or task.exception() is not None or (chunk := task.result()) is None:
+                return False
+            self._heard.append(chunk)
+            self._next = None if chunk.finish_reason is not None else self._start_next()
+        if not self._heard or (reason := self._heard[-1].finish_reason) is None:
+            return False
+        if reason.is_good:
+            return True
+        await self._chunks.aclose()
+        self._heard.clear()
+        self._chunks, self.end = self._again(reason), SpokenEnd()
+        self._next = self._start_next()
+        return True
+
+    async def aclose(self) -> None:
+        """Cancels the calls that make its audio."""
+        task = self._next
+        if task is not None:
+            task.cancel()
+        try:
+            if task is not None:
+                await asyncio.wait((task,))
+        finally:  # also where the waiting task is cancelled; a task that still runs has been cancelled itself
+            if task is None or task.done():
+                await self._chunks.aclose()
+
+    def _start_next(self) -> "asyncio.Task[PcmChunk | None]":
+        starting = asyncio.create_task(self._read_one())
+        starting.add_done_callback(heed)
+        return starting
+
+    async def _read_one(self) -> PcmChunk | None:
+        if (chunk := await anext(self._chunks, None)) is not None:
+            self.end.add(chunk)
+        return chunk
+
+
+class LookAhead:
+    """Asks for segments, each while the one before it is spoken. Its end cancels all that it has asked for."""
+
+    def __init__(self, segments: Segments, open_segment: Callable[[SynthesisRequest], SegmentAudio], *, joins: bool):
+        """`open_segment` asks for one. `joins`: a segment goes on from the end of the one before."""
+        self._segments, self._open_segment, self._joins = segments, open_segment, joins
+        self._next: SegmentAudio | None = None
+        self._opened = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._opened.aclose()
+
+    def ask(self, request: SynthesisRequest | None) -> None:
+        """Ask for the next segment, if it is known."""
+        if request is not None:
+            self._next = self._open_segment(request)
+            self._opened.push_async_callback(self._next.aclose)
+
+    def ask_after(self, number: int, current: SegmentAudio, chunk: PcmChunk) -> None:
+        """Ask for the segment after `number`, once this one begins to sound, or where they are joined, has ended.
+
+        `chunk`: the latest one of the `current` segment.
+        """
+        if self._next is None and (current.end.is_over if self._joins else chunk.pcm):
+            self.ask(self._segments.joined(number + 1, current.end))
+
+    async def ensure_asked(self, number: int, before: SegmentAudio) -> None:
+        """Ask for the segment `number` if that was not done, once it is known; for none after the last one."""
+        if self._next is None and await self._segments.segment(number) is not None:
+            self.ask(self._segments.joined(number, before.end))
+
+    def pop(self) -> SegmentAudio | None:
+        """The segment that was asked for, which is spoken now."""
+        segment, self._next = self._next, None
+        return segment
+
+    async def drop(self) -> None:
+        """End the calls of the segment that was asked for, until it is asked for again: the reader has paused."""
+        if (segment := self.pop()) is not None:
+            await segment.aclose()
+
+
+def heed(task: "asyncio.Future[PcmChunk | None]") -> None:
+    """Reads how a task ended, so that asyncio logs no error of a task that is not awaited any more."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,124 @@
+"""From the chunks of several segments to the chunks of one utterance."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading
+from serve_app.audio.formats import Filter
+from serve_app.speech.redraw import ended_badly
+
+
+class UtteranceAssembler:
+    """Turns the chunks of segments into chunks of one utterance.
+
+    `num_text_tokens` counts the segments so far. The finish reason comes with the very last chunk; it is the first
+    other than STOP that any segment had.
+    """
+
+    def __init__(self, info: ModelInfo) -> None:
+        self._timeline, self._info = _Timeline(info), info
+        self._filter: Filter | None = None  # of a segment that is faster or slower
+        self._number = self._tokens_before = self._tokens = 0  # of the current segment, before it, and in it
+        self._cut_short: FinishReason | None = None
+        self._nothing = PcmChunk(b"", np.zeros((0, info.num_code_groups), np.int16), 0)  # as the last chunk, but empty
+        self.has_sound = self.has_ended = False
+
+    def start_segment(self, number: int, start: int, *, speed: float) -> None:
+        """The segment `number` follows, before which the text has `start` characters."""
+        self._timeline.start_segment(start, speed)
+        self._filter = Filter(self._info.sample_rate, speed=speed) if speed != 1 else None
+        self._number = number
+        self._tokens_before += self._tokens
+        self._tokens = 0
+
+    def has_failed(self, chunk: PcmChunk) -> bool:
+        """Whether the chunk ends the utterance without sound, or ends its first segment badly, and nothing was sent."""
+        if chunk.finish_reason is None or self.has_sound:
+            return False
+        return not chunk.pcm or (self._number == 0 and ended_badly(chunk.finish_reason))
+
+    async def add(self, chunk: PcmChunk, *, is_last: bool) -> PcmChunk:
+        """A chunk of the current segment, which is the last one or may have others after it."""
+        positions = self._timeline.add(chunk)
+        if self._filter is not None:
+            chunk = replace(chunk, pcm=await asyncio.to_thread(_filtered, self._filter, chunk))
+        self._timeline.deliver(chunk.num_samples)
+        self._tokens, self.has_sound = chunk.num_text_tokens, self.has_sound or bool(chunk.pcm)
+        if chunk.finish_reason is not FinishReason.STOP:
+            self._cut_short = self._cut_short or chunk.finish_reason
+        self.has_ended = chunk.finish_reason is not None and is_last
+        self._nothing = chunk.emptied()
+        return replace(
+            chunk,
+            num_text_tokens=self._tokens_before + self._tokens,
+            finish_reason=(self._cut_short or chunk.finish_reason) if self.has_ended else None,
+            text_positions=positions,
+            readings=(),
+            segment=self._number,
+        )
+
+    def pause(self, seconds: float) -> PcmChunk:
+        return self._empty(pcm=self._timeline.silence(seconds))
+
+    def end(self) -> PcmChunk:
+        return self._empty(finish_reason=self._cut_short or FinishReason.STOP)
+
+    def _empty(self, **fields: Any) -> PcmChunk:
+        return replace(self._nothing, num_text_tokens=self._tokens_before + self._tokens, **fields)
+
+
+class _Timeline:
+    """Says when, in the delivered audio of an utterance, its talkers have read which part of its text."""
+
+    def __init__(self, info: ModelInfo) -> None:
+        self._sample_rate, self._frame_samples = info.sample_rate, info.frame_samples
+        self._start = self._before = self._made = self._delivered = 0  # samples: before the segment, of it, as played
+        self._speed = 1.0
+        self._dropped: int | None = None  # samples of the segment that were quiet at its start
+        self._readings: list[Reading] = []
+
+    def start_segment(self, start: int, speed: float) -> None:
+        """A segment follows, before which the text has `start` characters."""
+        self._before += self._delivered
+        self._start = start
+        self._speed = speed
+        self._made = self._delivered = 0
+        self._dropped = None
+        self._readings = []
+
+    def silence(self, seconds: float) -> bytes:
+        samples = int(seconds * self._sample_rate)
+        self._before += samples
+        return bytes(2 * samples)
+
+    def add(self, chunk: PcmChunk) -> tuple[tuple[float, float], ...]:
+        """The chunk's `text_positions`: the middle of each frame that was read. Nothing before the first sound."""
+        self._readings += chunk.readings
+        self._made += chunk.num_samples
+        if chunk.pcm:
+            self._dropped = chunk.position - self._made
+        if self._dropped is None:
+            return ()
+        readings, self._readings = self._readings, []
+        return tuple(
+            (self._seconds(reading.first + number, self._dropped), self._start + chars)
+            for reading in readings
+            for number, chars in enumerate(reading.chars)
+        )
+
+    def deliver(self, num_samples: int) -> None:
+        """So many samples were sent, after a change of speed."""
+        self._delivered += num_samples
+
+    def _seconds(self, frame: int, dropped: int) -> float:
+        samples = self._before + ((frame + 0.5) * self._frame_samples - dropped) / self._speed
+        return max(0.0, samples / self._sample_rate)
+
+
+def _filtered(faster: Filter, chunk: PcmChunk) -> bytes:
+    """The chunk's audio at its segment's speed; with the last chunk the rest."""
+    pcm = faster.feed(chunk.pcm)
+    return pcm + faster.close() if chunk.finish_reason is not None else pcm
