@@ -6,7 +6,7 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo
 from serve_app.api import ignored_fields
 from serve_app.api.speech_body import SpeechBody
-from serve_app.api.speech_service import SpeechService
+from serve_app.api.wish import Offer
 from serve_app.speech.detection import DETECT, detected
 from serve_app.speech.languages import language_name
 from serve_app.speech.lexicon import Lexicon
@@ -18,12 +18,12 @@ _LONG_CHARS = 1 << 14  # only a job's: to read them takes the event loop 10 ms a
 
 
 async def read_text(
-    service: SpeechService, body: SpeechBody, info: ModelInfo, stored: StoredVoice | None
+    offer: Offer, body: SpeechBody, info: ModelInfo, stored: StoredVoice | None
 ) -> tuple[SpokenText, ignored_fields.Reasons]:
     """What is spoken of `body.input`, and why the rest and some fields about the text have no effect. Raises
     InvalidRequest of bad SSML, of a lexicon, and of figures in an uncertain language.
     """
-    settings, chars = service.settings.text, body.max_segment_chars
+    settings, chars = offer.settings.text, body.max_segment_chars
     reasons: ignored_fields.Reasons = {}
     if chars is not None and chars > info.max_segment_chars:
         reasons["max_segment_chars"] = f"the model takes up to {info.max_segment_chars}"
@@ -39,7 +39,7 @@ async def read_text(
     rules = TextRules(
         body.markup or settings.markup,
         settings.paragraph_pause_s,
-        lexicon.over(await service.voices.lexicon_for_all()),
+        lexicon.over(await offer.voices.lexicon_for_all()),
         info.spoken_form,
         chars or settings.max_segment_chars,
         language,

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -25,8 +25,9 @@ from serve_app.api.response import (
 )
 from serve_app.api.session import Session
 from serve_app.api.whole_answer import Kept
-from serve_app.api.wish import Wish, speech_headers
+from serve_app.api.wish import Offer, Wish, speech_headers
 from serve_app.config import ApiSettings
+from serve_app.jobs.desk import Jobs
 from serve_app.speech.characters import is_speakable
 from serve_app.speech.dialogue import DialogueTimes, in_turns, turns_of
 from serve_app.speech.joints import Continuation, Tails
@@ -39,9 +40,6 @@ from serve_app.speech.word_times import WordTimes
 from serve_app.voices.library import Voices
 from serve_app.voices.record import VISITOR
 from serve_app.voices.store import StoreFailed
-
-if TYPE_CHECKING:  # it plans jobs with what is here
-    from serve_app.jobs.desk import Jobs
 
 TIMING_HEADER = "x-server-timing"  # of a request that wants a Server-Timing header
 NO_TAIL = "no finished request of yours in this voice that is kept has this id"
@@ -58,11 +56,12 @@ class SpeechService:
         live_texts: LiveTexts,
         voices: Voices,
         tails: Tails,
-        jobs: "Jobs | None" = None,
+        jobs: Jobs | None = None,
     ) -> None:
         """`live_texts` holds the texts that are still being written, `voices` the stored voices, `tails` the ends of
         finished requests.
         """
+        self.offer = Offer(models, settings, voices)
         self.models, self.settings, self.live_texts, self.voices = models, settings, live_texts, voices
         self._tails, self.jobs = tails, jobs
 

@@ -8,6 +8,8 @@ from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api import ignored_fields
 from serve_app.api.speech_body import SpeechBody
 from serve_app.audio.formats import FORMATS, AudioFormat, CompressedFormat, RawFormat, Rendering
+from serve_app.config import ApiSettings
+from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.speech.spoken_text import SpokenText
 from serve_app.voices.library import Voices
 from serve_app.voices.record import StoredVoice
@@ -23,6 +25,15 @@ CONTENT_TYPES = {audio_format: row.content_type for audio_format, row in FORMATS
 RAW = tuple(each for each, row in FORMATS.items() if isinstance(row, RawFormat) and not row.in_wav)
 # Anything else in an Accept header, such as the */* and application/octet-stream of every client, is no preference.
 ACCEPTED = {content_type: audio_format for audio_format, content_type in CONTENT_TYPES.items()} | {L16: AudioFormat.PCM}
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a client can wish for here."""
+
+    models: ModelAdmissions
+    settings: ApiSettings
+    voices: Voices
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ async def _wished(
         found["voice.mode"] = "voices have ids here"
     bit_rate = number("output_format.bit_rate", sent.get("output_format.bit_rate"))
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate), in_wav=container == "wav")
-    return await lenient_wish(service, sent, names, delivery=delivery, overrides=overrides, reasons=found)
+    return await lenient_wish(service.offer, sent, names, delivery=delivery, overrides=overrides, reasons=found)
 
 
 def _check_phonemes(text: object) -> None:

@@ -59,7 +59,7 @@ async def _wished(
         **(reasons or {}),
         **({ignored_fields.PREVIOUS: "for audio only"} if fields.get(ignored_fields.PREVIOUS) else {}),
     }
-    wish = await strict_wish(service, fields, default=AudioFormat.PCM, reasons=reasons)
+    wish = await strict_wish(service.offer, fields, default=AudioFormat.PCM, reasons=reasons)
     if any(each.speed != 1 for each in wish.spoken.stretches):
         raise InvalidRequest("input: a rate changes audio, and frames have none: leave <prosody rate> out.", "input")
     if wish.body.ref_audio is not None and not wish.body.x_vector_only_mode:

@@ -84,7 +84,7 @@ async def _wished(
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate * 1000), files=True)
     if isinstance(given.get("enable_tn"), bool):
         overrides = {**(overrides or {}), "text_normalization": "on" if given["enable_tn"] else "off"}
-    return await lenient_wish(service, sent, names, delivery=delivery, overrides=overrides)
+    return await lenient_wish(service.offer, sent, names, delivery=delivery, overrides=overrides)
 
 
 class DashScopeSocket(ResponseSocket):

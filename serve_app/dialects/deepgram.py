@@ -74,7 +74,7 @@ async def wished(
     if _MODEL.fullmatch(query.get("model", "")):
         reasons.setdefault("model", "it names a voice here, and no language")
     return await lenient_wish(
-        service, {**(body or {}), **query}, _NAMES, delivery=delivery, overrides=overrides, reasons=reasons
+        service.offer, {**(body or {}), **query}, _NAMES, delivery=delivery, overrides=overrides, reasons=reasons
     )
 
 

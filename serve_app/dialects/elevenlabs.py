@@ -234,7 +234,7 @@ async def wished(
             reasons[_PREVIOUS] = "a list of ids, in the body over HTTP"
     reasons |= {name: "text without its audio; previous_request_ids count" for name in _NEIGHBOURS if name in sent}
     delivery = Delivery(audio_format, bit_rate=bit_rate)
-    return await lenient_wish(service, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
+    return await lenient_wish(service.offer, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
 
 
 async def located(service: SpeechService, locators: object, reasons: dict[str, str]) -> dict[str, str]:
@@ -300,7 +300,7 @@ async def _turns(service: SpeechService, wish: Wish, inputs: object) -> tuple[Wi
     turns, ignored = [], dict(wish.ignored)
     for voice, texts in runs:
         own = replace(wish, body=wish.body.model_copy(update={"input": " ".join(texts)}))
-        turn = await wish_in_voice(service, own, voice if isinstance(voice, str) else wish.body.voice or "")
+        turn = await wish_in_voice(service.offer, own, voice if isinstance(voice, str) else wish.body.voice or "")
         if "voice" in turn.ignored:
             ignored["inputs.voice_id"] = turn.ignored["voice"]
         if is_speakable(turn.spoken.text):

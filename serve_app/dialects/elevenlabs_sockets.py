@@ -105,7 +105,7 @@ class _Contexts(ContextConnection, WishedConnection):
         reasons: dict[str, str] = {}
         words = await located(self.service, fields[LOCATORS], reasons)
         body = self.wish.body.model_copy(update={"lexicon": words})
-        spoken, unread = await read_text(self.service, body, self.wish.info, self.wish.stored)
+        spoken, unread = await read_text(self.service.offer, body, self.wish.info, self.wish.stored)
         return replace(self.wish, body=body, spoken=spoken, ignored=reasons | unread)
 
     async def _close(self, name: str) -> None:
@@ -201,7 +201,7 @@ class _Dialogues(_Contexts):
 
     async def _wish_for(self, name: str, fields: Mapping[str, object]) -> Wish:
         _, voice = dialogue(fields.get("inputs"))
-        return await wish_in_voice(self.service, self.wish, voice) if voice else self.wish
+        return await wish_in_voice(self.service.offer, self.wish, voice) if voice else self.wish
 
     def _text(self, fields: Mapping[str, object]) -> str:
         inputs = fields.get("inputs")

@@ -25,7 +25,7 @@ async def speak(service: SpeechService, request: Request) -> Response:
         del fields[name]
     reasons = {name: "lines of JSON with times always come" for name in _ALWAYS if name in fields}
     overrides = {"word_timestamps": True, "stream_format": "audio"}
-    wish = await strict_wish(service, fields, overrides=overrides, reasons=reasons)
+    wish = await strict_wish(service.offer, fields, overrides=overrides, reasons=reasons)
     audio_format = wish.delivery.audio_format
 
     def as_lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:

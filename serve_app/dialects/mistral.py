@@ -34,7 +34,7 @@ async def speak(service: SpeechService, request: Request, fields: Mapping[str, o
     Mistral's own voices.
     """
     audio_format = format_named("response_format", str(fields.get("response_format", "mp3")), _FORMATS)
-    wish = await lenient_wish(service, fields, _NAMES, delivery=Delivery(audio_format))
+    wish = await lenient_wish(service.offer, fields, _NAMES, delivery=Delivery(audio_format))
     usage = state_of(request).record.usage
     if fields.get("stream"):
         return await service.stream(

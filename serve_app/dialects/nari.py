@@ -25,7 +25,7 @@ class NariSocket(WishedConnection):
 
     @classmethod
     async def wished(cls, socket: WebSocket, service: SpeechService) -> Wish:
-        return await lenient_wish(service, {}, {}, delivery=Delivery(AudioFormat.PCM))
+        return await lenient_wish(service.offer, {}, {}, delivery=Delivery(AudioFormat.PCM))
 
     async def opened(self) -> None:
         rate = self.wish.info.sample_rate
@@ -65,7 +65,7 @@ class NariSocket(WishedConnection):
         if asked.get("word_timestamps"):
             reasons["word_timestamps"] = "this protocol tells none"
         overrides = {"input": "", "response_format": AudioFormat.PCM, "word_timestamps": False}
-        wish = await strict_wish(self.service, asked, overrides=overrides, reasons=reasons)
+        wish = await strict_wish(self.service.offer, asked, overrides=overrides, reasons=reasons)
         self._audio["sample_rate"] = wish.delivery.rate(wish.info)
         self._session = self.converse(self.service.session(self.socket, wish, request_id=self.request_id), self.say)
         await self.send("request.configured", request_id=self.request_id, **wish.notes())

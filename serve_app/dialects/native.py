@@ -89,7 +89,7 @@ class SpeakMessage:
         body, resumption = _speech_body(fields, service.settings), parse_resumption(fields)
         if body.previous_request_id is not None or body.seed is not None:  # a seed makes the same again
             self._continuation.previous_id = body.previous_request_id
-        info = await model_for(service, body, fields)
+        info = await model_for(service.offer, body, fields)
         reasons = ignored_fields.always_streamed(fields)
         reasons.pop(ignored_fields.PREVIOUS, None)
         ignored = Ignored(fields, _NAMES, reasons)
@@ -97,7 +97,7 @@ class SpeakMessage:
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
         stored = await stored_voice(body, info, service.voices)
-        wish = await complete_wish(service, body, info, delivery=delivery, ignored=ignored, stored=stored)
+        wish = await complete_wish(service.offer, body, info, delivery=delivery, ignored=ignored, stored=stored)
         self._wish = wish
         session = service.session(
             self._connection.socket,

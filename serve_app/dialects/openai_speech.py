@@ -18,14 +18,14 @@ async def speech(service: SpeechService, request: Request) -> Response:
     fields = await read_speech(request, service)
     if "voice_id" in fields:  # Mistral's clients speak at the same path, with their own names of fields
         return await mistral.speak(service, request, fields)
-    return await service.respond(request, await strict_wish(service, fields, accept=_accept(request)))
+    return await service.respond(request, await strict_wish(service.offer, fields, accept=_accept(request)))
 
 
 async def speak_deployment(service: SpeechService, request: Request, deployment: str) -> Response:
     """The same for Azure's clients, whose deployments have names of their own."""
     fields = await read_speech(request, service)
     reasons = {"model": "a deployment of any name is the loaded model"} if "model" in fields else {}
-    wish = await strict_wish(service, fields, accept=_accept(request), overrides={"model": None}, reasons=reasons)
+    wish = await strict_wish(service.offer, fields, accept=_accept(request), overrides={"model": None}, reasons=reasons)
     return await service.respond(request, wish)
 
 
@@ -36,7 +36,7 @@ def _accept(request: Request) -> str:
 async def show_text(service: SpeechService, request: Request) -> Response:
     """Takes the fields of `/v1/audio/speech`, and answers what would be spoken, what would not, and in which parts."""
     fields = await read_object(request)
-    wish = await strict_wish(service, fields)
+    wish = await strict_wish(service.offer, fields)
     spoken = wish.spoken
     answer = {
         "object": "audio.text",

@@ -151,7 +151,9 @@ class RealtimeSocket(ResponseSocket):
         overrides = {"voice": settings.get("voice"), "speed": settings.get("speed"), "sample_rate": rate}
         delivery = Delivery(_FORMATS[str(settings.get("format", "audio/pcm"))])
         overrides["model"] = self._model
-        return await lenient_wish(self.service, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
+        return await lenient_wish(
+            self.service.offer, sent, names, delivery=delivery, overrides=overrides, reasons=reasons
+        )
 
     async def _keep(self, item: Mapping[str, object], message: Mapping[str, object]) -> None:
         self._waiting += _texts([item])

@@ -89,7 +89,7 @@ async def _speak_item(
     reasons = {name: "items are answered whole" for name, is_asked in asked.items() if is_asked}
     if fields.get(ignored_fields.PREVIOUS) is not None:
         reasons[ignored_fields.PREVIOUS] = "items stand by themselves"
-    wish = await strict_wish(service, fields, default=AudioFormat.WAV, reasons=reasons)
+    wish = await strict_wish(service.offer, fields, default=AudioFormat.WAV, reasons=reasons)
     utterance = await service.make_utterance(request, wish)
     utterance = replace(utterance, request_id=f"{utterance.request_id}-{number}")
     usage, rendering = Usage(), replace(wish.delivery, whole=True).rendering(wish.info)
@@ -142,7 +142,9 @@ class OmniSocket(Connection):
         if asked.get("word_timestamps"):
             reasons["word_timestamps"] = "this protocol tells none"
         overrides = {"input": "", "word_timestamps": False}
-        wish = await strict_wish(self.service, asked, default=AudioFormat.WAV, overrides=overrides, reasons=reasons)
+        wish = await strict_wish(
+            self.service.offer, asked, default=AudioFormat.WAV, overrides=overrides, reasons=reasons
+        )
         self._format = {"format": wish.delivery.audio_format, "sample_rate": wish.delivery.rate(wish.info)}
         self._format |= wish.notes()
         wish = replace(wish, delivery=replace(wish.delivery, files=True))

@@ -115,8 +115,8 @@ async def wished(
     models = await service.infos()
     if all(info.kind is not ModelKind.VOICE_DESIGN for info in models):
         raise not_deployed(ModelKind.VOICE_DESIGN, models, "Designing a voice")
-    given: Json = {**dict.fromkeys(choosing_fields(service), "VoiceDesign"), **sent}
-    wish = await lenient_wish(service, given, names, delivery=delivery, overrides=overrides)
+    given: Json = {**dict.fromkeys(choosing_fields(service.offer), "VoiceDesign"), **sent}
+    wish = await lenient_wish(service.offer, given, names, delivery=delivery, overrides=overrides)
     if wish.info.kind is not ModelKind.VOICE_DESIGN:
         raise InvalidRequest(f"model: {wish.info.name} designs no voices, it is of kind {wish.info.kind}.", "model")
     body = wish.body
@@ -126,7 +126,7 @@ async def wished(
     if len(body.input) > _MOST_CHARS:
         message = f"text has {len(body.input)} characters: a candidate says {_MOST_CHARS} at most."
         raise InvalidRequest(message, "text", "string_above_max_length")
-    spoken, _ = await read_text(service, body, wish.info, wish.stored)
+    spoken, _ = await read_text(service.offer, body, wish.info, wish.stored)
     return replace(wish, body=body, spoken=spoken)
 
 

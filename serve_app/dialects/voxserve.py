@@ -39,7 +39,7 @@ async def generate(service: SpeechService, request: Request) -> Response:
 async def wished(service: SpeechService, fields: Mapping[str, object]) -> Wish:
     """`fields` under VoxServe's names. Raises InvalidRequest."""
     return await lenient_wish(
-        service,
+        service.offer,
         fields,
         _NAMES,
         delivery=Delivery(AudioFormat.WAV, whole=_switch(fields.get("streaming")) is False),

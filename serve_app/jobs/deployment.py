@@ -7,7 +7,7 @@ from typing import Any
 from ray import serve
 
 from deployments.serving import ray_metrics, ray_private
-from serve_app.api.speech_service import SpeechService
+from serve_app.api.wish import Offer
 from serve_app.audio import recordings
 from serve_app.config import ApiSettings
 from serve_app.ingress import Deployed, HandleSynthesizer
@@ -15,8 +15,6 @@ from serve_app.jobs.desk import JobDesk
 from serve_app.jobs.making import SegmentMaker
 from serve_app.scaling.pool_watch import PoolWatch
 from serve_app.speech.admission import Admission
-from serve_app.speech.joints import Tails
-from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.speech.model_state import ModelStatus
 from serve_app.voices.library import Voices
@@ -36,11 +34,9 @@ class JobsReplica:
         self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes())
         synthesizers = {each.name: HandleSynthesizer(each) for each in models}
         admissions = {name: Admission(each, settings.admission) for name, each in synthesizers.items()}
-        service = SpeechService(
-            ModelAdmissions(admissions), settings, live_texts=LiveTexts(), voices=self._voices, tails=Tails()
-        )
+        offer = Offer(ModelAdmissions(admissions), settings, self._voices)
         maker = SegmentMaker(synthesizers, self._voices)
-        self._desk = JobDesk(service, maker, settings.jobs, hindrance=self._hindrance)
+        self._desk = JobDesk(offer, maker, settings.jobs, hindrance=self._hindrance)
         self._working: asyncio.Task[None] | None = None
 
     async def check_health(self) -> None:

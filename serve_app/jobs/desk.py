@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from deployments.errors import Conflict, EngineError, InvalidRequest, NotFound, NotReady, Overloaded, ReplicaLost
 from serve_app.api.ignored_fields import Reasons
-from serve_app.api.speech_service import SpeechService
+from serve_app.api.wish import Offer
 from serve_app.config import JobSettings
 from serve_app.jobs.batches import BatchFiles, read_lines
 from serve_app.jobs.making import JobStopped, SegmentMaker
@@ -51,14 +51,14 @@ class JobDesk:
 
     def __init__(
         self,
-        service: SpeechService,
+        offer: Offer,
         maker: SegmentMaker,
         settings: JobSettings,
         *,
         hindrance: Callable[[str], str | None] = lambda model: None,
     ) -> None:
         """`hindrance` says why jobs may not use a model now, by its name."""
-        self._service, self._maker, self._settings, self._hindrance = service, maker, settings, hindrance
+        self._offer, self._maker, self._settings, self._hindrance = offer, maker, settings, hindrance
         self._webhooks = Webhooks(settings)
         self._works: dict[str, Work] = {}
         self._limit = min(_FIRST_SEGMENTS, float(settings.max_segments))
@@ -108,13 +108,13 @@ class JobDesk:
     async def _planned(self, visitor: Visitor, fields: Json, batch: SentBatch | None) -> tuple[Planned, JobState]:
         """With the state that the job begins in: a mistake in a file ends it. Raises as `planned` does."""
         if batch is None:
-            return await planned(self._service, fields), JobState()
-        files = BatchFiles(self._service.voices.files(), visitor)
+            return await planned(self._offer, fields), JobState()
+        files = BatchFiles(self._offer.voices.files(), visitor)
         content = await asyncio.to_thread(files.content, batch.input_file_id)
         try:
             entries, lines = await asyncio.to_thread(read_lines, content)
             asked = {INPUTS: entries, DETERMINISTIC: batch.deterministic}
-            return await planned(self._service, asked, lines), JobState()
+            return await planned(self._offer, asked, lines), JobState()
         except BadLine as error:
             return Planned(), JobState(failed=str(error), mistake=error.mistake, ended_at=now())
 
@@ -345,7 +345,7 @@ class JobDesk:
         self._works.pop(work.job.id, None)
 
     def _store(self) -> JobStore:
-        return JobStore(self._service.voices.files())
+        return JobStore(self._offer.voices.files())
 
 
 def _works_of(store: JobStore) -> list[Work]:

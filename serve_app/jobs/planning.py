@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from deployments.errors import InvalidRequest, TalkrayError
 from deployments.protocol import ModelInfo
@@ -11,8 +10,7 @@ from serve_app.api.ignored_fields import Reasons
 from serve_app.api.make_wish import strict_wish
 from serve_app.api.request import build_request
 from serve_app.api.speech_body import check_length
-from serve_app.api.speech_service import SpeechService
-from serve_app.api.wish import Wish
+from serve_app.api.wish import Offer, Wish
 from serve_app.config import ApiSettings
 from serve_app.jobs.record import MOST_PARTS, MOST_SEGMENTS, JobPlan, Manner, Mistake, Part, Rules, Segment, StoredJob
 from serve_app.speech.characters import is_speakable
@@ -55,11 +53,11 @@ class BadLine(TalkrayError):
         self.mistake = Mistake(code=error.code, line=line, message=message, param=error.param)
 
 
-async def planned(service: SpeechService, fields: Mapping[str, object], lines: Sequence[int] | None = None) -> Planned:
+async def planned(offer: Offer, fields: Mapping[str, object], lines: Sequence[int] | None = None) -> Planned:
     """The plan of a job. Raises InvalidRequest that names the entry and its field, ModelNotFound, NotReady. Of a batch,
     where `lines` has the number of each entry's line, BadLine in their place.
     """
-    settings = service.settings
+    settings = offer.settings
     inputs, defaults = fields.get(INPUTS), {name: value for name, value in fields.items() if name != INPUTS}
     if not isinstance(inputs, list) or not inputs:
         raise InvalidRequest(
@@ -72,8 +70,8 @@ async def planned(service: SpeechService, fields: Mapping[str, object], lines: S
     if misplaced := next((name for name in ("input", "text", CUSTOM_ID) if name in defaults), None):
         raise InvalidRequest(f'{misplaced} belongs into each entry of inputs: {{"input": "..."}}.', misplaced)
     made = Planned(deterministic=_is_deterministic(defaults.pop(DETERMINISTIC, None)), is_batch=lines is not None)
-    long = copy(service)  # which takes texts of a part's length
-    long.settings = settings.model_copy(update={"max_input_chars": settings.jobs.max_input_chars})
+    # A part may be longer than the text of a request.
+    long = replace(offer, settings=settings.model_copy(update={"max_input_chars": settings.jobs.max_input_chars}))
     for number, entry in enumerate(inputs):
         if not isinstance(entry, dict):
             raise InvalidRequest(f'inputs[{number}] must be an object, such as {{"input": "..."}}.', INPUTS)
@@ -90,7 +88,7 @@ async def planned(service: SpeechService, fields: Mapping[str, object], lines: S
     return made
 
 
-async def _add(made: Planned, long: SpeechService, settings: ApiSettings, fields: dict[str, object]) -> None:
+async def _add(made: Planned, long: Offer, settings: ApiSettings, fields: dict[str, object]) -> None:
     """Plan one part. `settings`: of a request, which bound what is no text of the part."""
     custom_id = fields.pop(CUSTOM_ID, None)
     if custom_id is not None and (not isinstance(custom_id, str) or len(custom_id) > _LONGEST_ID):

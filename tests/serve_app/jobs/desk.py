@@ -9,13 +9,11 @@ import httpx
 import numpy as np
 
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
-from serve_app.api.speech_service import SpeechService
+from serve_app.api.wish import Offer
 from serve_app.config import AccessSettings, ApiSettings, JobSettings, VoiceSettings
 from serve_app.jobs.desk import JobDesk
 from serve_app.jobs.making import SegmentMaker
 from serve_app.speech.admission import Admission
-from serve_app.speech.joints import Tails
-from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.voices.library import Voices
 from tests.serve_app.fake import FOLLOWED, FakeSynthesizer, tone
@@ -70,10 +68,10 @@ class Server:
         )
         self.voices = Voices.of(settings.voices)
         models = ModelAdmissions({"": Admission(speaker, settings.admission)})
-        service = SpeechService(models, settings, live_texts=LiveTexts(), voices=self.voices, tails=Tails())
+        offer = Offer(models, settings, self.voices)
         self.hindrance: str | None = None
         maker = SegmentMaker({"": speaker}, self.voices)
-        self.desk = JobDesk(service, maker, settings.jobs, hindrance=lambda model: self.hindrance)
+        self.desk = JobDesk(offer, maker, settings.jobs, hindrance=lambda model: self.hindrance)
         self.api = one_api(speaker, settings, voices=self.voices, jobs=self.desk)
         self._running: asyncio.Task[None] | None = None
 
