@@ -23,11 +23,11 @@ from deployments.serving.failover import Received, persist
 from deployments.serving.frames import talker_audio
 from deployments.serving.handles import ask_all_replicas, ask_replica, read_replica
 from deployments.weights.description import describe
-from serve_app.api.bounded_websocket import BoundedWebSocket
-from serve_app.api.client_json import MAX_BODY_BYTES
 from serve_app.api.cluster_status import ClusterStatus, Recent
+from serve_app.api.reading.client_json import MAX_BODY_BYTES
 from serve_app.api.routes import Node, create_api
-from serve_app.api.taken_request import TakenHttp
+from serve_app.api.transport.bounded_websocket import BoundedWebSocket
+from serve_app.api.transport.taken_http import TakenHttp
 from serve_app.audio.recordings import by_prompt, keep_clone_prompt
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.scaling.pool_watch import PoolWatch, scrape

@@ -43,7 +43,7 @@ PRINTED = re.compile(r"(\d+)\s+files,\s+([\d,]+)\s+lines.*?crosses\s+(\d+)\s+of\
 PRINTED_IN = ("README.md", ARCHITECTURE)
 ROUNDED = 0.05  # printed numbers of lines and of all files may differ by as much
 GENERATORS = (  # between the socket and the engine
-    ("serve_app/api/response.py", "audio_body"),
+    ("serve_app/api/answers/response.py", "audio_body"),
     ("serve_app/speech/admission.py", "Admission.synthesize"),
     ("deployments/serving/failover.py", "persist"),
     ("deployments/serving/handles.py", "read_replica"),

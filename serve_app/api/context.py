@@ -17,10 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.serving import metrics
 from deployments.serving.ray_private import this_replica
-from serve_app.api.callers import Caller
+from serve_app.api.access.callers import Caller
 from serve_app.api.errors import translate
+from serve_app.api.reading.uploads import Upload
 from serve_app.api.request_log import LEFT, RequestRecord
-from serve_app.api.uploads import Upload
 
 logger = logging.getLogger(__name__)
 

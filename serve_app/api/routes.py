@@ -15,15 +15,15 @@ from starlette.requests import HTTPConnection
 
 from deployments.errors import NotReady, Starting, TalkrayError
 from deployments.protocol import ModelKind
-from serve_app.api import ignored_fields
+from serve_app.api.access.door import Door
 from serve_app.api.catalogue import catalogue_routes, check_default, check_model, not_loaded
 from serve_app.api.cluster_status import ClusterStatus, cluster_routes
 from serve_app.api.context import RequestContext, state_of
-from serve_app.api.door import Door
 from serve_app.api.errors import INTERNAL, translate
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.web_pages import page_routes
-from serve_app.api.wish import FINISH_HEADER, TAKE_HEADER, WORD_TIMES_HEADER
+from serve_app.api.wishes import ignored_fields
+from serve_app.api.wishes.wish import FINISH_HEADER, TAKE_HEADER, WORD_TIMES_HEADER
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
 from serve_app.dialects.table import http_router, socket_router

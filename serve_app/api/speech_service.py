@@ -9,11 +9,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from deployments.protocol import ModelInfo, PcmChunk, Stretch, SynthesisRequest
-from serve_app.api import ignored_fields
-from serve_app.api.context import state_of
-from serve_app.api.request import build_request
-from serve_app.api.request_log import RequestRecord, Usage
-from serve_app.api.response import (
+from serve_app.api.answers.response import (
     AnswerAttempt,
     SpeechResponse,
     StreamBody,
@@ -23,9 +19,13 @@ from serve_app.api.response import (
     event_body,
     start_marks,
 )
-from serve_app.api.session import Session
-from serve_app.api.whole_answer import Kept
-from serve_app.api.wish import Offer, Wish, speech_headers
+from serve_app.api.answers.whole_answer import Kept
+from serve_app.api.context import state_of
+from serve_app.api.request_log import RequestRecord, Usage
+from serve_app.api.sockets.session import Session
+from serve_app.api.wishes import ignored_fields
+from serve_app.api.wishes.build_request import build_request
+from serve_app.api.wishes.wish import Offer, Wish, speech_headers
 from serve_app.config import ApiSettings
 from serve_app.jobs.desk import Jobs
 from serve_app.speech.characters import is_speakable

@@ -12,19 +12,20 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason
-from serve_app.api import catalogue, field_names, ignored_fields
-from serve_app.api.client_json import number
+from serve_app.api import catalogue
+from serve_app.api.answers.response import named_event
 from serve_app.api.context import state_of
 from serve_app.api.errors import ErrorReply, translate
-from serve_app.api.forms import read_form
-from serve_app.api.make_wish import lenient_wish
-from serve_app.api.read_request import format_named, read_speech, text_of
+from serve_app.api.reading.client_json import number
+from serve_app.api.reading.forms import read_form
+from serve_app.api.reading.http_request import format_named, read_speech, text_of
 from serve_app.api.request_log import Usage
-from serve_app.api.response import named_event
-from serve_app.api.session import Audio, Done, Event, Failed, Flushed, Session, Words
-from serve_app.api.sockets import ContextConnection
+from serve_app.api.sockets.connection import ContextConnection
+from serve_app.api.sockets.session import Audio, Done, Event, Failed, Flushed, Session, Words
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wish import EVENT_STREAM, Delivery, Wish
+from serve_app.api.wishes import field_names, ignored_fields
+from serve_app.api.wishes.make_wish import lenient_wish
+from serve_app.api.wishes.wish import EVENT_STREAM, Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.languages import language_name

@@ -13,16 +13,16 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
-from serve_app.api import ignored_fields
+from serve_app.api.answers.response import AnswerAttempt, SpeechResponse, WholeResponse
+from serve_app.api.answers.whole_answer import Kept
 from serve_app.api.context import state_of
-from serve_app.api.make_wish import strict_wish
-from serve_app.api.read_request import read_speech
+from serve_app.api.reading.http_request import read_speech
 from serve_app.api.request_log import Usage
-from serve_app.api.response import AnswerAttempt, SpeechResponse, WholeResponse
-from serve_app.api.sockets import Connection, unknown_type
+from serve_app.api.sockets.connection import Connection, unknown_type
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.whole_answer import Kept
-from serve_app.api.wish import Wish
+from serve_app.api.wishes import ignored_fields
+from serve_app.api.wishes.make_wish import strict_wish
+from serve_app.api.wishes.wish import Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 

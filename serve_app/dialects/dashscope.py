@@ -8,17 +8,17 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api import field_names
-from serve_app.api.client_json import number
+from serve_app.api.answers.response import in_parts
+from serve_app.api.answers.whole_answer import AUDIO_HERE, object_with
 from serve_app.api.context import state_of
-from serve_app.api.make_wish import lenient_wish
-from serve_app.api.read_request import format_named, read_speech, text_of
+from serve_app.api.reading.client_json import number
+from serve_app.api.reading.http_request import format_named, read_speech, text_of
 from serve_app.api.request_log import Usage
-from serve_app.api.response import in_parts
-from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
+from serve_app.api.sockets.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.whole_answer import AUDIO_HERE, object_with
-from serve_app.api.wish import EVENT_STREAM, Delivery, Wish
+from serve_app.api.wishes import field_names
+from serve_app.api.wishes.make_wish import lenient_wish
+from serve_app.api.wishes.wish import EVENT_STREAM, Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.realtime import ResponseSocket, response
 from serve_app.dialects.table import Dialect, Route, Sample

@@ -10,15 +10,15 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api import field_names
-from serve_app.api.client_json import number
 from serve_app.api.errors import ErrorReply
-from serve_app.api.make_wish import lenient_wish
-from serve_app.api.read_request import format_named, read_speech, text_of
-from serve_app.api.session import Audio, Cleared, Event, Flushed
-from serve_app.api.sockets import WishedConnection, unknown_type
+from serve_app.api.reading.client_json import number
+from serve_app.api.reading.http_request import format_named, read_speech, text_of
+from serve_app.api.sockets.connection import WishedConnection, unknown_type
+from serve_app.api.sockets.session import Audio, Cleared, Event, Flushed
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wish import Delivery, Wish
+from serve_app.api.wishes import field_names
+from serve_app.api.wishes.make_wish import lenient_wish
+from serve_app.api.wishes.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 

@@ -9,16 +9,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest, NotFound
-from serve_app.api import catalogue, field_names, ignored_fields
-from serve_app.api.client_json import number, parse_object
+from serve_app.api import catalogue
+from serve_app.api.answers.response import in_parts
+from serve_app.api.answers.whole_answer import AUDIO_HERE, object_with
 from serve_app.api.context import state_of
-from serve_app.api.forms import SentForm, read_form
-from serve_app.api.make_wish import lenient_wish, wish_in_voice
-from serve_app.api.read_request import format_named, read_speech, text_of
-from serve_app.api.response import in_parts
+from serve_app.api.reading.client_json import number, parse_object
+from serve_app.api.reading.forms import SentForm, read_form
+from serve_app.api.reading.http_request import format_named, read_speech, text_of
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.whole_answer import AUDIO_HERE, object_with
-from serve_app.api.wish import Delivery, Wish
+from serve_app.api.wishes import field_names, ignored_fields
+from serve_app.api.wishes.make_wish import lenient_wish, wish_in_voice
+from serve_app.api.wishes.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 from serve_app.speech.characters import is_ideograph, is_speakable

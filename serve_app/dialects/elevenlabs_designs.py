@@ -3,14 +3,15 @@
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from serve_app.api import catalogue, field_names, ignored_fields
-from serve_app.api.forms import read_form
-from serve_app.api.read_request import read_speech, text_of
+from serve_app.api import catalogue
+from serve_app.api.reading.forms import read_form
+from serve_app.api.reading.http_request import read_speech, text_of
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wish import Delivery
+from serve_app.api.wishes import field_names, ignored_fields
+from serve_app.api.wishes.wish import Delivery
 from serve_app.dialects.elevenlabs import DEFAULT_FORMAT, encoded, output, voice_entry
 from serve_app.dialects.table import Dialect, Route
-from serve_app.dialects.voice_design import candidates, wished
+from serve_app.own_routes.voice_design import candidates, wished
 from serve_app.voices.designs import find, lock
 from serve_app.voices.library import Details
 

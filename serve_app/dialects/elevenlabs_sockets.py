@@ -7,14 +7,14 @@ from typing import ClassVar
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api import field_names, ignored_fields
 from serve_app.api.errors import ErrorReply
-from serve_app.api.make_wish import wish_in_voice
-from serve_app.api.read_text import read_text
-from serve_app.api.session import Audio, Done, Event, Failed, Flushed, Rest, Session, Words
-from serve_app.api.sockets import MAX_CONTEXTS, ContextConnection, WishedConnection
+from serve_app.api.sockets.connection import MAX_CONTEXTS, ContextConnection, WishedConnection
+from serve_app.api.sockets.session import Audio, Done, Event, Failed, Flushed, Rest, Session, Words
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wish import Wish
+from serve_app.api.wishes import field_names, ignored_fields
+from serve_app.api.wishes.make_wish import wish_in_voice
+from serve_app.api.wishes.read_text import read_text
+from serve_app.api.wishes.wish import Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.elevenlabs import LOCATORS, NAMES, characters, dialogue, encoded, located, unknown, wished
 from serve_app.dialects.table import Dialect, Sample

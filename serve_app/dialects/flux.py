@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from hashlib import blake2b
 
 from deployments.errors import InvalidRequest
-from serve_app.api.client_json import number
 from serve_app.api.errors import ErrorReply
-from serve_app.api.read_request import text_of
-from serve_app.api.session import Audio, Cleared, Event, Flushed, Started, Turn
-from serve_app.api.sockets import unknown_type
+from serve_app.api.reading.client_json import number
+from serve_app.api.reading.http_request import text_of
+from serve_app.api.sockets.connection import unknown_type
+from serve_app.api.sockets.session import Audio, Cleared, Event, Flushed, Started, Turn
 from serve_app.dialects.deepgram import RAW, TurnSocket, plain, speak_text
 from serve_app.dialects.table import Dialect, Route, Sample
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.make_wish import strict_wish
-from serve_app.api.read_request import read_speech
-from serve_app.api.response import in_parts
+from serve_app.api.answers.response import in_parts
+from serve_app.api.reading.http_request import read_speech
 from serve_app.api.speech_service import SpeechService
+from serve_app.api.wishes.make_wish import strict_wish
 from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.word_times import WordTimes, marked
 

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api import field_names
+from serve_app.api.answers.response import in_parts, named_event
+from serve_app.api.answers.whole_answer import AUDIO_HERE, object_with
 from serve_app.api.context import state_of
-from serve_app.api.make_wish import lenient_wish
-from serve_app.api.read_request import format_named
+from serve_app.api.reading.http_request import format_named
 from serve_app.api.request_log import Usage
-from serve_app.api.response import in_parts, named_event
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.whole_answer import AUDIO_HERE, object_with
-from serve_app.api.wish import EVENT_STREAM, Delivery
+from serve_app.api.wishes import field_names
+from serve_app.api.wishes.make_wish import lenient_wish
+from serve_app.api.wishes.wish import EVENT_STREAM, Delivery
 from serve_app.audio.formats import AudioFormat
 from serve_app.speech.word_times import WordTimes
 

@@ -3,14 +3,14 @@
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api import ignored_fields
 from serve_app.api.errors import ErrorReply
-from serve_app.api.make_wish import lenient_wish, strict_wish
-from serve_app.api.read_request import text_of
-from serve_app.api.session import Audio, Event, Flushed, Session, Started
-from serve_app.api.sockets import WishedConnection, unknown_type
+from serve_app.api.reading.http_request import text_of
+from serve_app.api.sockets.connection import WishedConnection, unknown_type
+from serve_app.api.sockets.session import Audio, Event, Flushed, Session, Started
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wish import Delivery, Wish
+from serve_app.api.wishes import ignored_fields
+from serve_app.api.wishes.make_wish import lenient_wish, strict_wish
+from serve_app.api.wishes.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Sample
 

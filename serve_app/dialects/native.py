@@ -9,18 +9,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, Overloaded
-from serve_app.api import field_names, ignored_fields
+from serve_app.api.answers.response import word_entries
 from serve_app.api.context import state_of
 from serve_app.api.errors import Unauthorized, translate
-from serve_app.api.ignored_fields import Ignored
-from serve_app.api.make_wish import complete_wish, model_for
 from serve_app.api.request_log import SAMPLE_BYTES, Usage
-from serve_app.api.response import word_entries
-from serve_app.api.session import Audio, Event, Failed, Flushed, Session, Started, Turn, Words
-from serve_app.api.sockets import Connection, unknown_type
-from serve_app.api.speech_body import SpeechBody, parse_speech, validated
+from serve_app.api.sockets.connection import Connection, unknown_type
+from serve_app.api.sockets.session import Audio, Event, Failed, Flushed, Session, Started, Turn, Words
 from serve_app.api.speech_service import NO_TAIL, SpeechService
-from serve_app.api.wish import Delivery, stored_voice
+from serve_app.api.wishes import field_names, ignored_fields
+from serve_app.api.wishes.ignored_fields import Ignored
+from serve_app.api.wishes.make_wish import complete_wish, model_for
+from serve_app.api.wishes.speech_body import SpeechBody, parse_speech, validated
+from serve_app.api.wishes.wish import Delivery, stored_voice
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings
 from serve_app.dialects.table import Dialect

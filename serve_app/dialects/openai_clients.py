@@ -1,7 +1,7 @@
 """What clients of OpenAI's API are told: how each is configured, and the OpenAPI of its requests."""
 
-from serve_app.api.speech_body import SpeechBody
-from serve_app.api.wish import CONTENT_TYPES, EVENT_STREAM
+from serve_app.api.wishes.speech_body import SpeechBody
+from serve_app.api.wishes.wish import CONTENT_TYPES, EVENT_STREAM
 from serve_app.dialects.table import Sample
 
 # The page at `/docs` sends the example as it is; all fields at once would be refused.

@@ -3,10 +3,10 @@
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from serve_app.api import ignored_fields
-from serve_app.api.make_wish import strict_wish
-from serve_app.api.read_request import read_object, read_speech
+from serve_app.api.reading.http_request import read_object, read_speech
 from serve_app.api.speech_service import SpeechService
+from serve_app.api.wishes import ignored_fields
+from serve_app.api.wishes.make_wish import strict_wish
 from serve_app.dialects import mistral
 from serve_app.dialects.openai_clients import SAMPLE, SPEECH_DOCS, TEXT_DOCS
 from serve_app.dialects.table import Dialect, Route

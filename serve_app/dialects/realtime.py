@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api import field_names, ignored_fields
 from serve_app.api.errors import ErrorReply, translate
-from serve_app.api.make_wish import lenient_wish
-from serve_app.api.read_request import format_named
-from serve_app.api.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Flushed, Started, Turn
-from serve_app.api.sockets import Connection
+from serve_app.api.reading.http_request import format_named
+from serve_app.api.sockets.connection import Connection
+from serve_app.api.sockets.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Flushed, Started, Turn
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wish import Delivery, Wish
+from serve_app.api.wishes import field_names, ignored_fields
+from serve_app.api.wishes.make_wish import lenient_wish
+from serve_app.api.wishes.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Sample
 

@@ -9,18 +9,18 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, NotReady, Overloaded, TalkrayError
-from serve_app.api import ignored_fields
+from serve_app.api.answers.response import SpeechResponse, audio_body
+from serve_app.api.answers.whole_answer import AUDIO_HERE, Kept, collected, object_with
 from serve_app.api.context import state_of
 from serve_app.api.errors import ErrorReply, translate
-from serve_app.api.make_wish import strict_wish
-from serve_app.api.read_request import read_speech, text_of
+from serve_app.api.reading.http_request import read_speech, text_of
 from serve_app.api.request_log import Usage
-from serve_app.api.response import SpeechResponse, audio_body
-from serve_app.api.session import Audio, Event, Flushed, Session, Started
-from serve_app.api.sockets import Connection, unknown_type
+from serve_app.api.sockets.connection import Connection, unknown_type
+from serve_app.api.sockets.session import Audio, Event, Flushed, Session, Started
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.whole_answer import AUDIO_HERE, Kept, collected, object_with
-from serve_app.api.wish import CONTENT_TYPES
+from serve_app.api.wishes import ignored_fields
+from serve_app.api.wishes.make_wish import strict_wish
+from serve_app.api.wishes.wish import CONTENT_TYPES
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 

@@ -7,13 +7,13 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api import field_names
 from serve_app.api.context import state_of
-from serve_app.api.forms import parse_form
-from serve_app.api.make_wish import lenient_wish
-from serve_app.api.read_request import read_body, text_of
+from serve_app.api.reading.forms import parse_form
+from serve_app.api.reading.http_request import read_body, text_of
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wish import Delivery, Wish
+from serve_app.api.wishes import field_names
+from serve_app.api.wishes.make_wish import lenient_wish
+from serve_app.api.wishes.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 

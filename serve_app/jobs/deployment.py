@@ -7,7 +7,7 @@ from typing import Any
 from ray import serve
 
 from deployments.serving import ray_metrics, ray_private
-from serve_app.api.wish import Offer
+from serve_app.api.wishes.wish import Offer
 from serve_app.audio import recordings
 from serve_app.config import ApiSettings
 from serve_app.ingress import Deployed, HandleSynthesizer

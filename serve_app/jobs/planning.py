@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 
 from deployments.errors import InvalidRequest, TalkrayError
 from deployments.protocol import ModelInfo
-from serve_app.api.ignored_fields import Reasons
-from serve_app.api.make_wish import strict_wish
-from serve_app.api.request import build_request
-from serve_app.api.speech_body import check_length
-from serve_app.api.wish import Offer, Wish
+from serve_app.api.wishes.build_request import build_request
+from serve_app.api.wishes.ignored_fields import Reasons
+from serve_app.api.wishes.make_wish import strict_wish
+from serve_app.api.wishes.speech_body import check_length
+from serve_app.api.wishes.wish import Offer, Wish
 from serve_app.config import ApiSettings
 from serve_app.jobs.record import MOST_PARTS, MOST_SEGMENTS, JobPlan, Manner, Mistake, Part, Rules, Segment, StoredJob
 from serve_app.speech.characters import is_speakable

@@ -18,8 +18,8 @@ from hypothesis.stateful import (
 
 from deployments.errors import NotReady, ReplicaLost
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
-from serve_app.api import sockets
-from serve_app.api.session import MAX_AUDIO_BYTES
+from serve_app.api.sockets import connection as sockets
+from serve_app.api.sockets.session import MAX_AUDIO_BYTES
 from serve_app.config import ApiSettings
 from tests.fuzz.conftest import BOUND_S, NUM_CASES
 from tests.serve_app import asgi

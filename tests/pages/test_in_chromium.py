@@ -16,10 +16,10 @@ from starlette.types import ASGIApp
 
 from deployments.errors import NotReady
 from deployments.protocol import ModelInfo
-from serve_app.api.bounded_websocket import BoundedWebSocket
+from serve_app.api.access.keys import create_key
 from serve_app.api.cluster_status import ClusterStatus, Recent
-from serve_app.api.keys import create_key
 from serve_app.api.routes import Node
+from serve_app.api.transport.bounded_websocket import BoundedWebSocket
 from serve_app.cli.ray_settings import free_port
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from serve_app.speech.live_text import LiveTexts

@@ -85,7 +85,7 @@ def test_a_document_that_prints_other_numbers_is_found(tmp_path: Path, printed: 
 
 def test_a_generator_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert house.generators(ROOT)
-    monkeypatch.setattr(house, "GENERATORS", (("serve_app/api/response.py", "Gone.body"),))
+    monkeypatch.setattr(house, "GENERATORS", (("serve_app/api/answers/response.py", "Gone.body"),))
     with pytest.raises(LookupError, match=r"Gone\.body"):
         house.generators(ROOT)
 

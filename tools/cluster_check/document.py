@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import yaml
 
-from serve_app.api.sockets import IDLE_TIMEOUT_S
+from serve_app.api.sockets.connection import IDLE_TIMEOUT_S
 from serve_app.app import LONGEST_STREAM_S
 from serve_app.cli.ray_settings import CLUSTER
 

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from deployments.serving import metrics
+from serve_app.api.access.keys import create_key
 from serve_app.api.cluster_status import ClusterStatus, Recent, summed
-from serve_app.api.keys import create_key
 from serve_app.api.routes import Node
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from tests.serve_app.fake import FakeSynthesizer, utterance

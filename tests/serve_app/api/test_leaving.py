@@ -11,9 +11,9 @@ import pytest
 import uvicorn
 from ray.serve._private.constants import RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S
 
-from serve_app.api import sockets
-from serve_app.api.bounded_websocket import BoundedWebSocket
-from serve_app.api.session import Session
+from serve_app.api.sockets import connection as sockets
+from serve_app.api.sockets.session import Session
+from serve_app.api.transport.bounded_websocket import BoundedWebSocket
 from serve_app.app import LONGEST_STREAM_S
 from serve_app.config import ApiSettings
 from serve_app.speech.live_text import LiveTexts

@@ -8,7 +8,7 @@ import pytest
 import uvicorn
 
 from deployments import listener
-from serve_app.api.taken_request import TakenHttp
+from serve_app.api.transport.taken_http import TakenHttp
 from serve_app.config import ApiSettings
 from serve_app.ingress import HandleSynthesizer
 from tests.serve_app.fake import CUSTOM_VOICE

@@ -9,8 +9,8 @@ from fastapi import FastAPI
 
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason
-from serve_app.api import response
-from serve_app.api.keys import create_key
+from serve_app.api.access.keys import create_key
+from serve_app.api.answers import response
 from serve_app.config import AccessSettings, ApiSettings, TextSettings
 from tests.serve_app import asgi
 from tests.serve_app.dialects.test_native import Socket

@@ -12,7 +12,7 @@ import pytest
 from deployments.errors import EngineError
 from deployments.protocol import FinishReason
 from deployments.serving import reports
-from serve_app.api.keys import create_key
+from serve_app.api.access.keys import create_key
 from serve_app.api.request_log import Entry, RequestRecord, line, shown
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from tests.serve_app import asgi

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deployments.errors import Overloaded
-from serve_app.api.sockets import MAX_CONTEXTS, MAX_NAME_CHARS
+from serve_app.api.sockets.connection import MAX_CONTEXTS, MAX_NAME_CHARS
 from serve_app.config import ApiSettings
 from serve_app.dialects import cartesia
 from tests.serve_app import fake

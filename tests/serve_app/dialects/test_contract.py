@@ -12,8 +12,8 @@ from starlette.routing import compile_path
 from starlette.types import Message
 
 from deployments.errors import Overloaded, ReplicaLost
-from serve_app.api import sockets
 from serve_app.api.errors import translate
+from serve_app.api.sockets import connection as sockets
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
 from serve_app.speech.live_text import LiveTexts

@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from deployments.protocol import ModelInfo, PcmChunk, Reading
-from serve_app.api.bounded_websocket import BoundedWebSocket
+from serve_app.api.transport.bounded_websocket import BoundedWebSocket
 from serve_app.config import ApiSettings
 from serve_app.speech.live_text import LiveTexts
 from tests.serve_app.dialects.rows import SOCKETS, SocketRow

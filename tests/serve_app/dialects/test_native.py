@@ -8,7 +8,7 @@ import pytest
 
 from deployments.errors import NotReady, PayloadTooLarge
 from deployments.protocol import ModelInfo
-from serve_app.api import sockets as connection_module
+from serve_app.api.sockets import connection as connection_module
 from serve_app.config import ApiSettings
 from tests.serve_app import asgi, fake
 from tests.serve_app.audio.test_recordings import data_url, recording

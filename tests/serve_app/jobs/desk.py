@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
-from serve_app.api.wish import Offer
+from serve_app.api.wishes.wish import Offer
 from serve_app.config import AccessSettings, ApiSettings, JobSettings, VoiceSettings
 from serve_app.jobs.desk import JobDesk
 from serve_app.jobs.making import SegmentMaker

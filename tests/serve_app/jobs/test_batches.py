@@ -17,7 +17,7 @@ from openai.types import Batch, FileObject
 
 from deployments.errors import EngineError
 from deployments.protocol import PcmChunk, SynthesisRequest
-from serve_app.api.keys import create_key
+from serve_app.api.access.keys import create_key
 from serve_app.config import AccessSettings, JobSettings
 from tests.serve_app.audio.test_formats import decode
 from tests.serve_app.fake import CUSTOM_VOICE

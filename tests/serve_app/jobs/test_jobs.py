@@ -7,7 +7,7 @@ import soundfile
 
 from deployments.errors import EngineError, Overloaded, ReplicaLost
 from deployments.protocol import FinishReason, ModelInfo
-from serve_app.api.keys import create_key
+from serve_app.api.access.keys import create_key
 from serve_app.config import AccessSettings, JobSettings
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED
 from tests.serve_app.jobs.desk import Server, Speaker, files_in, serving, so, started, until

@@ -10,7 +10,7 @@ import soundfile
 from fastapi import FastAPI
 from numpy.typing import NDArray
 
-from serve_app.api.keys import create_key
+from serve_app.api.access.keys import create_key
 from serve_app.audio.recordings import decode_file
 from serve_app.config import AccessSettings, ApiSettings, VoiceSettings
 from serve_app.speech.live_text import LiveTexts

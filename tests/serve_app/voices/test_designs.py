@@ -15,7 +15,7 @@ import soundfile
 
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason
-from serve_app.api.keys import create_key
+from serve_app.api.access.keys import create_key
 from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings, VoiceSettings
 from serve_app.voices import designs, record

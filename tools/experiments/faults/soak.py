@@ -26,7 +26,7 @@ from pathlib import Path
 import aiohttp
 import yaml
 
-from serve_app.api.keys import create_key, revoke_keys
+from serve_app.api.access.keys import create_key, revoke_keys
 from serve_app.cli.ray_settings import free_port
 from tests.e2e.raw import SPEECH
 from tools.experiments.faults.intruder import SHORT

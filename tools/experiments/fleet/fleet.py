@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from serve_app.api.keys import create_key
+from serve_app.api.access.keys import create_key
 from serve_app.cli import ray_settings
 from serve_app.cli.serve.local_server import APP_NAME
 from tools.experiments.fleet.namespaces import Machine, Network, network

@@ -1,0 +1,1 @@
+"""Answers over HTTP: speech that is streamed, or sent whole."""

@@ -1,0 +1,274 @@
+"""The HTTP response that carries speech: bare audio or events, streamed or at once.
+
+A body yields nothing before there is audio, so that an error before the first audio can still become a status code.
+"""
+
+import asyncio
+import base64
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from deployments.errors import TalkrayError
+from deployments.protocol import Mark, Marks, PcmChunk, SynthesisRequest, with_mark
+from deployments.serving import metrics
+from serve_app.api.answers.whole_answer import Kept, collected, parts_of
+from serve_app.api.errors import ErrorReply, translate
+from serve_app.api.request_log import Usage
+from serve_app.api.wishes.wish import FINISH_HEADER
+from serve_app.audio.formats import Rendering
+from serve_app.speech.redraw import ended_badly
+from serve_app.speech.word_times import Word, WordTimes, marked
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+# Make a dialect's body of audio and words: as they come, and of all of them.
+StreamBody = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
+WholeBody = Callable[[bytes, WordTimes | None], Iterable[bytes]]
+
+
+def _nothing() -> None:
+    """Where nothing is to be forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerAttempt:
+    """Speech for a whole answer. Another seed makes another attempt at the same text."""
+
+    body: AsyncGenerator[bytes, None]
+    usage: Usage  # what `body` counts
+    make_body: WholeBody | None = None  # makes the answer of all audio; None: the audio is the answer
+    times: WordTimes | None = None  # the words of `body`
+    drop_tail: Callable[[], None] = _nothing  # called if it is not sent
+
+    def parts(self, content: bytes) -> Iterable[bytes]:
+        """The answer, of all that `body` made."""
+        return parts_of(content) if self.make_body is None else self.make_body(content, self.times)
+
+
+async def audio_body(
+    chunks: AsyncGenerator[PcmChunk, None],
+    rendering: Rendering,
+    usage: Usage,
+    times: WordTimes | None = None,
+    kept: Kept | None = None,
+) -> AsyncGenerator[bytes, None]:
+    """Bare audio. `usage` and `times` follow the chunks, `kept` the bytes of a whole answer."""
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            usage.add(chunk)
+            if times is not None:
+                times.feed(chunk)
+            audio = await rendering.feed(chunk.pcm)
+            if kept is not None:
+                kept.keep(rendering.num_kept)
+            if audio:
+                yield audio
+    if audio := await rendering.close():
+        yield audio
+
+
+async def event_body(
+    chunks: AsyncGenerator[PcmChunk, None],
+    rendering: Rendering,
+    usage: Usage,
+    times: WordTimes | None = None,
+    kept: Kept | None = None,
+) -> AsyncGenerator[bytes, None]:
+    """Audio as server-sent events, with words if `times` are given.
+
+    An error after the first event becomes an event, and is raised again.
+    """
+    has_sent = False
+    try:
+        async with aclosing(audio_body(chunks, rendering, usage, times, kept)) as body:
+            async for audio in body:
+                has_sent = True
+                for part in parts_of(audio):
+                    yield _delta(part)
+                if times is not None and (words := times.take()):
+                    yield _words(words)
+    except Exception as error:
+        if has_sent:
+            yield _failed(translate(error))
+        raise
+    if times is not None and (words := times.take()):
+        yield _words(words)
+    yield _done(usage)
+
+
+def _delta(audio: bytes) -> bytes:
+    return b'data: {"type":"speech.audio.delta","audio":"' + base64.b64encode(audio) + b'"}\n\n'
+
+
+def _words(words: list[Word]) -> bytes:
+    return _event({"type": "speech.audio.words", "words": word_entries(words), **marked(words)})
+
+
+def word_entries(words: Iterable[Word]) -> list[dict[str, object]]:
+    """The words for JSON, in seconds of the audio."""
+    return [{"word": word.text, "start": round(word.start_s, 3), "end": round(word.end_s, 3)} for word in words]
+
+
+def _done(usage: Usage) -> bytes:
+    ignored = {"ignored": usage.ignored} if usage.ignored else {}
+    end = {"usage": usage.tokens, "finish_reason": usage.finish_reason}
+    return _event({"type": "speech.audio.done", **end, **ignored})
+
+
+def _failed(reply: ErrorReply) -> bytes:
+    return _event({"type": "speech.audio.error", **reply.envelope()})
+
+
+def _event(fields: dict[str, object]) -> bytes:
+    return b"data: " + json.dumps(fields, separators=(",", ":")).encode() + b"\n\n"
+
+
+def named_event(fields: Mapping[str, object]) -> bytes:
+    """An event with its type as its name, for clients that listen by name."""
+    return f"event: {fields['type']}\ndata: {json.dumps(fields)}\n\n".encode()
+
+
+async def in_parts(
+    audio: AsyncGenerator[bytes, None], tell: Callable[[bytes], bytes], last: Callable[[], bytes] = bytes
+) -> AsyncGenerator[bytes, None]:
+    """A body of `tell(part)` for each part of the audio, with `last()` at its end."""
+    async with aclosing(audio):
+        async for part in audio:
+            yield tell(part)
+    if end := last():
+        yield end
+
+
+def start_marks(request: SynthesisRequest, received_ns: int) -> SynthesisRequest:
+    """The request with a first mark, at `received_ns` of time.time_ns(). Each later stage then adds its own."""
+    return with_mark(replace(request, marks=(Mark("received", received_ns),)), "request")
+
+
+def server_timing(marks: Marks) -> str:
+    """A Server-Timing header: milliseconds from each mark to the next, by the next one's name. The first mark is a time
+    of day in seconds.
+    """
+    first = marks[0]
+    later = [f"{mark.stage};dur={(mark.at_ns - before.at_ns) / 1e6:.3f}" for before, mark in pairwise(marks)]
+    return ", ".join([f'{first.stage};desc="{first.at_ns / 1e9:.6f}"', *later])
+
+
+class SpeechResponse(Response):
+    """Sends its status with the first bytes of `body`, so an error before them can have a status of its own.
+
+    An error after them is raised, and the server then breaks the connection off: the body has no clean end. A client
+    that leaves raises ClientDisconnect. `body` is always closed. Starlette's StreamingResponse leaves that to the
+    garbage collector if the client leaves early.
+    """
+
+    def __init__(self, body: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, usage: Usage) -> None:
+        """`usage`: what `body` counts."""
+        self.status_code = 200
+        self.background = None
+        self._body, self._usage = body, usage
+        self.init_headers(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await unless_left(self._send(send), receive)
+
+    async def _send(self, send: Send) -> None:
+        async with aclosing(self._body) as body:
+            first = await anext(body, b"")
+            await _deliver(send, self._start())
+            await _deliver(send, _part(first))
+            async for part in body:
+                await _deliver(send, _part(part))
+        await _deliver(send, _part(b"", more=False))
+
+    def _start(self) -> Message:
+        if self._usage.marks:
+            marks = (*self._usage.marks, Mark("response", time.time_ns()))
+            self.headers["server-timing"] = server_timing(marks)
+            metrics.stages(marks)
+        return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+
+
+class WholeResponse(SpeechResponse):
+    """Sends speech once it is complete, with headers that say how it ended."""
+
+    def __init__(
+        self,
+        attempt: AnswerAttempt,
+        headers: Mapping[str, str],
+        *,
+        kept: Kept,
+        retry: Callable[[], AnswerAttempt] | None = None,
+    ) -> None:
+        """`kept` counts the bytes that are kept. `retry` makes another attempt if the first one ends badly."""
+        super().__init__(attempt.body, headers, usage=attempt.usage)
+        self._attempt, self._kept, self._retry = attempt, kept, retry
+
+    async def _send(self, send: Send) -> None:
+        with self._kept as kept:
+            attempt, content = self._attempt, await collected(self._body, kept)
+            if self._retry is not None and ended_badly(self._usage.finish_reason):
+                attempt, content = await self._retried(self._retry(), content)
+            if attempt.make_body is None:
+                self.headers["content-length"] = str(len(content))
+            if self._usage.finish_reason is not None:
+                self.headers[FINISH_HEADER] = self._usage.finish_reason
+            for name, tokens in self._usage.tokens.items():
+                self.headers[f"x-vllm-omni-{name.replace('_', '-')}"] = str(tokens)
+            await _deliver(send, self._start())
+            for part in attempt.parts(content):
+                await _deliver(send, _part(part))
+            await _deliver(send, _part(b"", more=False))
+
+    async def _retried(self, other: AnswerAttempt, content: bytes) -> tuple[AnswerAttempt, bytes]:
+        """The other attempt at an answer that ended badly and was not sent; the first if that one fails."""
+        try:
+            content = await collected(other.body, self._kept, beside=len(content))
+        except TalkrayError as error:
+            other.drop_tail()
+            logger.warning("an answer that ended badly (%s) stays: %s", self._usage.finish_reason, error)
+            return self._attempt, content
+        self._usage.become(other.usage)
+        return other, content
+
+
+async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """The result of `work`, which ends when the client leaves. Raises ClientDisconnect then."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait((working, leaving))
+    if working.cancelled():
+        raise ClientDisconnect from (None if leaving.cancelled() else leaving.exception())
+    return working.result()
+
+
+def _part(body: bytes, *, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": more}
+
+
+async def _deliver(send: Send, message: Message) -> None:
+    """Sends; the OSError by which ASGI servers report a closed connection becomes ClientDisconnect."""
+    try:
+        await send(message)
+    except OSError as error:
+        raise ClientDisconnect from error
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,1 @@
+"""What a client sent over HTTP: bodies, forms, JSON."""

@@ -1,0 +1,1 @@
+"""WebSockets of all dialects, and the sessions that speak on them."""

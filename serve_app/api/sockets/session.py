@@ -1,0 +1,450 @@
+"""A session: a dialect puts text in as the client writes it, and takes events out as the text is spoken."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from starlette.websockets import WebSocketDisconnect
+
+from deployments.errors import InvalidRequest
+from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
+from serve_app.api.context import RequestState
+from serve_app.api.errors import translate
+from serve_app.api.request_log import RequestRecord, Usage
+from serve_app.api.wishes.build_request import build_request
+from serve_app.api.wishes.speech_body import SpeechBody, check_length
+from serve_app.api.wishes.wish import Wish, stored_voice
+from serve_app.config import ApiSettings
+from serve_app.speech.characters import (
+    end_of_certain,
+    end_of_visible,
+    is_speakable,
+    whole_characters,
+    without_cjk_spaces,
+    without_halves,
+)
+from serve_app.speech.joints import Continuation, Tails
+from serve_app.speech.live_text import LiveText, LiveTexts
+from serve_app.speech.spoken_text import SpokenText, read
+from serve_app.speech.synthesizer import Synthesizer, silence
+from serve_app.speech.word_times import Spoken, Word, WordTimes
+from serve_app.voices.library import Voices
+
+MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
+MAX_AUDIO_BYTES = 4096  # in one event
+_MOST_UNSENT = 8  # events that the reader has not taken; decoding waits while there are so many
+_MOST_TURNS = 256  # turns that wait to be spoken
+
+
+@dataclass(slots=True)
+class Turn:
+    """Text that is spoken as one utterance, and how far its speech has come."""
+
+    number: int  # from 1
+    record: RequestRecord
+    text: str = ""  # the whole text so far
+    half: str = ""  # half of a surrogate pair that follows the text
+    is_complete: bool = False
+    request: SynthesisRequest | None = None  # None until speech is asked for
+    live: LiveText | None = None  # None where it is spoken once it is complete
+    taken: int = 0  # characters that are being spoken, or have been
+    times: WordTimes | None = None  # None where the client asked for no word times
+    start_s: float | None = None  # where its audio begins, counted from the last `clear`; None: it has none
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def usage(self) -> Usage:
+        return self.record.usage
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why its speech ended, once it has."""
+        return self.usage.finish_reason or FinishReason.STOP
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether text may be added. A live text to which nothing was added for long has ended by itself."""
+        return not self.is_complete and not (self.live is not None and self.live.is_written)
+
+    def take(self) -> str:
+        """The text not taken yet, without spaces between ideographs."""
+        end = len(self.text) if self.is_complete else end_of_certain(self.text)
+        before = self.text[max(0, self.taken - 1) : self.taken]
+        text, self.taken = self.text[self.taken : end], max(end, self.taken)
+        return without_cjk_spaces(before + text)[len(before) :]
+
+    def spoken(self, played_s: float) -> Spoken | None:
+        """The part of its text that was heard when `played_s` of the session's audio had been played; None without word
+        times.
+        """
+        if self.start_s is None or played_s <= self.start_s:
+            return Spoken("", self.text, None)
+        if self.times is None or not self.times.are_known:
+            return None
+        heard = self.times.spoken(played_s - self.start_s)
+        end = end_of_visible(self.text, len("".join(heard.text_spoken.split())))
+        return replace(heard, text_spoken=self.text[:end], text_remaining=self.text[end:])
+
+    def write(self) -> None:
+        """Pass new text on to the live text. Raises InvalidRequest where it has become too long."""
+        if self.live is not None and not self.live.is_written:
+            self.live.append(self.take())
+            if self.is_complete:
+                self.live.finish()
+        self.changed.set()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A turn's audio follows."""
+
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """The next bytes of the output's format; raw formats come in whole samples."""
+
+    turn: Turn
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """When the next words of a turn are heard, in seconds of the turn's audio. That audio may come before or after."""
+
+    turn: Turn
+    words: tuple[Word, ...]
+
+    def in_session(self) -> list[Word]:
+        """The words, with times in seconds of the session's audio."""
+        before_s = self.turn.start_s or 0.0
+        return [replace(word, start_s=word.start_s + before_s, end_s=word.end_s + before_s) for word in self.words]
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """All text of a turn, up to its `flush`, has been spoken."""
+
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Earlier turns are void: no more events of them follow.
+
+    `heard`: the turn that was playing at `played_s`, where the client sent it, else the turn being made. `spoken`: how
+    much of its text was heard; None without word times or `played_s`.
+    """
+
+    turns: tuple[Turn, ...]
+    heard: Turn | None = None
+    spoken: Spoken | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Bytes that the audio encoder had left after the last turn."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The session was closed, and all its text has been spoken. `finish_reason`: the first of its turns but STOP."""
+
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The session has ended with an error."""
+
+    error: Exception
+
+
+Event = Started | Audio | Words | Flushed | Cleared | Rest | Done | Failed
+
+
+class Session:
+    """Speaks turns one after the other; `flush` ends a turn. Iterate over it for its events. Decoding waits while the
+    iterating task does not take them.
+
+    Use it as an asynchronous context manager: leaving it cancels all speech.
+    """
+
+    def __init__(
+        self,
+        synthesizer: Synthesizer,
+        settings: ApiSettings,
+        wish: Wish,
+        *,
+        asker: RequestState,
+        request_id: str,
+        voices: Voices,
+        continuation: Continuation | None = None,
+        live_texts: LiveTexts | None = None,
+    ) -> None:
+        """`wish` is everything but the text. With `live_texts` a turn is spoken while it is written, else when it is
+        complete. Turns have `request_id` with their number after it, that of a session without `live_texts` the bare
+        one. `continuation`: what its turns go on from.
+        """
+        self._synthesizer, self._settings, self._voices, self._wish = synthesizer, settings, voices, wish
+        self._info, self._body, self._delivery, self._rules = wish.info, wish.body, wish.delivery, wish.spoken.rules
+        self._asker, self._request_id, self._live_texts = asker, request_id, live_texts
+        self._continuation = continuation or Continuation(Tails(), joins=False)
+        self._turns: deque[Turn] = deque()  # the one that is spoken first
+        self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
+        self._num_turns = 0
+        self._is_closed = False
+        self.has_ended = False  # nothing that is written now will be spoken
+        self._changed = asyncio.Event()
+        self._events: asyncio.Queue[Event] = asyncio.Queue(_MOST_UNSENT)
+        self._rendering = self._delivery.rendering(self._info)
+        self._speaking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._speaking = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        has_left = kind is not None and issubclass(kind, WebSocketDisconnect | RuntimeError)
+        await self.aclose("client left" if has_left else "cancelled")
+
+    @property
+    def is_speaking(self) -> bool:
+        """Whether it is the server's turn."""
+        return any(turn.is_complete for turn in self._turns) or not self._events.empty()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a turn waits for more text, or for its end."""
+        return bool(self._turns) and self._turns[-1].takes_text
+
+    def append(self, text: str) -> None:
+        """Adds text to the present turn, or begins a turn with it. The text may be cut anywhere: half a surrogate pair
+        at its end waits for the other half. Raises InvalidRequest where too much text waits.
+        """
+        if not text:
+            return
+        if sum(len(turn.text) - turn.taken for turn in self._turns) + len(text) > MAX_UNSPOKEN_CHARS:
+            message = f"More than {MAX_UNSPOKEN_CHARS} characters wait to be spoken; send more when some have been."
+            raise InvalidRequest(message, "text", "string_above_max_length")
+        turn = self._turns[-1] if self.is_writing else self._open_turn()
+        text, turn.half = whole_characters(turn.half + text)
+        turn.text += text
+        turn.write()
+
+    def flush(self) -> Turn:
+        """Ends the present turn, an empty one where there is none; its `Flushed` will follow."""
+        turn = self._turns[-1] if self.is_writing else self._open_turn()
+        turn.is_complete, turn.text, turn.half = True, turn.text + without_halves(turn.half), ""
+        turn.write()
+        return turn
+
+    def configure(self, *, speed: float) -> None:
+        """Changes the speed of turns that have not begun."""
+        self._body = self._body.model_copy(update={"speed": speed})
+
+    async def clear(self, played_s: float | None = None) -> Cleared:
+        """Stops speaking and forgets the waiting turns. Returns the event after which nothing of them follows.
+
+        `played_s` is how much of the session's audio the listener has heard, since its beginning or the last `clear`.
+        """
+        before = self._drop_events()
+        await self._stop()
+        before += self._drop_events()
+        cleared = Cleared(tuple(self._turns), *self._at_playback(played_s))
+        for turn in cleared.turns:
+            self._end(turn, "cancelled")
+        self._turns.clear()
+        self._over.clear()
+        self._continuation.break_off()
+        self.has_ended = False
+        for event in (*before, cleared):
+            await self._events.put(event)
+        self._rendering = self._delivery.rendering(self._info)
+        self._speaking = asyncio.create_task(self._run())
+        return cleared
+
+    def close(self) -> None:
+        """No more text: `Done` comes after all that was written."""
+        if self.is_writing:
+            self.flush()
+        self._is_closed = True
+        self._changed.set()
+
+    async def aclose(self, outcome: str = "cancelled") -> None:
+        """Cancels all speech at once. The log gets the `outcome`."""
+        await self._stop()
+        for turn in self._turns:
+            self._end(turn, outcome)
+        self._turns.clear()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Events until `Done` or `Failed`."""
+        event: Event | None = None
+        while not isinstance(event, Done | Failed):
+            event = await self._events.get()
+            yield event
+
+    def _open_turn(self) -> Turn:
+        if len(self._turns) >= _MOST_TURNS:
+            raise InvalidRequest(f"More than {_MOST_TURNS} turns wait to be spoken.", "text", "too_many_turns")
+        self._num_turns += 1
+        own_id = f"{self._request_id}-{self._num_turns}" if self._live_texts else self._request_id
+        turn = Turn(self._num_turns, self._asker.record.another(own_id))
+        self._turns.append(turn)
+        self._changed.set()
+        return turn
+
+    async def _run(self) -> None:
+        try:
+            while (turn := await self._next_turn()) is not None:
+                await self._speak(turn)
+                self._over.append(self._turns.popleft())
+                turn.record.publish()
+                if turn.request is not None:
+                    self._continuation.count(turn.request)
+                await self._events.put(Flushed(turn))
+            self.has_ended = True
+            if not self._delivery.files and (rest := await self._rendering.close()):
+                await self._events.put(Rest(rest))
+            endings = (turn.finish_reason for turn in self._over)
+            await self._events.put(
+                Done(next((one for one in endings if one is not FinishReason.STOP), FinishReason.STOP))
+            )
+        except Exception as error:
+            self.has_ended = True
+            if self._turns:
+                self._end(self._turns.popleft(), translate(error).code)
+            await self._events.put(Failed(error))
+
+    async def _next_turn(self) -> Turn | None:
+        """The next turn, once there is one; None where the session was closed."""
+        while not self._turns and not self._is_closed:
+            self._changed.clear()
+            await self._changed.wait()
+        return self._turns[0] if self._turns else None
+
+    async def _speak(self, turn: Turn) -> None:
+        has_begun = False
+        self._rendering.play(speed=self._body.speed)
+        turn.start_s = self._rendering.samples / self._delivery.rate(self._info)
+        async with aclosing(self._chunks(turn)) as chunks:
+            async for chunk in chunks:
+                turn.usage.add(chunk)
+                self._continuation.deliver(chunk.num_samples / self._info.sample_rate / self._body.speed)
+                audio = await self._rendering.feed(chunk.pcm)
+                if not has_begun and chunk.pcm:
+                    has_begun = True
+                    await self._events.put(Started(turn))
+                await self._tell_words(turn, chunk)
+                await self._send(turn, audio)
+        if not has_begun:
+            await self._events.put(Started(turn))
+        if self._delivery.files:
+            rest, self._rendering = await self._rendering.close(), self._delivery.rendering(self._info)
+        else:
+            rest = await self._rendering.drain()
+        await self._send(turn, rest)
+
+    async def _chunks(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
+        """The turn's audio, which is a moment of silence where its text has nothing to speak."""
+        has_spoken = False
+        is_there = turn.is_complete and len(turn.text) <= self._settings.max_input_chars
+        speech = self._whole(turn) if is_there or self._live_texts is None else self._live(turn, self._live_texts)
+        async with aclosing(speech) as chunks:
+            async for chunk in chunks:
+                has_spoken = has_spoken or bool(chunk.pcm)
+                yield chunk
+        if not has_spoken and turn.text.strip():
+            yield silence(self._info)
+
+    async def _whole(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
+        """Audio of the turn's text, asked for once the text is complete."""
+        while not turn.is_complete:
+            turn.changed.clear()
+            await turn.changed.wait()
+        text = turn.take()
+        check_length("input", text, self._settings)  # before the text is read, which takes as long as the text is
+        body, spoken = self._body.model_copy(update={"input": text}), read(text, self._rules, field="text")
+        if self._live_texts is not None and not is_speakable(spoken.text):
+            return  # a conversation treats no text as an error
+        request = await self._request(turn, body, spoken)
+        turn.request = replace(request, tail=self._continuation.tail(request))
+        self._follow(turn, spoken)
+        if is_speakable(turn.request.text):
+            async with aclosing(self._synthesizer.synthesize(turn.request, self._info)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def _live(self, turn: Turn, texts: LiveTexts) -> AsyncGenerator[PcmChunk, None]:
+        """Audio of a text while it is written."""
+        request = await self._request(turn, self._body, read("", self._rules), live=True)
+        with await texts.open(request, self._info, max_chars=MAX_UNSPOKEN_CHARS, rules=self._rules) as live:
+            turn.live = live
+            self._follow(turn, live)
+            turn.write()
+            if await live.wait_for_words():
+                turn.request = await live.going_on(self._continuation)
+                async with aclosing(self._synthesizer.synthesize(turn.request, self._info)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+
+    async def _request(
+        self, turn: Turn, body: SpeechBody, spoken: SpokenText, *, live: bool = False
+    ) -> SynthesisRequest:
+        self._asker.caller.request()
+        who = {"request_id": turn.record.request_id, "client": self._asker.caller.name}
+        # A turn may come an hour after the wish: by then its voice may have another version, or be gone.
+        stored = await stored_voice(body, self._info, self._voices)
+        wish = replace(self._wish, body=body, spoken=spoken, stored=stored)
+        request = await build_request(wish, self._settings, self._voices, live=live, **who)
+        turn.record.note_speech(request.voice, self._info.sample_rate * body.speed)
+        return request
+
+    def _follow(self, turn: Turn, text: LiveText | SpokenText) -> None:
+        if self._body.word_timestamps:
+            turn.times = WordTimes(text, self._info, speed=self._body.speed)
+
+    async def _tell_words(self, turn: Turn, chunk: PcmChunk) -> None:
+        if turn.times is None:
+            return
+        turn.times.feed(chunk)
+        if words := turn.times.take():
+            await self._events.put(Words(turn, tuple(words)))
+
+    async def _send(self, turn: Turn, audio: bytes) -> None:
+        for start in range(0, len(audio), MAX_AUDIO_BYTES):
+            await self._events.put(Audio(turn, audio[start : start + MAX_AUDIO_BYTES]))
+
+    async def _stop(self) -> None:
+        if (task := self._speaking) is None:
+            return
+        if not task.cancelling():  # a second cancellation would break off its closing
+            task.cancel()
+        await asyncio.wait((task,))
+        if self._speaking is task:
+            self._speaking = None  # its error holds its frames, which hold this session and all that was sent to it
+
+    def _at_playback(self, played_s: float | None) -> tuple[Turn | None, Spoken | None]:
+        """The turn at this place of the session's audio, or the first one, and how much of its text had been spoken."""
+        turns = [*self._over, *self._turns]
+        if played_s is None or not turns:
+            return next(iter(self._turns), turns[-1] if turns else None), None
+        started = [turn for turn in turns if turn.start_s is not None and turn.start_s <= played_s]
+        heard = started[-1] if started else turns[0]
+        return heard, heard.spoken(played_s)
+
+    def _drop_events(self) -> list[Cleared]:
+        """Drops all waiting events but the answers to earlier calls of `clear`, which it returns."""
+        events = [self._events.get_nowait() for _ in range(self._events.qsize())]
+        return [event for event in events if isinstance(event, Cleared)]
+
+    def _end(self, turn: Turn, outcome: str) -> None:
+        turn.record.error = outcome
+        turn.record.publish()

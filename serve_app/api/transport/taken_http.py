@@ -1,0 +1,74 @@
+"""A replica that takes a request says so at once, so that HAProxy gives the request to no other replica.
+
+HAProxy sends a request of which nothing was answered to the next replica (RAY_SERVE_HAPROXY_RETRY_ON): it may only have
+met a connection that was just being closed. A request that kills its replica would kill one replica after the other.
+The beginning of the status line, which every answer has, tells both apart: HAProxy retries while it has no byte of an
+answer, and passes on none before it has the whole head.
+"""
+
+from asyncio.transports import BaseTransport, Transport
+from typing import Any, cast
+
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from serve_app.api.transport.bounded_websocket import ReaderClock
+
+_BEGINNING = b"HTTP/1.1 "
+_CONTINUE = b"HTTP/1.1 100 "  # comes before the answer's own status line
+
+
+class _EarlyAnswers:
+    """A transport on which the beginning of an answer may have been written before the answer is known."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._beginning_is_written = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write_beginning(self) -> None:
+        """Write the beginning that every answer has."""
+        if not self._beginning_is_written:
+            self._beginning_is_written = True
+            self._transport.write(_BEGINNING)
+
+    def write(self, data: bytes) -> None:
+        """Write `data` without the bytes that are written already."""
+        if not self._beginning_is_written or not data:
+            self._transport.write(data)
+            return
+        assert data.startswith(_BEGINNING)
+        self._beginning_is_written = data.startswith(_CONTINUE)
+        self._transport.write(data[len(_BEGINNING) :] + (_BEGINNING if self._beginning_is_written else b""))
+
+
+class TakenHttp(HttpToolsProtocol):
+    """uvicorn's HTTP protocol. Answers begin when their requests are taken, and end where no client reads them."""
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        self._answers = _EarlyAnswers(cast("Transport", transport))
+        self._reader = ReaderClock(cast("Transport", transport), self.loop)
+        super().connection_made(cast("Transport", self._answers))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._reader.stop()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._reader.start()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._reader.stop()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Called with the head of a handshake."""
+        self._answers.write_beginning()
+        super().handle_websocket_upgrade()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answers.write_beginning()
+        super()._start_asgi_task(cycle, app)

@@ -1,0 +1,161 @@
+"""From a client's wish to a request to the replicas, checked against the loaded model."""
+
+import asyncio
+
+from deployments.errors import InvalidRequest
+from deployments.protocol import ModelInfo, ModelKind, Reference, SynthesisRequest
+from serve_app.api import catalogue
+from serve_app.api.wishes.speech_body import SpeechBody, check_length
+from serve_app.api.wishes.wish import Wish
+from serve_app.audio.recordings import read_aside
+from serve_app.audio.reference_doctor import decode_prepared
+from serve_app.config import ApiSettings
+from serve_app.speech.characters import clean, is_speakable
+from serve_app.speech.detection import DETECT, detected
+from serve_app.speech.languages import foreign_language, language_name
+from serve_app.speech.redraw import draw_seed
+from serve_app.speech.spoken_text import SpokenText
+from serve_app.voices.library import Voices
+from serve_app.voices.record import StoredVoice
+
+# Figures and signs become words: prose with many of them grows by less than a half, nothing but figures fivefold.
+_MOST_GROWTH = 2
+
+
+async def build_request(
+    wish: Wish,
+    settings: ApiSettings,
+    voices: Voices,
+    *,
+    request_id: str,
+    client: str,
+    live: bool = False,
+) -> SynthesisRequest:
+    """One utterance for the model that was chosen for the wish. Raises InvalidRequest that names the field.
+
+    A `live` request has no text yet. The text of others may have nothing to speak, as "..." has: see `is_speakable`.
+    """
+    info, spoken, stored = wish.info, wish.spoken, wish.stored
+    if wish.body.ref_audio is not None and info.kind is not ModelKind.BASE:
+        # Before the missing `voice` is told, which would not help.
+        raise InvalidRequest(f"{info.name} does not clone voices: load a Base checkpoint.", "ref_audio")
+    body = wish.body if stored is None else _with_defaults(wish.body, stored, info)
+    speaker = _speaker(body, info)
+    language = _language(body, info, speaker)
+    of_each = language == DETECT and not live
+    if language == DETECT:
+        whole = await asyncio.to_thread(detected, spoken.text, info.languages) if of_each else None
+        language = whole or "auto"
+    return SynthesisRequest(
+        request_id=request_id,
+        client=client,
+        voice=speaker,
+        text="" if live else _text(body, info, settings, spoken, speaker),
+        stretches=() if live else spoken.stretches,
+        max_segment_chars=spoken.rules.max_segment_chars,
+        language=language,
+        languages=info.languages if of_each else (),
+        instructions=_instructions(body, info, settings),
+        reference=await _reference(body, info, settings, stored, voices),
+        sampling=body.sampling,
+        seed=draw_seed() if body.seed is None else body.seed,
+        redraws=body.seed is None,
+        non_streaming_mode=body.non_streaming_mode,
+        ignore_eos=body.ignore_eos,
+        leading_silence=body.leading_silence,
+        word_times=body.word_timestamps,
+        model=info.route,
+        joins=settings.text.joints,
+    )
+
+
+def _missing(param: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} is required: {reason}.", param, "missing_required_parameter")
+
+
+def _cleaned(param: str, text: str | None, settings: ApiSettings) -> str:
+    """Nothing sent and nothing to speak are the same: an empty string."""
+    check_length(param, text or "", settings)
+    return clean(text or "")
+
+
+def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings, spoken: SpokenText, speaker: str | None) -> str:
+    """The text that the model reads. It may have nothing to speak."""
+    if not body.any_language and language_name(body.language) in ("auto", DETECT):
+        foreign = foreign_language(body.input, info.languages)
+        if foreign is not None:
+            raise _not_spoken("input", f"it is written in {foreign}", info, speaker)
+    text = spoken.text
+    if spoken.left_out and not text and is_speakable(body.input) and not body.any_language:
+        names = ", ".join(spoken.left_out)
+        raise InvalidRequest(f'input: all of it is left out ({names}); "markup": "none" reads it as it is.', "input")
+    if not clean(body.input) or (not text and is_speakable(body.input) and not body.any_language):
+        raise InvalidRequest(f"input has no characters that can be spoken: {_speaks(info, speaker)}.", "input")
+    if len(text) > (most := _MOST_GROWTH * settings.max_input_chars):
+        message = f"input takes {len(text)} characters in words, at most {most} are allowed: send it in parts."
+        raise InvalidRequest(message, "input", "string_above_max_length")
+    return text
+
+
+def _speaker(body: SpeechBody, info: ModelInfo) -> str | None:
+    """The speaker that `voice` means. Models without speakers ignore it: OpenAI's clients cannot leave it out."""
+    if info.kind is not ModelKind.CUSTOM_VOICE:
+        return None
+    if body.voice is None:
+        raise _missing("voice", f"one of {catalogue.listing(info.voices)}")
+    return catalogue.resolve(body.voice, info.voices)
+
+
+def _language(body: SpeechBody, info: ModelInfo, speaker: str | None) -> str:
+    language = language_name(body.language)
+    if language in ("auto", DETECT, *info.languages):
+        return language
+    if not body.any_language:
+        raise _not_spoken("language", f"{body.language[:80]!r} is none of the loaded voice's", info, speaker)
+    return "auto"
+
+
+def _not_spoken(param: str, reason: str, info: ModelInfo, speaker: str | None) -> InvalidRequest:
+    remedy = '"any_language": true tries it anyway'
+    return InvalidRequest(f"{param}: {reason}; {_speaks(info, speaker)}. {remedy}.", param, "unsupported_language")
+
+
+def _speaks(info: ModelInfo, speaker: str | None) -> str:
+    who = info.name if speaker is None else f"the voice {speaker!r} of {info.name}"
+    return f"{who} speaks {', '.join(info.languages)}"
+
+
+def _instructions(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> str | None:
+    """Checkpoints that cannot follow instructions speak without them, as in the official package."""
+    if not info.supports_instructions:
+        return None
+    instructions = _cleaned("instructions", body.instructions, settings) or None
+    if info.kind is ModelKind.VOICE_DESIGN and instructions is None:
+        raise _missing("instructions", "the loaded model designs its voice from them")
+    return instructions
+
+
+def _with_defaults(body: SpeechBody, stored: StoredVoice, info: ModelInfo) -> SpeechBody:
+    """The body with the voice's own language and sampling options, if it names none."""
+    found: dict[str, object] = {name: value for name, value in stored.sampling.items() if getattr(body, name) is None}
+    if "language" not in body.model_fields_set and language_name(stored.language or "") in info.languages:
+        found["language"] = stored.language
+    return body.model_copy(update=found)
+
+
+async def _reference(
+    body: SpeechBody, info: ModelInfo, settings: ApiSettings, stored: StoredVoice | None, voices: Voices
+) -> Reference | None:
+    if info.kind is not ModelKind.BASE:
+        return None
+    if stored is not None:
+        take, _ = stored.take_for(body.instructions)
+        return await voices.reference(stored, take, info, x_vector_only=body.x_vector_only_mode)
+    if body.ref_audio is None:
+        named = f"no voice {body.voice[:80]!r} is stored, and " if body.voice else ""
+        raise _missing("ref_audio", f"{named}the loaded model speaks with the voice of a recording, sent or stored")
+    text = _cleaned("ref_text", body.ref_text, settings) or None
+    if text is None and not body.x_vector_only_mode:
+        raise _missing("ref_text", "what ref_audio says, unless x_vector_only_mode is true")
+    prepare = decode_prepared if body.prepare == "auto" else None
+    return await read_aside(body.ref_audio, text, info, x_vector_only=body.x_vector_only_mode, prepare=prepare)

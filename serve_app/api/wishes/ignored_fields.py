@@ -1,0 +1,153 @@
+"""Fields of a request without effect, and the reason: clients learn them with the answer."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+
+from deployments.protocol import FILTERS, SUBTALKER, ModelInfo, ModelKind
+from serve_app.api.wishes.field_names import SPEECH, Names
+from serve_app.api.wishes.speech_body import SpeechBody
+from serve_app.speech.detection import DETECT
+from serve_app.speech.languages import foreign_letters, has_region, language_name, looks_foreign
+from serve_app.speech.spoken_text import SpokenText
+from serve_app.voices.record import StoredVoice
+
+HEADER = "x-ignored"
+PREVIOUS = "previous_request_id"
+
+Reasons = dict[str, str]  # reason by field, both fit for a header
+_MOST_NAMED = 8
+_LONGEST_NAME = 40
+_CONTROL = re.compile(r"[^ -~]")
+_FOR_CLONING = ("ref_text", "x_vector_only_mode", "prepare")
+
+
+class Ignored:
+    """Collects which fields of one request have no effect, and why."""
+
+    def __init__(self, sent: Mapping[str, object], names: Names, reasons: Mapping[str, str] | None = None) -> None:
+        """`sent`, `names`: as `find_ignored` takes them. `reasons`: those that the dialect knows, by field."""
+        self._sent, self._names, self._reasons = sent, names, dict(reasons or {})
+
+    def note(self, field: str, why: str | None) -> None:
+        """`field`: the dialect's name or ours. None: the field has its effect."""
+        if why is not None:
+            self._reasons[field] = why
+
+    def note_all(self, reasons: Reasons) -> None:
+        self._reasons |= reasons
+
+    def found(self, body: SpeechBody, info: ModelInfo, *, choosing: Names, stored: StoredVoice | None) -> Reasons:
+        """All of them, once `body` is complete. `choosing`: further fields that are known: they chose the model."""
+        names = {**self._names, **choosing}
+        return find_ignored(self._sent, body, info, names, reasons=self._reasons, stored=stored)
+
+
+def find_ignored(
+    sent: Mapping[str, object],
+    body: SpeechBody,
+    info: ModelInfo,
+    names: Names = SPEECH,
+    *,
+    reasons: Mapping[str, str] | None = None,
+    stored: StoredVoice | None = None,
+) -> Reasons:
+    """Fields of `sent`, of which `body` was made, without effect on this model or unknown to `names`. `reasons`:
+    further fields without effect, by the dialect's name or ours; the answer has the dialect's name. `stored` is the
+    voice that speaks.
+    """
+    if stored is not None:
+        _, has_style = stored.take_for(body.instructions)
+        own = {"ref_text": "the stored voice has its own"} if body.ref_text is not None else {}
+        own |= {"prepare": "it is for recordings that are sent"} if body.prepare is not None else {}
+        reasons = {**own, **(reasons or {})}
+        body = body.model_copy(update={"voice": None, **({"instructions": None} if has_style else {})})
+    theirs = {ours: name for name, ours in reversed(names.items()) if ours is not None and name in sent}
+    found = {**dict(_without_effect(body, info)), **(reasons or {})}
+    spelled = {theirs.get(name, name): reason for name, reason in found.items()}
+    first = {name: theirs[ours] for name, ours in names.items() if ours is not None and name in sent}
+    spelled |= {name: f"{other} is there too" for name, other in first.items() if other != name}
+    return with_unknown(sent, names, spelled)
+
+
+def with_unknown(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str, str]) -> Reasons:
+    """`reasons`, and which of `sent` is none of `names`: the first of them, as they can stand in a header and in a log.
+    Fields that are only counted cost next to nothing: a body may have a million.
+    """
+    first = {_plain(name): reason for name, reason in list(reasons.items())[:_MOST_NAMED]}
+    room, known = _MOST_NAMED - len(first), list(names)
+    unknown = [name for name in sent if name not in names and name not in reasons]
+    first |= {_plain(name): _unknown_reason(name, known) for name in unknown[:room]}
+    more = max(len(reasons) - _MOST_NAMED, 0) + max(len(unknown) - room, 0)
+    return first | ({"others": f"{more} more"} if more else {})
+
+
+def always_streamed(fields: Mapping[str, object]) -> dict[str, str]:
+    """Fields of a SpeechBody that have no effect on a WebSocket."""
+    asked = {"stream": fields.get("stream") is False, "stream_format": fields.get("stream_format") == "sse"}
+    reasons = {name: "a WebSocket sends audio as it comes" for name, is_asked in asked.items() if is_asked}
+    return reasons | ({PREVIOUS: "over HTTP and on our own WebSocket only"} if fields.get(PREVIOUS) is not None else {})
+
+
+def as_header(reasons: Reasons) -> dict[str, str]:
+    """For an HTTP response: none where nothing was ignored."""
+    return {HEADER: "; ".join(f"{name} ({reason})" for name, reason in reasons.items())} if reasons else {}
+
+
+def entries(reasons: Reasons) -> list[dict[str, str]]:
+    return [{"field": name, "reason": reason} for name, reason in reasons.items()]
+
+
+def in_message(reasons: Reasons) -> dict[str, object]:
+    """For a message, beside its other fields: nothing where nothing was ignored."""
+    return {"ignored": entries(reasons)} if reasons else {}
+
+
+def _unknown_reason(name: str, known: list[str]) -> str:
+    close = get_close_matches(name[:_LONGEST_NAME].lower(), known, n=1, cutoff=0.75)
+    return f"unknown field, did you mean {close[0]}?" if close else "unknown field"
+
+
+def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, str]]:
+    """Fields that are known, but not to this model or beside others."""
+    sent = body.model_fields_set
+    if info.kind is not ModelKind.CUSTOM_VOICE and body.voice is not None:
+        yield "voice", "the loaded model has no named voices"
+    if body.instructions and not info.supports_instructions:
+        yield "instructions", "the loaded voice follows none"
+    if info.kind is not ModelKind.BASE:
+        yield from ((name, "the loaded model does not clone voices") for name in _FOR_CLONING if name in sent)
+    elif body.x_vector_only_mode and body.ref_text is not None:
+        yield "ref_text", "x_vector_only_mode is true"
+    for switch, prefix in (("do_sample", ""), ("subtalker_dosample", SUBTALKER)):
+        if getattr(body, switch) is False:
+            options = (prefix + option for option in FILTERS)
+            yield from ((name, f"{switch} is false") for name in options if name in sent)
+    if (language := language_name(body.language)) == DETECT and not body.input:
+        yield "language", "a text that is still written is not looked at: spoken as auto"
+    elif language not in ("auto", DETECT, *info.languages):
+        yield "language", f"not of the loaded voice, which speaks {', '.join(info.languages)}: tried as auto"
+    elif has_region(body.language):
+        yield "language", f"spoken as {language}: regions and scripts are not told apart"
+    if not body.any_language and (foreign := looks_foreign(body.input, info.languages)):
+        yield "language", f"the text looks {foreign}, the loaded voice speaks {', '.join(info.languages)}: read so"
+
+
+def of_text(spoken: SpokenText, info: ModelInfo) -> Reasons:
+    """What of the text is not read aloud, as the reason of `input`."""
+    told = [left_out(spoken)] if spoken.left_out else []
+    if info.spoken_form is not None and (foreign := foreign_letters(spoken.sent, info.languages)):
+        told.append(f"letters that the voice cannot speak: {foreign.total()}")
+    return {"input": "; ".join(told)} if told else {}
+
+
+def left_out(spoken: SpokenText) -> str:
+    """What is not read aloud, and how often, as it can stand in a header."""
+    named = [f"{_CONTROL.sub('?', what)} {count}" for what, count in list(spoken.left_out.items())[:_MOST_NAMED]]
+    more = len(spoken.left_out) - len(named)
+    return f"not read aloud: {', '.join(named)}" + (f" and {more} more" if more > 0 else "")
+
+
+def _plain(name: str) -> str:
+    """`name` as it can stand in a header and in a log."""
+    return re.sub(r"[^A-Za-z0-9_.:-]", "?", name[:_LONGEST_NAME])

@@ -1,0 +1,235 @@
+"""From the fields that a client sent to its `Wish`. There are two ways, by what the client can know of this server.
+
+`strict_wish` is for clients that can know the models and voices here: an unknown name is an error. `lenient_wish` is
+for clients of other services, which cannot know them: the default speaks instead, and `Wish.ignored` says so. A dialect
+whose fields need a translation has a function `wished`, which translates them and ends in one of the two.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from deployments.errors import InvalidRequest
+from deployments.protocol import ModelInfo, ModelKind
+from serve_app.api import catalogue
+from serve_app.api.wishes import field_names
+from serve_app.api.wishes.ignored_fields import Ignored
+from serve_app.api.wishes.model_choice import ModelWish, choose_model
+from serve_app.api.wishes.read_text import read_text
+from serve_app.api.wishes.speech_body import SpeechBody, parse_speech
+from serve_app.api.wishes.wish import Delivery, Offer, Wish, negotiate, stored_voice
+from serve_app.audio.formats import AudioFormat, check_bit_rate
+from serve_app.voices.record import StoredVoice
+
+_NO_CLONES = "{} does not clone voices: load a Base checkpoint"
+
+
+async def strict_wish(
+    offer: Offer,
+    fields: Mapping[str, object],
+    *,
+    accept: str = "",
+    default: AudioFormat = AudioFormat.MP3,
+    overrides: Mapping[str, object] | None = None,
+    reasons: Mapping[str, str] | None = None,
+) -> Wish:
+    """The wish of a client that can know the models and voices here: unknown names are errors.
+
+    `fields`: a SpeechBody's, as they were sent. `accept`: the Accept header. `default`: the format if neither the
+    body nor `accept` names one. `overrides`: fields that the dialect sets itself. `reasons`: why fields have no effect,
+    by field. Raises InvalidRequest, ModelNotFound, NotReady.
+    """
+    overrides = overrides or {}
+    ignored = Ignored(fields, field_names.ALL_SPELLINGS, reasons)
+    given = {**field_names.in_our_spelling(fields), **overrides}
+    known = {name: given[name] for name in field_names.SPEECH if given.get(name) is not None}
+    body = parse_speech(known, offer.settings)
+    info = await model_for(offer, body, fields)
+    if body.voice is not None:
+        _check_voice(offer, body.voice, info)
+    if isinstance(options := fields.get("normalization_options"), dict) and set(options) - {"normalize"}:
+        ignored.note("normalization_options", "of these only normalize has an effect")
+    delivery = negotiate(body, accept, default=default)
+    if body.word_timestamps and not delivery.events and "word_timestamps" not in overrides:
+        ignored.note("word_timestamps", "only events carry words: stream_format")
+        body = body.model_copy(update={"word_timestamps": False})
+    stored = await stored_voice(body, info, offer.voices)
+    return await complete_wish(offer, body, info, delivery=delivery, ignored=ignored, stored=stored)
+
+
+async def lenient_wish(
+    offer: Offer,
+    sent: Mapping[str, object],
+    names: field_names.Names,
+    *,
+    delivery: Delivery,
+    overrides: Mapping[str, object] | None = None,
+    reasons: Mapping[str, str] | None = None,
+) -> Wish:
+    """The wish of a client of another offer, which cannot know the models and voices here.
+
+    An unknown model or voice becomes the default one, and `Wish.ignored` names it.
+
+    `sent`: the fields, flat as `field_names.flat` returns them. `names`: the dialect's names of fields. `overrides`:
+    fields of a SpeechBody that the dialect sets itself. `reasons`: why fields have no effect, by field. Raises
+    InvalidRequest that names the field, NotReady.
+    """
+    ignored = Ignored(sent, names, reasons)
+    given = {**field_names.renamed(sent, names), **(overrides or {})}
+    model = given.pop("model", None)
+    bit_rate = given.pop("bit_rate", None)
+    named = given.pop("voice", None)
+    info = await _lenient_model(offer, model, named, given, task_type=sent.get("task_type"))
+    known = {name: value for name, value in given.items() if value is not None}
+    unvoiced = parse_speech({"input": "", "any_language": True, **known}, offer.settings)
+    voice = await _lenient_voice(offer, named, unvoiced, info)
+    ignored.note("voice", voice.reason)
+    if model is not None and not catalogue.is_known(model, info, offer.settings):
+        ignored.note("model", f"the loaded model is {info.name}")
+    if bit_rate is not None and not delivery.has_bit_rate:
+        ignored.note("bit_rate", f"{delivery.audio_format} has none")
+    body = unvoiced.model_copy(update={"voice": voice.name})
+    delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate or delivery.sample_rate)
+    wish = await complete_wish(offer, body, info, delivery=delivery, ignored=ignored, stored=voice.stored)
+    if delivery.bit_rate is not None:
+        check_bit_rate(delivery.audio_format, delivery.bit_rate)
+    return wish
+
+
+async def wish_in_voice(offer: Offer, wish: Wish, voice: str) -> Wish:
+    """The same lenient wish in another voice; `ignored` is about that voice only."""
+    chosen = await _lenient_voice(offer, voice, wish.body, wish.info)
+    body = wish.body.model_copy(update={"voice": chosen.name})
+    spoken, _ = await read_text(offer, body, wish.info, chosen.stored)
+    ignored = {"voice": chosen.reason} if chosen.reason else {}
+    return replace(wish, body=body, ignored=ignored, spoken=spoken, stored=chosen.stored)
+
+
+async def complete_wish(
+    offer: Offer,
+    body: SpeechBody,
+    info: ModelInfo,
+    *,
+    delivery: Delivery,
+    ignored: Ignored,
+    stored: StoredVoice | None,
+) -> Wish:
+    """The last steps to every wish: a tag of the text chooses the recording, the text is read, and fields without
+    effect are listed.
+
+    `body` was made for the model `info`; the voice `stored` speaks. Raises as `read_text` does.
+    """
+    tagged = _tagged(body, stored)
+    if tagged is not None and body.instructions is not None:
+        ignored.note("instructions", "a tag of the text chose the recording")
+    body = tagged or body
+    spoken, unread = await read_text(offer, body, info, stored)
+    ignored.note_all(unread)
+    without_effect = ignored.found(body, info, choosing=choosing_fields(offer), stored=stored)
+    return Wish(info, body, delivery, without_effect, spoken, stored, is_tagged=tagged is not None)
+
+
+async def model_for(offer: Offer, body: SpeechBody, sent: Mapping[str, object]) -> ModelInfo:
+    """The model that answers a strict request of these fields. An unknown model or, with several models, an unknown
+    voice is an error. Raises InvalidRequest, ModelNotFound, NotReady.
+    """
+    models = await offer.models.infos()
+    wanted = ModelWish(
+        model=body.model,
+        has_recording=body.ref_audio is not None or await _is_stored(offer, body.voice, models),
+        task_type=sent.get("task_type"),
+        voice=body.voice,
+        instructions=body.instructions,
+    )
+    info = choose_model(wanted, models, offer.settings, lenient=False)
+    catalogue.check_model(body.model, info, offer.settings)
+    return info
+
+
+def choosing_fields(offer: Offer) -> field_names.Names:
+    """Fields that choose the model. They have an effect only if several are deployed."""
+    return {"task_type": None} if len(offer.models) > 1 else {}
+
+
+async def _is_stored(offer: Offer, voice: str | None, models: Sequence[ModelInfo]) -> bool:
+    """Whether `voice` is a stored voice; False with a single model, because then nothing depends on it.
+
+    If a model has a speaker of that name, only voices that this replica already knows count. Most requests name such a
+    speaker, and asking the store would cost each of them a round trip.
+    """
+    if len(models) == 1 or voice is None:
+        return False
+    is_speaker = any(catalogue.is_named(voice, info.voices) for info in models)
+    return (offer.voices.known(voice) if is_speaker else await offer.voices.find(voice)) is not None
+
+
+async def _lenient_model(
+    offer: Offer, model: object, voice: object, given: Mapping[str, object], *, task_type: object
+) -> ModelInfo:
+    """The model for names of another service; `given`: the other fields. Raises NotReady."""
+    name, models = voice if isinstance(voice, str) else None, await offer.models.infos()
+    wanted = ModelWish(
+        model=model if isinstance(model, str) else None,
+        has_recording=given.get("ref_audio") is not None or await _is_stored(offer, name, models),
+        task_type=task_type,
+        voice=name,
+        instructions=given.get("instructions"),
+    )
+    return choose_model(wanted, models, offer.settings, lenient=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _LenientVoice:
+    """The voice that speaks for a client that cannot know the voices here."""
+
+    name: str | None  # as `SpeechBody.voice`
+    stored: StoredVoice | None
+    reason: str | None  # why it is not the one that was named
+
+
+async def _lenient_voice(offer: Offer, named: object, body: SpeechBody, info: ModelInfo) -> _LenientVoice:
+    """The voice that the client `named`, else the nearest one.
+
+    A model that clones speaks with a stored voice, `api.default_voice` if the named one is none. A recording in
+    `body` goes before both.
+    """
+    speaker, reason = _nearest(offer, named, info)
+    if info.kind is not ModelKind.BASE:
+        return _LenientVoice(speaker, None, reason)
+    name = named if isinstance(named, str) else speaker
+    if body.ref_audio is not None:
+        return _LenientVoice(name, None, reason)
+    stored = None if name is None else await offer.voices.find(name)
+    if stored is not None:
+        return _LenientVoice(name, stored, None)
+    default = await offer.voices.find(offer.settings.default_voice)
+    if default is None:
+        return _LenientVoice(name, None, reason)
+    instead = f"no such voice here, {default.name} speaks"
+    return _LenientVoice(default.id, default, reason if named is None else instead)
+
+
+def _check_voice(offer: Offer, voice: str, info: ModelInfo) -> None:
+    """Raises InvalidRequest if the loaded model has named voices, and not this one."""
+    if info.voices and not catalogue.is_named(voice, info.voices) and offer.voices.known(voice) is not None:
+        raise InvalidRequest(f"voice: {voice[:80]!r} is a stored voice, {_NO_CLONES.format(info.name)}.", "voice")
+    if info.voices:
+        catalogue.resolve(voice, info.voices)
+
+
+def _nearest(offer: Offer, named: object, info: ModelInfo) -> tuple[str | None, str | None]:
+    """The model's speaker for what the client sent as a voice, and the reason if the client meant another one."""
+    name = named if isinstance(named, str) else None
+    speaker, reason = catalogue.nearest(name, info, offer.settings)
+    if named is not None and name is None:
+        return speaker, "not a name"
+    if reason is not None and info.kind is not ModelKind.BASE and offer.voices.known(name) is not None:
+        reason = f"a stored voice, {_NO_CLONES.format(info.name)}"
+    return speaker, reason
+
+
+def _tagged(body: SpeechBody, stored: StoredVoice | None) -> SpeechBody | None:
+    """The body without the tag in its text that chooses a recording of the voice; None if the text has no such tag.
+    The tag becomes the body's `instructions`, which choose a recording too.
+    """
+    style, text = (None, body.input) if stored is None else stored.tagged(body.input)
+    return None if style is None else body.model_copy(update={"input": text, "instructions": style})

@@ -1,0 +1,68 @@
+"""From the text of a body to what is spoken of it, by the settings, the lexicons and the fields about text."""
+
+import asyncio
+
+from deployments.errors import InvalidRequest
+from deployments.protocol import ModelInfo
+from serve_app.api.wishes import ignored_fields
+from serve_app.api.wishes.speech_body import SpeechBody
+from serve_app.api.wishes.wish import Offer
+from serve_app.speech.detection import DETECT, detected
+from serve_app.speech.languages import language_name
+from serve_app.speech.lexicon import Lexicon
+from serve_app.speech.normalisation import prepare
+from serve_app.speech.spoken_text import SpokenText, TextRules, read
+from serve_app.voices.record import StoredVoice
+
+_LONG_CHARS = 1 << 14  # only a job's: to read them takes the event loop 10 ms and more
+
+
+async def read_text(
+    offer: Offer, body: SpeechBody, info: ModelInfo, stored: StoredVoice | None
+) -> tuple[SpokenText, ignored_fields.Reasons]:
+    """What is spoken of `body.input`, and why the rest and some fields about the text have no effect. Raises
+    InvalidRequest of bad SSML, of a lexicon, and of figures in an uncertain language.
+    """
+    settings, chars = offer.settings.text, body.max_segment_chars
+    reasons: ignored_fields.Reasons = {}
+    if chars is not None and chars > info.max_segment_chars:
+        reasons["max_segment_chars"] = f"the model takes up to {info.max_segment_chars}"
+    lexicon = Lexicon.checked(body.lexicon or {}, "lexicon")
+    if stored is not None:
+        lexicon = lexicon.over(Lexicon(stored.lexicon))
+    if info.spoken_form is not None and body.text_normalization == "off":
+        reasons["text_normalization"] = "the loaded voice speaks nothing but words"
+    wants_words = info.spoken_form is None and body.text_normalization == "on"
+    language = await _language_of_figures(body, info, stored) if wants_words else None
+    if wants_words and language is None:
+        reasons["text_normalization"] = "the language of the text is not certain: name it"
+    rules = TextRules(
+        body.markup or settings.markup,
+        settings.paragraph_pause_s,
+        lexicon.over(await offer.voices.lexicon_for_all()),
+        info.spoken_form,
+        chars or settings.max_segment_chars,
+        language,
+    )
+    is_long = rules.normalised is not None or len(body.input) > _LONG_CHARS
+    spoken = await asyncio.to_thread(read, body.input, rules) if is_long else read(body.input, rules)
+    return spoken, reasons | ignored_fields.of_text(spoken, info)
+
+
+async def _language_of_figures(body: SpeechBody, info: ModelInfo, stored: StoredVoice | None) -> str | None:
+    """The language whose words figures become; None if it is not certain and any language may be tried. Raises
+    InvalidRequest where it has to be named.
+    """
+    named = body.language
+    if stored is not None and stored.language and "language" not in body.model_fields_set:
+        named = stored.language
+    language: str | None = language_name(named)
+    if language in ("auto", DETECT):
+        known = info.languages
+        language = known[0] if len(known) == 1 else await asyncio.to_thread(detected, body.input, known)
+    if language is not None:
+        await asyncio.to_thread(prepare, language)
+    elif not body.any_language:
+        message = "text_normalization: the language of the text is not certain: name it in language."
+        raise InvalidRequest(message, "text_normalization")
+    return language

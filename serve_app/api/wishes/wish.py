@@ -1,0 +1,168 @@
+"""What a client wishes: which speech, and in which form its audio is delivered."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from deployments.protocol import ModelInfo, ModelKind
+from serve_app.api.wishes import ignored_fields
+from serve_app.api.wishes.speech_body import SpeechBody
+from serve_app.audio.formats import FORMATS, AudioFormat, CompressedFormat, RawFormat, Rendering
+from serve_app.config import ApiSettings
+from serve_app.speech.model_admissions import ModelAdmissions
+from serve_app.speech.spoken_text import SpokenText
+from serve_app.voices.library import Voices
+from serve_app.voices.record import StoredVoice
+
+EVENT_STREAM = "text/event-stream"
+TAKE_HEADER = "x-voice-take"
+WORD_TIMES_HEADER = "x-word-times"
+FINISH_HEADER = "x-finish-reason"  # of whole answers
+L16 = "audio/l16"
+
+CONTENT_TYPES = {audio_format: row.content_type for audio_format, row in FORMATS.items()}
+# Without a container.
+RAW = tuple(each for each, row in FORMATS.items() if isinstance(row, RawFormat) and not row.in_wav)
+# Anything else in an Accept header, such as the */* and application/octet-stream of every client, is no preference.
+ACCEPTED = {content_type: audio_format for audio_format, content_type in CONTENT_TYPES.items()} | {L16: AudioFormat.PCM}
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a client can wish for here."""
+
+    models: ModelAdmissions
+    settings: ApiSettings
+    voices: Voices
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """The form of one response."""
+
+    audio_format: AudioFormat
+    events: bool = False  # server-sent events instead of bare audio
+    whole: bool = False  # one body of known length instead of a stream
+    speed: float = 1.0
+    l16: bool = False  # PCM under its RTP name
+    sample_rate: int | None = None  # None: the model's
+    bit_rate: int | None = None  # None: the format's usual one
+    in_wav: bool = False  # a raw format after a RIFF header
+    files: bool = False  # of a session: the audio of each turn is a file of its own, else all of it is one stream
+
+    @property
+    def has_bit_rate(self) -> bool:
+        """Whether the bit rate of the format may be chosen."""
+        row = FORMATS[self.audio_format]
+        return isinstance(row, CompressedFormat) and row.bit_rate is not None
+
+    def rate(self, info: ModelInfo) -> int:
+        """Samples a second of the answer."""
+        return self.sample_rate or info.sample_rate
+
+    def rendering(self, info: ModelInfo) -> Rendering:
+        """The rendering that turns the model's audio into its bytes."""
+        return Rendering(
+            self.audio_format,
+            info.sample_rate,
+            info.frame_samples,
+            speed=self.speed,
+            whole=self.whole,
+            output_rate=self.sample_rate,
+            bit_rate=self.bit_rate,
+            in_wav=self.in_wav,
+        )
+
+    def content_type(self, sample_rate: int) -> str:
+        if self.events:
+            return EVENT_STREAM
+        if self.in_wav:
+            return CONTENT_TYPES[AudioFormat.WAV]
+        if self.audio_format in RAW:
+            name = "audio/L16" if self.l16 else CONTENT_TYPES[self.audio_format]
+            return f"{name};rate={sample_rate};channels=1"
+        return CONTENT_TYPES[self.audio_format]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A client's request in our own fields; the text is `body.input`, or comes later."""
+
+    info: ModelInfo
+    body: SpeechBody
+    delivery: Delivery
+    ignored: ignored_fields.Reasons
+    spoken: SpokenText  # what is spoken of `body.input`, and the rules for text that comes later
+    stored: StoredVoice | None = None  # that speaks
+    is_tagged: bool = False  # whether a tag of the text chose its recording
+
+    @property
+    def voice_take(self) -> str | None:
+        """Which recording of a stored voice speaks, and what chose it."""
+        if self.stored is None:
+            return None
+        take, is_chosen = self.stored.take_for(self.body.instructions)
+        why = "tag" if self.is_tagged else "instructions" if is_chosen else "the first"
+        by_vector = "" if take.text else ", by its vector only: it has no transcript"
+        return f"{take.style} ({why}{by_vector})"
+
+    def headers(self) -> dict[str, str]:
+        """Headers of an HTTP response or a handshake. They say what was ignored, which recording speaks, and how the
+        times of words are known.
+        """
+        take = {} if self.voice_take is None else {TAKE_HEADER: quote(self.voice_take, safe=" (),:")}
+        known = "exact" if self.info.word_times else "estimated"
+        times = {WORD_TIMES_HEADER: known} if self.body.word_timestamps else {}
+        return {**ignored_fields.as_header(self.ignored), **take, **times}
+
+    def notes(self) -> dict[str, object]:
+        """Fields of a socket's message that say what was ignored, and which recording speaks."""
+        take = {} if self.voice_take is None else {"voice_take": self.voice_take}
+        return {**take, **ignored_fields.in_message(self.ignored)}
+
+
+def negotiate(body: SpeechBody, accept: str, *, default: AudioFormat = AudioFormat.MP3) -> Delivery:
+    """The body's fields decide; the Accept header only if they say nothing, and the `default` after both."""
+    wanted = preferred_type(accept)
+    events = body.stream_format == "sse" or (body.stream_format is None and wanted == EVENT_STREAM)
+    accepted = ACCEPTED.get(wanted or "", default)
+    return Delivery(
+        audio_format=body.response_format or accepted,
+        events=events,
+        whole=not body.stream,
+        speed=body.speed,
+        l16=body.response_format is None and wanted == L16,
+        sample_rate=body.sample_rate,
+    )
+
+
+def preferred_type(accept: str) -> str | None:
+    """The known media type that the header likes best, the first of equals."""
+    ranges = [_media_range(part) for part in accept.split(",")]
+    known = [(quality, name) for name, quality in ranges if quality > 0 and (name in ACCEPTED or name == EVENT_STREAM)]
+    return max(known, key=lambda entry: entry[0])[1] if known else None
+
+
+def _media_range(part: str) -> tuple[str, float]:
+    name, *parameters = (piece.strip().lower() for piece in part.split(";"))
+    quality = next((value[2:] for value in parameters if value.startswith("q=")), "1")
+    try:
+        return name, float(quality)
+    except ValueError:
+        return name, 0.0
+
+
+async def stored_voice(body: SpeechBody, info: ModelInfo, voices: Voices) -> StoredVoice | None:
+    """The stored voice that `body.voice` means, if the model can speak with it and the request has no recording."""
+    is_meant = info.kind is ModelKind.BASE and body.ref_audio is None and body.voice is not None
+    return await voices.find(body.voice) if is_meant else None
+
+
+def speech_headers(delivery: Delivery, info: ModelInfo) -> Mapping[str, str]:
+    """Headers that keep proxies from buffering and describe raw PCM."""
+    return {
+        "content-type": delivery.content_type(delivery.rate(info)),
+        "cache-control": "no-cache",
+        "x-accel-buffering": "no",
+        "x-sample-rate": str(delivery.rate(info)),
+    }

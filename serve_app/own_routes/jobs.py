@@ -1,0 +1,145 @@
+"""Long work: `/v1/audio/jobs` (docs/jobs.md)."""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from serve_app.api.reading.client_json import parse_object
+from serve_app.api.reading.http_request import format_named, idempotency_key, read_body
+from serve_app.api.speech_service import SpeechService
+from serve_app.api.wishes import ignored_fields
+from serve_app.api.wishes.wish import CONTENT_TYPES, RAW
+from serve_app.audio.formats import AudioFormat
+from serve_app.dialects.table import Dialect, Route
+from serve_app.jobs.audio import StoredAudio, begun, parts_of, words_of
+from serve_app.jobs.store import JobStore
+from serve_app.jobs.work import Json, Track
+
+_MOST_VALUES = 1 << 20  # of a body: the texts of a book have many commas
+_RANGE = re.compile(r"bytes=(\d{1,15})?-(\d{1,15})?")
+_FORMATS = {each.value: each for each in AudioFormat}
+
+
+async def create(service: SpeechService, request: Request) -> Response:
+    """Takes a list of texts, and makes their speech whenever live requests leave room."""
+    key = idempotency_key(request)
+    fields = parse_object(await read_body(request), most_values=_MOST_VALUES)
+    job, ignored = await service.ask_jobs("create", fields, key, None)
+    return JSONResponse(job, 201, headers=ignored_fields.as_header(ignored))
+
+
+async def list_all(service: SpeechService) -> Json:
+    """All of the caller's jobs, the newest first."""
+    return {"object": "list", "data": await service.ask_jobs("all_of"), "has_more": False}
+
+
+async def show(service: SpeechService, job_id: str) -> Json:
+    """A job, with how far it is."""
+    return dict(await service.ask_jobs("ask", "get", job_id))
+
+
+async def cancel(service: SpeechService, job_id: str) -> Response:
+    """Makes no further segment; what is made stays."""
+    return JSONResponse(await service.ask_jobs("ask", "cancel", job_id))
+
+
+async def resume(service: SpeechService, job_id: str) -> Response:
+    """Goes on with a job that was cancelled or has failed."""
+    return JSONResponse(await service.ask_jobs("ask", "resume", job_id))
+
+
+async def remove(service: SpeechService, job_id: str) -> Json:
+    """Deletes a job with its audio."""
+    return dict(await service.ask_jobs("ask", "delete", job_id))
+
+
+async def list_parts(service: SpeechService, job_id: str) -> Json:
+    """How far each part of a job is, with its `custom_id` and its seed."""
+    await service.ask_jobs("ask", "get", job_id)
+    parts = await asyncio.to_thread(parts_of, JobStore(service.voices.files()), job_id)
+    return {"object": "list", "data": parts, "has_more": False}
+
+
+async def part_audio(
+    service: SpeechService, request: Request, job_id: str, part: int, response_format: str = "flac"
+) -> Response:
+    """The audio of a finished part, also while the job runs."""
+    wanted = format_named("response_format", response_format, _FORMATS)
+    return await _audio(service, request, await service.ask_jobs("track", job_id, part), wanted)
+
+
+async def part_words(service: SpeechService, job_id: str, part: int) -> Json:
+    """When each word and each segment of a finished part is heard."""
+    track, store = await service.ask_jobs("track", job_id, part), JobStore(service.voices.files())
+    return await asyncio.to_thread(words_of, store, job_id, part, track.made)
+
+
+async def whole_audio(service: SpeechService, request: Request, job_id: str, response_format: str = "flac") -> Response:
+    """All parts of a finished job in order. `wav` and `pcm` take a Range."""
+    wanted = format_named("response_format", response_format, _FORMATS)
+    return await _audio(service, request, await service.ask_jobs("track", job_id, None), wanted)
+
+
+async def _audio(service: SpeechService, request: Request, track: Track, audio_format: AudioFormat) -> Response:
+    audio = StoredAudio(JobStore(service.voices.files()), track, audio_format)
+    kind = CONTENT_TYPES[audio_format]
+    content_type = f"{kind};rate={track.sample_rate};channels=1" if audio_format in RAW else kind
+    headers = {"content-type": content_type, "x-sample-rate": str(track.sample_rate)}
+    size = audio.num_bytes
+    if size is None:
+        return await _streamed(audio.encoded(), 200, {**headers, "accept-ranges": "none"})
+    headers["accept-ranges"] = "bytes"
+    span = _span(request.headers.get("range"), size)
+    if span is None:
+        return await _streamed(audio.read(0, size), 200, {**headers, "content-length": str(size)})
+    start, end = span
+    if start >= end:
+        return Response(status_code=416, headers={**headers, "content-range": f"bytes */{size}"})
+    partial = {"content-range": f"bytes {start}-{end - 1}/{size}", "content-length": str(end - start)}
+    return await _streamed(audio.read(start, end), 206, {**headers, **partial})
+
+
+async def _streamed(body: AsyncGenerator[bytes, None], status: int, headers: dict[str, str]) -> Response:
+    return StreamingResponse(await begun(body), status, headers)
+
+
+def _span(wanted: str | None, size: int) -> tuple[int, int] | None:
+    """The bytes that a Range header asks for, from its first one to behind its last one; none where it cannot be
+    satisfied. None: all, also for a header that is not understood, such as one with several ranges.
+    """
+    found = _RANGE.fullmatch(wanted.strip()) if wanted else None
+    if found is None or found[1] is found[2] is None:
+        return None
+    if found[1] is None:
+        return max(0, size - int(found[2])), size
+    if found[2] is not None and int(found[2]) < int(found[1]):
+        return None
+    return int(found[1]), min(size, int(found[2]) + 1) if found[2] is not None else size
+
+
+_INPUT = {"type": "object", "required": ["input"], "properties": {"input": {"type": "string"}}}
+_SCHEMA = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {"inputs": {"type": "array", "minItems": 1, "items": _INPUT}, "voice": {"type": "string"}},
+}
+_DOCS = {"requestBody": {"required": True, "content": {"application/json": {"schema": _SCHEMA}}}}
+_JOBS, _JOB = "/v1/audio/jobs", "/v1/audio/jobs/{job_id}"
+DIALECT = Dialect(
+    "Jobs",
+    routes=(
+        Route(f"POST {_JOBS}", create, "Start a job", docs=_DOCS),
+        Route(f"GET {_JOBS}", list_all, "List jobs"),
+        Route(f"GET {_JOB}", show, "Show a job"),
+        Route(f"POST {_JOB}/cancel", cancel, "Cancel a job"),
+        Route(f"POST {_JOB}/resume", resume, "Resume a job"),
+        Route(f"DELETE {_JOB}", remove, "Delete a job"),
+        Route(f"GET {_JOB}/parts", list_parts, "List the parts of a job"),
+        Route(f"GET {_JOB}/parts/{{part:int}}", part_audio, "The audio of a finished part"),
+        Route(f"GET {_JOB}/parts/{{part:int}}/words", part_words, "The words of a finished part"),
+        Route(f"GET {_JOB}/audio", whole_audio, "The audio of a finished job"),
+    ),
+)

@@ -1,0 +1,204 @@
+"""`POST /v1/audio/voices/design`: three candidates for a voice that is described in words. `POST /v1/audio/voices` with
+`design` locks one.
+"""
+
+import asyncio
+import base64
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, fields, replace
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from deployments.errors import InvalidRequest
+from deployments.protocol import FinishReason, ModelKind, Sampling
+from serve_app.api import catalogue
+from serve_app.api.answers.response import unless_left
+from serve_app.api.answers.whole_answer import Kept
+from serve_app.api.context import state_of
+from serve_app.api.reading.http_request import read_speech
+from serve_app.api.request_log import Usage
+from serve_app.api.speech_service import SpeechService
+from serve_app.api.wishes import field_names, ignored_fields
+from serve_app.api.wishes.make_wish import choosing_fields, lenient_wish
+from serve_app.api.wishes.model_choice import not_deployed
+from serve_app.api.wishes.read_text import read_text
+from serve_app.api.wishes.wish import Delivery, Wish
+from serve_app.audio.formats import AudioFormat
+from serve_app.dialects.table import Dialect, Route
+from serve_app.speech.languages import language_name
+from serve_app.voices.designs import LONGEST_S, SHORTEST_S, Description, DesignedSpeech, keep
+from serve_app.voices.record import StoredDesign
+
+Json = dict[str, object]
+
+NUM_CANDIDATES = 3
+_MOST_CHARS = 500  # of the text: more takes longer than LONGEST_S to say
+_BYTES_PER_S = 3 * 48_000 * 2  # of a candidate: its samples, and its audio as the client has it
+_NAMES: field_names.Names = {
+    "instructions": "instructions",
+    "description": "instructions",
+    "text": "input",
+    "input": "input",
+    **{name: name for name in ("model", "language", "any_language", "seed", "response_format", "sample_rate")},
+    "ignore_eos": "ignore_eos",
+    **{option.name: option.name for option in fields(Sampling)},
+}
+# Five to nine seconds of everyday words each, for requests without a text.
+_TEXTS = {
+    "english": "Hello, it is good to hear from you. Take a seat by the window, and I will tell you about my day.",
+    "german": "Hallo, schön, von dir zu hören. Setz dich ans Fenster, dann erzähle ich dir, wie mein Tag gewesen ist.",
+    "french": "Bonjour, quel plaisir de vous entendre. Asseyez-vous là, et je vous raconterai ma journée.",
+    "spanish": "Hola, me alegro de saber de ti. Siéntate junto a la ventana y te contaré cómo ha sido mi día.",
+    "italian": "Ciao, è bello sentirti. Siediti vicino alla finestra e ti racconto com'è andata la mia giornata.",
+    "portuguese": "Olá, que bom ter notícias suas. Sente-se perto da janela e eu conto como foi o meu dia.",
+    "russian": "Здравствуйте, как приятно вас слышать. Садитесь у окна, и я расскажу вам, как прошёл мой день.",  # noqa: RUF001
+    "chinese": "你好，很高兴听到你的消息。请坐到窗边，我来告诉你我今天过得怎么样。",  # noqa: RUF001
+    "japanese": "こんにちは、お元気ですか。窓のそばに座ってください。今日の出来事をお話しします。",
+    "korean": "안녕하세요, 목소리를 들으니 반갑습니다. 창가에 앉으세요, 오늘 하루가 어땠는지 이야기해 드릴게요.",
+}
+_FAULTS = {
+    FinishReason.EARLY: "it ended before its text",
+    **dict.fromkeys((FinishReason.SILENCE, FinishReason.LOOP, FinishReason.RUNAWAY), "it missed its end"),
+    FinishReason.LENGTH: f"longer than {LONGEST_S:g} s",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What is there to hear."""
+
+    text: str
+    made: list[tuple[StoredDesign, bytes]]  # with its audio as the client wants it
+    left_out: list[Json]  # the others, with the reason
+
+
+async def design_voice(service: SpeechService, request: Request) -> Response:
+    """Speaks a text with three voices of one description. Each can be locked within an hour."""
+    sent = await read_speech(request, service)
+    overrides = {"any_language": sent.get("any_language", False)}
+    wish = await wished(service, sent, _NAMES, delivery=Delivery(AudioFormat.MP3, whole=True), overrides=overrides)
+    if isinstance(model := sent.get("model"), str):
+        catalogue.check_model(model, wish.info, service.settings)
+    wish = replace(wish, delivery=replace(wish.delivery, audio_format=wish.body.response_format or AudioFormat.MP3))
+    found = await candidates(service, request, wish)
+    told = [_candidate(design, audio, wish) for design, audio in found.made]
+    answer = {"object": "list", "model": wish.info.name, "description": wish.body.instructions, "text": found.text}
+    whole = {**answer, "candidates": told, "left_out": found.left_out}
+    return JSONResponse(whole, headers=ignored_fields.as_header(wish.ignored))
+
+
+def _candidate(design: StoredDesign, audio: bytes, wish: Wish) -> Json:
+    return {
+        "id": design.id,
+        "object": "audio.voice_design",
+        "seed": design.seed,
+        "seconds": design.take.seconds,
+        "expires_at": design.expires_at,
+        "media_type": wish.delivery.content_type(wish.delivery.rate(wish.info)),
+        "audio": base64.b64encode(audio).decode(),
+    }
+
+
+async def wished(
+    service: SpeechService,
+    sent: Mapping[str, object],
+    names: field_names.Names,
+    *,
+    delivery: Delivery,
+    overrides: Mapping[str, object] | None = None,
+) -> Wish:
+    """The wish for a model that designs voices, made as by `lenient_wish`, with a text of ours where there is none.
+
+    Raises InvalidRequest where no such model is deployed.
+    """
+    models = await service.infos()
+    if all(info.kind is not ModelKind.VOICE_DESIGN for info in models):
+        raise not_deployed(ModelKind.VOICE_DESIGN, models, "Designing a voice")
+    given: Json = {**dict.fromkeys(choosing_fields(service.offer), "VoiceDesign"), **sent}
+    wish = await lenient_wish(service.offer, given, names, delivery=delivery, overrides=overrides)
+    if wish.info.kind is not ModelKind.VOICE_DESIGN:
+        raise InvalidRequest(f"model: {wish.info.name} designs no voices, it is of kind {wish.info.kind}.", "model")
+    body = wish.body
+    if not any(name in sent for name, ours in names.items() if ours == "input"):
+        text = _TEXTS.get(language_name(body.language), _TEXTS["english"])
+        body = body.model_copy(update={"input": text})
+    if len(body.input) > _MOST_CHARS:
+        message = f"text has {len(body.input)} characters: a candidate says {_MOST_CHARS} at most."
+        raise InvalidRequest(message, "text", "string_above_max_length")
+    spoken, _ = await read_text(service.offer, body, wish.info, wish.stored)
+    return replace(wish, body=body, spoken=spoken)
+
+
+async def candidates(service: SpeechService, request: Request, wish: Wish) -> Candidates:
+    """Speaks them, all at once, and keeps them for an hour. Raises InvalidRequest where none can be used."""
+    await service.voices.all_of(StoredDesign)  # raises where nothing could be kept
+    caller = state_of(request).caller
+    for _ in range(NUM_CANDIDATES - 1):  # the door has counted one
+        caller.request()
+    with Kept(caller.name) as kept:
+        kept.keep(int(NUM_CANDIDATES * LONGEST_S * _BYTES_PER_S))
+        spoken = await unless_left(_speak_all(service, request, wish), request.receive)
+        usable = [each for each, fault in spoken if fault is None]
+        if not usable:
+            why = "; ".join(str(fault) for _, fault in spoken)
+            raise InvalidRequest(f"text: no candidate can be used ({why}): send another text.", "text", "design_failed")
+        language = language_name(wish.body.language)
+        description = Description(
+            wish.body.instructions or "", wish.info.name, None if language == "auto" else language
+        )
+        kept_designs = await keep(service.voices, usable, description)
+        audio = [await _rendered(each, wish) for each in usable]
+    left_out: list[Json] = [{"seed": each.seed, "reason": fault} for each, fault in spoken if fault is not None]
+    return Candidates(usable[0].text, list(zip(kept_designs, audio, strict=True)), left_out)
+
+
+async def _speak_all(service: SpeechService, request: Request, wish: Wish) -> list[tuple[DesignedSpeech, str | None]]:
+    """Each, and why it is of no use if it is of none."""
+    speaking = [asyncio.create_task(_speak(service, request, wish, number)) for number in range(NUM_CANDIDATES)]
+    try:
+        return await asyncio.gather(*speaking)
+    finally:
+        for each in speaking:
+            each.cancel()
+        await asyncio.wait(speaking)
+
+
+async def _speak(
+    service: SpeechService, request: Request, wish: Wish, number: int
+) -> tuple[DesignedSpeech, str | None]:
+    most = int(LONGEST_S / wish.info.frame_s) + 1  # the last one is the end of speech
+    asked = wish.body.sampling.max_new_tokens
+    changes: Json = {"max_new_tokens": most if asked is None else min(asked, most)}
+    if wish.body.seed is not None:
+        changes["seed"] = (wish.body.seed + number) % 2**64
+    utterance = await service.make_utterance(request, replace(wish, body=wish.body.model_copy(update=changes)))
+    utterance = replace(utterance, request_id=f"{utterance.request_id}-{number + 1}")
+    usage, pcm = Usage(), bytearray()
+    async with aclosing(service.synthesize(utterance, wish.info)) as chunks:
+        async for chunk in chunks:
+            usage.add(chunk)
+            pcm += chunk.pcm
+    state_of(request).record.usage.include(usage)
+    seed = utterance.seed if usage.seed is None else usage.seed
+    spoken = DesignedSpeech(bytes(pcm), wish.info.sample_rate, utterance.text, seed)
+    if spoken.seconds < SHORTEST_S:
+        return spoken, f"shorter than {SHORTEST_S:g} s"
+    is_asked = usage.finish_reason is FinishReason.LENGTH and asked is not None and asked <= most
+    return spoken, None if is_asked else _FAULTS.get(usage.finish_reason or FinishReason.STOP)
+
+
+async def _rendered(spoken: DesignedSpeech, wish: Wish) -> bytes:
+    rendering = wish.delivery.rendering(wish.info)
+    return await rendering.feed(spoken.pcm) + await rendering.close()
+
+
+_STRINGS = ("instructions", "text", "language", "response_format", "model")
+_PROPERTIES = {**{name: {"type": "string"} for name in _STRINGS}, "seed": {"type": "integer", "minimum": 0}}
+_SCHEMA = {"type": "object", "required": ["instructions"], "properties": _PROPERTIES}
+_DOCS = {"requestBody": {"required": True, "content": {"application/json": {"schema": _SCHEMA}}}}
+DIALECT = Dialect(
+    "Stored voices",
+    routes=(Route("POST /v1/audio/voices/design", design_voice, "Design a voice: three candidates", docs=_DOCS),),
+)

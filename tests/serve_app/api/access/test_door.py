@@ -1,0 +1,515 @@
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.types import Scope
+
+from deployments.errors import Overloaded
+from deployments.serving import metrics
+from serve_app.api.access import door
+from serve_app.api.access.keys import create_key, revoke_keys
+from serve_app.api.errors import close_reason
+from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
+from tests.serve_app import asgi
+from tests.serve_app.dialects.test_native import SPEAK, Socket, code_of
+from tests.serve_app.fake import FakeSynthesizer, utterance
+from tests.serve_app.one_model import one_api
+
+pytestmark = pytest.mark.anyio
+
+SPEECH = "/v1/audio/speech"
+BODY = {"model": "tts-1", "input": "Hello", "voice": "alloy", "response_format": "pcm"}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "keys.json"
+
+
+@pytest.fixture
+def key(file: Path) -> str:
+    return create_key(file, "ada")
+
+
+def surface(synthesizer: FakeSynthesizer | None = None, **access: object) -> FastAPI:
+    settings = ApiSettings(access=AccessSettings.model_validate(access))
+    return one_api(synthesizer or FakeSynthesizer(script=utterance()), settings)
+
+
+def client_of(api: FastAPI) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray")
+
+
+async def ask(api: FastAPI, method: str = "POST", path: str = SPEECH, **headers: str) -> httpx.Response:
+    async with client_of(api) as client:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await client.request(method, path, json=BODY if method == "POST" else None, headers=named)
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("Authorization", "Bearer {}"),
+        ("Authorization", "bearer  {}"),
+        ("Authorization", "Token {}"),
+        ("xi-api-key", "{}"),
+        ("X-API-Key", "{}"),
+    ],
+)
+async def test_every_way_to_send_a_key(file: Path, key: str, header: str, value: str) -> None:
+    api = surface(keys_file=file)
+    assert (await ask(api, **{header: value.format(key)})).status_code == 200
+    assert (await ask(api, **{header: value.format(key[:-1])})).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"Authorization": "Basic YTpi"}, {"Authorization": "Bearer"}, {"xi-api-key": ""}]
+)
+async def test_a_request_without_a_valid_key(file: Path, key: str, headers: dict[str, str]) -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    answer = await ask(surface(synthesizer, keys_file=file), **headers)
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+    assert answer.headers["x-request-id"]
+    assert synthesizer.requests == []
+
+
+async def test_a_key_in_the_query_of_a_request_is_none(file: Path, key: str) -> None:
+    assert (await ask(surface(keys_file=file), path=f"{SPEECH}?api_key={key}")).status_code == 401
+
+
+@pytest.mark.parametrize("path", sorted(door.EXEMPT))
+async def test_probes_and_lists_need_no_key(file: Path, key: str, path: str) -> None:
+    assert (await ask(surface(keys_file=file), "GET", path, accept="text/html")).status_code == 200
+
+
+@pytest.mark.parametrize("path", sorted(door.EXEMPT))
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+async def test_who_would_change_something_needs_one_there_too(file: Path, key: str, method: str, path: str) -> None:
+    api = surface(keys_file=file)
+    assert (await ask(api, method, path)).status_code == 401
+    stores = (method, path) == ("POST", "/v1/audio/voices")
+    assert (await ask(api, method, path, xi_api_key=key)).status_code == (400 if stores else 405)
+
+
+@pytest.mark.parametrize("path", sorted(door.EXEMPT))
+async def test_a_websocket_to_what_may_be_read_needs_a_key(file: Path, key: str, path: str) -> None:
+    async with asgi.websocket(surface(keys_file=file), path) as connection:
+        assert (await connection.next())["status"] == 401
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1", "/docs/nothing", "/v1/nothing", "/health/", "http://talkray//health"]
+)
+async def test_everything_else_does(file: Path, key: str, path: str) -> None:
+    assert (await ask(surface(keys_file=file), "GET", path)).status_code == 401
+
+
+async def test_without_a_key_file_nobody_is_asked() -> None:
+    assert (await ask(surface(), Authorization="Bearer unused")).status_code == 200
+
+
+async def test_a_key_that_is_revoked_ends_its_open_socket(file: Path, key: str) -> None:
+    api = surface(keys_file=file)
+    async with socket(api, Authorization=f"Bearer {key}") as connection:
+        await Socket(connection).accepted()
+        revoke_keys(file, "ada")
+        connection.receive({"type": "websocket.receive", "text": json.dumps(SPEAK)})
+        assert "invalid_api_key" in (await connection.next())["text"]
+        assert (await connection.next())["code"] == 1008
+
+
+async def test_requests_per_minute(file: Path) -> None:
+    key, other = create_key(file, "ada", requests_per_minute=2), create_key(file, "bob")
+    api = surface(keys_file=file)
+    statuses = [(await ask(api, Authorization=f"Bearer {key}")).status_code for _ in range(3)]
+    assert statuses == [200, 200, 429]
+    refused = await ask(api, Authorization=f"Bearer {key}")
+    assert int(refused.headers["retry-after"]) in range(1, 31)
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    assert (await ask(api, Authorization=f"Bearer {other}")).status_code == 200
+
+
+async def test_streams_at_once(file: Path) -> None:
+    key = create_key(file, "ada", max_streams=1)
+    more = asyncio.Event()
+    synthesizer = FakeSynthesizer(script=[*utterance()[:1], more, *utterance()])
+    api = surface(synthesizer, keys_file=file)
+    headers = {"Authorization": f"Bearer {key}"}
+    async with asgi.http(api, "POST", SPEECH, body=BODY, headers=headers) as connection:
+        assert (await connection.next())["status"] == 200
+        assert (await ask(api, Authorization=f"Bearer {key}")).status_code == 429
+        assert (await ask(api, "GET", "/v1/models", Authorization=f"Bearer {key}")).status_code == 200
+        more.set()
+        while (await connection.next()).get("more_body"):
+            pass
+        await connection.task
+    assert (await ask(api, Authorization=f"Bearer {key}")).status_code == 200
+
+
+async def test_a_stream_that_is_left_counts_no_more(file: Path) -> None:
+    key = create_key(file, "ada", max_streams=1)
+    synthesizer = FakeSynthesizer(script=[*utterance()[:1], asyncio.Event()])
+    api = surface(synthesizer, keys_file=file)
+    headers = {"Authorization": f"Bearer {key}"}
+    async with asgi.http(api, "POST", SPEECH, body=BODY, headers=headers) as connection:
+        assert (await connection.next())["status"] == 200
+        connection.receive({"type": "http.disconnect"})
+        await connection.task
+    synthesizer.script = utterance()
+    assert (await ask(api, Authorization=f"Bearer {key}")).status_code == 200
+
+
+def socket(
+    api: FastAPI, *, query: str = "", protocols: tuple[str, ...] = (), denial: bool = True, **headers: str
+) -> asgi.Connection:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return asgi.websocket(api, f"{SPEECH}/ws?{query}", headers=named, subprotocols=protocols, denial=denial)
+
+
+def _ways(key: str) -> Iterator[tuple[dict[str, object], str | None]]:
+    yield {"Authorization": f"Token {key}"}, None
+    yield {"query": f"api_key={key}"}, None
+    yield {"query": f"model=x&token={key}"}, None
+    yield {"protocols": ("token", key)}, "token"
+    yield {"protocols": ("realtime", f"openai-insecure-api-key.{key}", "openai-beta.realtime-v1")}, "realtime"
+    yield {"protocols": (key,)}, None
+
+
+async def test_every_way_to_send_a_key_over_a_websocket(file: Path, key: str) -> None:
+    api = surface(keys_file=file)
+    for fields, protocol in _ways(key):
+        async with socket(api, **fields) as connection:  # type: ignore[arg-type]
+            accept = await connection.next()
+            assert accept["type"] == "websocket.accept"
+            assert accept.get("subprotocol") == protocol
+    for fields, _ in _ways(key[:-1] + "?"):
+        async with socket(api, **fields) as connection:  # type: ignore[arg-type]
+            assert (await connection.next())["type"] == "websocket.http.response.start"
+
+
+@pytest.mark.parametrize("protocols", [("token", "of-another-service"), ("Bearer", "x.y.z")])
+async def test_a_server_without_keys_names_the_scheme_of_a_key(protocols: tuple[str, ...]) -> None:
+    """Browsers and Node's `ws` close a socket that names none of the subprotocols that they offered."""
+    async with socket(surface(), protocols=protocols) as connection:
+        assert (await connection.next())["subprotocol"] == protocols[0]
+    for unknown in (("graphql-ws",), ("token",), ("mqtt", "wamp")):  # that nobody here speaks
+        async with socket(surface(), protocols=unknown) as connection:
+            assert (await connection.next()).get("subprotocol") is None
+
+
+async def test_a_websocket_without_a_key(file: Path, key: str) -> None:
+    async with socket(surface(keys_file=file)) as connection:
+        start, body = await connection.next(), await connection.next()
+        assert start["status"] == 401
+        assert json.loads(body["body"])["error"]["code"] == "invalid_api_key"
+    async with socket(surface(keys_file=file), denial=False) as connection:
+        assert await connection.next() == {"type": "websocket.close", "code": 1008, "reason": "invalid_api_key"}
+
+
+async def test_what_is_asked_over_a_websocket_counts(file: Path) -> None:
+    key = create_key(file, "ada", requests_per_minute=3, max_streams=1)
+    api = surface(keys_file=file)
+    async with socket(api, xi_api_key=key) as connection:
+        client = await Socket(connection).accepted()
+        assert (await ask(api, xi_api_key=key)).status_code == 429  # the socket is the one stream
+        for _ in range(2):
+            client.send(SPEAK)
+            assert (await client.utterance())[1]["type"] == "done"
+        client.send(SPEAK)
+        assert code_of(await client.event()) == ("rate_limit_exceeded", None)
+    async with socket(api, xi_api_key=key) as connection:
+        await Socket(connection).accepted()
+
+
+async def test_pages_from_elsewhere() -> None:
+    api = surface(allowed_origins=("https://app.example.com",))
+    assert (await ask(api, Origin="http://talkray")).status_code == 200
+    assert (await ask(api, Origin="https://app.example.com")).status_code == 200
+    extension, folder = "chrome-extension://talkray", "file://talkray"
+    for origin in ("https://evil.example.com", "null", "http://talkray.evil.com", "http://[", "", extension, folder):
+        answer = await ask(api, Origin=origin)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
+        async with socket(api, Origin=origin) as connection:
+            assert (await connection.next())["status"] == 403
+
+
+async def test_cors_is_off_unless_pages_are_listed() -> None:
+    preflight = {"Origin": "https://app.example.com", "Access-Control-Request-Method": "POST"}
+    answer = await ask(surface(), "OPTIONS", **preflight)
+    assert answer.status_code == 403
+    assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_cors_for_the_pages_on_the_list(file: Path, key: str) -> None:
+    api = surface(keys_file=file, allowed_origins=("https://app.example.com",))
+    preflight = {
+        "Origin": "https://app.example.com",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization",
+    }
+    allowed = await ask(api, "OPTIONS", **preflight)
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == "https://app.example.com"
+    assert "access-control-allow-credentials" not in allowed.headers
+    refused = await ask(api, Origin="https://app.example.com")  # the page may read why
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://app.example.com")
+    assert (await ask(api, "OPTIONS", **preflight | {"Origin": "https://evil.example.com"})).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8000", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8000", 200),
+        ("LOCALHOST", 200),
+        ("localhost.:8000", 200),
+        ("rebound.example.com:8000", 403),
+        ("127.0.0.1.example.com", 403),
+        ("localhost@evil", 403),
+        ("[", 403),
+        ("", 403),
+    ],
+)
+async def test_names_of_the_host(host: str, status: int) -> None:
+    api = surface(allowed_hosts=("localhost", "127.0.0.1", "::1"))
+    assert (await ask(api, "GET", "/health", Host=host)).status_code == status
+
+
+async def test_settings_in_capitals_and_with_a_slash_mean_what_clients_send() -> None:
+    api = surface(allowed_hosts=("TTS.Example.com",), allowed_origins=("https://App.example.com/",))
+    for origin, status in (("https://app.example.com", 200), ("https://other.example.com", 403)):
+        answer = await ask(api, "GET", "/health", Host="tts.example.com:8000", Origin=origin)
+        assert answer.status_code == status
+    assert answer.headers.get("access-control-allow-origin") is None
+
+
+async def test_headers_that_are_too_large() -> None:
+    answer = await ask(surface(), "GET", "/health", x_filler="x" * (16 << 10))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (431, "headers_too_large")
+
+
+async def test_no_key_is_logged(file: Path, key: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    api = surface(FakeSynthesizer(script=[ValueError("broken")]), keys_file=file)
+    await ask(api, Authorization=f"Bearer {key}")
+    await ask(api, Authorization=f"Bearer {key}x")
+    async with socket(api, query=f"token={key}") as connection:
+        client = await Socket(connection).accepted()
+        client.send(SPEAK)
+        assert code_of(await client.event()) == ("internal_error", None)
+    assert "failed" in caplog.text
+    assert key[10:] not in caplog.text
+    assert BODY["input"] not in caplog.text
+
+
+class Refusals:
+    """Stands for `talkray_refusals_total`: the reasons it was given."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def record(self, value: float, tags: dict[str, str]) -> None:
+        self.reasons += [tags["reason"]] * int(value)
+
+
+@pytest.fixture
+def refusals(monkeypatch: pytest.MonkeyPatch) -> Refusals:
+    refusals = Refusals()
+    monkeypatch.setattr(metrics, "REFUSALS", refusals)
+    return refusals
+
+
+def limited(file: Path, synthesizer: FakeSynthesizer | None = None, **admission: int) -> FastAPI:
+    """Keys are asked for, and each address has limits as well."""
+    settings = ApiSettings(
+        access=AccessSettings(keys_file=file), admission=AdmissionSettings(trusted_proxies=0, **admission)
+    )
+    return one_api(synthesizer or FakeSynthesizer(script=utterance()), settings)
+
+
+async def test_what_keys_are_refused_is_counted(file: Path, refusals: Refusals) -> None:
+    key = create_key(file, "ada", requests_per_minute=1)
+    api = limited(file)
+    statuses = [(await ask(api, xi_api_key=offered)).status_code for offered in (key, key, key[:-1])]
+    assert statuses == [200, 429, 401]
+    assert refusals.reasons == ["key", "invalid_api_key"]
+
+
+async def test_a_keys_streams_are_counted_where_they_are_refused(file: Path, refusals: Refusals) -> None:
+    key = create_key(file, "ada", max_streams=1)
+    api = limited(file)
+    async with socket(api, xi_api_key=key) as connection:
+        await Socket(connection).accepted()
+        assert (await ask(api, xi_api_key=key)).status_code == 429
+    assert refusals.reasons == ["key"]
+
+
+async def test_an_utterance_counts_for_its_address_as_for_its_key(file: Path, refusals: Refusals) -> None:
+    key = create_key(file, "ada")
+    api = limited(file, client_requests_per_minute=2)
+    async with socket(api, xi_api_key=key) as connection:  # opening it is no utterance
+        client = await Socket(connection).accepted()
+        for _ in range(2):
+            client.send(SPEAK)
+            assert (await client.utterance())[1]["type"] == "done"
+        client.send(SPEAK)
+        assert code_of(await client.event()) == ("rate_limit_exceeded", None)
+    assert refusals.reasons == ["client"]
+    assert (await ask(api, xi_api_key=key)).status_code == 429
+
+
+@pytest.mark.parametrize("full", ["address", "key", "server"])
+@pytest.mark.parametrize("denial", [True, False])
+async def test_a_socket_too_many_is_closed_with_1013_and_the_reason(file: Path, full: str, denial: bool) -> None:
+    """Streams of the address and of the key are refused at the handshake; the server's when they are asked for."""
+    key = create_key(file, "ada", max_streams=1 if full == "key" else None)
+    limits = {"address": {"client_streams": 1}, "key": {}, "server": {"max_streams": 1}}[full]
+    synthesizer = FakeSynthesizer(script=[asyncio.Event()])
+    api = limited(file, synthesizer, **limits)
+    async with socket(api, xi_api_key=key) as connection, socket(api, xi_api_key=key, denial=denial) as second:
+        first = await Socket(connection).accepted()
+        first.send(SPEAK)
+        await synthesizer.waiting.wait()
+        client = await Socket(second).accepted()
+        if full == "server":
+            client.send(SPEAK)
+            assert code_of(await client.event()) == ("rate_limit_exceeded", None)
+        await closed_as_overloaded(second)
+
+
+@pytest.mark.parametrize("full", ["address", "key"])
+async def test_an_utterance_too_many_closes_the_socket_with_1013_and_the_reason(file: Path, full: str) -> None:
+    key = create_key(file, "ada", requests_per_minute=1 if full == "key" else None)
+    api = limited(file, **({"client_requests_per_minute": 1} if full == "address" else {}))
+    async with socket(api, xi_api_key=key) as connection:
+        client = await Socket(connection).accepted()
+        client.send(SPEAK)
+        assert (await client.utterance())[1]["type"] == "done"
+        client.send(SPEAK)
+        assert code_of(await client.event()) == ("rate_limit_exceeded", None)
+        await closed_as_overloaded(connection)
+
+
+async def closed_as_overloaded(connection: asgi.Connection) -> None:
+    closed = await connection.next()
+    assert (closed["type"], closed["code"]) == ("websocket.close", 1013)
+    assert closed["reason"].startswith("overloaded, retry after ")
+
+
+class Server:
+    """The API with limits, behind one trusted proxy; streams wait until they are let go."""
+
+    def __init__(self, **limits: int) -> None:
+        self.gate = asyncio.Event()
+        self.synthesizer = FakeSynthesizer(script=[self.gate, *utterance(1)])
+        self.api = one_api(self.synthesizer, ApiSettings(admission=AdmissionSettings(trusted_proxies=1, **limits)))
+
+    def ask(self, address: str) -> asgi.Connection:
+        return asgi.http(self.api, "POST", SPEECH, body=BODY, headers={"x-forwarded-for": address})
+
+    async def status(self, address: str) -> int:
+        async with self.ask(address) as connection:
+            status: int = (await connection.next())["status"]
+            return status
+
+
+@pytest.mark.parametrize(
+    ("address", "same", "other"),
+    [
+        ("10.0.0.1", "10.0.0.1", "10.0.0.2"),
+        ("2001:db8:0:1::1", "2001:db8:0:1:ffff::7", "2001:db8:0:2::1"),  # a /64 is one client
+    ],
+)
+async def test_one_address_has_so_many_streams_and_another_its_own(address: str, same: str, other: str) -> None:
+    server = Server(client_streams=1)
+    async with server.ask(address) as connection:
+        await server.synthesizer.waiting.wait()
+        assert await server.status(same) == 429
+        server.gate.set()
+        assert await server.status(other) == 200
+        assert (await connection.next())["status"] == 200
+    assert await server.status(address) == 200
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("2001:db8::1", "2001:db8::/64"),
+        ("2001:DB8:0:0:ffff:1:2:3", "2001:db8::/64"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),  # as a socket of both families has it
+        ("fe80::1%eth0", "fe80::/64"),
+        ("unknown", "unknown"),
+    ],
+)
+def test_who_one_client_is(address: str, client: str) -> None:
+    assert door.one_client(address) == client
+
+
+async def test_a_refusal_says_when_to_come_back() -> None:
+    server = Server(client_requests_per_minute=1)
+    server.gate.set()
+    assert await server.status("10.0.0.1") == 200
+    async with server.ask("10.0.0.1") as connection:
+        start = await connection.next()
+        assert start["status"] == 429
+        assert 55 <= int(dict(start["headers"])[b"retry-after"]) <= 60
+    assert await server.status("10.0.0.2") == 200
+
+
+async def test_a_full_server_does_not_parse_what_it_refuses() -> None:
+    server = Server(max_streams=1)
+    async with server.ask("10.0.0.1") as connection:
+        await server.synthesizer.waiting.wait()
+        async with asgi.http(server.api, "POST", SPEECH, body=["no object"]) as refused:
+            assert (await refused.next())["status"] == 429
+        server.gate.set()
+        assert (await connection.next())["status"] == 200
+    async with asgi.http(server.api, "POST", SPEECH, body=["no object"]) as wrong:
+        assert (await wrong.next())["status"] == 400
+
+
+async def test_asking_for_anything_but_speech_costs_nothing() -> None:
+    server = Server(client_requests_per_minute=1)
+    for _ in range(3):
+        async with asgi.http(server.api, "GET", "/health") as connection:
+            assert (await connection.next())["status"] == 200
+
+
+def scope(*forwarded: str) -> Scope:
+    headers = [(b"x-forwarded-for", line.encode()) for line in forwarded]
+    return {"type": "http", "client": ("127.0.0.1", 7), "headers": headers}
+
+
+@pytest.mark.parametrize(
+    ("trusted", "forwarded", "address"),
+    [
+        (0, (), "127.0.0.1"),
+        (0, ("6.6.6.6",), "127.0.0.1"),
+        (1, ("6.6.6.6, 10.0.0.1",), "10.0.0.1"),
+        (2, ("6.6.6.6, 10.0.0.1", "10.0.0.2"), "10.0.0.1"),
+        (2, ("10.0.0.2",), "127.0.0.1"),
+        (1, (), "127.0.0.1"),
+    ],
+)
+def test_only_what_trusted_proxies_added_is_believed(trusted: int, forwarded: tuple[str, ...], address: str) -> None:
+    assert door.client_address(scope(*forwarded), trusted_proxies=trusted) == address
+
+
+def test_a_client_without_an_address_has_a_name() -> None:
+    assert door.client_address({"type": "http", "headers": []}, trusted_proxies=0) == "unknown"
+
+
+def test_a_close_reason_fits_into_a_frame() -> None:
+    assert len(close_reason(Overloaded("x" * 500, 29.5)).encode()) <= 123
+    assert close_reason(Overloaded("full", 29.5)) == "overloaded, retry after 30 s"

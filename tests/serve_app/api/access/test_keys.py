@@ -1,0 +1,185 @@
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from serve_app.api.access.keys import Keys, create_key, read_keys, revoke_keys
+from serve_app.api.errors import Unauthorized
+from serve_app.config import ConfigError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "config" / "keys.json"
+
+
+def test_a_created_key_is_valid_and_kept_as_a_hash_only(file: Path) -> None:
+    key = create_key(file, "ada")
+    Keys(file).find(key)
+    [record] = read_keys(file).keys
+    assert (record.name, key.split("-")[1]) == ("ada", record.id)
+    assert key not in file.read_text()
+    assert key.removeprefix(f"talkray-{record.id}-") not in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_keys_are_all_different(file: Path) -> None:
+    keys = [create_key(file, "ada") for _ in range(5)]
+    assert len(set(keys)) == len({record.sha256 for record in read_keys(file).keys}) == 5
+
+
+def test_each_key_has_a_record_of_its_own(file: Path) -> None:
+    ada, bob = create_key(file, "ada"), create_key(file, "bob")
+    keys = Keys(file)
+    assert (keys.find(ada).name, keys.find(bob).name) == ("ada", "bob")
+
+
+NO_KEYS = ("", "talkray-", "sk-123", "é", "\udc80", "talkray-00000000-" + "A" * 43)
+
+
+def test_nothing_but_the_whole_key_is_valid(file: Path) -> None:
+    key = create_key(file, "ada")
+    last = "A" if key[-1] != "A" else "B"
+    for other in (key[:-1], key[:-1] + last, key + "A", key.upper(), f" {key}", *NO_KEYS):
+        with pytest.raises(Unauthorized, match="not valid"):
+            Keys(file).find(other)
+
+
+def test_no_key_at_all_says_how_to_send_one(file: Path) -> None:
+    create_key(file, "ada")
+    with pytest.raises(Unauthorized, match="Authorization: Bearer"):
+        Keys(file).find(None)
+
+
+def test_keys_come_and_go_while_the_server_runs(file: Path) -> None:
+    old = create_key(file, "ada")
+    keys = Keys(file)
+    keys.find(old)
+    new = create_key(file, "ada2")
+    keys.find(new)
+    keys.find(old)
+    [ended] = revoke_keys(file, "ada")
+    assert old.split("-")[1] == ended.id
+    with pytest.raises(Unauthorized):
+        keys.find(old)
+    keys.find(new)
+
+
+def test_limits_change_while_the_server_runs(file: Path) -> None:
+    key = create_key(file, "ada", max_streams=1)
+    keys = Keys(file)
+    assert keys.find(key).max_streams == 1
+    document = json.loads(file.read_text())
+    document["keys"][0]["max_streams"] = 2
+    file.write_text(json.dumps(document))
+    assert keys.find(key).max_streams == 2
+
+
+def test_a_key_can_be_revoked_by_its_id(file: Path) -> None:
+    create_key(file, "ada")
+    key = create_key(file, "ada")
+    revoke_keys(file, key.split("-")[1])
+    assert [record.revoked is None for record in read_keys(file).keys] == [True, False]
+
+
+def test_an_unknown_key_cannot_be_revoked(file: Path) -> None:
+    create_key(file, "ada")
+    with pytest.raises(ConfigError, match="'bob'"):
+        revoke_keys(file, "bob")
+
+
+def test_a_broken_file_keeps_the_keys_that_were_read(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    key = create_key(file, "ada")
+    keys = Keys(file)
+    file.write_text("{")
+    keys.find(key)
+    keys.find(key)
+    assert len(caplog.records) == 1
+    assert "keeping the API keys" in caplog.text
+
+
+def test_a_file_that_could_not_be_read_once_is_read_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = create_key(file, "ada")
+    keys = Keys(file)
+    revoke_keys(file, "ada")
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "read_bytes", fail)
+        keys.find(key)
+    with pytest.raises(Unauthorized):
+        keys.find(key)
+
+
+def test_a_file_that_cannot_be_seen_is_not_gone(file: Path) -> None:
+    key = create_key(file, "ada")
+    keys = Keys(file)
+    away = file.rename(file.with_name("away"))
+    file.symlink_to(file.name)  # a loop
+    keys.find(key)
+    file.unlink()
+    away.rename(file)
+    keys.find(key)
+
+
+def test_a_file_with_the_old_time_and_size_is_another_one(file: Path) -> None:
+    key = create_key(file, "ada")
+    keys = Keys(file)
+    stat, [record] = file.stat(), read_keys(file).keys
+    file.write_text(file.read_text().replace(record.sha256, record.sha256[::-1]))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with pytest.raises(Unauthorized):
+        keys.find(key)
+
+
+def test_a_file_that_is_gone_leaves_no_keys(file: Path) -> None:
+    key = create_key(file, "ada")
+    keys = Keys(file)
+    file.unlink()
+    with pytest.raises(Unauthorized):
+        keys.find(key)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"version": 2}', '{"keys": [{"id": "x"}]}', '{"version": 1, "more": 1}']
+)
+def test_a_server_does_not_start_with_a_broken_file(file: Path, content: str) -> None:
+    file.parent.mkdir()
+    file.write_text(content)
+    with pytest.raises(ConfigError, match="is not one"):
+        Keys(file)
+
+
+def test_a_server_does_not_start_without_the_file(file: Path) -> None:
+    with pytest.raises(ConfigError, match="talkray key create"):
+        Keys(file)
+
+
+def test_owner_and_mode_of_the_file_stay(file: Path) -> None:
+    create_key(file, "ada")
+    file.chmod(0o640)
+    link = file.with_name("link.json")
+    link.symlink_to(file)
+    create_key(link, "bob")
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert link.is_symlink()
+    assert [record.name for record in read_keys(file).keys] == ["ada", "bob"]
+    assert sorted(os.listdir(file.parent)) == ["keys.json", "link.json"]
+
+
+def test_a_disk_without_room_changes_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create_key(file, "ada")
+    before = file.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        revoke_keys(file, "ada")
+    assert file.read_bytes() == before
+    assert [path.name for path in file.parent.iterdir()] == [file.name]

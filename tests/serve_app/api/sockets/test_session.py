@@ -1,0 +1,443 @@
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from deployments.errors import InvalidRequest, Overloaded
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
+from serve_app.api.access.callers import Caller
+from serve_app.api.context import RequestState
+from serve_app.api.request_log import RequestRecord
+from serve_app.api.sockets.session import (
+    MAX_UNSPOKEN_CHARS,
+    Audio,
+    Done,
+    Event,
+    Failed,
+    Flushed,
+    Session,
+    Started,
+    Words,
+)
+from serve_app.api.wishes.speech_body import SpeechBody
+from serve_app.api.wishes.wish import Delivery, Wish
+from serve_app.audio.formats import AudioFormat
+from serve_app.config import ApiSettings, VoiceSettings
+from serve_app.speech.live_text import LiveTexts
+from serve_app.speech.long_text import LongText
+from serve_app.speech.spoken_text import TextRules, read
+from serve_app.speech.word_times import Spoken
+from serve_app.voices.library import Voices
+from serve_app.voices.record import STRANGER
+from tests.serve_app import fake
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
+
+pytestmark = pytest.mark.anyio
+
+FRAME = fake.tone(CUSTOM_VOICE.frame_samples)
+BODY = SpeechBody(input="", voice="ryan", any_language=True, seed=7)
+
+
+@asynccontextmanager
+async def open_session(
+    synthesizer: FakeSynthesizer,
+    delivery: Delivery | None = None,
+    *,
+    info: ModelInfo = CUSTOM_VOICE,
+    body: SpeechBody = BODY,
+) -> AsyncIterator[Session]:
+    texts, asker = LiveTexts(), RequestState(RequestRecord("talk", 0))
+    asker.caller = Caller("test", visitor=STRANGER)
+    session = Session(
+        synthesizer,
+        ApiSettings(),
+        Wish(info, body, delivery or Delivery(AudioFormat.PCM), {}, read("", TextRules(spoken_form=info.spoken_form))),
+        asker=asker,
+        request_id="talk",
+        voices=Voices(None, VoiceSettings()),
+        live_texts=texts,
+    )
+    async with session:
+        yield session
+    await texts.aclose()
+
+
+async def events_of(session: Session) -> list[Event]:
+    return [event async for event in session]
+
+
+def audio_of(events: list[Event]) -> bytes:
+    return b"".join(event.data for event in events if isinstance(event, Audio))
+
+
+def kinds(events: list[Event]) -> list[str]:
+    """Without how the audio is cut."""
+    names = [type(event).__name__ for event in events]
+    return [name for index, name in enumerate(names) if name != "Audio" or names[index - 1] != "Audio"]
+
+
+async def test_a_turn_has_a_beginning_audio_and_an_end() -> None:
+    async with open_session(FakeSynthesizer(script=utterance())) as session:
+        session.append("Hello there")
+        session.flush()
+        session.close()
+        events = await events_of(session)
+    assert kinds(events) == ["Started", "Audio", "Flushed", "Done"]
+    assert audio_of(events) == pcm_of(utterance())
+
+
+async def test_its_end_tells_the_first_bad_end_of_any_turn_that_was_not_cleared() -> None:
+    synthesizer = FakeSynthesizer()
+    async with open_session(synthesizer) as session:
+        events = aiter(session)
+        for reason in (FinishReason.SILENCE, None, FinishReason.STOP, FinishReason.LOOP, FinishReason.EARLY):
+            if reason is None:
+                await session.clear()
+                continue
+            synthesizer.script = [chunk(FRAME), chunk(b"", frames=0, finish_reason=reason)]
+            session.append("Hello there")
+            turn = session.flush()
+            while not isinstance(await anext(events), Flushed):
+                pass
+            assert turn.finish_reason is reason
+        session.close()
+        rest = [event async for event in events]
+    assert rest[-1] == Done(FinishReason.LOOP)
+
+
+async def test_a_turn_is_spoken_while_it_is_written() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with open_session(synthesizer) as session:
+        events = aiter(session)
+        for piece in ("Dr. Jo", "nes is he", "re. And"):
+            session.append(piece)
+        assert isinstance(await anext(events), Started)
+        assert isinstance(await anext(events), Audio)
+        session.append(" he stays")
+        session.flush()
+        while not isinstance(await anext(events), Flushed):
+            pass
+    assert synthesizer.texts == ["Dr. Jones is here. And he stays"]
+    (request,) = synthesizer.requests
+    assert (request.request_id, request.seed) == ("talk-1", 7)
+
+
+async def test_halves_of_a_surrogate_pair_meet_and_lone_ones_go() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with open_session(synthesizer) as session:
+        for piece in ("a \ud83d", "", "\ude42 b \ude42 c \ud83d", "d \ud83d"):
+            session.append(piece)
+        session.flush()
+        session.append("e")
+        session.close()
+        await events_of(session)
+    assert synthesizer.texts == ["a 🙂 b \ufffd c \ufffdd \ufffd", "e"]
+
+
+async def test_a_text_that_is_all_there_is_asked_for_at_once() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with open_session(synthesizer) as session:
+        session.append("Good ")
+        session.append("morning")
+        session.close()
+        await events_of(session)
+    (request,) = synthesizer.requests
+    assert (request.text, request.live) == ("Good morning", None)
+
+
+async def test_every_flush_has_its_mark_even_an_empty_one() -> None:
+    async with open_session(FakeSynthesizer(script=utterance(1))) as session:
+        session.flush()
+        session.append("One.")
+        session.flush()
+        session.append("Two.")
+        session.close()
+        events = await events_of(session)
+    assert kinds(events) == ["Started", "Flushed", *["Started", "Audio", "Flushed"] * 2, "Done"]
+
+
+@pytest.mark.parametrize("text", ["...", "🙂", "<b>", "Привет"])
+async def test_text_that_yields_no_speech_is_a_moment_of_silence(text: str) -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    english = replace(CUSTOM_VOICE, spoken_form="english")
+    async with open_session(synthesizer, info=english) as session:
+        session.append(text)
+        session.close()
+        events = await events_of(session)
+    assert kinds(events) == ["Started", "Audio", "Flushed", "Done"]
+    assert audio_of(events) == bytes(2 * 2400)
+    assert synthesizer.requests == []
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n"])
+async def test_blank_text_is_no_audio_at_all(text: str) -> None:
+    async with open_session(FakeSynthesizer(script=utterance())) as session:
+        session.append(text)
+        session.flush()
+        session.close()
+        assert kinds(await events_of(session)) == ["Started", "Flushed", "Done"]
+
+
+async def test_who_does_not_read_stops_the_decoding() -> None:
+    made = 0
+
+    class Counting(FakeSynthesizer):
+        async def synthesize(self, request: SynthesisRequest, info: object = None):  # type: ignore[no-untyped-def]
+            nonlocal made
+            for _ in range(1000):
+                made += 1
+                yield chunk(FRAME)
+
+    async with open_session(Counting()) as session:
+        session.append("A long story.")
+        session.flush()
+        for _ in range(200):
+            await asyncio.sleep(0)
+    assert 0 < made < 12
+
+
+async def test_leaving_cancels_at_once_also_while_draining() -> None:
+    synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
+    async with open_session(synthesizer) as session:
+        session.append("Good bye")
+        session.close()
+        await synthesizer.waiting.wait()
+    assert synthesizer.closed.is_set()
+
+
+async def test_after_clear_nothing_of_the_old_turns_follows() -> None:
+    synthesizer = FakeSynthesizer(script=[*utterance(200)])
+    async with open_session(synthesizer) as session:
+        events = aiter(session)
+        session.append("The old story. It is long.")
+        session.flush()
+        session.append("More of it")
+        assert isinstance(await anext(events), Started)
+        assert isinstance(await anext(events), Audio)
+        cleared = await session.clear()
+        assert [turn.number for turn in cleared.turns] == [1, 2]
+        assert synthesizer.closed.is_set()
+        synthesizer.script = utterance(1)
+        session.append("New")
+        session.close()
+        rest = [event async for event in events]
+    assert kinds(rest) == ["Cleared", "Started", "Audio", "Flushed", "Done"]
+    assert rest[0] == cleared
+    assert all(event.turn.number == 3 for event in rest if isinstance(event, Audio | Flushed))
+    assert synthesizer.texts[-1] == "New"
+
+
+async def test_clear_while_nobody_reads() -> None:
+    synthesizer = FakeSynthesizer(script=utterance(200))
+    async with open_session(synthesizer) as session:
+        session.append("Nobody listens")
+        session.flush()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        cleared = await session.clear()
+        assert await anext(aiter(session)) == cleared
+
+
+async def test_audio_is_of_whole_samples() -> None:
+    script = [chunk(fake.tone(5001)), *utterance()]
+    for audio_format, size in ((AudioFormat.PCM, 2), (AudioFormat.FLOAT, 4)):
+        async with open_session(FakeSynthesizer(script=script), Delivery(audio_format)) as session:
+            session.append("Hello")
+            session.close()
+            sizes = {len(event.data) % size for event in await events_of(session) if isinstance(event, Audio)}
+        assert sizes == {0}
+
+
+async def test_one_encoder_speaks_all_turns() -> None:
+    async with open_session(FakeSynthesizer(script=utterance(12)), Delivery(AudioFormat.FLAC)) as session:
+        for _ in range(2):
+            session.append("Hello")
+            session.flush()
+        session.close()
+        events = await events_of(session)
+    assert audio_of(events).count(b"fLaC") == 1
+
+
+async def test_what_breaks_ends_the_session() -> None:
+    error = Overloaded("full", 2.0)
+    async with open_session(FakeSynthesizer(script=[error])) as session:
+        session.append("Hello")
+        session.flush()
+        assert await events_of(session) == [Failed(error)]
+
+
+async def test_too_much_that_waits_is_refused() -> None:
+    async with open_session(FakeSynthesizer(script=[asyncio.Event()])) as session:
+        session.append("x" * MAX_UNSPOKEN_CHARS)
+        with pytest.raises(InvalidRequest, match="characters wait"):
+            session.append("x")
+
+
+async def test_chinese_clauses_come_together_without_spaces() -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with open_session(synthesizer) as session:
+        for clause in ("你好， ", "世界 ", "再见 ", "and more "):
+            session.append(clause)
+            await asyncio.sleep(0)
+        session.close()
+        assert isinstance((await events_of(session))[-1], Done)
+    assert synthesizer.texts == ["你好，世界再见 and more"]
+    assert synthesizer.requests[0].live is not None
+
+
+async def test_an_empty_stream_is_a_moment_of_silence() -> None:
+    script: list[PcmChunk] = [utterance(0)[-1]]
+    async with open_session(FakeSynthesizer(script=script)) as session:
+        session.append("Hm")
+        session.close()
+        assert audio_of(await events_of(session)) == bytes(2 * 2400)
+
+
+class Following(FakeSynthesizer):
+    """Says where its words are, as what stands in front of the pools does."""
+
+    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
+        async with aclosing(LongText(super()).synthesize(replace(request, live=None), fake.FOLLOWED)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+@asynccontextmanager
+async def followed_session(script: list[fake.Step], *, speed: float = 1.0) -> AsyncIterator[Session]:
+    body = BODY.model_copy(update={"word_timestamps": True, "speed": speed})
+    delivery = Delivery(AudioFormat.PCM, speed=speed)
+    async with open_session(Following(fake.FOLLOWED, script), delivery, info=fake.FOLLOWED, body=body) as session:
+        yield session
+
+
+def words_of(events: list[Event]) -> list[tuple[str, int, int]]:
+    """Each with its beginning and its end in milliseconds."""
+    words = [word for event in events if isinstance(event, Words) for word in event.words]
+    return [(word.text, round(1000 * word.start_s), round(1000 * word.end_s)) for word in words]
+
+
+@pytest.mark.parametrize("speed", [1, 1.25])
+async def test_words_are_told_beside_the_audio_which_is_the_same(speed: float) -> None:
+    async with open_session(FakeSynthesizer(script=utterance(11)), Delivery(AudioFormat.PCM, speed=speed)) as session:
+        session.configure(speed=speed)
+        session.append(fake.FOLLOWED_TEXT)
+        session.close()
+        plain = await events_of(session)
+    async with followed_session([*fake.followed()], speed=speed) as session:
+        session.append(fake.FOLLOWED_TEXT)
+        session.close()
+        events = await events_of(session)
+    begins = [round(begin / speed) for begin in (*fake.FOLLOWED_MS, 880)]
+    assert words_of(events) == list(zip(fake.FOLLOWED_TEXT.split(), begins[:-1], begins[1:], strict=True))
+    assert audio_of(events) == audio_of(plain)
+    assert [event for event in plain if isinstance(event, Words)] == []
+
+
+async def test_a_word_is_told_no_later_than_the_next_one_sounds() -> None:
+    async with followed_session([*fake.followed()]) as session:
+        session.append(fake.FOLLOWED_TEXT)
+        session.close()
+        events = await events_of(session)
+    before_ms = 0.0
+    for event in events:
+        if isinstance(event, Audio):
+            before_ms += len(event.data) / 48
+        if isinstance(event, Words):
+            assert before_ms <= max(1000 * word.end_s for word in event.words)
+
+
+async def test_words_of_later_turns_count_from_their_own_beginning() -> None:
+    async with followed_session([*fake.followed()]) as session:
+        for _ in range(2):
+            session.append(fake.FOLLOWED_TEXT)
+            session.flush()
+        session.close()
+        events = await events_of(session)
+    told = [event for event in events if isinstance(event, Words)]
+    assert words_of(events)[:5] == words_of(events)[5:]
+    begins = [round(1000 * word.start_s) for event in told for word in event.in_session()]
+    assert begins == [*fake.FOLLOWED_MS, *(880 + begin for begin in fake.FOLLOWED_MS)]
+
+
+@pytest.mark.parametrize(
+    ("played_ms", "text_spoken", "last_word"),
+    [(0, "", None), (100, "", None), (200, "Hello", "Hello"), (700, "Hello there all", "all")],
+)
+async def test_an_interruption_knows_what_had_been_spoken(
+    played_ms: int, text_spoken: str, last_word: str | None
+) -> None:
+    async with followed_session([*fake.followed(10), asyncio.Event()]) as session:
+        events = aiter(session)
+        session.append(fake.FOLLOWED_TEXT)
+        session.flush()
+        while not isinstance(event := await anext(events), Words) or event.words[-1].text != "all":
+            pass
+        cleared = await session.clear(played_ms / 1000)
+        assert cleared.heard is not None
+        assert cleared.heard.number == 1
+        assert cleared.spoken == Spoken(text_spoken, fake.FOLLOWED_TEXT[len(text_spoken) :], last_word)
+        assert await anext(events) == cleared
+
+
+async def test_an_interruption_of_a_text_that_is_being_written() -> None:
+    async with followed_session([*fake.followed(10), asyncio.Event()]) as session:
+        events = aiter(session)
+        session.append("Hello there all of ")
+        while not isinstance(event := await anext(events), Words) or event.words[-1].text != "there":
+            pass
+        session.append("you and")
+        cleared = await session.clear(0.5)
+        assert cleared.spoken == Spoken("Hello there", " all of you and", "there")
+
+
+async def test_a_turn_is_heard_behind_its_end_and_a_clear_begins_a_new_count() -> None:
+    async with followed_session([*fake.followed()]) as session:
+        events = aiter(session)
+        for round_ in (1, 2):
+            for _ in range(2):
+                session.append(fake.FOLLOWED_TEXT)
+                marked = session.flush()
+                while await anext(events) != Flushed(marked):
+                    pass
+            cleared = await session.clear(0.88 + 0.6)
+            assert await anext(events) == cleared
+            assert (cleared.turns, cleared.heard) == ((), marked)
+            assert marked.number == 2 * round_
+            assert cleared.spoken == Spoken("Hello there", " all of you", "there")
+        session.append("More")
+        session.append(" of it")
+        assert (await session.clear(0.0)).spoken == Spoken("", "More of it", None)
+
+
+async def test_nothing_is_claimed_where_no_word_is_known() -> None:
+    async with open_session(FakeSynthesizer(script=[*utterance(3)[:3], asyncio.Event()])) as session:
+        session.append(fake.FOLLOWED_TEXT)
+        session.flush()
+        events = aiter(session)
+        while not isinstance(await anext(events), Audio):
+            pass
+        assert (await session.clear(0.1)).spoken is None
+
+
+async def test_what_was_spoken_of_spaced_ideographs() -> None:
+    async with followed_session([*fake.followed(8), asyncio.Event()]) as session:
+        session.append("你好， 世 界 and more of it")
+        session.flush()
+        events = aiter(session)
+        while not isinstance(event := await anext(events), Words) or event.words[-1].text != "and":
+            pass
+        spoken = (await session.clear(0.4)).spoken
+        assert spoken == Spoken("你好， 世 界 and", " more of it", "and")
+
+
+async def test_every_clear_is_answered() -> None:
+    async with open_session(FakeSynthesizer(script=utterance(200))) as session:
+        session.append("Nobody listens")
+        session.flush()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        cleared = [await session.clear() for _ in range(3)]
+        events = aiter(session)
+        assert [await anext(events) for _ in range(3)] == cleared
