@@ -50,11 +50,16 @@ def test_documents_and_files_of_the_cluster_that_code_names_exist() -> None:
 
 def missing_names(document: Path, text: str) -> list[str]:
     named = [(file, name) for file, names in _NAMES.findall(text) for name in re.findall(r"[\w.]+", names)]
-    return [
-        f"{file}: {name}"
-        for file, name in named
-        if not re.search(rf"\b{re.escape(name.split('.')[-1])}\b", (document.parent / file).read_text())
-    ]
+    return [f"{file}: {name}" for file, name in named if not stands_in(name, (document.parent / file).read_text())]
+
+
+def stands_in(name: str, code: str) -> bool:
+    """Whether the code has the name; of `A.f`, whether its class A has it."""
+    *owners, last = name.split(".")
+    for owner in owners:
+        is_own = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ClassDef) and node.name == owner)
+        code = "\n".join(ast.unparse(node) for node in is_own)
+    return re.search(rf"\b{re.escape(last)}\b", code) is not None
 
 
 def relative_links(text: str) -> list[str]:

@@ -119,13 +119,12 @@ def _num_own_lines(file: Path, name: str) -> int:
 
 
 def _definitions(file: Path, name: str) -> list[_Definition]:
-    """Functions and classes of a name, which may follow that of its class and a dot."""
-    *owner, last = name.split(".")
-    nodes: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
-    for part in owner:
-        nodes = [n for node in nodes for n in ast.walk(node) if isinstance(n, ast.ClassDef) and n.name == part]
-    inside = (inner for outer in nodes for inner in ast.walk(outer))
-    return [node for node in inside if isinstance(node, _Definition) and node.name == last]
+    """Functions and classes of a name. `f` is one of the file itself, `A.f` is what the class A defines."""
+    found: list[ast.Module | _Definition] = [ast.parse(file.read_text(encoding="utf-8"))]
+    for part in name.split("."):
+        inside = [node for outer in found for node in outer.body]
+        found = [node for node in inside if isinstance(node, _Definition) and node.name == part]
+    return [node for node in found if isinstance(node, _Definition)]
 
 
 def crossed(root: Path) -> set[str]:

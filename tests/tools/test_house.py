@@ -34,11 +34,13 @@ def test_the_routes_and_the_files_that_a_request_crosses_are_those_of_the_docume
 
 def test_of_a_file_to_read_the_named_functions_count(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(
-        "x = 1\n\n\nclass A:\n    def f(self):\n        return 1\n\n\ndef f():\n    return 2\n"
+        "x = 1\n\n\nclass A:\n    def f(self):\n        def g():\n            return 1\n\n        return g\n\n\n"
+        "def f():\n    return 2\n\n\n"
+        "class B:\n    def f(self):\n        return 3\n\n    def f(self):\n        return 4\n"
     )
-    assert house.route_lines(tmp_path, {"a.py": ["A", "A.f"]}) == 5
-    for name in ("f", "gone"):  # two of that name, and none
-        with pytest.raises(LookupError, match=f"defines {name}"):
+    assert house.route_lines(tmp_path, {"a.py": ["A", "A.f", "f"]}) == 6 + 5 + 2
+    for name in ("B.f", "g", "A.g", "gone"):  # two of that name, and none at that place
+        with pytest.raises(LookupError, match=f"defines {name} "):
             house.route_lines(tmp_path, {"a.py": [name]})
 
 
