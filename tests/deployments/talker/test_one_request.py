@@ -1,0 +1,109 @@
+"""docs/architecture.md shows one request in each of its forms: these are the values that it really has."""
+
+import json
+import re
+from collections.abc import AsyncGenerator
+from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import pytest
+from httpx import ASGITransport, AsyncClient
+
+from deployments.errors import InvalidRequest
+from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, SynthesisRequest
+from deployments.serving.frames import talker_audio
+from deployments.talker.engine import Engine
+from serve_app.api.speech_service import SpeechService
+from serve_app.api.wishes.wish import Wish
+from serve_app.config import ApiSettings, VoiceSettings
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
+from tests.serve_app.one_model import one_api
+
+pytestmark = pytest.mark.anyio
+
+PAGE = Path(__file__).parents[3] / "docs" / "architecture.md"
+ROW = re.compile(r"^\| (\w+|`\w+`) \| [^|]+ \| `(.+)` \|$", re.MULTILINE)
+
+
+async def test_a_request_has_the_forms_of_the_document(
+    tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = {name.strip("`"): values for name, values in ROW.findall(PAGE.read_text(encoding="utf-8"))}
+    wish, asked = await forms_at_the_ingress(shown["JSON"], tmp_path, monkeypatch)
+    generate = await form_for_a_talker(asked)
+    sequence = engine.intake.add(1, generate)
+    assert sequence is not None, "a text that is whole is a sequence at once"
+    body = {name: value for name, value in wish.body if value != type(wish.body).model_fields[name].default}
+    assert shown == {
+        "JSON": json.dumps(json.loads(shown["JSON"])),
+        "SpeechBody": listed(body),
+        "Wish": listed(
+            {
+                "info.name": wish.info.name,
+                **told(wish.delivery, "delivery."),
+                "spoken.text": wish.spoken.text,
+                "ignored": wish.ignored,
+            }
+        ),
+        "SynthesisRequest": listed(told(asked)),
+        "GenerateRequest": listed({"gpu_frames": generate.gpu_frames}),
+        "Sequence": listed(
+            {
+                "prompt.num_text_tokens": sequence.num_text_tokens,
+                "sampling.top_k": sequence.sampling.top_k,
+                "sampling.temperature": sequence.sampling.temperature,
+            }
+        ),
+    }
+    assert generate.gpu_frames == ALL_FRAMES
+
+
+async def forms_at_the_ingress(
+    sent: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Wish, SynthesisRequest]:
+    """What the API makes of a JSON body."""
+    wishes, respond = list[Wish](), SpeechService.respond
+
+    async def noting(service: SpeechService, request: object, wish: Wish) -> object:
+        wishes.append(wish)
+        return await respond(service, request, wish)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SpeechService, "respond", noting)
+    synthesizer = FakeSynthesizer(CUSTOM_VOICE)
+    api = one_api(synthesizer, ApiSettings(voices=VoiceSettings(store=str(folder))))
+    async with AsyncClient(transport=ASGITransport(api), base_url="http://127.0.0.1") as client:
+        answer = await client.post("/v1/audio/speech", content=sent, headers={"X-Request-ID": "one"})
+    assert answer.status_code == 200
+    return wishes[0], synthesizer.requests[0]
+
+
+async def form_for_a_talker(request: SynthesisRequest) -> GenerateRequest:
+    """What a talker is asked inline."""
+    asked = list[GenerateRequest]()
+
+    async def generate(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+        asked.append(request)
+        raise InvalidRequest("that is all")
+        yield
+
+    with pytest.raises(InvalidRequest, match="that is all"):
+        await anext(talker_audio(request, generate, CUSTOM_VOICE))
+    return asked[0]
+
+
+def told(value: object, prefix: str = "") -> dict[str, object]:
+    """The fields that have no default value, by dotted name."""
+    found: dict[str, object] = {}
+    for field in fields(value):  # type: ignore[arg-type]
+        each = getattr(value, field.name)
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        if each != default:
+            name = prefix + field.name
+            found |= told(each, f"{name}.") if is_dataclass(each) else {name: each}
+    return found
+
+
+def listed(values: dict[str, object]) -> str:
+    shown = {name: str(each) if isinstance(each, StrEnum) else each for name, each in values.items()}
+    return ", ".join(f"{name}={value!r}" for name, value in shown.items())
