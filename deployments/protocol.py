@@ -199,7 +199,7 @@ class SynthesisRequest:
     reference: Reference | None = None  # base checkpoints
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0  # 0 <= seed < 2**64
-    redraws: bool = False  # the ingress may try another seed, once, where speech ends badly and was not sent yet
+    redraws: bool = False  # of the ingress: another seed, once, where speech ends badly and was not sent yet
     non_streaming_mode: bool | None = None  # None: as the official package does for this kind of checkpoint
     ignore_eos: bool = False  # nothing but max_new_tokens ends speech
     leading_silence: bool = False  # True keeps quiet leading frames
@@ -207,7 +207,9 @@ class SynthesisRequest:
     # A segment of a job, which nobody waits for: it takes what requests of listeners leave, and counts for no limit.
     background: bool = False
 
-    # A text in several segments, or still being written: set by `LongText` and `LiveTexts` of the ingress.
+    # A text in several segments, or still being written: set by `LongText` and `LiveTexts` of the ingress. Replicas
+    # read none of `stretches`, `max_segment_chars`, `languages`, `joins` and `redraws`. They stay where they are, as
+    # fields are pickled in their order, and replicas of two versions speak with each other during an update.
     continues: bool = False  # a later segment of a long text: it is not refused and goes first
     following: tuple[str, ...] = ()  # texts of the later segments: the request is refused where one is too long
     stretches: tuple[Stretch, ...] = ()  # the text, cut at its pauses

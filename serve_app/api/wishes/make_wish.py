@@ -132,15 +132,16 @@ async def model_for(offer: Offer, body: SpeechBody, sent: Mapping[str, object]) 
     """The model that answers a strict request of these fields. An unknown model or, with several models, an unknown
     voice is an error. Raises InvalidRequest, ModelNotFound, NotReady.
     """
-    models = await offer.models.infos()
-    wanted = ModelWish(
-        model=body.model,
-        has_recording=body.ref_audio is not None or await _is_stored(offer, body.voice, models),
-        task_type=sent.get("task_type"),
-        voice=body.voice,
-        instructions=body.instructions,
-    )
-    info = choose_model(wanted, models, offer.settings, lenient=False)
+    info, *others = models = await offer.models.infos()
+    if others:
+        wanted = ModelWish(
+            model=body.model,
+            has_recording=body.ref_audio is not None or await _is_stored(offer, body.voice, models),
+            task_type=sent.get("task_type"),
+            voice=body.voice,
+            instructions=body.instructions,
+        )
+        info = choose_model(wanted, models, offer.settings, lenient=False)
     catalogue.check_model(body.model, info, offer.settings)
     return info
 
