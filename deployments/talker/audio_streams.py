@@ -44,7 +44,7 @@ _LOOK_S = 0.001  # how often to look for a call that only the passing of time ma
 
 @dataclass(slots=True, eq=False)
 class _AudioStream:
-    id: int
+    sequence_id: int
     slot: int
     num_recalled: int  # frames at the beginning whose audio exists already
     limit: int  # frames to decode in all, with the recalled ones
@@ -169,7 +169,7 @@ class AudioStreams:
 
     def open(
         self,
-        stream_id: int,
+        sequence_id: int,
         prefix: Codes | None,
         *,
         delivered_frames: int | None = None,
@@ -205,7 +205,7 @@ class AudioStreams:
         recalled = min(delivered, self._decoder.reach)
         known = known[delivered - recalled :]
         stream = _AudioStream(
-            id=stream_id,
+            sequence_id=sequence_id,
             slot=slot,
             num_recalled=recalled,
             limit=recalled + frames,
@@ -220,17 +220,17 @@ class AudioStreams:
             self._recordings.move_to_end(begins_with)
             stream.called = stream.decoded = recalled
         self._decoder.begin(slot, state)
-        self._streams[stream_id] = stream
+        self._streams[sequence_id] = stream
         self._write(stream, known[: stream.limit])
         self._dispatch()
 
-    def add_frames(self, stream_ids: list[int], codes: Tensor) -> None:
+    def add_frames(self, sequence_ids: list[int], codes: Tensor) -> None:
         """The next frame of each stream: codes [streams, groups], on any device, perhaps not computed yet."""
-        rows = [row for row, stream_id in enumerate(stream_ids) if self._wants(stream_id)]
+        rows = [row for row, sequence_id in enumerate(sequence_ids) if self._wants(sequence_id)]
         if not rows:
             return
-        streams = [self._streams[stream_ids[row]] for row in rows]
-        wanted = codes if len(rows) == len(stream_ids) else codes[rows]
+        streams = [self._streams[sequence_ids[row]] for row in rows]
+        wanted = codes if len(rows) == len(sequence_ids) else codes[rows]
         self._decoder.write([stream.slot for stream in streams], [stream.written for stream in streams], wanted)
         for stream in streams:
             stream.written += 1
@@ -245,30 +245,30 @@ class AudioStreams:
         if len(self._calls) == 1:
             self._decoder.barrier()
 
-    def finish(self, stream_id: int) -> bool:
+    def finish(self, sequence_id: int) -> bool:
         """No more frames are added. Returns whether there is audio that was not taken yet."""
-        stream = self._streams.get(stream_id)
+        stream = self._streams.get(sequence_id)
         if stream is not None:
             stream.limit = stream.written if stream.written > stream.num_recalled else 0
             stream.plan_call(self._frame_s)
             self._forget_if_over(stream)
             self._dispatch()
-        return self.is_pending(stream_id)
+        return self.is_pending(sequence_id)
 
-    def close(self, stream_id: int) -> None:
-        self._failed.pop(stream_id, None)
-        stream = self._streams.pop(stream_id, None)
+    def close(self, sequence_id: int) -> None:
+        self._failed.pop(sequence_id, None)
+        stream = self._streams.pop(sequence_id, None)
         if stream is not None:
             self._free.append(stream.slot)  # calls run in order: its call under way ends before its next stream
 
-    def is_pending(self, stream_id: int) -> bool:
+    def is_pending(self, sequence_id: int) -> bool:
         """Whether there is, or will be, audio that was not taken yet."""
-        stream = self._streams.get(stream_id)
-        is_decoded = any(number == stream_id for number, _ in self._pcm) or stream_id in self._failed
+        stream = self._streams.get(sequence_id)
+        is_decoded = any(other == sequence_id for other, _ in self._pcm) or sequence_id in self._failed
         return is_decoded or (stream is not None and stream.decoded < stream.written)
 
     def take(self) -> list[tuple[int, bytes]]:
-        """Audio that is ready: s16le samples by stream, each stream's in order and without gaps."""
+        """Audio that is ready: s16le samples by sequence id, each stream's in order and without gaps."""
         while self._calls and self._calls[0].decode_call.done:
             self._collect(self._calls.pop(0))
             self._next_look_s = -math.inf
@@ -300,8 +300,8 @@ class AudioStreams:
             stream.written += len(part)
             stream.plan_call(self._frame_s)
 
-    def _wants(self, stream_id: int) -> bool:
-        stream = self._streams.get(stream_id)
+    def _wants(self, sequence_id: int) -> bool:
+        stream = self._streams.get(sequence_id)
         return stream is not None and stream.written < stream.limit
 
     def _dispatch(self) -> None:
@@ -405,13 +405,13 @@ class AudioStreams:
 
     def _collect(self, call: _RunningCall) -> None:
         for stream, audible, pcm in zip(call.streams, call.audible, call.decode_call.result(), strict=True):
-            if self._streams.get(stream.id) is not stream:
+            if self._streams.get(stream.sequence_id) is not stream:
                 continue  # closed meanwhile
             frames = min(call.frames, stream.limit - stream.decoded)  # the call may have reached beyond the end
             stream.decoded += frames
             if isinstance(pcm, EngineError):
-                self.close(stream.id)
-                self._failed[stream.id] = pcm
+                self.close(stream.sequence_id)
+                self._failed[stream.sequence_id] = pcm
                 continue
             if audible:
                 sample_rate = round(len(pcm) / (call.frames * self._frame_s))
@@ -420,13 +420,13 @@ class AudioStreams:
                     stream.plan.restart()  # a quiet start is dropped, so the ramp begins with the first sound
                 else:
                     stream.listener.deliver(frames * self._frame_s, now_s=time.monotonic())
-                self._pcm.append((stream.id, pcm.tobytes()))
+                self._pcm.append((stream.sequence_id, pcm.tobytes()))
             stream.plan_call(self._frame_s)
             self._forget_if_over(stream)
 
     def _forget_if_over(self, stream: _AudioStream) -> None:
         if stream.decoded >= stream.limit:
-            self.close(stream.id)
+            self.close(stream.sequence_id)
 
 
 def _power_of_two(most: int) -> int:
