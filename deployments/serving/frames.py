@@ -23,6 +23,7 @@ from deployments.protocol import (
     ClonePrompt,
     Codes,
     FinishReason,
+    Frame,
     FrameChunk,
     GenerateRequest,
     Marks,
@@ -104,7 +105,7 @@ class UntakenFrames:
     def __init__(self, frame_samples: int, first: Codes | None = None) -> None:
         """`first`: frames before those of the chunks."""
         self._frame_bytes = 2 * frame_samples
-        self._frames: list[Codes] = [] if first is None else list(first)  # each [num_code_groups]
+        self._frames: list[Frame] = [] if first is None else list(first)
         self._num_code_groups = 0
         self._pcm = bytearray()
         self._marks: Marks = ()
@@ -150,8 +151,8 @@ class UntakenFrames:
         self._marks, self._readings, self._clone_prompt = (), (), None
         return news
 
-    def peek(self, count: int) -> list[Codes]:
-        """At most `count` frames, each [num_code_groups], without taking them."""
+    def peek(self, count: int) -> list[Frame]:
+        """At most `count` frames, without taking them."""
         return self._frames[:count]
 
 

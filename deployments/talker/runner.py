@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from deployments.gpu.graphs import Graphs, Staging, buckets
-from deployments.protocol import Codes
+from deployments.protocol import Codes, Frame
 from deployments.talker.kv_cache import BlockManager, KVCache, padded_length
 from deployments.talker.networks import FrameNetworks
 from deployments.talker.prefill import Pass, PrefillInputs, pack
@@ -250,7 +250,7 @@ class ModelRunner:
             self.graphs.run(("feed_given", len(batch.rows)), partial(self.networks.feed_given, batch.rows))
             self._advance(batch, length=self._length(0))
 
-    def _send_frames(self, frames: list[Codes]) -> None:
+    def _send_frames(self, frames: list[Frame]) -> None:
         assert self._given is not None
         given = self.networks.given
         staged = self._given.take()
