@@ -145,7 +145,8 @@ class FusedStack:
                   residual: Tensor | None = None) -> None:  # fmt: skip
         columns = weight.shape[0] // (2 if product.gated else 1)
         tile = tile_for(columns, weight.shape[1], gated=product.gated, num_rows=len(out.values))
-        matmul(x, weight, out, tile, product, residual=residual)
+        leave_squares = residual is not None  # what is added to the residual stream is normalised next
+        matmul(x, weight, out, tile, product, residual=residual, leave_squares=leave_squares)
 
     def _normalised(self, x: Activations) -> Tensor:
         out = self._out[: len(x.values)]
