@@ -251,7 +251,7 @@ class AudioStreams:
         if stream is not None:
             stream.limit = stream.written if stream.written > stream.num_recalled else 0
             stream.plan_call(self._frame_s)
-            self._forget_if_over(stream)
+            self._close_if_over(stream)
             self._dispatch()
         return self.is_pending(sequence_id)
 
@@ -422,9 +422,9 @@ class AudioStreams:
                     stream.listener.deliver(frames * self._frame_s, now_s=time.monotonic())
                 self._pcm.append((stream.sequence_id, pcm.tobytes()))
             stream.plan_call(self._frame_s)
-            self._forget_if_over(stream)
+            self._close_if_over(stream)
 
-    def _forget_if_over(self, stream: _AudioStream) -> None:
+    def _close_if_over(self, stream: _AudioStream) -> None:
         if stream.decoded >= stream.limit:
             self.close(stream.sequence_id)
 

@@ -116,7 +116,7 @@ class Unpacker:
     def feed(self, data: bytes) -> list[Command | Report]:
         self._buffer += data
         messages = []
-        while (message := self._take()) is not None:
+        while (message := self._next_message()) is not None:
             messages.append(message)
         return messages
 
@@ -125,7 +125,7 @@ class Unpacker:
         """Whether a part of a message has arrived."""
         return bool(self._buffer)
 
-    def _take(self) -> Command | Report | None:
+    def _next_message(self) -> Command | Report | None:
         if len(self._buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)

@@ -292,7 +292,7 @@ class Engine:
         self._add_other_frames(step, frames)
         if step.previous is not None:
             self._follow_text(step.previous)
-        self._take_frames(step.launched.sequences, frames)
+        self._append_frames(step.launched.sequences, frames)
         self.scheduler.retire(step.launched.sequences)
 
     def _add_other_frames(self, step: StepInFlight, frames: Codes) -> None:
@@ -307,7 +307,7 @@ class Engine:
             if self.scheduler.running.get(sequence.id) is sequence:
                 sequence.progress.read(mass, moment, sequence.prompt)
 
-    def _take_frames(self, sequences: list[Sequence], frames: Codes) -> None:
+    def _append_frames(self, sequences: list[Sequence], frames: Codes) -> None:
         """Give each sequence its frame, or the end of speech that stands in place of one."""
         now_s = time.monotonic()
         for sequence, frame in zip(sequences, frames, strict=True):

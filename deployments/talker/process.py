@@ -92,7 +92,7 @@ class FirstAudioMarks:
 
     @contextmanager
     def begin(self, sequence_id: int, request: GenerateRequest) -> Iterator[None]:
-        """Around the preparation of a request that has arrived. A request that raises there is forgotten."""
+        """Around the preparation of a request that has arrived. A request that raises there has none."""
         marked = with_mark(request.synthesis, "to-engine")
         yield
         if marked.marks:

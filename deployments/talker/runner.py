@@ -253,7 +253,7 @@ class ModelRunner:
     def _send_frames(self, frames: list[Frame]) -> None:
         assert self._given is not None
         given = self.networks.given
-        staged = self._given.take()
+        staged = self._given.next_row()
         staged.values.reshape(given.shape)[: len(frames)] = frames
         given.copy_(staged.tensor.view(given.shape), non_blocking=True)
 
@@ -280,7 +280,7 @@ class ModelRunner:
         members = tuple((sequence.id, _row(sequence)) for sequence in sequences)
         if self._batch is None or self._batch.members != members:
             bucket = next(size for size in self.buckets if size >= len(sequences))
-            staged = self._staging.take()
+            staged = self._staging.next_row()
             rows = staged.values.view(np.int64)
             rows[: len(members)] = [row for _, row in members]
             rows[len(members) : bucket] = self.state.scratch_row

@@ -224,7 +224,7 @@ class TritonSlots(SlotDecoder):
 
     def _sent(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> Tensor:
         """[rows, 2 + groups] int64 on the GPU: slot, position, and the codes where they come from the host."""
-        staged, shape = self._staging.take(), (len(slots), self._columns)
+        staged, shape = self._staging.next_row(), (len(slots), self._columns)
         rows = staged.values.view(np.int64)[: len(slots) * self._columns].reshape(shape)
         rows[:, 0], rows[:, 1] = slots, positions
         if not codes.is_cuda:
