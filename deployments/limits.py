@@ -25,11 +25,11 @@ class Rate:
 
     def count(self, now_s: float) -> None:
         self._times_s.append(now_s)
-        self._forget(now_s)
+        self._drop_old(now_s)
 
     def per_second(self, now_s: float) -> float:
         """0.0 where the window holds none; early on, over the time since the first."""
-        self._forget(now_s)
+        self._drop_old(now_s)
         if not self._times_s:
             return 0.0
         return len(self._times_s) / min(_WINDOW_S, max(1.0, now_s - self._times_s[0]))
@@ -39,7 +39,7 @@ class Rate:
         rate = self.per_second(now_s)
         return min(max((ahead + 1) / rate, _SHORTEST_S), _LONGEST_S) if rate else _UNKNOWN_S
 
-    def _forget(self, now_s: float) -> None:
+    def _drop_old(self, now_s: float) -> None:
         while self._times_s and now_s - self._times_s[0] > _WINDOW_S:
             self._times_s.popleft()
 

@@ -63,7 +63,7 @@ class ReaderWatch:
     """Notices that the reader of a generator takes nothing, and that it reads again.
 
     The generator says when it yields: `before_yield`, `yield`, `after_yield`. Three on a stream's way do: `Admission`
-    frees the stream's place in the room, `LongText` leaves the segment that it has asked for ahead, and `persist`
+    frees the stream's place in the room, `LongText` leaves the segment that it has asked for ahead, and `with_failover`
     leaves the replica. `leave` is called when an item has waited for UNREAD_S, `come_back` when the reader takes it
     after that. One timer serves the stream, because a timer for each item costs more than the item.
     """

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Codes = NDArray[np.int16]  # [frames, num_code_groups]
+Frame = NDArray[np.int16]  # [num_code_groups]: the codes of one frame
 
 ALL_FRAMES = 1 << 30  # more than any stream has
 

@@ -19,7 +19,7 @@ from deployments.errors import CheckpointError, CodecLost, NotReady, ReplicaLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, with_mark
 from deployments.serving import ray_metrics, ray_private
 from deployments.serving.collector import leave_loaded_alone
-from deployments.serving.failover import Received, persist
+from deployments.serving.failover import Received, with_failover
 from deployments.serving.frames import talker_audio
 from deployments.serving.handles import ask_all_replicas, ask_replica, read_replica
 from deployments.weights.description import describe
@@ -156,7 +156,7 @@ class HandleSynthesizer:
             received.add(chunk.codes, chunk.position, delivered_s=chunk.num_samples / info.sample_rate)
             return with_mark(chunk, "from-codec")
 
-        return persist(call_codec, on_chunk, request_id=request.request_id, lost=CodecLost)
+        return with_failover(call_codec, on_chunk, request_id=request.request_id, lost=CodecLost)
 
 
 def _with_known_prompt(request: SynthesisRequest) -> SynthesisRequest:

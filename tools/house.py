@@ -45,7 +45,7 @@ ROUNDED = 0.05  # printed numbers of lines and of all files may differ by as muc
 GENERATORS = (  # between the socket and the engine
     ("serve_app/api/answers/response.py", "audio_body"),
     ("serve_app/speech/admission.py", "Admission.synthesize"),
-    ("deployments/serving/failover.py", "persist"),
+    ("deployments/serving/failover.py", "with_failover"),
     ("deployments/serving/handles.py", "read_replica"),
     ("deployments/serving/replica.py", "Replica.stream"),
     ("deployments/talker/client.py", "EngineClient.generate"),

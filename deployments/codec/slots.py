@@ -14,7 +14,7 @@ from deployments.codec.config import MAX_CALL_FRAMES, DecoderConfig, SpeechToken
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
-from deployments.protocol import Codes
+from deployments.protocol import Frame
 
 CODE_RING = 2048  # frames whose codes a slot holds: half of them may wait, earlier ones may be needed again
 Pcm = NDArray[np.int16]
@@ -99,7 +99,7 @@ class PlainSlots(SlotDecoder):
         self.num_slots, self.precision, self.reach = num_slots, decoder.precision, decoder.config.reach
         self._decoder = decoder
         self._states: dict[int, DecoderState] = {}
-        self._codes: dict[int, list[Codes]] = {}  # frames that the state lacks yet
+        self._codes: dict[int, list[Frame]] = {}  # frames that the state lacks yet
 
     @classmethod
     def load(

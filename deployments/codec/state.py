@@ -51,8 +51,8 @@ class SharedStates:
         self._bytes = torch.frombuffer(mmap.mmap(descriptor, _SLOTS * self._size), dtype=torch.uint8)
         self._free = list(reversed(range(_SLOTS)))  # the one that was used last, whose memory is there, goes first
 
-    def take(self) -> Slot:
-        """A free slot. Raises MemoryError."""
+    def acquire(self) -> Slot:
+        """A free slot, which the caller holds from now on. Raises MemoryError."""
         if not self._free:
             raise MemoryError(f"{_SLOTS} states of streams are held")
         return Slot(self._free.pop(), self._free)

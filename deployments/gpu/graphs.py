@@ -68,7 +68,7 @@ class Staged:
 class Staging:
     """A ring of pinned rows of host memory, from which small writes to the GPU start without waiting for it.
 
-    A half is used again once all copies out of it are known to be done. Taking a row waits only where the GPU is half
+    A half is used again once all copies out of it are known to be done. `next_row` waits only where the GPU is half
     a ring, hundreds of copies, late.
     """
 
@@ -79,7 +79,7 @@ class Staging:
         self._half, self._next = rows // 2, 0
         self._left: list[torch.cuda.Event | None] = [None, None]  # recorded when a half was left
 
-    def take(self) -> Staged:
+    def next_row(self) -> Staged:
         """The next row; its old contents are still in it."""
         if self._next % self._half == 0:
             self._enter(self._next // self._half)

@@ -140,7 +140,7 @@ class Attempts:
         logger.warning("request %s goes on %.3f s after %s: %s", self._request_id, gap_s, lost, handover.reason)
 
 
-async def persist(
+async def with_failover(
     attempt: Callable[[], AsyncGenerator[C, None]],
     on_chunk: Callable[[C], D | None],
     *,

@@ -1,7 +1,7 @@
 """All frames of one utterance, also where talkers die, and their audio on its way to the client.
 
-`talker_audio` and `all_frames` are entries: the ingress calls the one, a codec replica the other. Both start `persist`
-of failover.py, whose loop then runs the stream. For each chunk it takes these steps, in this order:
+`talker_audio` and `all_frames` are entries: the ingress calls the one, a codec replica the other. Both start
+`with_failover` of failover.py, whose loop then runs the stream. For each chunk it takes these steps, in this order:
 
 1. `FrameSource.attempt` has begun a call of a talker, by `read_replica`; the loop reads the call's next FrameChunk.
 2. `FrameSource.note` keeps the chunk's codes. Where the talker is lost, the next `attempt` begins behind them.
@@ -23,6 +23,7 @@ from deployments.protocol import (
     ClonePrompt,
     Codes,
     FinishReason,
+    Frame,
     FrameChunk,
     GenerateRequest,
     Marks,
@@ -32,7 +33,7 @@ from deployments.protocol import (
     SynthesisRequest,
     with_mark,
 )
-from deployments.serving.failover import Received, persist
+from deployments.serving.failover import Received, with_failover
 
 Generate = Callable[[GenerateRequest], AsyncGenerator[FrameChunk, None]]
 Pcm = NDArray[np.int16]  # [samples]
@@ -63,7 +64,7 @@ class FrameSource:
 def all_frames(generate: Generate, request: GenerateRequest, *, frame_samples: int) -> AsyncGenerator[FrameChunk, None]:
     """All frames after the prefix. Another talker continues for a lost one."""
     source = FrameSource(generate, request, frame_samples)
-    return persist(source.attempt, source.note, request_id=request.synthesis.request_id, lost=TalkerLost)
+    return with_failover(source.attempt, source.note, request_id=request.synthesis.request_id, lost=TalkerLost)
 
 
 def talker_audio(
@@ -95,7 +96,7 @@ def talker_audio(
         each_chunk(item)
         return item
 
-    return persist(source.attempt, on_chunk, request_id=request.request_id, lost=TalkerLost)
+    return with_failover(source.attempt, on_chunk, request_id=request.request_id, lost=TalkerLost)
 
 
 class UntakenFrames:
@@ -104,7 +105,7 @@ class UntakenFrames:
     def __init__(self, frame_samples: int, first: Codes | None = None) -> None:
         """`first`: frames before those of the chunks."""
         self._frame_bytes = 2 * frame_samples
-        self._frames: list[Codes] = [] if first is None else list(first)  # each [num_code_groups]
+        self._frames: list[Frame] = [] if first is None else list(first)
         self._num_code_groups = 0
         self._pcm = bytearray()
         self._marks: Marks = ()
@@ -150,8 +151,8 @@ class UntakenFrames:
         self._marks, self._readings, self._clone_prompt = (), (), None
         return news
 
-    def peek(self, count: int) -> list[Codes]:
-        """At most `count` frames, each [num_code_groups], without taking them."""
+    def peek(self, count: int) -> list[Frame]:
+        """At most `count` frames, without taking them."""
         return self._frames[:count]
 
 

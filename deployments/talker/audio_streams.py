@@ -44,42 +44,42 @@ _LOOK_S = 0.001  # how often to look for a call that only the passing of time ma
 
 @dataclass(slots=True, eq=False)
 class _AudioStream:
-    id: int
+    sequence_id: int
     slot: int
     num_recalled: int  # frames at the beginning whose audio exists already
-    limit: int  # frames to decode in all, with the recalled ones
+    num_wanted: int  # frames to decode in all, with the recalled ones
     opened_s: float
     plan: ChunkPlan
     listener: Listener
     is_background: bool  # a segment of a job
-    written: int = 0  # frames whose codes are in the slot
-    called: int = 0  # frames in calls, finished or not
-    decoded: int = 0
+    num_written: int = 0  # frames whose codes are in the slot
+    num_called: int = 0  # frames in calls, finished or not
+    num_decoded: int = 0
     begins_with: bytes = b""  # while a recording is recalled that others may share: its key and codes
     earliest_call_s: float = math.inf  # before then it has too few frames for a call
     ready_since_s: float = math.inf  # when its next chunk could have been decoded
 
     def plan_call(self, frame_s: float) -> None:
-        """Set `earliest_call_s`, after each change of its frames or its plan: `_next_call` looks at no stream before.
+        """Set `earliest_call_s`, after each change of its frames or its plan: `_launch_next` looks at no stream before.
 
         `frame_s`: seconds of audio of a frame.
         """
-        if not self.waiting:
+        if not self.num_waiting:
             self.earliest_call_s = math.inf
-        elif self.is_recalling or self.written == self.limit:
+        elif self.is_recalling or self.num_written == self.num_wanted:
             self.earliest_call_s = -math.inf
         else:
-            lead_s = self.plan.lead_to_decode_s(self.waiting) - (self.called - self.decoded) * frame_s
+            lead_s = self.plan.lead_to_decode_s(self.num_waiting) - (self.num_called - self.num_decoded) * frame_s
             may_wait = self.listener.due_s is not None and lead_s < math.inf
             self.earliest_call_s = self.listener.deadline_s(0.0) - lead_s if may_wait else -math.inf
 
     @property
-    def waiting(self) -> int:
-        return self.written - self.called
+    def num_waiting(self) -> int:
+        return self.num_written - self.num_called
 
     @property
     def is_recalling(self) -> bool:
-        return self.called < self.num_recalled
+        return self.num_called < self.num_recalled
 
     def deadline_s(self) -> float:
         if self.is_recalling and not self.is_background:
@@ -89,7 +89,7 @@ class _AudioStream:
     @property
     def goes_last(self) -> bool:
         """Whether it waits until no other stream wants to be decoded: a background stream, while its slot has room."""
-        return self.is_background and 2 * self.waiting < _MAX_WAITING
+        return self.is_background and 2 * self.num_waiting < _MAX_WAITING
 
     def awaits_first_sound(self, now_s: float) -> bool:
         """Whether its listener hears it soon. One that opened long ago may wait for text that is not written."""
@@ -97,7 +97,7 @@ class _AudioStream:
 
     def has_slack(self, now_s: float) -> bool:
         """Whether it may wait for others to share its call."""
-        is_playing = not self.is_recalling and self.listener.has_begun and self.waiting < 2 * _CALL_SIZES[0]
+        is_playing = not self.is_recalling and self.listener.has_begun and self.num_waiting < 2 * _CALL_SIZES[0]
         return (
             is_playing and self.listener.lead_s(now_s) >= _SHARING_LEAD_S and now_s - self.ready_since_s < _SHARE_WAIT_S
         )
@@ -156,7 +156,7 @@ class AudioStreams:
     @property
     def is_idle(self) -> bool:
         """Whether no call runs and none can be made."""
-        waiting = any(stream.waiting for stream in self._streams.values())
+        waiting = any(stream.num_waiting for stream in self._streams.values())
         return not (self._calls or self._pcm or self._failed or waiting)
 
     @property
@@ -169,7 +169,7 @@ class AudioStreams:
 
     def open(
         self,
-        stream_id: int,
+        sequence_id: int,
         prefix: Codes | None,
         *,
         delivered_frames: int | None = None,
@@ -205,10 +205,10 @@ class AudioStreams:
         recalled = min(delivered, self._decoder.reach)
         known = known[delivered - recalled :]
         stream = _AudioStream(
-            id=stream_id,
+            sequence_id=sequence_id,
             slot=slot,
             num_recalled=recalled,
-            limit=recalled + frames,
+            num_wanted=recalled + frames,
             opened_s=time.monotonic(),
             plan=ChunkPlan(GPU_RAMP, frame_s=self._frame_s, min_lead_s=_MIN_LEAD_S, in_hand=0.0),
             listener=Listener.of(background=background),
@@ -218,25 +218,25 @@ class AudioStreams:
         state = self._recordings.get(begins_with)
         if state is not None:
             self._recordings.move_to_end(begins_with)
-            stream.called = stream.decoded = recalled
+            stream.num_called = stream.num_decoded = recalled
         self._decoder.begin(slot, state)
-        self._streams[stream_id] = stream
-        self._write(stream, known[: stream.limit])
+        self._streams[sequence_id] = stream
+        self._write(stream, known[: stream.num_wanted])
         self._dispatch()
 
-    def add_frames(self, stream_ids: list[int], codes: Tensor) -> None:
+    def add_frames(self, sequence_ids: list[int], codes: Tensor) -> None:
         """The next frame of each stream: codes [streams, groups], on any device, perhaps not computed yet."""
-        rows = [row for row, stream_id in enumerate(stream_ids) if self._wants(stream_id)]
+        rows = [row for row, sequence_id in enumerate(sequence_ids) if self._wants(sequence_id)]
         if not rows:
             return
-        streams = [self._streams[stream_ids[row]] for row in rows]
-        wanted = codes if len(rows) == len(stream_ids) else codes[rows]
-        self._decoder.write([stream.slot for stream in streams], [stream.written for stream in streams], wanted)
+        streams = [self._streams[sequence_ids[row]] for row in rows]
+        wanted = codes if len(rows) == len(sequence_ids) else codes[rows]
+        self._decoder.write([stream.slot for stream in streams], [stream.num_written for stream in streams], wanted)
         for stream in streams:
-            stream.written += 1
+            stream.num_written += 1
             stream.plan_call(self._frame_s)
         self._dispatch()
-        while any(stream.waiting >= _MAX_WAITING for stream in streams):  # the slot holds no more
+        while any(stream.num_waiting >= _MAX_WAITING for stream in streams):  # the slot holds no more
             self._collect(self._calls.pop(0))
             self._dispatch()
 
@@ -245,30 +245,30 @@ class AudioStreams:
         if len(self._calls) == 1:
             self._decoder.barrier()
 
-    def finish(self, stream_id: int) -> bool:
+    def finish(self, sequence_id: int) -> bool:
         """No more frames are added. Returns whether there is audio that was not taken yet."""
-        stream = self._streams.get(stream_id)
+        stream = self._streams.get(sequence_id)
         if stream is not None:
-            stream.limit = stream.written if stream.written > stream.num_recalled else 0
+            stream.num_wanted = stream.num_written if stream.num_written > stream.num_recalled else 0
             stream.plan_call(self._frame_s)
-            self._forget_if_over(stream)
+            self._close_if_over(stream)
             self._dispatch()
-        return self.is_pending(stream_id)
+        return self.is_pending(sequence_id)
 
-    def close(self, stream_id: int) -> None:
-        self._failed.pop(stream_id, None)
-        stream = self._streams.pop(stream_id, None)
+    def close(self, sequence_id: int) -> None:
+        self._failed.pop(sequence_id, None)
+        stream = self._streams.pop(sequence_id, None)
         if stream is not None:
             self._free.append(stream.slot)  # calls run in order: its call under way ends before its next stream
 
-    def is_pending(self, stream_id: int) -> bool:
+    def is_pending(self, sequence_id: int) -> bool:
         """Whether there is, or will be, audio that was not taken yet."""
-        stream = self._streams.get(stream_id)
-        is_decoded = any(number == stream_id for number, _ in self._pcm) or stream_id in self._failed
-        return is_decoded or (stream is not None and stream.decoded < stream.written)
+        stream = self._streams.get(sequence_id)
+        is_decoded = any(other == sequence_id for other, _ in self._pcm) or sequence_id in self._failed
+        return is_decoded or (stream is not None and stream.num_decoded < stream.num_written)
 
     def take(self) -> list[tuple[int, bytes]]:
-        """Audio that is ready: s16le samples by stream, each stream's in order and without gaps."""
+        """Audio that is ready: s16le samples by sequence id, each stream's in order and without gaps."""
         while self._calls and self._calls[0].decode_call.done:
             self._collect(self._calls.pop(0))
             self._next_look_s = -math.inf
@@ -293,24 +293,24 @@ class AudioStreams:
         """Frames that exist when a stream opens; there may be more than a slot holds."""
         for start in range(0, len(codes), _WRITTEN_AT_ONCE):
             part = codes[start : start + _WRITTEN_AT_ONCE]
-            while stream.waiting + len(part) > _MAX_WAITING:
+            while stream.num_waiting + len(part) > _MAX_WAITING:
                 self._dispatch()
                 self._collect(self._calls.pop(0))
             self._decoder.write([stream.slot] * len(part), range(start, start + len(part)), torch.from_numpy(part))
-            stream.written += len(part)
+            stream.num_written += len(part)
             stream.plan_call(self._frame_s)
 
-    def _wants(self, stream_id: int) -> bool:
-        stream = self._streams.get(stream_id)
-        return stream is not None and stream.written < stream.limit
+    def _wants(self, sequence_id: int) -> bool:
+        stream = self._streams.get(sequence_id)
+        return stream is not None and stream.num_written < stream.num_wanted
 
     def _dispatch(self) -> None:
-        while len(self._calls) < _MAX_CALLS and (call := self._next_call()) is not None:
+        while len(self._calls) < _MAX_CALLS and (call := self._launch_next()) is not None:
             self._calls.append(call)
         self._next_look_s = time.monotonic() + _LOOK_S
 
-    def _next_call(self) -> _RunningCall | None:
-        """The call to make now, of streams that want as many frames. The first rule that fits decides:
+    def _launch_next(self) -> _RunningCall | None:
+        """Launch a call of streams that want as many frames, if it is time for one. The first rule that fits decides:
 
         1. A stream is urgent: it, and others with it.
         2. A call runs: none. What may wait waits.
@@ -326,12 +326,12 @@ class AudioStreams:
         if not first.is_urgent:
             if self._calls:
                 return None
-            shared = None if first.goes_last else self._shared_call(candidates)
-            return shared or self._background_call(candidates, now_s)
+            shared = None if first.goes_last else self._launch_shared(candidates)
+            return shared or self._launch_background(candidates, now_s)
         alike = [each for each in candidates if each.frames == first.frames]
         num_urgent = sum(each.is_urgent for each in alike)
         most = min(self._decoder.largest_batch(first.frames), max(num_urgent, _BULK_FRAMES // first.frames))
-        return self._call([each.stream for each in alike[:most]], first.frames)
+        return self._launch([each.stream for each in alike[:most]], first.frames)
 
     def _candidates(self, now_s: float) -> list[_Candidate]:
         """Streams with frames enough for a call: urgent ones first, then by when their listeners need audio."""
@@ -345,33 +345,33 @@ class AudioStreams:
         found.sort(key=lambda each: (each.goes_last, each.has_slack, each.deadline_s))
         return found
 
-    def _shared_call(self, candidates: list[_Candidate]) -> _RunningCall | None:
-        """A call for streams that may wait, once enough of them want as many frames."""
+    def _launch_shared(self, candidates: list[_Candidate]) -> _RunningCall | None:
+        """Launch a call of streams that may wait, once enough of them want as many frames."""
         for frames in dict.fromkeys(each.frames for each in candidates):
             streams = [each.stream for each in candidates if each.frames == frames]
             most = max(1, _BULK_FRAMES // frames)
             if len(streams) >= _power_of_two(min(most, max(1, len(self._streams) // _SHARING))):
-                return self._call(streams[: _power_of_two(min(most, len(streams)))], frames)
+                return self._launch(streams[: _power_of_two(min(most, len(streams)))], frames)
         return None
 
-    def _background_call(self, candidates: list[_Candidate], now_s: float) -> _RunningCall | None:
-        """A call for background streams that want as many frames, unless it would delay a listener's first sound."""
+    def _launch_background(self, candidates: list[_Candidate], now_s: float) -> _RunningCall | None:
+        """Launch a call of background streams, unless it would delay a listener's first sound."""
         last = [each for each in candidates if each.goes_last]
         if not last or any(stream.awaits_first_sound(now_s) for stream in self._streams.values()):
             return None
         frames = last[0].frames
         most = max(1, _BULK_FRAMES // frames)
         streams = [each.stream for each in last if each.frames == frames]
-        return self._call(streams[: _power_of_two(min(most, len(streams)))], frames)
+        return self._launch(streams[: _power_of_two(min(most, len(streams)))], frames)
 
-    def _call(self, streams: list[_AudioStream], frames: int) -> _RunningCall:
+    def _launch(self, streams: list[_AudioStream], frames: int) -> _RunningCall:
         audible = [not stream.is_recalling for stream in streams]
         decode_call = self._decoder.decode([stream.slot for stream in streams], frames)
         for stream in streams:
             was_recalling = stream.is_recalling
             if not was_recalling:
                 stream.plan.count()
-            stream.called = min(stream.called + frames, stream.written)
+            stream.num_called = min(stream.num_called + frames, stream.num_written)
             stream.ready_since_s = math.inf
             stream.plan_call(self._frame_s)
             if was_recalling and not stream.is_recalling and stream.begins_with:
@@ -397,21 +397,21 @@ class AudioStreams:
     def _size(self, stream: _AudioStream, now_s: float) -> int:
         """Frames to decode of a stream that has some; 0 means wait for more."""
         if stream.is_recalling:
-            return parts(min(stream.waiting, stream.num_recalled - stream.called), _CALL_SIZES)[0]
-        under_way_s = (stream.called - stream.decoded) * self._frame_s
-        lead_s, ended = stream.listener.lead_s(now_s) + under_way_s, stream.written == stream.limit
+            return parts(min(stream.num_waiting, stream.num_recalled - stream.num_called), _CALL_SIZES)[0]
+        under_way_s = (stream.num_called - stream.num_decoded) * self._frame_s
+        lead_s, ended = stream.listener.lead_s(now_s) + under_way_s, stream.num_written == stream.num_wanted
         load = max(0, len(self._streams).bit_length() - _FEW_STREAMS.bit_length())
-        return stream.plan.size(stream.waiting, ended=ended, lead_s=lead_s, load=load)
+        return stream.plan.size(stream.num_waiting, ended=ended, lead_s=lead_s, load=load)
 
     def _collect(self, call: _RunningCall) -> None:
         for stream, audible, pcm in zip(call.streams, call.audible, call.decode_call.result(), strict=True):
-            if self._streams.get(stream.id) is not stream:
+            if self._streams.get(stream.sequence_id) is not stream:
                 continue  # closed meanwhile
-            frames = min(call.frames, stream.limit - stream.decoded)  # the call may have reached beyond the end
-            stream.decoded += frames
+            frames = min(call.frames, stream.num_wanted - stream.num_decoded)  # it may have reached beyond the end
+            stream.num_decoded += frames
             if isinstance(pcm, EngineError):
-                self.close(stream.id)
-                self._failed[stream.id] = pcm
+                self.close(stream.sequence_id)
+                self._failed[stream.sequence_id] = pcm
                 continue
             if audible:
                 sample_rate = round(len(pcm) / (call.frames * self._frame_s))
@@ -420,13 +420,13 @@ class AudioStreams:
                     stream.plan.restart()  # a quiet start is dropped, so the ramp begins with the first sound
                 else:
                     stream.listener.deliver(frames * self._frame_s, now_s=time.monotonic())
-                self._pcm.append((stream.id, pcm.tobytes()))
+                self._pcm.append((stream.sequence_id, pcm.tobytes()))
             stream.plan_call(self._frame_s)
-            self._forget_if_over(stream)
+            self._close_if_over(stream)
 
-    def _forget_if_over(self, stream: _AudioStream) -> None:
-        if stream.decoded >= stream.limit:
-            self.close(stream.id)
+    def _close_if_over(self, stream: _AudioStream) -> None:
+        if stream.num_decoded >= stream.num_wanted:
+            self.close(stream.sequence_id)
 
 
 def _power_of_two(most: int) -> int:

@@ -12,9 +12,9 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A new request, under a number that the replica chose."""
+    """A new request, and the id of its sequence, which the replica chose."""
 
-    id: int
+    sequence_id: int
     request: GenerateRequest
 
 
@@ -22,7 +22,7 @@ class Submit:
 class Append:
     """The next part of a live request's text."""
 
-    id: int
+    sequence_id: int
     text: str
     is_last: bool
 
@@ -31,7 +31,7 @@ class Append:
 class Abort:
     """The reader of a stream has left."""
 
-    id: int
+    sequence_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """New frames by the number of their request, and the engine's load after the step."""
+    """New frames by sequence id, and the engine's load after the step."""
 
     chunks: tuple[tuple[int, FrameChunk], ...]
     step_s: float  # duration of the step; 0 if no frame was made
@@ -84,9 +84,9 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The error of a request, which brings no more frames. Without a number it is the engine's."""
+    """The error of a request, which brings no more frames. Without an id it is the engine's."""
 
-    id: int | None
+    sequence_id: int | None
     error: Exception
 
 
@@ -116,7 +116,7 @@ class Unpacker:
     def feed(self, data: bytes) -> list[Command | Report]:
         self._buffer += data
         messages = []
-        while (message := self._take()) is not None:
+        while (message := self._next_message()) is not None:
             messages.append(message)
         return messages
 
@@ -125,7 +125,7 @@ class Unpacker:
         """Whether a part of a message has arrived."""
         return bool(self._buffer)
 
-    def _take(self) -> Command | Report | None:
+    def _next_message(self) -> Command | Report | None:
         if len(self._buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)

@@ -47,7 +47,7 @@ class EngineClient:
         self._unpacker = channel.Unpacker()
         self._streams: dict[int, asyncio.Queue[Item]] = {}
         self._forgetting: deque[asyncio.Future[int]] = deque()  # the engine answers in their order
-        self._numbers = itertools.count()
+        self._sequence_ids = itertools.count()
         self._writer: asyncio.StreamWriter | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -71,35 +71,35 @@ class EngineClient:
         Raises InvalidRequest and Overloaded before the first frame, TalkerLost when the engine process dies.
         """
         await self._attach()
-        number = next(self._numbers)
-        queue = self._streams[number] = asyncio.Queue()
-        self._send(channel.Submit(number, request))
+        sequence_id = next(self._sequence_ids)
+        queue = self._streams[sequence_id] = asyncio.Queue()
+        self._send(channel.Submit(sequence_id, request))
         live, least = request.synthesis.live, _BACKGROUND_FRAMES if request.synthesis.background else 0
-        writing = None if live is None else asyncio.create_task(self._write(number, live))
+        writing = None if live is None else asyncio.create_task(self._write(sequence_id, live))
         try:
             while True:
                 chunk = await _next_chunk(queue, least)
                 if chunk.finish_reason is not None:
-                    del self._streams[number]
+                    del self._streams[sequence_id]
                 yield chunk
                 if chunk.finish_reason is not None:
                     return
         finally:
             if writing is not None:
                 writing.cancel()
-            if self._streams.pop(number, None) is not None:
-                self._send(channel.Abort(number))
+            if self._streams.pop(sequence_id, None) is not None:
+                self._send(channel.Abort(sequence_id))
 
-    async def _write(self, number: int, live: Mailbox) -> None:
+    async def _write(self, sequence_id: int, live: Mailbox) -> None:
         """Send the engine the text of a live request as it comes. Where it cannot be read the stream fails."""
         try:
             async with aclosing(mailbox.read(live)) as parts:
                 async for part in parts:
-                    self._send(channel.Append(number, part, is_last=False))
-            self._send(channel.Append(number, "", is_last=True))
+                    self._send(channel.Append(sequence_id, part, is_last=False))
+            self._send(channel.Append(sequence_id, "", is_last=True))
         except Exception as error:
-            if number in self._streams:
-                self._streams[number].put_nowait(error)
+            if sequence_id in self._streams:
+                self._streams[sequence_id].put_nowait(error)
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
         """Have the engine drop what it keeps of these voices. Returns how many results it had. Raises TalkerLost."""
@@ -190,11 +190,11 @@ class EngineClient:
             metrics.references("speaker", self.load.speakers)
             metrics.references("codes", self.load.references)
             metrics.codec_repaired("talker", self.load.repaired - before.repaired)
-            for number, chunk in report.chunks:
-                if number in self._streams:
-                    self._streams[number].put_nowait(chunk)
-        elif isinstance(report, channel.RequestFailed) and report.id in self._streams:
-            self._streams[report.id].put_nowait(report.error)
+            for sequence_id, chunk in report.chunks:
+                if sequence_id in self._streams:
+                    self._streams[sequence_id].put_nowait(chunk)
+        elif isinstance(report, channel.RequestFailed) and report.sequence_id in self._streams:
+            self._streams[report.sequence_id].put_nowait(report.error)
         elif isinstance(report, channel.HasForgotten) and not (forgotten := self._forgetting.popleft()).done():
             forgotten.set_result(report.num_results)
 

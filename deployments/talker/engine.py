@@ -57,7 +57,7 @@ class StepInFlight:
     previous: LaunchedStep | None  # the step before it, whose `advance` is over once this one has codes
     num_starting: int  # the last so many sequences of the batch: the decoder has their frames before the host has them
     stage: StepStage = StepStage.CODES
-    next_due_ns: int = 0  # a next step that is launched later leaves the device idle
+    next_launch_ns: int = 0  # when to launch the next step: earlier fewer requests join it, later the device is idle
 
 
 class Engine:
@@ -68,7 +68,7 @@ class Engine:
 
         talker   | prefill | predict 1 | advance 1     | predict 2 | advance 2      |
         codec    |                     | first frames 1 | other frames 1 | ...
-        host     | launch 1 | wait     | collect 1: codes leave, ends are found | launch 2, before `next_due_ns` | wait
+        host     | launch 1 | wait     | collect 1: codes leave, ends are found | launch 2 at `next_launch_ns` | wait
 
     `_launch` queues both halves, so the device has work while the host collects. `_starting` names the sequences that
     cannot end yet: a GPU decodes their frames without asking the host. On a CPU `_launch` returns when the frames
@@ -113,7 +113,7 @@ class Engine:
         """For how long the host may wait for new requests before the device is idle."""
         if self._step is None or self._step.stage is StepStage.CODES:
             return 0.0
-        return min(max(0.0, (self._step.next_due_ns - time.perf_counter_ns()) / 1e9), _AUDIO_POLL_S)
+        return min(max(0.0, (self._step.next_launch_ns - time.perf_counter_ns()) / 1e9), _AUDIO_POLL_S)
 
     def add(self, sequence_id: int, request: GenerateRequest) -> None:
         """Queue a request. Raises InvalidRequest if it can never run, and Overloaded if the waiting line is full.
@@ -210,7 +210,7 @@ class Engine:
     def _launch(self) -> None:
         """Start the next step, unless one runs or the device has work enough for now."""
         last = self._step
-        if last is not None and (last.stage is StepStage.CODES or time.perf_counter_ns() < last.next_due_ns):
+        if last is not None and (last.stage is StepStage.CODES or time.perf_counter_ns() < last.next_launch_ns):
             return
         batch = self.scheduler.schedule()
         if batch is None:
@@ -287,12 +287,12 @@ class Engine:
         now_ns = time.perf_counter_ns()
         self.waited_ns += now_ns - start
         if step.previous is not None:
-            step.next_due_ns = now_ns + step.previous.advance_ns() - _LAUNCH_NS
+            step.next_launch_ns = now_ns + step.previous.advance_ns() - _LAUNCH_NS
         step.stage, self.num_steps = StepStage.ADVANCE, self.num_steps + 1
         self._add_other_frames(step, frames)
         if step.previous is not None:
             self._follow_text(step.previous)
-        self._take_frames(step.launched.sequences, frames)
+        self._append_frames(step.launched.sequences, frames)
         self.scheduler.retire(step.launched.sequences)
 
     def _add_other_frames(self, step: StepInFlight, frames: Codes) -> None:
@@ -307,7 +307,7 @@ class Engine:
             if self.scheduler.running.get(sequence.id) is sequence:
                 sequence.progress.read(mass, moment, sequence.prompt)
 
-    def _take_frames(self, sequences: list[Sequence], frames: Codes) -> None:
+    def _append_frames(self, sequences: list[Sequence], frames: Codes) -> None:
         """Give each sequence its frame, or the end of speech that stands in place of one."""
         now_s = time.monotonic()
         for sequence, frame in zip(sequences, frames, strict=True):
@@ -322,7 +322,7 @@ class Engine:
                 sequence.append(frame)
             if sequence.finish_reason is not None:
                 self.intake.close(sequence.id)
-                self.intake.keep_clone_prompt(sequence)
+                self.intake.measure_pace(sequence)
             self.outgoing.add(sequence, now_s)
 
     def _count_not_finite(self) -> TalkerLost:

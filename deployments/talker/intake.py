@@ -34,7 +34,7 @@ class Intake:
         self._token_s = _TOKEN_S
 
     def add(self, sequence_id: int, request: GenerateRequest) -> Sequence | None:
-        """The sequence of a request. A live request has none yet: `append` brings its text."""
+        """The sequence of a request. A live request has none yet: `append_text` brings its text."""
         request = self._prompts.with_codes(request)
         if request.synthesis.live is None:
             prompt = self._prompts.build(request)
@@ -72,8 +72,8 @@ class Intake:
         """The sequence takes no more text."""
         self._live.pop(sequence_id, None)
 
-    def keep_clone_prompt(self, sequence: Sequence) -> None:
-        """How long a token takes, from speech that has ended by itself: later words are placed by that."""
+    def measure_pace(self, sequence: Sequence) -> None:
+        """Learn from speech that has ended by itself how long a token takes: later words are placed by that."""
         if sequence.finish_reason is FinishReason.STOP:
             took_s = sequence.num_frames * sequence.frame_s / sequence.prompt.num_text_positions
             self._token_s += _SHOWS * (min(max(took_s, _TOKEN_S / 2), 2 * _TOKEN_S) - self._token_s)

@@ -124,33 +124,33 @@ class BlockManager:
     def blocks_for(self, num_positions: int) -> int:
         return -(-num_positions // self.block_size)
 
-    def holds(self, sequence: int, num_positions: int) -> bool:
-        """Whether `sequence` has blocks enough already."""
-        return num_positions <= len(self._tables.get(sequence, ())) * self.block_size
+    def holds(self, sequence_id: int, num_positions: int) -> bool:
+        """Whether a sequence has blocks enough already."""
+        return num_positions <= len(self._tables.get(sequence_id, ())) * self.block_size
 
-    def can_hold(self, sequence: int, num_positions: int) -> bool:
+    def can_hold(self, sequence_id: int, num_positions: int) -> bool:
         """Whether `grow` would succeed."""
-        return self._missing(sequence, num_positions) <= self.num_free
+        return self._missing(sequence_id, num_positions) <= self.num_free
 
-    def grow(self, sequence: int, num_positions: int) -> None:
-        """Give `sequence` blocks until it holds `num_positions`, which `can_hold` has allowed."""
-        missing = self._missing(sequence, num_positions)
+    def grow(self, sequence_id: int, num_positions: int) -> None:
+        """Give a sequence blocks until it holds `num_positions`, which `can_hold` has allowed."""
+        missing = self._missing(sequence_id, num_positions)
         assert missing <= self.num_free, f"{missing} blocks wanted, {self.num_free} of {self.num_blocks} free"
-        table = self._tables.setdefault(sequence, [])
+        table = self._tables.setdefault(sequence_id, [])
         table.extend(self._free.popleft() for _ in range(missing))
 
-    def free(self, sequence: int) -> None:
-        """Take all blocks of `sequence` back; nothing happens if it has none."""
-        self._free.extend(self._tables.pop(sequence, ()))
+    def free(self, sequence_id: int) -> None:
+        """Take all blocks of a sequence back; nothing happens if it has none."""
+        self._free.extend(self._tables.pop(sequence_id, ()))
 
-    def table(self, sequence: int) -> list[int]:
+    def table(self, sequence_id: int) -> list[int]:
         """The blocks of a sequence in the order of its positions."""
-        return self._tables[sequence]
+        return self._tables[sequence_id]
 
     def check_integrity(self) -> None:
         """Assert that every block is held exactly once, by the free list or by one sequence."""
         held = sorted([*self._free, *(block for table in self._tables.values() for block in table)])
         assert held == list(range(1, self.num_blocks)), f"blocks lost or held twice: {held}"
 
-    def _missing(self, sequence: int, num_positions: int) -> int:
-        return max(0, self.blocks_for(num_positions) - len(self._tables.get(sequence, ())))
+    def _missing(self, sequence_id: int, num_positions: int) -> int:
+        return max(0, self.blocks_for(num_positions) - len(self._tables.get(sequence_id, ())))

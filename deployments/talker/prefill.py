@@ -65,7 +65,7 @@ class PrefillInputs:
 
     def fill(self, parts: Pass) -> None:
         """Write a pass, padded with rows of the scratch row."""
-        staged = self._staging.take()
+        staged = self._staging.next_row()
         text_ids, codec_ids, owners, positions, last, finished = (staged.values[bounds] for bounds in self._fields())
         text_ids[:], codec_ids[:] = self._tables.no_text, self._tables.no_code
         owners[:], finished[:] = self._scratch_row, self._scratch_row

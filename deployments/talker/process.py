@@ -91,29 +91,31 @@ class FirstAudioMarks:
         self._requests: dict[int, GenerateRequest] = {}
 
     @contextmanager
-    def begin(self, number: int, request: GenerateRequest) -> Iterator[None]:
-        """Around the preparation of a request that has arrived. A request that raises there is forgotten."""
+    def begin(self, sequence_id: int, request: GenerateRequest) -> Iterator[None]:
+        """Around the preparation of a request that has arrived. A request that raises there has none."""
         marked = with_mark(request.synthesis, "to-engine")
         yield
         if marked.marks:
-            self._requests[number] = replace(request, synthesis=with_mark(marked, "prompt"))
+            self._requests[sequence_id] = replace(request, synthesis=with_mark(marked, "prompt"))
 
     def follow(self, chunks: tuple[tuple[int, FrameChunk], ...]) -> tuple[tuple[int, FrameChunk], ...]:
         """`chunks`, where the first audio of each request with marks brings them."""
-        return tuple((number, self._follow(number, chunk)) for number, chunk in chunks) if self._requests else chunks
+        if not self._requests:
+            return chunks
+        return tuple((sequence_id, self._follow(sequence_id, chunk)) for sequence_id, chunk in chunks)
 
-    def end(self, number: int) -> None:
-        self._requests.pop(number, None)
+    def end(self, sequence_id: int) -> None:
+        self._requests.pop(sequence_id, None)
 
-    def _follow(self, number: int, chunk: FrameChunk) -> FrameChunk:
-        request = self._requests.get(number)
+    def _follow(self, sequence_id: int, chunk: FrameChunk) -> FrameChunk:
+        request = self._requests.get(sequence_id)
         if request is None:
             return chunk
         if len(chunk.codes) and request.synthesis.marks[-1].stage != "codes":
-            request = self._requests[number] = replace(request, synthesis=with_mark(request.synthesis, "codes"))
+            request = self._requests[sequence_id] = replace(request, synthesis=with_mark(request.synthesis, "codes"))
         if request.gpu_frames and not chunk.pcm and chunk.finish_reason is None:
             return chunk  # its audio comes with a later chunk
-        self.end(number)
+        self.end(sequence_id)
         marked = with_mark(request.synthesis, "audio") if request.gpu_frames else request.synthesis
         return replace(chunk, marks=marked.marks)
 
@@ -151,8 +153,8 @@ class EngineProcess:
             step_s = time.perf_counter() - began_s if chunks else 0.0
         if chunks or was_idle or engine.is_idle:  # the last report before a pause says that nothing runs
             self._send(channel.Produced(chunks, step_s, engine.take_load()))
-        for number, error in output.failures:
-            self._send(channel.RequestFailed(number, error))
+        for sequence_id, error in output.failures:
+            self._send(channel.RequestFailed(sequence_id, error))
         if engine.is_idle and not was_idle:
             engine.check_integrity()  # an engine that has lost a row or a block has to be replaced
 
@@ -162,8 +164,8 @@ class EngineProcess:
 
     def _obey(self, engine: Engine, command: channel.Command) -> None:
         if isinstance(command, channel.Abort):
-            engine.abort(command.id)
-            self.first_audio_marks.end(command.id)
+            engine.abort(command.sequence_id)
+            self.first_audio_marks.end(command.sequence_id)
             return
         if isinstance(command, channel.Forget):
             self._send(channel.HasForgotten(engine.forget(command.voices)))
@@ -172,19 +174,20 @@ class EngineProcess:
         try:
             self._add(engine, command)
         except TalkrayError as error:
-            engine.abort(command.id)
-            self._send(channel.RequestFailed(command.id, error))
+            engine.abort(command.sequence_id)
+            self._send(channel.RequestFailed(command.sequence_id, error))
         except Exception as error:  # the other streams go on
-            logger.exception("request %d could not be added", command.id)
-            engine.abort(command.id)
-            self._send(channel.RequestFailed(command.id, EngineError(f"the engine failed on this request: {error!r}")))
+            logger.exception("request %d could not be added", command.sequence_id)
+            engine.abort(command.sequence_id)
+            failure = EngineError(f"the engine failed on this request: {error!r}")
+            self._send(channel.RequestFailed(command.sequence_id, failure))
 
     def _add(self, engine: Engine, command: channel.Submit | channel.Append) -> None:
         if isinstance(command, channel.Append):
-            engine.append_text(command.id, command.text, is_last=command.is_last)
+            engine.append_text(command.sequence_id, command.text, is_last=command.is_last)
             return
-        with self.first_audio_marks.begin(command.id, command.request):
-            engine.add(command.id, command.request)
+        with self.first_audio_marks.begin(command.sequence_id, command.request):
+            engine.add(command.sequence_id, command.request)
 
     def _load(self, model: str, config: TalkerConfig) -> tuple[Engine, ModelInfo]:
         self._send(channel.Loading(f"looking for {model}"))

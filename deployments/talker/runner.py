@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from deployments.gpu.graphs import Graphs, Staging, buckets
-from deployments.protocol import Codes
+from deployments.protocol import Codes, Frame
 from deployments.talker.kv_cache import BlockManager, KVCache, padded_length
 from deployments.talker.networks import FrameNetworks
 from deployments.talker.prefill import Pass, PrefillInputs, pack
@@ -70,21 +70,21 @@ class LaunchedStep:
     sequences: list[Sequence]
     _codes: Tensor  # [sequences, groups] int16, pinned
     _readings: Tensor | None  # [sequences, 2] float32, pinned; None without an alignment head
-    _made: torch.cuda.Event | None  # of the codes; None on a CPU, where `launch` waits for them
-    _over: torch.cuda.Event | None
+    _codes_event: torch.cuda.Event | None  # the codes are there; None on a CPU, where `launch` waits for them
+    _advance_event: torch.cuda.Event | None  # `advance` is over
 
     @property
     def has_codes(self) -> bool:
         """Whether `result` returns at once."""
-        return self._made is None or bool(self._made.query())  # type: ignore[no-untyped-call]
+        return self._codes_event is None or bool(self._codes_event.query())  # type: ignore[no-untyped-call]
 
     def result(self) -> Codes:
         """Frames [sequences, groups]. A row that starts with the end of speech or NOT_FINITE is no frame.
 
         `advance` of the step may still run.
         """
-        if self._made is not None:
-            self._made.synchronize()
+        if self._codes_event is not None:
+            self._codes_event.synchronize()
         frames: Codes = self._codes.numpy().copy()
         return frames
 
@@ -96,9 +96,10 @@ class LaunchedStep:
 
     def advance_ns(self) -> int:
         """How long `advance` took; 0 while it runs."""
-        if self._made is None or self._over is None or not self._over.query():  # type: ignore[no-untyped-call]
+        codes, over = self._codes_event, self._advance_event
+        if codes is None or over is None or not over.query():  # type: ignore[no-untyped-call]
             return 0
-        return int(self._made.elapsed_time(self._over) * 1e6)
+        return int(codes.elapsed_time(over) * 1e6)
 
 
 class ModelRunner:
@@ -200,7 +201,7 @@ class ModelRunner:
         frames = self.networks.codes[: len(sequences)]
         codes = self._codes[: len(sequences)]
         codes.copy_(frames, non_blocking=True)
-        made = self._record()
+        codes_event = self._record_event()
         if on_codes is not None:
             on_codes(frames)
         self._readings.rotate()
@@ -211,7 +212,7 @@ class ModelRunner:
             self._pending_advance = advance
         else:
             advance()
-        return LaunchedStep(sequences, codes, readings, made, self._record())
+        return LaunchedStep(sequences, codes, readings, codes_event, self._record_event())
 
     @torch.inference_mode()
     def run_pending_advance(self) -> None:
@@ -250,10 +251,10 @@ class ModelRunner:
             self.graphs.run(("feed_given", len(batch.rows)), partial(self.networks.feed_given, batch.rows))
             self._advance(batch, length=self._length(0))
 
-    def _send_frames(self, frames: list[Codes]) -> None:
+    def _send_frames(self, frames: list[Frame]) -> None:
         assert self._given is not None
         given = self.networks.given
-        staged = self._given.take()
+        staged = self._given.next_row()
         staged.values.reshape(given.shape)[: len(frames)] = frames
         given.copy_(staged.tensor.view(given.shape), non_blocking=True)
 
@@ -280,7 +281,7 @@ class ModelRunner:
         members = tuple((sequence.id, _row(sequence)) for sequence in sequences)
         if self._batch is None or self._batch.members != members:
             bucket = next(size for size in self.buckets if size >= len(sequences))
-            staged = self._staging.take()
+            staged = self._staging.next_row()
             rows = staged.values.view(np.int64)
             rows[: len(members)] = [row for _, row in members]
             rows[len(members) : bucket] = self.state.scratch_row
@@ -305,7 +306,7 @@ class ModelRunner:
         most = self.state.size.blocks * self.blocks.block_size
         return min(padded_length(num_positions), most) if self._by_rows else most
 
-    def _record(self) -> torch.cuda.Event | None:
+    def _record_event(self) -> torch.cuda.Event | None:
         if self._on_cpu:
             return None
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

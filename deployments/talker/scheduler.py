@@ -110,7 +110,7 @@ class Scheduler:
         return next((sequence for sequence in waiting if sequence.id == sequence_id), None)
 
     def abort(self, sequence_id: int) -> None:
-        """Forget a sequence, running or waiting. One that has ended meanwhile is no error."""
+        """Drop a sequence, running or waiting. One that has ended meanwhile is no error."""
         if sequence_id in self.running:
             self._release(self.running[sequence_id])
         else:

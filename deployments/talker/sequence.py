@@ -7,7 +7,7 @@ import numpy as np
 from deployments.audio.speech_detection import LATE_PATIENCE_S, frames_of, runaway_frames
 from deployments.errors import InvalidRequest
 from deployments.listener import Listener
-from deployments.protocol import ClonePrompt, Codes, FinishReason, GenerateRequest, Sampling
+from deployments.protocol import ClonePrompt, FinishReason, Frame, GenerateRequest, Sampling
 from deployments.talker.prompt import Prompt
 from deployments.talker.text_progress import TextProgress
 from deployments.talker.tokenizer import TextTokenizer
@@ -31,7 +31,7 @@ class Sequence:
     sampling: Sampling  # complete: no option is None
     limit: FrameLimit
     progress: TextProgress = field(default_factory=TextProgress)
-    frames: list[Codes] = field(default_factory=list)  # each [groups]; a resumed sequence starts with its prefix
+    frames: list[Frame] = field(default_factory=list)  # a resumed sequence starts with its prefix
     frame_s: float = field(kw_only=True)  # seconds of audio of a frame
     row: int | None = None
     is_open: bool = False  # whether `AudioStreams` has it
@@ -75,8 +75,8 @@ class Sequence:
         """The seed's 64 bits as the signed integer that tensors hold."""
         return int(np.uint64(self.request.synthesis.seed).astype(np.int64))
 
-    def append(self, frame: Codes) -> None:
-        """Add a frame [groups], and end the sequence at its limit or where it goes on with no words left."""
+    def append(self, frame: Frame) -> None:
+        """Add a frame, and end the sequence at its limit or where it goes on with no words left."""
         self.frames.append(frame)
         self.progress.add_frame(self.num_frames)
         if self.num_frames >= self.limit.frames:

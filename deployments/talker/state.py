@@ -74,7 +74,7 @@ class BatchState:
     def admit(self, sequence: Sequence, blocks: list[int], *, num_frames: int) -> None:
         """Write the row of a sequence that is about to be prefilled together with `num_frames` of its frames."""
         assert sequence.row is not None
-        staged = self._staging.take()
+        staged = self._staging.next_row()
         self._pack(staged.values, sequence, blocks)
         staged.values[Columns.POSITION] = sequence.prompt.num_positions + num_frames
         staged.values[Columns.FRAME] = num_frames
@@ -89,7 +89,7 @@ class BatchState:
         """Give a running sequence the trailing text ids of its prompt from `start` on."""
         assert sequence.row is not None
         ids = sequence.prompt.trailing[start : self.size.max_model_len]
-        staged = self._staging.take()
+        staged = self._staging.next_row()
         counts = start + len(ids), sequence.prompt.num_text_positions
         staged.values[: len(ids)], staged.values[len(ids) : len(ids) + 2] = ids, counts
         row, first = self.packed[sequence.row], Columns.HEADER + start
@@ -98,7 +98,7 @@ class BatchState:
 
     def extend(self, row: int, index: int, block: int) -> None:
         """Give a running sequence the block at `index` of its table."""
-        staged = self._staging.take()
+        staged = self._staging.next_row()
         staged.values[0] = block
         column = self.first_block + index
         self.packed[row, column : column + 1].copy_(staged.tensor[:1], non_blocking=True)

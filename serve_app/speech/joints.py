@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from deployments.listener import Listener
-from deployments.protocol import Codes, FinishReason, PcmChunk, SynthesisRequest, Tail
+from deployments.protocol import FinishReason, Frame, PcmChunk, SynthesisRequest, Tail
 from serve_app.speech.characters import is_ideograph
 
 _MOST_FRAMES, _LEAST_FRAMES = 25, 5  # of a tail: at most 2 s
@@ -25,7 +25,7 @@ class SpokenEnd:
     """Collects the end of a stream from its chunks."""
 
     def __init__(self) -> None:
-        self._codes: deque[Codes] = deque(maxlen=_MOST_FRAMES)  # each [num_code_groups]
+        self._codes: deque[Frame] = deque(maxlen=_MOST_FRAMES)
         self._num_frames = 0
         self._reason: FinishReason | None = None
 

@@ -201,7 +201,7 @@ class Chain:
         """One product with each of the weights."""
         residual = self.residual if self.case.residual else None
         for weight in self.weights[:limit]:
-            matmul(self.x, weight, self.out, tile, self.product, residual=residual)
+            matmul(self.x, weight, self.out, tile, self.product, residual=residual, leave_squares=self.case.residual)
 
     def is_right(self, tile: Tile) -> bool:
         """Whether a tile computes the product; it is in the cache on disk afterwards."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deployments.codec.encoder import Codebook, CodecEncoder
-from deployments.protocol import Codes, GenerateRequest, Progress
+from deployments.protocol import Codes, Frame, GenerateRequest, Progress
 from deployments.talker.engine import Engine
 from deployments.talker.sampling import BatchSampler, Draw, NoiseSource
 
@@ -153,7 +153,7 @@ def divergences(
 def run(engine: Engine, request: GenerateRequest, until: Codes | None = None) -> Codes:
     """All frames [frames, groups] of one request, or those up to the first that is not as in `until`."""
     engine.add(0, request)
-    frames: list[Codes] = []
+    frames: list[Frame] = []
     while not engine.is_idle:
         for _, chunk in engine.step().chunks:
             frames += list(chunk.codes)

@@ -117,9 +117,11 @@ class _Scratch(threading.local):
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
-        self._taken: list[Tensor] | None = None
+        self._used: list[Tensor] | None = None
 
-    def take(self, name: str, shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    def buffer(
+        self, name: str, shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
         """The buffer of that name, whose former content is lost."""
         if device.type != "cpu":
             return torch.empty(tuple(shape), dtype=dtype, device=device)
@@ -127,19 +129,19 @@ class _Scratch(threading.local):
         buffer = self._buffers.get(key)
         if buffer is None or len(buffer) < size:
             self._buffers[key] = buffer = torch.empty(size, dtype=dtype)
-        if self._taken is not None:
-            self._taken.append(buffer)
+        if self._used is not None:
+            self._used.append(buffer)
         return buffer[:size].view(shape)
 
     @contextmanager
     def kept(self) -> Iterator[list[Tensor]]:
-        """Buffers taken inside the block. They stay in place while the list is held."""
-        taken: list[Tensor] = []
-        self._taken = taken
+        """Buffers used inside the block. They stay in place while the list is held."""
+        used: list[Tensor] = []
+        self._used = used
         try:
-            yield taken
+            yield used
         finally:
-            self._taken = None
+            self._used = None
 
 
 scratch = _Scratch()
@@ -164,8 +166,8 @@ def _apply(snake: Snake | None, x: Tensor, out: Tensor) -> None:
     if snake is None:
         out.copy_(x)
         return
-    wave = scratch.take("wave", x.shape, x.device)
-    exact = x if x.dtype == torch.float32 else scratch.take("exact", x.shape, x.device).copy_(x)
+    wave = scratch.buffer("wave", x.shape, x.device)
+    exact = x if x.dtype == torch.float32 else scratch.buffer("exact", x.shape, x.device).copy_(x)
     torch.sin(exact if snake.frequency is None else torch.mul(exact, snake.frequency, out=wave), out=wave)
     out.copy_(torch.addcmul(exact, wave.square_(), snake.amplitude, out=wave))
 

@@ -155,7 +155,7 @@ class _TorchPass(ForwardPass):
         self._mask = None
         if not backend.attends:
             self._mask = _window_mask(self.known, frames, window=backend.config.sliding_window)
-        self.audio = scratch.take("audio", (len(states) * frames * backend.config.frame_samples,), device)
+        self.audio = scratch.buffer("audio", (len(states) * frames * backend.config.frame_samples,), device)
         self._samples = [self.audio]  # the next samples go here
 
     def states(self) -> list[DecoderState]:
@@ -176,7 +176,7 @@ class _TorchPass(ForwardPass):
     def _new(self, name: str) -> New:
         """Memory for a kernel's result, until another kernel takes the same name."""
         device = self._backend.device
-        return lambda part, shape, dtype: scratch.take(f"{name} {part}", shape, device, dtype)
+        return lambda part, shape, dtype: scratch.buffer(f"{name} {part}", shape, device, dtype)
 
     def linear(
         self,
@@ -212,7 +212,7 @@ class _TorchPass(ForwardPass):
         heads, kv_heads = backend.config.num_attention_heads, backend.config.num_key_value_heads
         if self._mask is None:
             shape = (*qkv.values.shape[:2], heads * backend.config.head_dim)
-            y = scratch.take("attended", shape, backend.device, torch.bfloat16)
+            y = scratch.buffer("attended", shape, backend.device, torch.bfloat16)
             for stream, histories in enumerate(self._turned(index)):
                 rotary = [table[stream] for table in self.rotary]
                 cpu.attend(qkv.values[stream], rotary, histories, self.known[stream], y[stream])
@@ -235,7 +235,7 @@ class _TorchPass(ForwardPass):
     def depthwise_norm(self, x: Signal, block: ConvNeXt) -> Signal:
         new, memories = x.values.float(), self._turned(self._backend.memories[block])
         if isinstance(self._backend.products[block.up], Convolution):
-            y = scratch.take("depthwise", new.shape, new.device, torch.bfloat16)
+            y = scratch.buffer("depthwise", new.shape, new.device, torch.bfloat16)
             for own, pair, out in zip(new, memories, y, strict=True):
                 cpu.depthwise_norm(own, pair, block, self._backend.layer_norm_eps, out)
             return Signal(y)
@@ -273,7 +273,7 @@ class _TorchPass(ForwardPass):
         (batch, time, channels), dtype = x.values.shape, self._backend.products[conv].dtype
         if not conv.context and x.snake is None and x.values.dtype == dtype:
             return x.values
-        rows = scratch.take("rows", (batch, conv.context + time, channels), self._backend.device, dtype)
+        rows = scratch.buffer("rows", (batch, conv.context + time, channels), self._backend.device, dtype)
         memories = self._turned(self._backend.memories[conv]) if conv.context else []
         gather(x.values, rows, x.snake, [past for past, _ in memories], [following for _, following in memories])
         return rows
@@ -293,7 +293,7 @@ class _TorchPass(ForwardPass):
         """Units add to a copy: new memory for each of their sums would leave the cache."""
         for call, rows in self._cut(x.values):
             if block.units:
-                signal = scratch.take("signal", rows.shape, rows.device)
+                signal = scratch.buffer("signal", rows.shape, rows.device)
                 gather(rows, signal)
                 yield call, Signal(signal, x.snake)
             else:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -48,20 +49,27 @@ PRECISIONS = (
 )
 
 
+class CallShape(NamedTuple):
+    """What a call is recorded for: the streams in it, those that only pad included, and the frames of each."""
+
+    batch: int
+    frames: int
+
+
 @dataclass(slots=True, eq=False)
 class _SlotStream:
-    """The calls of a slot since its stream began."""
+    """What a slot has decoded since its stream began."""
 
     slot: int
-    called: int = 0  # frames
+    called: int = 0  # frames in launched calls
     exact: DecoderState | None = None  # the stream came to NaN or infinity, and goes on in float32 from this state
 
 
 class TritonSlots(SlotDecoder):
     """Slots over captured calls on a CUDA stream of their own.
 
-    `capture` records the calls of `TritonDecoder.decode` before any stream comes. `decode` starts a `_GpuCall`, which
-    has `replay` run a recorded one; its `result` has the samples.
+    `capture` records `TritonDecoder.decode` for each `CallShape` before any stream comes. `decode` launches a call: it
+    replays what was recorded for the call's shape. The `_GpuCall` that it returns has the call's buffers on the host.
 
     When codes are written the stream waits for the work queued on the current stream, so that a frame starts the moment
     its codes exist.
@@ -99,9 +107,9 @@ class TritonSlots(SlotDecoder):
         self.batches = sorted(batches) if batches is not None else buckets(num_slots, BATCHES)
         self.cuda_stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._graphs = Graphs(self.cuda_stream)
-        # Slots that a call reads; samples that it leaves, and which streams are broken.
-        self._tensors: dict[tuple[int, int], tuple[Tensor, tuple[Tensor, Tensor]]] = {}
-        self._free: list[_GpuCall] = []
+        self._inputs: dict[CallShape, Tensor] = {}  # slots that a recorded call reads
+        self._outputs: dict[CallShape, tuple[Tensor, Tensor]] = {}  # samples it leaves, and which streams are broken
+        self._free_calls: list[_GpuCall] = []
         self._columns = 2 + self.decoder.config.num_quantizers
         width = max(num_slots, CODE_RING) * self._columns * 2  # columns have 64 bits, staging has 32
         self._staging = Staging(width, device=device, rows=_STAGED_WRITES)
@@ -140,30 +148,30 @@ class TritonSlots(SlotDecoder):
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Record every call there is: batch buckets times GPU_RAMP."""
+        """Record a call of every shape."""
         torch.cuda.synchronize()  # weights and slots were filled on another stream
         with torch.cuda.stream(self.cuda_stream):
-            for batch, frames in self._calls():
-                slots = self._padding(batch)
-                made = self._graphs.capture((batch, frames), partial(self.decoder.decode, slots, frames))
-                self._tensors[batch, frames] = slots, made
+            for shape in self._shapes():
+                slots = self._padding(shape.batch)
+                made = self._graphs.capture(shape, partial(self.decoder.decode, slots, shape.frames))
+                self._inputs[shape], self._outputs[shape] = slots, made
         self.cuda_stream.synchronize()
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        """Issue every call there is once, not captured."""
+        """Run a call of every shape once, not captured."""
         with torch.cuda.stream(self.cuda_stream):
-            for batch, frames in self._calls():
-                self.decoder.decode(self._padding(batch), frames)
+            for shape in self._shapes():
+                self.decoder.decode(self._padding(shape.batch), shape.frames)
 
     def _padding(self, batch: int) -> Tensor:
         return torch.full((batch,), self.decoder.scratch_slot, device=self.decoder.device, dtype=torch.int32)
 
-    def _calls(self) -> Iterator[tuple[int, int]]:
-        """Batch and frames of each call; the largest first, whose memory all share."""
+    def _shapes(self) -> Iterator[CallShape]:
+        """Batch buckets times GPU_RAMP; the largest first, whose memory all share."""
         for frames in reversed(GPU_RAMP):
             for batch in reversed([size for size in self.batches if size <= self.largest_batch(frames)]):
-                yield batch, frames
+                yield CallShape(batch, frames)
 
     @torch.inference_mode()
     def snr_db(self, every: Tensor, audio: Tensor) -> float:
@@ -216,7 +224,7 @@ class TritonSlots(SlotDecoder):
 
     def _sent(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> Tensor:
         """[rows, 2 + groups] int64 on the GPU: slot, position, and the codes where they come from the host."""
-        staged, shape = self._staging.take(), (len(slots), self._columns)
+        staged, shape = self._staging.next_row(), (len(slots), self._columns)
         rows = staged.values.view(np.int64)[: len(slots) * self._columns].reshape(shape)
         rows[:, 0], rows[:, 1] = slots, positions
         if not codes.is_cuda:
@@ -225,26 +233,21 @@ class TritonSlots(SlotDecoder):
 
     @torch.inference_mode()
     def decode(self, slots: Sequence[int], frames: int) -> DecodeCall:
-        """Returns at once."""
-        batch = next(size for size in self.batches if size >= len(slots))
-        decode_call = self._free.pop() if self._free else _GpuCall(self)
-        padded = [*slots, *[self.decoder.scratch_slot] * (batch - len(slots))]
+        """Launch the call, and return at once."""
+        shape = CallShape(next(size for size in self.batches if size >= len(slots)), frames)
+        call = self._free_calls.pop() if self._free_calls else _GpuCall(self)
+        padded = [*slots, *[self.decoder.scratch_slot] * (shape.batch - len(slots))]
         streams = [self._streams[slot] for slot in slots]
         with torch.cuda.stream(self.cuda_stream):
-            decode_call.start((batch, frames), padded, streams)
+            self._inputs[shape].copy_(call.fill_slots(padded), non_blocking=True)
+            self._graphs.replay(shape)
+            call.fetch(self._outputs[shape], streams, frames)
         for stream in streams:
             stream.called += frames
-        return decode_call
+        return call
 
     def barrier(self) -> None:
         torch.cuda.current_stream().wait_stream(self.cuda_stream)
-
-    def replay(self, call: tuple[int, int], slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Enqueue the recorded `call` (batch, frames) for `slots`, in pinned memory; on the GPU, as decode returns."""
-        read, made = self._tensors[call]
-        read.copy_(slots, non_blocking=True)
-        self._graphs.replay(call)
-        return made
 
     @torch.inference_mode()
     def decode_again(self, stream: _SlotStream, position: int, frames: int) -> Pcm | EngineError:
@@ -271,30 +274,34 @@ class TritonSlots(SlotDecoder):
         numbers = torch.arange(max(0, begin), end, device=self.decoder.device)
         return self.decoder.codes[stream.slot, numbers % CODE_RING].long()
 
-    def release(self, decode_call: "_GpuCall") -> None:
-        self._free.append(decode_call)
+    def release(self, call: "_GpuCall") -> None:
+        """The call's samples were read: another call may have its buffers."""
+        self._free_calls.append(call)
 
 
 class _GpuCall(DecodeCall):
-    """Pinned memory of one call."""
+    """A launched call's buffers in pinned memory: the slots that it reads, and what comes back of it."""
 
     def __init__(self, owner: TritonSlots) -> None:
         self._owner = owner
         samples = MAX_CALL_FRAMES * owner.decoder.frame_samples
         self._pcm = torch.empty(samples, dtype=torch.int16, pin_memory=True)
         self._slots, self._broken = torch.empty((2, owner.batches[-1]), dtype=torch.int32, pin_memory=True)
-        self._calls: list[tuple[_SlotStream, int]] = []  # each stream and the number of its first frame here
+        self._rows: list[tuple[_SlotStream, int]] = []  # each stream, and its position at the call's first frame
         self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._samples = self._frames = 0  # each stream has so many
 
-    def start(self, call: tuple[int, int], slots: list[int], streams: list[_SlotStream]) -> None:
-        """Enqueue the call on the current stream; `streams` belong to the first slots, the other slots pad."""
-        host, count = self._slots[: len(slots)], len(streams)
+    def fill_slots(self, slots: list[int]) -> Tensor:
+        """`slots` in pinned memory."""
+        host: Tensor = self._slots[: len(slots)]
         host.copy_(torch.tensor(slots, dtype=torch.int32))
-        pcm, broken = self._owner.replay(call, host)
-        self._calls = [(stream, stream.called) for stream in streams]
-        _, self._frames = call
-        self._samples = pcm.shape[1]
+        return host
+
+    def fetch(self, outputs: tuple[Tensor, Tensor], streams: list[_SlotStream], frames: int) -> None:
+        """Enqueue the copy of a call's outputs to the host; `streams` have the first rows, the other rows pad."""
+        pcm, broken = outputs
+        count, self._frames, self._samples = len(streams), frames, pcm.shape[1]
+        self._rows = [(stream, stream.called) for stream in streams]
         self._view().copy_(pcm[:count], non_blocking=True)
         self._broken[:count].copy_(broken[:count], non_blocking=True)
         self._landed.record()
@@ -306,15 +313,15 @@ class _GpuCall(DecodeCall):
     def result(self) -> list[Pcm | EngineError]:
         self._landed.synchronize()
         pcm: list[Pcm | EngineError] = list(self._view().numpy().copy())
-        calls, broken, frames = self._calls, self._broken.tolist(), self._frames
+        rows, broken, frames = self._rows, self._broken.tolist(), self._frames
         self._owner.release(self)
-        for row, (stream, position) in enumerate(calls):
+        for row, (stream, position) in enumerate(rows):
             if broken[row] or stream.exact is not None:
                 pcm[row] = self._owner.decode_again(stream, position, frames)
         return pcm
 
     def _view(self) -> Tensor:
-        count = len(self._calls)
+        count = len(self._rows)
         return self._pcm[: count * self._samples].view(count, self._samples)
 
 

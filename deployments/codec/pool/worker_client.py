@@ -115,7 +115,7 @@ class WorkerProcesses:
 
     def decode(self, tasks: list[DecodeTask]) -> list[Decoded | Exception]:
         """The outcomes of `decode_batch` in a process. As many threads as processes may call it. Raises CodecLost."""
-        slots = [self._states.take() for _ in tasks]
+        slots = [self._states.acquire() for _ in tasks]
         copies: list[Slot] = []  # hold states that lie elsewhere while this call runs
         shared = [self._shared(task, slot.number, copies) for task, slot in zip(tasks, slots, strict=True)]
         done = self._call(shared) or self._call(shared)
@@ -133,7 +133,7 @@ class WorkerProcesses:
         if state.slot is not None:
             source = state.slot.number
         elif state is not self._decoder.initial_state():
-            copies.append(self._states.take())
+            copies.append(self._states.acquire())
             source = copies[-1].number
             self._states.write(source, state.tensors)
         return SharedTask(task.codes, state.position, source, target, task.silent, task.followed_by)

@@ -60,7 +60,7 @@ class Activations:
 #
 #   x, weight, bias, residual, out   as in `matmul`; None leaves out what it is for, at compile time
 #   squares, parts                   partial sums of the squares of x, and how many there are; None: x is not normalised
-#   squares_out                      where each program leaves the sum over its columns; None: nobody asks
+#   squares_out                      where each program leaves the sum over its columns; None without `leave_squares`
 #   num_rows, rows_stride            of x; floats from one partial sum to the next, in both buffers of squares
 #   n_size, k_size                   columns of the output, and depth
 #   eps, gated, pdl                  as in `Product`
@@ -307,8 +307,9 @@ class Product:
 
 
 def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, tile: Tile, product: Product, *,
-           bias: Tensor | None = None, residual: Tensor | None = None) -> None:  # fmt: skip
-    """Fill `out.values` [rows, n] and, where there is a residual, its sums of squares.
+           bias: Tensor | None = None, residual: Tensor | None = None,
+           leave_squares: bool = False) -> None:  # fmt: skip
+    """Fill `out.values` [rows, n]. With `leave_squares` fill `out.squares` too, for a product that normalises `out`.
 
     `weight` is [n, k] as in nn.Linear ([2n, k] where gated), `x` [rows, k]; sums are float32. A product that normalises
     needs `x` with its squares. With `product.pdl` the kernel launched just before this one must not be the one that
@@ -328,13 +329,13 @@ def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, tile: Tile
         block_m = max(block_m, triton.next_power_of_2(num_rows))
     _KERNELS[tile.form][(n_size // tile.block_n, triton.cdiv(num_rows, block_m))](
         values, weight, bias, squares, residual, out.values,
-        out.squares if residual is not None else None, num_rows, rows_stride, product.eps or 0.0,
+        out.squares if leave_squares else None, num_rows, rows_stride, product.eps or 0.0,
         n_size=n_size, k_size=k_size, parts=parts, gated=product.gated, pdl=product.pdl,
         block_m=block_m, block_n=tile.block_n, block_k=tile.block_k,
         stages=tile.stages, chains=tile.chains, warps=tile.warps,
         num_warps=tile.warps, launch_pdl=product.pdl,
     )  # fmt: skip
-    if residual is not None:  # else nobody asks for the squares, and the kernel leaves none
+    if leave_squares:
         out.parts = n_size // tile.block_n
 
 

@@ -125,17 +125,17 @@ class FusedStack:
 
     def input_rows(self, num_rows: int) -> Activations:
         """Where a kernel may put the stack's next input."""
-        return self._take(self._input, num_rows)
+        return self._first_rows(self._input, num_rows)
 
     def _project(self, layer: PackedLayer, x: Activations) -> Activations:
-        qkv = self._take(self._qkv, len(x.values))
+        qkv = self._first_rows(self._qkv, len(x.values))
         self._multiply(x, layer.qkv, qkv, Product(eps=self.config.rms_norm_eps, pdl=self.pdl))
         return qkv
 
     def _finish_layer(self, layer: PackedLayer, x: Activations, attended: Tensor) -> Activations:
         """The output projection and the MLP, both added to the residual stream."""
         num_rows = len(x.values)
-        residual, inner = self._take(self._residual, num_rows), self._take(self._inner, num_rows)
+        residual, inner = self._first_rows(self._residual, num_rows), self._first_rows(self._inner, num_rows)
         self._multiply(attended, layer.out, residual, Product(pdl=self.pdl), residual=x.values)
         self._multiply(residual, layer.gate_up, inner, Product(eps=self.config.rms_norm_eps, gated=True, pdl=self.pdl))
         self._multiply(inner, layer.down, residual, Product(pdl=self.pdl), residual=residual.values)
@@ -145,7 +145,8 @@ class FusedStack:
                   residual: Tensor | None = None) -> None:  # fmt: skip
         columns = weight.shape[0] // (2 if product.gated else 1)
         tile = tile_for(columns, weight.shape[1], gated=product.gated, num_rows=len(out.values))
-        matmul(x, weight, out, tile, product, residual=residual)
+        leave_squares = residual is not None  # what is added to the residual stream is normalised next
+        matmul(x, weight, out, tile, product, residual=residual, leave_squares=leave_squares)
 
     def _normalised(self, x: Activations) -> Tensor:
         out = self._out[: len(x.values)]
@@ -153,7 +154,7 @@ class FusedStack:
         return out
 
     @staticmethod
-    def _take(x: Activations, num_rows: int) -> Activations:
+    def _first_rows(x: Activations, num_rows: int) -> Activations:
         return Activations(x.values[:num_rows], x.squares, x.parts)
 
 

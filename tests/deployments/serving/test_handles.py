@@ -13,7 +13,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overloaded, TalkerLost
 from deployments.protocol import FinishReason, FrameChunk
-from deployments.serving.failover import persist
+from deployments.serving.failover import with_failover
 from deployments.serving.handles import ask_replica, from_ray_error, read_replica
 
 pytestmark = pytest.mark.anyio
@@ -173,7 +173,7 @@ async def test_forty_calls_that_serve_cancels_in_bursts_cost_a_stream_nothing() 
     def ask() -> AsyncGenerator[FrameChunk, None]:
         return read_replica(next(calls), "generate", "request", lost=TalkerLost)
 
-    heard = [chunk async for chunk in persist(ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)]
+    heard = [chunk async for chunk in with_failover(ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)]
     assert sum(len(chunk.codes) for chunk in heard) == 11
     assert next(calls, None) is None
 

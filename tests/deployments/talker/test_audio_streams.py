@@ -529,7 +529,7 @@ def test_a_job_whose_slot_is_full_is_decoded_whatever_others_want() -> None:
         audio.open(number, None, frames=ALL_FRAMES)
     for _ in range(CODE_RING):
         audio.add_frames(range(9), frames_of(9))
-    assert audio._streams[0].waiting < CODE_RING // 2
+    assert audio._streams[0].num_waiting < CODE_RING // 2
 
 
 def test_a_stream_that_is_not_looked_at_wants_no_call(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,7 +538,7 @@ def test_a_stream_that_is_not_looked_at_wants_no_call(clock: Clock, monkeypatch:
 
     def candidates(self: AudioStreams, now_s: float) -> list[audio_streams._Candidate]:
         for stream in self._streams.values():
-            if stream.waiting and self._size(stream, now_s):
+            if stream.num_waiting and self._size(stream, now_s):
                 sizes.append(stream.earliest_call_s <= now_s)
         return original(self, now_s)
 

@@ -163,7 +163,7 @@ def test_what_it_refuses_fails_alone(start: Start) -> None:
         requests = {1: ask(" "), 2: ask(frames=8, ignore_eos=True), 3: ask(frames=8, ignore_eos=True), 4: ask()}
         replica.send(*(channel.Submit(number, request) for number, request in requests.items()))
         reports = replica.until(is_last(3))
-    failed = {report.id: report.error for report in reports if isinstance(report, channel.RequestFailed)}
+    failed = {report.sequence_id: report.error for report in reports if isinstance(report, channel.RequestFailed)}
     assert failed.keys() == {1, 4}
     assert isinstance(failed[1], InvalidRequest)
     assert failed[1].param == "input"
@@ -199,7 +199,7 @@ def test_a_checkpoint_that_does_not_load_is_reported(start: Start, checkpoint: P
     with engine_process(Start(str(copy), start.config)) as replica:
         failed = replica.until(lambda report: isinstance(report, channel.RequestFailed))[-1]
         assert isinstance(failed, channel.RequestFailed)
-        assert failed.id is None
+        assert failed.sequence_id is None
         assert isinstance(failed.error, CheckpointError)
         assert "config.json" in str(failed.error)
         assert list(replica.reports) == []  # nothing behind it, and the socket closes
@@ -221,7 +221,7 @@ def test_a_request_that_trips_the_engine_fails_alone(start: Start) -> None:
         replica.send(channel.Submit(1, ask(language="klingon")), channel.Submit(2, ask(frames=4, ignore_eos=True)))
         reports = replica.until(is_last(2))
     [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
-    assert failed.id == 1
+    assert failed.sequence_id == 1
     assert isinstance(failed.error, EngineError)
     assert "klingon" in str(failed.error)
 
@@ -240,7 +240,7 @@ def test_a_request_that_trips_its_prefill_fails_alone(start: Start, monkeypatch:
         replica.send(*(channel.Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
         reports = replica.until(is_last(1))
     [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
-    assert (failed.id, type(failed.error)) == (2, EngineError)
+    assert (failed.sequence_id, type(failed.error)) == (2, EngineError)
     assert "tripped" in str(failed.error)
     assert len(chunks_of(reports, 1)) == 12
 
@@ -267,7 +267,7 @@ def test_a_stream_that_comes_to_nan_is_sent_away_alone(start: Start, monkeypatch
         replica.send(*(channel.Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
         reports = replica.until(is_last(2))
     [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
-    assert failed.id == 1
+    assert failed.sequence_id == 1
     assert isinstance(failed.error, TalkerLost)
     assert len(chunks_of(reports, 1)) == 5
     assert len(chunks_of(reports, 2)) == 12
@@ -306,7 +306,7 @@ def test_a_large_command_is_read_to_its_end_but_not_waited_for() -> None:
         commands, reads = process._receive(timeout_s=10), 1
         while not commands:  # on a machine that is too busy the rest comes too late
             commands, reads = process._receive(timeout_s=10), reads + 1
-        assert [command.id for command in commands if isinstance(command, channel.Submit)] == [1]
+        assert [command.sequence_id for command in commands if isinstance(command, channel.Submit)] == [1]
         assert reads < 4  # there is room for a quarter of it in the socket
         writing.join()
         began_s = time.monotonic()

@@ -119,14 +119,14 @@ def test_slots_are_free_once_nobody_holds_their_states(decoder: CodecDecoder) ->
     states = SharedStates(decoder.initial_state(), descriptor)
     other = SharedStates(decoder.initial_state(), descriptor)  # as another process has it
     os.close(descriptor)
-    slots = [states.take(), states.take()]
+    slots = [states.acquire(), states.acquire()]
     assert slots[0].number != slots[1].number
     tensors = [torch.full_like(tensor, 3) for tensor in decoder.initial_state().tensors]
     states.write(slots[1].number, tensors)
     assert all(map(torch.equal, other.read(slots[1].number), tensors))
     assert not any(tensor.any() for tensor in other.read(slots[0].number))
     number = slots.pop().number
-    assert states.take().number == number
+    assert states.acquire().number == number
 
 
 def test_memory_of_states_ends(decoder: CodecDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,9 +134,9 @@ def test_memory_of_states_ends(decoder: CodecDecoder, monkeypatch: pytest.Monkey
     descriptor = os.memfd_create("states")
     states = SharedStates(decoder.initial_state(), descriptor)
     os.close(descriptor)
-    held = states.take()
+    held = states.acquire()
     with pytest.raises(MemoryError, match="1 states"):
-        states.take()
+        states.acquire()
     del held
 
 

@@ -68,7 +68,7 @@ def test_residual_and_the_squares_it_leaves(rows: int, tile: Tile, dtype: torch.
     x, weight = given(rows, dtype, device)
     residual = torch.randn(rows, 2 * WIDE).to(device, dtype)
     out = like_rows(rows, 2 * WIDE, weight)
-    matmul(x, weight, out, tile, Product(), residual=residual)
+    matmul(x, weight, out, tile, Product(), residual=residual, leave_squares=True)
     expected = reference_matmul(x.values.double(), weight.double(), Product(), residual=residual.double())
     torch.testing.assert_close(out.values.double(), expected, atol=tolerance(dtype), rtol=tolerance(dtype))
     squares = out.squares[: out.parts, :rows].sum(0)
@@ -80,7 +80,7 @@ def test_in_place_residual(dtype: torch.dtype, device: torch.device) -> None:
     stream = like_rows(4, 2 * WIDE, weight)
     stream.values.normal_()
     before = stream.values.clone()
-    matmul(x, weight, stream, DOT, Product(), residual=stream.values)
+    matmul(x, weight, stream, DOT, Product(), residual=stream.values, leave_squares=True)
     expected = reference_matmul(x.values.double(), weight.double(), Product(), residual=before.double())
     torch.testing.assert_close(stream.values.double(), expected, atol=tolerance(dtype), rtol=tolerance(dtype))
 
