@@ -34,11 +34,13 @@ _WRITTEN_AT_ONCE = _MAX_WAITING // 2  # frames that exist when a stream opens
 _RECALL_PATIENCE_S = 0.1  # a recall takes many calls, so younger streams may go first for so long
 # A stream whose listener has _SHARING_LEAD_S of audio in hand waits for others that share its call. The call is made
 # once one in _SHARING streams wants as many frames and no call runs, at the latest after _SHARE_WAIT_S. It has at most
-# _BULK_FRAMES, so that a first frame does not wait for long.
+# _BULK_FRAMES, so that a first frame does not wait for long, and twice as many beside _MANY_STREAMS: long calls take
+# less time for each frame, and the device has none to spare.
 _SHARING_LEAD_S = 0.4
 _SHARE_WAIT_S = 0.1
 _SHARING = 4
 _BULK_FRAMES = 96
+_MANY_STREAMS = 128
 _LOOK_S = 0.001  # how often to look for a call that only the passing of time makes due
 
 
@@ -330,8 +332,13 @@ class AudioStreams:
             return shared or self._launch_background(candidates, now_s)
         alike = [each for each in candidates if each.frames == first.frames]
         num_urgent = sum(each.is_urgent for each in alike)
-        most = min(self._decoder.largest_batch(first.frames), max(num_urgent, _BULK_FRAMES // first.frames))
+        most = min(self._decoder.largest_batch(first.frames), max(num_urgent, self._bulk_frames // first.frames))
         return self._launch([each.stream for each in alike[:most]], first.frames)
+
+    @property
+    def _bulk_frames(self) -> int:
+        """Frames of a call that streams with time share, at most."""
+        return 2 * _BULK_FRAMES if len(self._streams) >= _MANY_STREAMS else _BULK_FRAMES
 
     def _candidates(self, now_s: float) -> list[_Candidate]:
         """Streams with frames enough for a call: urgent ones first, then by when their listeners need audio."""
@@ -349,7 +356,7 @@ class AudioStreams:
         """Launch a call of streams that may wait, once enough of them want as many frames."""
         for frames in dict.fromkeys(each.frames for each in candidates):
             streams = [each.stream for each in candidates if each.frames == frames]
-            most = max(1, _BULK_FRAMES // frames)
+            most = max(1, self._bulk_frames // frames)
             if len(streams) >= _power_of_two(min(most, max(1, len(self._streams) // _SHARING))):
                 return self._launch(streams[: _power_of_two(min(most, len(streams)))], frames)
         return None
@@ -360,7 +367,7 @@ class AudioStreams:
         if not last or any(stream.awaits_first_sound(now_s) for stream in self._streams.values()):
             return None
         frames = last[0].frames
-        most = max(1, _BULK_FRAMES // frames)
+        most = max(1, self._bulk_frames // frames)
         streams = [each.stream for each in last if each.frames == frames]
         return self._launch(streams[: _power_of_two(min(most, len(streams)))], frames)
 

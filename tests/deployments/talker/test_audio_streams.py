@@ -284,6 +284,17 @@ def test_streams_with_time_wait_for_each_other() -> None:
     assert slots.shapes == [(2, 12)]
 
 
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(("streams", "shared"), [(100, 8), (160, 16)])
+def test_beside_many_streams_calls_are_longer(streams: int, shared: int) -> None:
+    slots = FakeSlots(num_slots=streams)
+    audio = playing(slots, streams)
+    for number in range(shared):
+        assert slots.calls == []
+        add_frames(audio, number, 12)
+    assert slots.shapes == [(shared, 12)]
+
+
 def test_a_stream_with_time_waits_no_longer_than_bearable(clock: Clock) -> None:
     slots = FakeSlots()
     audio = playing(slots, 12)
