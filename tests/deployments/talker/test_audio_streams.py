@@ -1,5 +1,5 @@
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from deployments.codec.slots import CODE_RING, Pcm, PlainSlots
 from deployments.codec.state import DecoderState
 from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import ALL_FRAMES, Codes, Reference
-from deployments.talker import audio_streams
+from deployments.talker import audio_streams, codec_pacing
+from deployments.talker.audio_stream import AudioStream
 from deployments.talker.audio_streams import AudioStreams
 from deployments.talker.engine import Engine, StepOutput
 from deployments.talker.loading import build_engine
@@ -255,12 +256,12 @@ def land(slots: FakeSlots, audio: AudioStreams) -> list[int]:
     return [number for number, _ in audio.take()]
 
 
-def playing(slots: FakeSlots, streams: int) -> AudioStreams:
-    """Streams whose listeners have 15 frames in hand, while no further ones exist."""
+def playing(slots: FakeSlots, streams: int, frames: int = 15) -> AudioStreams:
+    """Streams whose listeners have so many frames in hand, while no further ones exist."""
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
     for number in range(streams):
         audio.open(number, None, frames=ALL_FRAMES)
-    for _ in range(15):
+    for _ in range(frames):
         audio.add_frames(range(streams), frames_of(streams))
         while land(slots, audio):
             pass
@@ -288,7 +289,7 @@ def test_streams_with_time_wait_for_each_other() -> None:
 @pytest.mark.parametrize(("streams", "shared"), [(100, 8), (160, 16)])
 def test_beside_many_streams_calls_are_longer(streams: int, shared: int) -> None:
     slots = FakeSlots(num_slots=streams)
-    audio = playing(slots, streams)
+    audio = playing(slots, streams, frames=13)
     for number in range(shared):
         assert slots.calls == []
         add_frames(audio, number, 12)
@@ -547,14 +548,14 @@ def test_a_stream_that_is_not_looked_at_wants_no_call(clock: Clock, monkeypatch:
     slots, sizes, rng = FakeSlots(), list[bool](), random.Random(1)
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
 
-    def candidates(self: AudioStreams, now_s: float) -> list[audio_streams._Candidate]:
-        for stream in self._streams.values():
-            if stream.num_waiting and self._size(stream, now_s):
+    def candidates(streams: Collection[AudioStream], now_s: float) -> list[codec_pacing._Candidate]:
+        for stream in streams:
+            if stream.num_waiting and stream.call_size(now_s, 0):
                 sizes.append(stream.earliest_call_s <= now_s)
-        return original(self, now_s)
+        return original(streams, now_s)
 
-    original = AudioStreams._candidates
-    monkeypatch.setattr(AudioStreams, "_candidates", candidates)
+    original = codec_pacing._candidates
+    monkeypatch.setattr(codec_pacing, "_candidates", candidates)
     number, going = 0, list[int]()
     for _ in range(1500):
         clock.now_s += rng.choice((0.001, 0.01, 0.05))
