@@ -1,7 +1,7 @@
 """Streams whose audio is made beside the talker, on its device: their first frames or all of them.
 
 Frames go in as they are made, PCM comes out as it is ready; the engine says nothing about slots, batches or graphs.
-`codec_pacing` chooses the calls. `DecodeGate` chooses those of the codec pool, by rules of its own.
+`choose_call` chooses the calls. `DecodeGate` chooses those of the codec pool, by rules of its own.
 """
 
 import math
