@@ -5,32 +5,35 @@ By Flux with a text that is written meanwhile, and by every dialect with word ti
 
 import asyncio
 import json
+import os
 import random
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 import numpy as np
 import pytest
 
 from talkray_tools.recogniser import Recogniser
-from tests.clients.test_clients import VOICE, off_by
-from tests.clients.texts import TEXTS
-from tests.serve_app.dialects.client import Json
-from tests.serve_app.dialects.rows import SOCKETS, SocketRow
-from tests.serve_app.dialects.rows import VOICE as ROWS_VOICE
-from tests.serve_app.dialects.timed import Interrupted as Named
-from tests.serve_app.dialects.timed import Interrupter
+from tests.clients.interruptions import (
+    INTERRUPTIONS,
+    NO_FIGURES,
+    PLACES_S,
+    ROWS,
+    SEED,
+    VOICE,
+    Came,
+    interruptions,
+    kept,
+)
+from tests.clients.test_clients import off_by
 
-INTERRUPTIONS = 20
-SEED = 17
 WORDS_PER_S = 30
-PLACES_S = (0.4, 5.0)  # of the audio of a turn, after which it is interrupted
 RATE = 24000
 QUIET_S = 0.5  # of listening behind the answer to an interrupt
-NO_FIGURES = [text for text in TEXTS if not any(map(str.isdigit, text))]
 
 
 @dataclass
@@ -138,37 +141,19 @@ def test_an_interruption_is_silence_at_once_and_what_was_spoken_is_right(
     assert all(abs(words) <= 1 for words in found), found
 
 
-async def named_by(row: SocketRow, url: str) -> list[tuple[str, Named]]:
-    """Each text, and what an interruption of it told."""
-    generator, came = random.Random(SEED), list[tuple[str, Named]]()
-    path = url.replace("http", "ws", 1) + row.path.replace(ROWS_VOICE, VOICE)
-    async with aiohttp.ClientSession() as session:
-        socket = await session.ws_connect(path)
-        interrupter = Interrupter(socket, row)
-        for number in range(INTERRUPTIONS):
-            text = " ".join(generator.sample(NO_FIGURES, 4))
-            messages: list[Json] = json.loads(
-                json.dumps(row.speak_timed(text)).replace(f'"{ROWS_VOICE}"', f'"{VOICE}"')
-            )
-            at_ms = round(1000 * generator.uniform(*PLACES_S))
-            came.append((text, await interrupter.interrupt(text, messages, at_ms)))
-            print(f"interruption {number + 1} of {INTERRUPTIONS} after {at_ms} ms", flush=True)
-            if row.cancelled is None:  # nothing says where audio of the interrupted text ends
-                await socket.close()
-                socket = await session.ws_connect(path)
-                interrupter = Interrupter(socket, row)
-        await socket.close()
-    return came
-
-
-ROWS = {name: row for name, row in SOCKETS.items() if row.words and row.cancel}
+@pytest.fixture
+def came(request: pytest.FixtureRequest, name: str) -> Came:
+    """Of the dialect `name`. TALKRAY_CLIENTS_HEARD names a folder of interruptions that were made elsewhere."""
+    if folder := os.environ.get("TALKRAY_CLIENTS_HEARD"):
+        return kept(Path(folder) / f"{name}.npz")
+    return asyncio.run(interruptions(ROWS[name], request.getfixturevalue("server")))
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_word_named_is_the_last_one_heard_or_the_one_being_said(
-    server: str, ears: Sequence[Recogniser], name: str
+    came: Came, ears: Sequence[Recogniser], name: str
 ) -> None:
-    came = asyncio.run(named_by(ROWS[name], server))
+    assert len(came) == INTERRUPTIONS
     assert all(told.mark is None for _, told in came), "times of the embedded voice are exact"
     pcm = [np.frombuffer(told.pcm, "<i2").astype(np.float32) / 32768 for _, told in came]
     found = [off_by(told.spoken, text, audio, RATE, ears) for (text, told), audio in zip(came, pcm, strict=True)]
