@@ -3,6 +3,7 @@
 import base64
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePath
 
 from starlette.requests import Request
@@ -16,6 +17,7 @@ from serve_app.api.context import state_of
 from serve_app.api.reading.client_json import number, parse_object
 from serve_app.api.reading.forms import SentForm, read_form
 from serve_app.api.reading.http_request import format_named, read_speech, text_of
+from serve_app.api.request_log import Usage
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes import field_names, ignored_fields
 from serve_app.api.wishes.make_wish import lenient_wish, wish_in_voice
@@ -69,7 +71,9 @@ def _speaking(
         voice = request.path_params.get("voice_id")
         wish = await wished(service, fields, request.query_params, voice=voice, words=timestamps)
         wish, turns = await _turns(service, wish, fields.get("inputs"))
-        lines, timed = (_lines if timestamps and stream else None), (_timed if timestamps and not stream else None)
+        usage = state_of(request).record.usage
+        lines = partial(_lines, usage=usage) if timestamps and stream else None
+        timed = _timed if timestamps and not stream else None
         form = (_LINES if stream else _JSON) if timestamps else None
         if turns:
             answer = await service.dialogue(
@@ -330,8 +334,8 @@ def characters(words: Sequence[Word]) -> tuple[list[str], list[float], list[floa
     return chars, starts_s, ends_s
 
 
-def _timed(audio: bytes, times: WordTimes | None) -> Iterator[bytes]:
-    """Audio and the words that have become known."""
+def _timed(audio: bytes, times: WordTimes | None, **more: object) -> Iterator[bytes]:
+    """Audio and the words that have become known, with `more` fields."""
     alignment, words = None, [] if times is None else times.take()
     if words:
         chars, starts_s, ends_s = characters(words)
@@ -341,16 +345,20 @@ def _timed(audio: bytes, times: WordTimes | None) -> Iterator[bytes]:
             "character_end_times_seconds": [round(end_s, 3) for end_s in ends_s],
         }
     fields = {"audio_base64": AUDIO_HERE, "alignment": alignment, "normalized_alignment": alignment, **marked(words)}
-    return object_with(fields, audio)
+    return object_with({**fields, **more}, audio)
 
 
-def _lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
-    """A line for each part: they have a second of audio or less, so that clients with short lines can read them."""
+def _lines(
+    audio: AsyncGenerator[bytes, None], times: WordTimes | None, *, usage: Usage
+) -> AsyncGenerator[bytes, None]:
+    """A line for each part: they have a second of audio or less, so that clients with short lines can read them. The
+    last one has no audio, and says how speech ended.
+    """
 
-    def line(part: bytes) -> bytes:
-        return b"".join((*_timed(part, times), b"\n"))
+    def line(part: bytes, **more: object) -> bytes:
+        return b"".join((*_timed(part, times, **more), b"\n"))
 
-    return in_parts(audio, line, lambda: line(b"") if times is not None and times.has_told else b"")
+    return in_parts(audio, line, lambda: line(b"", finish_reason=usage.finish_reason))
 
 
 DIALECT = Dialect(

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.answers.response import in_parts
+from serve_app.api.context import state_of
 from serve_app.api.reading.http_request import read_speech
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes.make_wish import strict_wish
@@ -19,20 +20,22 @@ _ALWAYS = {"word_timestamps": True, "return_timestamps": True, "return_timing": 
 
 
 async def speak(service: SpeechService, request: Request) -> Response:
-    """Speaks `input` as lines of JSON, one line with `stream` false; a word stands in the line where it ends."""
+    """Speaks `input` as lines of JSON, one line with `stream` false; a word stands in the line where it ends, and how
+    speech ended in the last line.
+    """
     fields = await read_speech(request, service)
     for name in [name for name, value in _ALWAYS.items() if fields.get(name) == value]:
         del fields[name]
     reasons = {name: "lines of JSON with times always come" for name in _ALWAYS if name in fields}
     overrides = {"word_timestamps": True, "stream_format": "audio"}
     wish = await strict_wish(service.offer, fields, overrides=overrides, reasons=reasons)
-    audio_format = wish.delivery.audio_format
+    audio_format, usage = wish.delivery.audio_format, state_of(request).record.usage
 
     def as_lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
-        def line(part: bytes) -> bytes:
-            return _line(part, times, audio_format)
+        def line(part: bytes, **more: object) -> bytes:
+            return _line(part, times, audio_format, **more)
 
-        return in_parts(audio, line, lambda: line(b"") if times is not None and times.has_told else b"")
+        return in_parts(audio, line, lambda: line(b"", finish_reason=usage.finish_reason))
 
     if wish.delivery.whole:
         return await service.whole(
@@ -44,13 +47,13 @@ async def speak(service: SpeechService, request: Request) -> Response:
     return await service.stream(request, wish, make_body=as_lines, content_type="application/x-ndjson")
 
 
-def _line(audio: bytes, times: WordTimes | None, audio_format: str) -> bytes:
+def _line(audio: bytes, times: WordTimes | None, audio_format: str, **more: object) -> bytes:
     words = [] if times is None else times.take()
     timestamps = [
         {"word": word.text, "start_time": round(word.start_s, 3), "end_time": round(word.end_s, 3)} for word in words
     ]
     told = {"audio": base64.b64encode(audio).decode(), "audio_format": audio_format, "timestamps": timestamps}
-    return json.dumps({**told, **marked(words)}).encode() + b"\n"
+    return json.dumps({**told, **marked(words), **more}).encode() + b"\n"
 
 
 DIALECT = Dialect(

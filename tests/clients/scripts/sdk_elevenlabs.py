@@ -21,7 +21,21 @@ async def main() -> None:
             yield pcm, 24000
 
     await converse(order, Report(order, {"elevenlabs": version("elevenlabs")}), speak)
+    await hear_the_end(client, order)
     await keep_a_voice(client, (order.folder / "turn-0.wav").read_bytes())
+
+
+async def hear_the_end(client: AsyncElevenLabs, order: Order) -> None:
+    """Its types take the field of the last line that says how speech ended."""
+    lines = [
+        line
+        async for line in client.text_to_speech.stream_with_timestamps(
+            voice_id=order.voice, text=order.texts[0], model_id="eleven_turbo_v2_5", output_format="pcm_24000"
+        )
+    ]
+    assert all(line.audio_base_64 for line in lines[:-1])
+    assert "".join(char for line in lines if line.alignment for char in line.alignment.characters).strip()
+    assert (lines[-1].audio_base_64, lines[-1].finish_reason) == ("", "stop")
 
 
 async def keep_a_voice(client: AsyncElevenLabs, recording: bytes) -> None:

@@ -87,6 +87,29 @@ STREAMS: dict[str, tuple[str, Json, dict[str, str]]] = {
     "dashscope": (REST, {"model": "q", "input": {"text": TEXT, "voice": VOICE}}, {"x-dashscope-sse": "enable"}),
 }
 
+LINES: dict[str, tuple[str, Json]] = {
+    "elevenlabs": (f"/v1/text-to-speech/{VOICE}/stream/with-timestamps", {"text": TEXT}),
+    "elevenlabs-dialogue": (
+        "/v1/text-to-dialogue/stream/with-timestamps",
+        {"inputs": [{"text": TEXT, "voice_id": VOICE}]},
+    ),
+    "kokoro": ("/dev/captioned_speech", {"input": TEXT, "voice": VOICE}),
+}
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.RUNAWAY])
+@pytest.mark.parametrize("name", LINES)
+async def test_the_last_line_of_json_says_it_too(name: str, reason: FinishReason) -> None:
+    path, body = LINES[name]
+    transport = httpx.ASGITransport(one_api(Ending(reason), ApiSettings()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+        answer = await client.post(path, json=body)
+    *lines, last = map(json.loads, answer.text.splitlines())
+    assert lines
+    assert not any("finish_reason" in line for line in lines)
+    assert last["finish_reason"] == reason
+    assert {*last} == {*lines[0], "finish_reason"}  # its audio is empty
+
 
 @pytest.mark.parametrize("name", STREAMS)
 async def test_the_last_event_of_a_stream_says_it_too(name: str) -> None:
