@@ -1,7 +1,7 @@
 """ElevenLabs over HTTP: one text, or a dialogue, as audio or as JSON, and the lists that its clients read."""
 
 import base64
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
@@ -58,7 +58,8 @@ NAMES: field_names.Names = {
 _FORM_FIELDS = ("name", "description", "labels", "files", "consent", "ref_text", "reference_text", "prepare")
 _LONGEST_NAME = 40  # of a format
 _MOST_LOCATORS = 3
-_NEIGHBOURS = ("previous_text", "next_text")
+_AROUND = ("previous_text", "next_text")
+_ONLY_HTTP = "a list of ids, in the body over HTTP"
 _JSON, _LINES = "application/json", "application/x-ndjson"
 
 
@@ -87,6 +88,16 @@ def _speaking(
         return answer
 
     return speak
+
+
+def texts_around(sent: Iterable[str]) -> dict[str, str]:
+    """Which of the fields `sent` have the text before or after this one, and why they have no effect."""
+    return {name: "text without its audio; over HTTP previous_request_ids count" for name in _AROUND if name in sent}
+
+
+def beside_text(sent: Iterable[str]) -> dict[str, str]:
+    """The same of a message on a socket, whose request goes on from the one before it by itself."""
+    return texts_around(sent) | ({_PREVIOUS: _ONLY_HTTP} if _PREVIOUS in sent else {})
 
 
 def _ways(path: str, what: str) -> tuple[Route, ...]:
@@ -236,8 +247,8 @@ async def wished(
         case None:
             pass
         case _:
-            reasons[_PREVIOUS] = "a list of ids, in the body over HTTP"
-    reasons |= {name: "text without its audio; previous_request_ids count" for name in _NEIGHBOURS if name in sent}
+            reasons[_PREVIOUS] = _ONLY_HTTP
+    reasons |= texts_around(sent)
     delivery = Delivery(audio_format, bit_rate=bit_rate)
     return await lenient_wish(service.offer, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
 
@@ -348,9 +359,7 @@ def _timed(audio: bytes, times: WordTimes | None, **more: object) -> Iterator[by
     return object_with({**fields, **more}, audio)
 
 
-def _lines(
-    audio: AsyncGenerator[bytes, None], times: WordTimes | None, *, usage: Usage
-) -> AsyncGenerator[bytes, None]:
+def _lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None, *, usage: Usage) -> AsyncGenerator[bytes, None]:
     """A line for each part: they have a second of audio or less, so that clients with short lines can read them. The
     last one has no audio, and says how speech ended.
     """

@@ -16,7 +16,17 @@ from serve_app.api.wishes.make_wish import wish_in_voice
 from serve_app.api.wishes.read_text import read_text
 from serve_app.api.wishes.wish import Wish
 from serve_app.audio.formats import AudioFormat
-from serve_app.dialects.elevenlabs import LOCATORS, NAMES, characters, dialogue, encoded, located, unknown, wished
+from serve_app.dialects.elevenlabs import (
+    LOCATORS,
+    NAMES,
+    beside_text,
+    characters,
+    dialogue,
+    encoded,
+    located,
+    unknown,
+    wished,
+)
 from serve_app.dialects.table import Dialect, Sample
 from serve_app.speech.word_times import Word, marked
 
@@ -95,6 +105,7 @@ class _Contexts(ContextConnection, WishedConnection):
         """Fields without effect are told with the next message of their context."""
         sent = field_names.flat(fields, _FIELDS)
         found = {field: reason for field, reason in reasons.items() if field != _SPEED or field in sent}
+        found |= beside_text(sent)
         told = ignored_fields.with_unknown(sent, _FIELDS, {**found, **_unheard(fields.get("inputs"))})
         if told:
             self.untold[name] = {**self.untold.get(name, {}), **told}

@@ -13,6 +13,8 @@ from serve_app.api.access.keys import create_key
 from serve_app.api.answers import response
 from serve_app.config import AccessSettings, ApiSettings, TextSettings
 from tests.serve_app import asgi
+from tests.serve_app.dialects.client import talking
+from tests.serve_app.dialects.rows import SOCKETS
 from tests.serve_app.dialects.test_native import Socket
 from tests.serve_app.fake import FakeSynthesizer, chunk, utterance
 from tests.serve_app.one_model import one_api
@@ -125,13 +127,31 @@ async def test_of_elevenlabs_ids_the_last_one_counts_and_text_alone_does_not(syn
     second = await post(
         api, ELEVEN, previous_request_ids=["x", first.headers["request-id"]], previous_text="Hi.", next_text="Bye."
     )
-    reason = "text without its audio; previous_request_ids count"
+    reason = "text without its audio; over HTTP previous_request_ids count"
     assert second.headers["x-ignored"] == f"previous_text ({reason}); next_text ({reason})"
     assert [request.tail is None for request in synthesizer.requests] == [True, False]
     third = await post(api, ELEVEN, previous_request_ids=[first.headers["request-id"], "x"])
     assert third.headers["x-ignored"] == f"previous_request_ids ({NO_TAIL})"
     fourth = await post(api, ELEVEN, previous_request_ids="x")
     assert fourth.headers["x-ignored"] == "previous_request_ids (a list of ids, in the body over HTTP)"
+
+
+@pytest.mark.parametrize("name", ["elevenlabs", "elevenlabs-text", "elevenlabs-dialogue"])
+async def test_elevenlabs_sockets_name_them_in_a_query_and_in_messages(synthesizer: FakeSynthesizer, name: str) -> None:
+    row = SOCKETS[name]
+    query = "&previous_text=Hi.&next_text=Bye.&previous_request_ids=x"
+    first, *others = row.speak("Hello there.")
+    around = {"previous_text": "Hi.", "next_text": "Bye.", "previous_request_ids": ["x"]}
+    async with talking(synthesizer, row.path + query) as client:
+        client.send(first | around, *others)
+        told, _ = await client.until(**row.over)
+    reason = "text without its audio; over HTTP previous_request_ids count"
+    reasons = {"previous_text": reason, "next_text": reason}
+    reasons["previous_request_ids"] = "a list of ids, in the body over HTTP"
+    ignored = {each["field"]: each["reason"] for message in told for each in message.get("ignored", ())}
+    assert {field: ignored.get(field) for field in reasons} == reasons
+    assert all(f"{field} ({why})" in client.headers["x-ignored"] for field, why in reasons.items())
+    assert [request.tail for request in synthesizer.requests] == [None]
 
 
 async def test_a_websocket_that_takes_none_names_it(synthesizer: FakeSynthesizer) -> None:
