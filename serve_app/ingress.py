@@ -31,6 +31,7 @@ from serve_app.api.transport.taken_http import TakenHttp
 from serve_app.audio.recordings import by_prompt, keep_clone_prompt
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.scaling.pool_watch import PoolWatch, scrape
+from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.voices.library import Voices
 
@@ -238,6 +239,7 @@ class Ingress:
             live_texts=LiveTexts(get_node_ip_address()),
             voices=self._voices,
             jobs=HandleJobs(jobs),
+            tails=Tails(ray_private.shared_key(f"seal of {app_name}")),
         )
         _C_LIBRARY.mallopt(_MMAP_THRESHOLD, _MIB)
         _C_LIBRARY.mallopt(_TRIM_THRESHOLD, _MIB)

@@ -3,6 +3,7 @@
 Read in the source of Ray `CHECKED_WITH`. A test fails with any other version: look here before you raise it.
 """
 
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -89,6 +90,14 @@ def left(key: str) -> bytes | None:
     """The note that was left, None without one."""
     note: bytes | None = internal_kv._internal_kv_get(key, namespace=_NOTES)
     return note
+
+
+def shared_key(name: str) -> bytes:
+    """Random bytes that all processes of the cluster have under this name: those of the first that asked."""
+    internal_kv._internal_kv_put(name, secrets.token_bytes(32), overwrite=False, namespace=_NOTES)
+    key = left(name)
+    assert key is not None, "it was put there"
+    return key
 
 
 def ended_part(names: Iterable[str]) -> str | None:

@@ -62,16 +62,18 @@ def create_api(
     live_texts: LiveTexts | None = None,
     voices: Voices | None = None,
     jobs: Jobs | None = None,
+    tails: Tails | None = None,
 ) -> FastAPI:
     """The application with all dialects.
 
     `synthesizers`: each model's, with its limits, by its name; the default model is the first, and a single one has the
     empty name. Without a `node` there are no routes for metrics. `live_texts` holds the texts that clients are still
-    writing, `voices` the stored voices; by default `settings` name these. Without `jobs` there is no long work.
+    writing, `voices` the stored voices; by default `settings` name these. Without `jobs` there is no long work. `tails`
+    keeps the ends of finished requests.
     `echo_request_id` is False where the server in front adds `x-request-id` to responses, as Ray Serve does.
     """
     live_texts, voices = live_texts or LiveTexts(), voices or Voices.of(settings.voices)
-    tails = Tails()
+    tails = tails or Tails()
     models = ModelAdmissions(
         {
             name: _admission(name, *each, node=node, live_texts=live_texts, tails=tails)

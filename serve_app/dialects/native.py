@@ -27,12 +27,14 @@ from serve_app.dialects.table import Dialect
 from serve_app.speech.joints import Continuation
 from serve_app.speech.word_times import marked
 
+_MOST_TAIL_CHARS = 4096
+
 
 class Resumption(BaseModel):
     """The fields of a `speak` message that goes on with an utterance whose connection was lost.
 
-    Codes follow from the seed, so it is spoken again and skipped: the client sends the `request_id` and `seed` of
-    `started`, and how many whole frames of audio it has.
+    Codes follow from the seed, so it is spoken again and skipped: the client sends what `started` has of `request_id`,
+    `seed`, `previous_request_id` and `tail`, and how many whole frames of audio it has.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
@@ -40,6 +42,8 @@ class Resumption(BaseModel):
     from_frame: Annotated[int, Field(ge=0, lt=2**31)] = 0
     request_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,128}$")] | None = None
     seed: int | None = None
+    previous_request_id: str | None = None
+    tail: Annotated[str | None, Field(max_length=_MOST_TAIL_CHARS)] = None
 
 
 class Cancellation(BaseModel):
@@ -55,6 +59,9 @@ def parse_resumption(fields: Mapping[str, object]) -> Resumption:
     resumption = validated(Resumption, fields)
     if resumption.from_frame and resumption.seed is None:
         raise InvalidRequest("seed is required with from_frame.", "seed", "missing_required_parameter")
+    if resumption.tail is not None and resumption.previous_request_id is None:
+        name = ignored_fields.PREVIOUS
+        raise InvalidRequest(f"{name} is required with tail.", name, "missing_required_parameter")
     return resumption
 
 
@@ -89,6 +96,7 @@ class SpeakMessage:
         body, resumption = _speech_body(fields, service.settings), parse_resumption(fields)
         if body.previous_request_id is not None or body.seed is not None:  # a seed makes the same again
             self._continuation.previous_id = body.previous_request_id
+        self._continuation.sealed = resumption.tail
         info = await model_for(service.offer, body, fields)
         reasons = ignored_fields.always_streamed(fields)
         reasons.pop(ignored_fields.PREVIOUS, None)
@@ -135,8 +143,7 @@ class SpeakMessage:
 
     def _joint(self, turn: Turn) -> dict[str, object]:
         """What it goes on from, where it does."""
-        is_joined = turn.request is not None and turn.request.tail is not None
-        return {ignored_fields.PREVIOUS: self._continuation.previous_id} if is_joined else {}
+        return {} if turn.request is None else self._continuation.told(turn.request)
 
     def _notes(self, turn: Turn) -> dict[str, object]:
         wish = self._wish

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import ray
 from ray.core.generated.common_pb2 import ActorDeathCause, ActorDiedErrorContext, OomContext
 from ray.serve._private import replica
@@ -12,7 +13,8 @@ from ray.serve._private.client import ServeControllerClient
 from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve._private.constants import SERVE_PROXY_NAME
 
-from deployments.serving.ray_private import CHECKED_WITH, PROXY, Pool, deaths, ended_part
+from deployments.serving import ray_private
+from deployments.serving.ray_private import CHECKED_WITH, PROXY, Pool, deaths, ended_part, shared_key
 
 ROOT = Path(__file__).parents[3]
 PRIVATE = re.compile(
@@ -90,3 +92,20 @@ def test_a_replica_without_an_actor_yet_is_wanted_and_does_not_run() -> None:
 
 def test_of_a_ray_that_was_not_started_no_part_has_ended() -> None:
     assert ended_part(["raylet"]) is None
+
+
+def test_all_processes_have_the_key_of_the_first_that_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    store: dict[str, bytes] = {}
+
+    class Store:
+        @staticmethod
+        def _internal_kv_put(key: str, value: bytes, *, overwrite: bool, namespace: bytes) -> None:
+            store[key] = value if overwrite else store.get(key, value)
+
+        @staticmethod
+        def _internal_kv_get(key: str, *, namespace: bytes) -> bytes | None:
+            return store.get(key)
+
+    monkeypatch.setattr(ray_private, "internal_kv", Store)
+    assert shared_key("a") == shared_key("a") != shared_key("b")
+    assert len(shared_key("a")) == 32

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from serve_app.config import ApiSettings
+from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
 from tests.serve_app import asgi
 from tests.serve_app.fake import FakeSynthesizer
@@ -23,9 +24,10 @@ async def connect(
     headers: Mapping[str, str] | None = None,
     settings: ApiSettings | None = None,
     subprotocols: Sequence[str] = (),
+    tails: Tails | None = None,
 ) -> AsyncIterator[asgi.Connection]:
     texts = LiveTexts()
-    api = one_api(synthesizer, settings or ApiSettings(), live_texts=texts)
+    api = one_api(synthesizer, settings or ApiSettings(), live_texts=texts, tails=tails)
     named = {"x-request-id": "conn", **(headers or {})}
     async with asgi.websocket(api, path, headers=named, subprotocols=subprotocols) as connection:
         yield connection

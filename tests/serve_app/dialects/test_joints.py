@@ -3,10 +3,12 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import numpy as np
 import pytest
 
 from deployments.protocol import SynthesisRequest
 from serve_app.config import ApiSettings, TextSettings
+from serve_app.speech.joints import Tails
 from tests.serve_app.dialects.client import Client, Json, talking
 from tests.serve_app.dialects.rows import SOCKETS, SocketRow
 from tests.serve_app.fake import FakeSynthesizer, utterance
@@ -23,10 +25,10 @@ CONVERSING = ("native", "deepgram", "flux", "realtime", "dashscope-commit", "vll
 
 @asynccontextmanager
 async def conversing(
-    path: str, *, joints: bool = True, subprotocols: tuple[str, ...] = ()
+    path: str, *, joints: bool = True, subprotocols: tuple[str, ...] = (), tails: Tails | None = None
 ) -> AsyncIterator[tuple[Client, FakeSynthesizer]]:
     synthesizer, settings = FakeSynthesizer(script=utterance(20)), ApiSettings(text=TextSettings(joints=joints))
-    async with talking(synthesizer, path, settings=settings, subprotocols=subprotocols) as client:
+    async with talking(synthesizer, path, settings=settings, subprotocols=subprotocols, tails=tails) as client:
         yield client, synthesizer
 
 
@@ -158,3 +160,45 @@ async def test_a_request_that_our_socket_is_told_counts_whatever_the_setting(*, 
             ignored.append(started.get("ignored"))
     assert tails(synthesizer.requests) == [None, ONE, None]
     assert ignored == [None, None, [{"field": "previous_request_id", "reason": NO_TAIL}]]
+
+
+@pytest.mark.parametrize(
+    ("key", "changes", "is_joined"),
+    [
+        (b"shared", {}, True),
+        (b"other", {}, False),
+        (b"shared", {"tail": None}, False),
+        (b"shared", {"tail": "bm90aGluZw=="}, False),
+        (b"shared", {"tail": "no base64"}, False),
+        (b"shared", {"voice": "serena"}, False),
+    ],
+)
+async def test_an_utterance_is_resumed_on_another_replica_with_its_tail(
+    key: bytes, changes: Json, *, is_joined: bool
+) -> None:
+    async with conversing(SOCKETS["native"].path, tails=Tails(b"shared")) as (client, lost):
+        for _ in range(2):
+            client.send({**SPEAK, "input": TWO})
+            (started, *_), _ = await client.until(type="done")
+    resume = {name: started[name] for name in ("request_id", "seed", "previous_request_id", "tail")}
+    async with conversing(SOCKETS["native"].path, joints=False, tails=Tails(key)) as (client, synthesizer):
+        client.send({**SPEAK, "input": TWO, "from_frame": 5, **resume, **changes})
+        (started, *_), _ = await client.until(type="done")
+    assert tails(lost.requests) == [None, TWO]
+    assert tails(synthesizer.requests) == [TWO if is_joined else None]
+    if is_joined:
+        made, again = (each.requests[-1].tail for each in (lost, synthesizer))
+        assert made is not None
+        assert again is not None
+        assert (again.text, again.codes.dtype) == (made.text, made.codes.dtype)
+        assert np.array_equal(again.codes, made.codes)
+        assert started["tail"] == resume["tail"]
+    assert started.get("ignored") == (None if is_joined else [{"field": "previous_request_id", "reason": NO_TAIL}])
+
+
+async def test_a_tail_without_its_request_is_refused() -> None:
+    async with conversing(SOCKETS["native"].path) as (client, synthesizer):
+        client.send({**SPEAK, "input": TWO, "tail": "x"})
+        refused, _ = await client.until(type="error")
+    assert refused[-1]["error"]["param"] == "previous_request_id"
+    assert not synthesizer.requests
