@@ -129,6 +129,7 @@ class Admission:
         client.excuse()
         if not chunk.pcm:
             return
+        self.room.hear()
         self._judge(client, client.audio_s(chunk))
         if (onset_s := client.sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
             metrics.ttfa(time.monotonic() - client.came_s, onset_s=onset_s, model=self._model)

@@ -18,6 +18,8 @@ from serve_app.speech.model_state import ModelState, ModelStatus
 # The usual time to first audio is the least of the latest _LATEST times, and _USUAL_S before the first of them.
 _LATEST = 50
 _USUAL_S = 1.0
+# The death of a pool is known within this time. Until then a line behind which nothing is heard may be that death.
+_NOTICED_S = 2.0
 # What raises the limit, by the reason of a refusal.
 _MORE_REPLICAS = "more or faster replicas raise the limit"
 _REMEDIES = {
@@ -48,10 +50,11 @@ class Room:
         self._limit = StreamLimit(least=settings.min_streams)
         self._starts = Rate()
         self._waits_s: deque[float] = deque(maxlen=_LATEST)
+        self._heard_s = self._stopped_s = -math.inf  # when audio came last, and when no pool was running
 
     def check(self, client: str) -> None:
         """Raises Overloaded or NotReady if a request of this client would be refused now."""
-        if not self.is_running():
+        if not self._runs():
             self._waiting.clear()  # these requests wait for a start, not for a free replica
         reason = self.would_refuse(client)
         if reason is not None:
@@ -61,15 +64,30 @@ class Room:
         """Why a request of this client would be refused now; None if it would be let in."""
         if self.num_streams >= self.settings.max_streams:
             return "streams"
-        if not self.is_running():
+        if not self._runs():
             return "starting" if self.state().status is ModelStatus.FAILED else None
         if not self._limit.has_room(self.num_streams):
             return "pauses"
-        is_long = self._line_s(client) > self._usual_s + self.settings.max_line_s
-        return "line" if is_long else None
+        longest_s, since_s, now_s = (
+            self._usual_s + self.settings.max_line_s,
+            self._line_since_s(client),
+            time.monotonic(),
+        )
+        silent_s = now_s - max(since_s, self._heard_s)
+        return "line" if now_s - since_s > longest_s and not longest_s < silent_s < _NOTICED_S else None
 
-    def _line_s(self, client: str) -> float:
-        """The seconds that the oldest waiting request has waited, of the requests that count for this client.
+    def _runs(self) -> bool:
+        is_running = self.is_running()
+        if not is_running:
+            self._stopped_s = time.monotonic()
+        return is_running
+
+    def has_run_since(self, came_s: float) -> bool:
+        """Whether replicas run, and none of the requests since then found none."""
+        return self.is_running() and self._stopped_s < came_s
+
+    def _line_since_s(self, client: str) -> float:
+        """When the oldest waiting request came, of the requests that count for this client; inf if none does.
 
         The client's own requests count. Of the other clients the one that waits longest does not, because its text
         alone may be the reason. In a line that is too long for all, the next client waits nearly as long.
@@ -79,7 +97,7 @@ class Room:
             oldest.setdefault(whose, since_s)
         own_s = oldest.pop(client, math.inf)
         others_s = sorted(oldest.values())[1:2]
-        return time.monotonic() - min(own_s, *others_s, math.inf)
+        return min(own_s, *others_s, math.inf)
 
     @property
     def _usual_s(self) -> float:
@@ -99,6 +117,10 @@ class Room:
         self._starts.count(time.monotonic())
         if wait_s is not None:
             self._waits_s.append(wait_s)
+
+    def hear(self) -> None:
+        """Audio of a stream came."""
+        self._heard_s = time.monotonic()
 
     def delivered(self, *, late: bool) -> None:
         """A chunk was sent. The limit on streams learns from `late` ones."""

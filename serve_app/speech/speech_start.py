@@ -78,7 +78,7 @@ class SpeechStart:
             metrics.refused("stage", model=room.model)
             raise
         except TimeoutError:
-            raise room.refusal("late" if room.is_running() else "starting") from None
+            raise room.refusal("late" if room.has_run_since(came_s) else "starting") from None
         finally:
             room.leave_line(ticket)
         if is_in_line:

@@ -104,9 +104,10 @@ def test_without_a_talker_nobody_is_told_to_slow_down(started: ServerCommand) ->
             os.kill(process, signal.SIGKILL)
             killed_s = time.monotonic()
             back_s = sampled.first_spoken(after_s=killed_s + 1.0) - killed_s
-        print(f"{victim} killed: speech after {back_s:.1f} s; {sorted(map(str, sampled.answers()))}")
-        assert sampled.answers() <= {200, 503}
-        assert 503 in {answer for _, answer in sampled.ready}
+        told = {answer for asked_s, answer in sampled.speech if killed_s < asked_s < killed_s + back_s}
+        print(f"{victim} killed: speech after {back_s:.1f} s; {sorted(map(str, told))}")
+        assert told <= {200, 503}  # once it is back, a busy machine may have too much to do
+        assert {answer for _, answer in sampled.ready} == {200, 503}
         assert back_s < 20
 
 

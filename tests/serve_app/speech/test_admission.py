@@ -270,6 +270,32 @@ async def test_a_line_without_a_talker_is_no_reason_to_refuse(clock: Clock) -> N
     await line.finish()
 
 
+async def test_a_line_behind_which_nothing_is_heard_may_be_a_death_that_is_not_known_yet(clock: Clock) -> None:
+    line = Line(AdmissionSettings(max_line_s=0.25, max_wait_s=1000))
+    await line.join()
+    clock.now_s += 1.5  # a first audio may take a second as long as none is known
+    await line.join()
+    line.admission.room.hear()  # a talker lives, so it has too much to do
+    with pytest.raises(Overloaded):
+        await line.speak()
+    clock.now_s += 1.5
+    await line.join()
+    clock.now_s += 0.6  # by now the death of all would be known
+    with pytest.raises(Overloaded):
+        await line.speak()
+    await line.finish()
+
+
+async def test_who_waited_for_the_successor_of_a_dead_talker_is_not_told_to_slow_down() -> None:
+    line = Line(AdmissionSettings(max_wait_s=0.05))
+    await line.join()
+    line.talkers = 0
+    line.admission.room.check("")
+    line.talkers = 1
+    with pytest.raises(NotReady):
+        await line.speaking[0]
+
+
 async def test_to_ask_whether_a_request_would_be_refused_changes_nothing(clock: Clock) -> None:
     line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
     await line.join()
