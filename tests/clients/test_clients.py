@@ -31,8 +31,9 @@ SEQUENCES = (
     *("vllm-omni", "vllm-omni-batch", "nari", "voxserve", "kokoro", "dashscope-rest"),
 )
 TELLS_WORDS, READS_WORDS = ("elevenlabs", "cartesia"), ("livekit", "pipecat")
-# Rows whose client knows at an interruption which words have begun. Pipecat knows it in its transport, by its clock.
-NAMING = (("livekit", "elevenlabs"), ("livekit", "cartesia"))
+# Rows whose client knows at an interruption which words have begun: LiveKit by the audio, Pipecat by the clock.
+NAMING = [(framework, service) for framework in READS_WORDS for service in TELLS_WORDS]
+STALLED_S = 0.1  # of audio that is late the clock knows nothing
 ROWS = [
     *(("openai", "sdk_openai.py", "openai"), ("npm", "sdk.mjs", "openai-js"), ("npm", "sdk.mjs", "ai-sdk")),
     *(("livekit", "livekit_tts.py", service) for service in (*FRAMEWORK, "simplismart")),
@@ -120,12 +121,11 @@ def test_a_client_is_understood(
             timed = plain_words(" ".join(turn["words"]))
             assert in_order(wanted, timed) >= 0.9 * len(wanted), timed
     if (environment, service) in NAMING:
-        named = [
-            off_by(each["words"], each["text"], *samples(tmp_path / each["file"]), ears)
-            for each in report["interruptions"]
-        ]
-        print(f"words named at {len(named)} interruptions, less those recognised: {named}")
+        in_time = [each for each in report["interruptions"] if each["stalled_s"] <= STALLED_S]
+        named = [off_by(each["words"], each["text"], *samples(tmp_path / each["file"]), ears) for each in in_time]
+        print(f"words named at {len(named)} of {num_interrupted} interruptions, less those recognised: {named}")
         assert all(abs(words) <= 1 for words in named)
+        assert len(named) >= num_interrupted / 2, "the server was too slow for a client that goes by the clock"
     first_s, plain_s = (statistics.median(each) for each in (_firsts(report), plain.first_audio_s))
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     print(

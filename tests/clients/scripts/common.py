@@ -43,9 +43,9 @@ class Report:
         self._turns.append(turn)
         print(f"turn {len(self._turns)}: {len(pcm) / 2 / rate:.1f} s, first audio after {first_audio_s}", flush=True)
 
-    def interruption(self, text: str, pcm: bytes, rate: int, words: list[str] | None) -> None:
+    def interruption(self, text: str, pcm: bytes, rate: int, words: list[str] | None, *, stalled_s: float) -> None:
         file = self._written(f"interruption-{len(self._interrupted)}.wav", pcm, rate)
-        self._interrupted.append({"text": text, "file": file, "words": words})
+        self._interrupted.append({"text": text, "file": file, "words": words, "stalled_s": stalled_s})
         print(f"interruption {len(self._interrupted)} after {len(pcm) / 2 / rate:.1f} s", flush=True)
 
     def _written(self, name: str, pcm: bytes, rate: int) -> str:
@@ -68,11 +68,12 @@ async def converse(
     *,
     words: Callable[[], list[str] | None] = lambda: None,
     words_by: Callable[[float], list[str]] | None = None,
+    stalled_s: Callable[[], float] = lambda: 0.0,
     before_leaving: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """All turns one after the other. An interruption is a turn whose audio is left after its first 0.3 s, and is
     followed by a whole turn, so that what is left of it would be heard there. With `words_by`, which tells the words
-    that begin within some seconds of audio, it is left at a random place.
+    that begin within some seconds of audio, it is left at a random place. `stalled_s`: how late the turn is by then.
     """
     chance = random.Random(17)
     for index, text in enumerate(order.texts):
@@ -80,7 +81,8 @@ async def converse(
             story = order.texts[-1 - index] + " " + text
             at_s = 0.3 if words_by is None else chance.uniform(0.4, 4)
             pcm, rate = await _interrupted(speak(story), at_s)
-            report.interruption(story, pcm, rate, None if words_by is None else words_by(len(pcm) / 2 / rate))
+            named = None if words_by is None else words_by(len(pcm) / 2 / rate)
+            report.interruption(story, pcm, rate, named, stalled_s=stalled_s())
         began_s, first_audio_s, audio, rate = time.perf_counter(), None, bytearray(), 24000
         async with asyncio.timeout(120):
             async for pcm, rate in speak(text):  # noqa: B007, the last one is written

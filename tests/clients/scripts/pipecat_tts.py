@@ -14,14 +14,22 @@ from pipecat.frames.frames import (
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
     LLMTextFrame,
+    OutputAudioRawFrame,
+    StartFrame,
     TTSAudioRawFrame,
+    TTSStartedFrame,
     TTSStoppedFrame,
     TTSTextFrame,
 )
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.transports.base_output import BaseOutputTransport
+from pipecat.transports.base_transport import TransportParams
 from pipecat.workers.runner import WorkerRunner
+
+TIMED = ("elevenlabs", "cartesia")  # with times of words
+HEARD = (TTSStartedFrame, TTSAudioRawFrame, TTSTextFrame, TTSStoppedFrame, InterruptionFrame)
 
 
 def service(order: Order) -> Any:
@@ -59,6 +67,30 @@ def service(order: Order) -> Any:
     raise ValueError(order.service)
 
 
+class Speaker(BaseOutputTransport):  # type: ignore[misc]
+    """Takes audio as fast as it is played. Pipecat's transport lets each word pass when its time has come."""
+
+    def __init__(self) -> None:
+        super().__init__(TransportParams(audio_out_enabled=True, audio_out_end_silence_secs=0))
+        self._played_s: float | None = None  # when all that was written has been played
+        self.stalled_s = 0.0  # how long there was nothing to play
+
+    def restart(self) -> None:
+        """A turn begins."""
+        self._played_s, self.stalled_s = None, 0.0
+
+    async def start(self, frame: StartFrame) -> None:
+        await super().start(frame)
+        await self.set_transport_ready(frame)
+
+    async def write_audio_frame(self, frame: OutputAudioRawFrame) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        self.stalled_s += max(0.0, now_s - (self._played_s or now_s))
+        self._played_s = max(self._played_s or now_s, now_s) + len(frame.audio) / 2 / frame.sample_rate
+        await asyncio.sleep(self._played_s - now_s)
+        return True
+
+
 class Listener(FrameProcessor):  # type: ignore[misc]
     """The end of the pipeline."""
 
@@ -68,15 +100,16 @@ class Listener(FrameProcessor):  # type: ignore[misc]
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
-        if isinstance(frame, TTSAudioRawFrame | TTSStoppedFrame | TTSTextFrame | ErrorFrame | InterruptionFrame):
+        if isinstance(frame, HEARD):
             self.frames.put_nowait(frame)
         await self.push_frame(frame, direction)
 
 
 async def main() -> None:
     order, listener, errors = Order(), Listener(), []
+    speaker = Speaker() if order.service in TIMED else None
     worker = PipelineWorker(
-        Pipeline([service(order), listener]),
+        Pipeline([service(order), *([speaker] if speaker else []), listener]),
         params=PipelineParams(audio_out_sample_rate=24000),
         cancel_on_idle_timeout=False,
         enable_rtvi=False,
@@ -99,12 +132,16 @@ async def main() -> None:
 
     async def speak(text: str) -> AsyncIterator[tuple[bytes, int]]:
         words.clear()
+        if speaker is not None:
+            speaker.restart()
         is_whole = False
         try:
             await worker.queue_frame(LLMFullResponseStartFrame())
             for piece in pieces(text):
                 await worker.queue_frame(LLMTextFrame(piece))
             await worker.queue_frame(LLMFullResponseEndFrame())
+            while not isinstance(await listener.frames.get(), TTSStartedFrame):
+                pass  # the end of the turn that was interrupted
             while not isinstance(frame := await listener.frames.get(), TTSStoppedFrame):
                 if isinstance(frame, TTSAudioRawFrame):
                     yield frame.audio, frame.sample_rate
@@ -118,7 +155,14 @@ async def main() -> None:
                     pass
 
     report = Report(order, {"pipecat-ai": version("pipecat-ai")})
-    await converse(order, report, speak, words=lambda: list(words))
+    await converse(
+        order,
+        report,
+        speak,
+        words=lambda: list(words),
+        words_by=(lambda _: list(words)) if speaker is not None else None,
+        stalled_s=lambda: 0.0 if speaker is None else speaker.stalled_s,
+    )
     assert not errors, errors
     await worker.queue_frame(EndFrame())
     await running
