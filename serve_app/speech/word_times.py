@@ -16,6 +16,7 @@ from serve_app.speech.live_text import LiveText
 from serve_app.speech.spoken_text import LEFT_OUT, SpokenPiece, SpokenText
 
 _WORD = re.compile(rf"[^\s{LEFT_OUT}](?:\S*[^\s{LEFT_OUT}])?")
+_UNREAD_WORDS = 2  # a good end leaves 2.8 tokens unread at most: docs/reliability.md
 _USUAL_S = 0.3  # taken for the length of a word whose end is not known yet
 
 
@@ -97,7 +98,7 @@ class WordTimes:
             self._hear(seconds, chars)
         if chunk.finish_reason is not None:
             self._is_over = True
-            if self._is_estimate and chunk.finish_reason is FinishReason.STOP and self._read_to[0]:
+            if chunk.finish_reason is FinishReason.STOP and self._read_to[0]:
                 self._spread_rest()
         over = len(self._starts_s) if self._is_over else max(0, len(self._starts_s) - 1)
         told, self._num_told = self._num_told, max(self._num_told, over)
@@ -133,10 +134,12 @@ class WordTimes:
 
     def _spread_rest(self) -> None:
         """The speech is complete, so the words that no reading has come to share what is left of the audio, behind the
-        beginning of the last word that one has come to.
+        beginning of the last word that one has come to. A known head misses _UNREAD_WORDS at most: more were not said.
         """
         self._take_parts(inf)
         begun = len(self._starts_s)
+        if not self._is_estimate and len(self._places) - begun > _UNREAD_WORDS:
+            return
         start_s, start = (self._starts_s[-1], self._places[begun - 1].spoken) if begun else (0.0, 0)
         step_s = max(0.0, self._num_samples / self._sample_rate - start_s) / max(1, self._num_spoken - start)
         self._starts_s += [start_s + (place.spoken - start) * step_s for place in self._places[begun:]]

@@ -141,6 +141,19 @@ def test_a_known_head_that_came_to_no_word_says_that_it_was_not_spoken() -> None
     assert [(word.text, word.is_estimate) for word in got] == [("Hello", False), ("there,", False)]
 
 
+@pytest.mark.parametrize(("reason", "is_told"), [(FinishReason.STOP, True), (FinishReason.EARLY, False)])
+def test_a_known_head_may_miss_the_last_words_of_a_good_end(reason: FinishReason, *, is_told: bool) -> None:
+    """As the embedded voice's at "for you.", which it read up to 0.005 characters before "you"."""
+    text = "Two messages for you."
+    times = WordTimes(source(text, FOLLOWED), FOLLOWED)
+    read_to = [(0.12, 0.0), (0.28, 4.0), (0.6, 13.0), (0.92, 16.995), (1.0, 16.995)]
+    got = words(times, [heard(read_to, tone(30000)), heard([], b"", reason)])
+    assert [word.text for word in got] == text.split()[: 4 if is_told else 3]
+    assert not any(word.is_estimate for word in got)
+    assert got[-1].end_s == pytest.approx(1.25)
+    assert times.spoken(1.25) == Spoken(text, "", "you.") if is_told else times.spoken(1.25).last_word == "for"
+
+
 async def test_estimated_words_of_a_text_that_is_being_written_are_told_to_its_end() -> None:
     texts = LiveTexts()
     try:
