@@ -79,7 +79,8 @@ RULES = [
     TextRules("ssml", 0.5, WORDS),
 ]
 # A sixth of the units in each way in `make test`, all of them in `make fuzz`.
-STEP = 1 if "TALKRAY_FUZZ_CASES" in os.environ else 6
+IS_WHOLE = "TALKRAY_FUZZ_CASES" in os.environ
+STEP = 1 if IS_WHOLE else 6
 
 
 def whole(sent: str, rules: TextRules) -> None:
@@ -105,8 +106,9 @@ def in_parts(sent: str, rules: TextRules) -> None:
 )
 def test_the_time_of_a_text_grows_with_its_length(way: Way, unit: str, rules: TextRules) -> None:
     # In proportion it is 16 times as long, with the square of the length 256 times. Some short texts stay below a limit
-    # that makes long ones dearer: 22 times is the most that was seen on a quiet machine.
-    limit = 32
+    # that makes long ones dearer: 22 times is the most that was seen in one turn on a quiet machine, and 19.8 in the
+    # best of eight. A machine that runs other tests beside has more.
+    limit = 20 if IS_WHOLE else 32
     assert times_as_long(partial(way, rules=rules), unit, short=4 << 10, long=64 << 10, limit=limit) <= limit
 
 
