@@ -69,18 +69,20 @@ async def converse(
     words: Callable[[], list[str] | None] = lambda: None,
     words_by: Callable[[float], list[str]] | None = None,
     stalled_s: Callable[[], float] = lambda: 0.0,
+    ahead_s: float = 0.0,
     before_leaving: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """All turns one after the other. An interruption is a turn whose audio is left after its first 0.3 s, and is
     followed by a whole turn, so that what is left of it would be heard there. With `words_by`, which tells the words
     that begin within some seconds of audio, it is left at a random place. `stalled_s`: how late the turn is by then.
+    `ahead_s`: of audio that the client takes before it is played.
     """
     chance = random.Random(17)
     for index, text in enumerate(order.texts):
         if index < order.interruptions:
             story = order.texts[-1 - index] + " " + text
             at_s = 0.3 if words_by is None else chance.uniform(0.4, 4)
-            pcm, rate = await _interrupted(speak(story), at_s)
+            pcm, rate = await _interrupted(speak(story), at_s, ahead_s=ahead_s)
             named = None if words_by is None else words_by(len(pcm) / 2 / rate)
             report.interruption(story, pcm, rate, named, stalled_s=stalled_s())
         began_s, first_audio_s, audio, rate = time.perf_counter(), None, bytearray(), 24000
@@ -95,13 +97,13 @@ async def converse(
     report.write()
 
 
-async def _interrupted(audio: Pcm, at_s: float) -> tuple[bytes, int]:
-    """What was heard by then, and its rate."""
+async def _interrupted(audio: Pcm, at_s: float, *, ahead_s: float) -> tuple[bytes, int]:
+    """What was heard by then, and its rate. The client has read `ahead_s` more of it."""
     heard, rate = b"", 24000
     async with asyncio.timeout(120):
         async for pcm, rate in audio:
             heard += pcm
-            if len(heard) / 2 / rate > at_s:
+            if len(heard) / 2 / rate > at_s + ahead_s:
                 break
         await audio.aclose()  # type: ignore[attr-defined]
     return heard[: 2 * int(at_s * rate)], rate

@@ -9,6 +9,8 @@ from common import Order, Report, converse, pieces
 from livekit.agents import tts as livekit_tts
 from livekit.plugins import cartesia, deepgram, elevenlabs, openai, simplismart
 
+AHEAD_S = 1.0  # its agents read all that comes; this much is enough
+
 
 def plugin(order: Order, http: aiohttp.ClientSession) -> livekit_tts.TTS:
     """Nothing but the address and the voice is set."""
@@ -68,6 +70,7 @@ async def main() -> None:
             speak,
             words=lambda: [word for word, _ in heard] if timed else None,
             words_by=words_by if timed else None,
+            ahead_s=AHEAD_S if timed else 0.0,
         )
         await tts.aclose()
 
