@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_told_as_the_engine_tells_it(
     assert main(arguments) == 1
     assert capsys.readouterr().out == f"{error.value}\n"
     assert main([str(directory), str(int(12e9)), ONE_GPU.model_dump_json()]) == 0
-    assert Fit(**json.loads(capsys.readouterr().out)) == predict(directory, ONE_GPU, int(12e9))
+    assert Fit(**json.loads(capsys.readouterr().out)["fit"]) == predict(directory, ONE_GPU, int(12e9))
 
 
 @pytest.mark.gpu
