@@ -17,6 +17,7 @@ LEAST_CAPABILITY: Capability = (7, 5)
 AMPERE: Capability = (8, 0)
 # The least driver of each CUDA: NVIDIA's table of minor version compatibility.
 _LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
+SMALL_BYTES = 24 << 30  # of free memory: on a GPU with less a talker's settings follow from what it carries
 _NAMES = {5: "Maxwell", 6: "Pascal", 7: "Volta"}
 _CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", re.MULTILINE)
 

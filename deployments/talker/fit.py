@@ -18,6 +18,7 @@ from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.slots import slots_on
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError, TalkrayError
+from deployments.gpu.card import SMALL_BYTES
 from deployments.talker.audio_streams import SLOTS_PER_RECORDING
 from deployments.talker.kv_cache import BESIDE_BYTES, CONTEXT_BYTES, KVCache
 from deployments.talker.loading import block_size_of, dtype_of, gpu_share
@@ -26,9 +27,7 @@ from deployments.weights.checkpoint import read_shapes
 
 _TEXT_EMBEDDING = "talker.model.text_embedding.weight"
 _USUAL_POSITIONS = 320  # about twenty seconds of speech, and its prompt
-# A GPU with less free memory is a small one: the engine may have all of it but _SPARE_BYTES, in rows that it carries.
-_SMALL_BYTES = 24 << 30
-_SPARE_BYTES = 128 << 20
+_SPARE_BYTES = 128 << 20  # of a small GPU, that the engine leaves
 _LEAST_ROWS = 4
 _SHORTER = (2048, 1024)  # positions: 160 and 80 seconds; texts are spoken in segments of about a minute
 
@@ -48,7 +47,7 @@ def choose(directory: Path, config: TalkerConfig, total: int, free: int) -> Talk
     """`config` for a GPU with `free` of `total` bytes: on a small one with as few rows as still speak the most streams
     of twenty seconds, and with shorter sequences where else none fits. Raises EngineError where nothing fits.
     """
-    if free >= _SMALL_BYTES:
+    if free >= SMALL_BYTES:
         return config
     own = config.model_copy(update={"gpu_memory_fraction": max(0.01, (free - _SPARE_BYTES) / total)})
     most, chosen = 0, None
@@ -57,21 +56,18 @@ def choose(directory: Path, config: TalkerConfig, total: int, free: int) -> Talk
         while rows >= min(_LEAST_ROWS, own.max_num_seqs):
             tried = own.model_copy(update={"max_num_seqs": rows, "max_model_len": length})
             with contextlib.suppress(EngineError):
-                usual = predict(directory, tried, total, free=free).usual
+                usual = predict(directory, tried, total, free).usual
                 if usual >= most:
                     most, chosen = usual, tried
             rows //= 2
         if chosen is not None:
             return chosen
-    predict(directory, tried, total, free=free)  # says why
+    predict(directory, tried, total, free)  # says why
     raise AssertionError("the smallest settings fit after all")
 
 
-def predict(directory: Path, config: TalkerConfig, total: int, *, free: int | None = None) -> Fit:
-    """The load that fits a GPU of `total` bytes, of which `free`, else all, are unused. Raises EngineError if no
-    sequence fits.
-    """
-    free = total if free is None else free
+def predict(directory: Path, config: TalkerConfig, total: int, free: int) -> Fit:
+    """The load that fits a GPU with `free` of `total` bytes. Raises EngineError if no sequence fits."""
     model, device = ModelConfig.load(directory), torch.device("cuda")
     size = config.kv_block_size or block_size_of(device, config.attention)
     dtype = dtype_of(config, device)
@@ -118,14 +114,15 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m deployments.talker.fit")
     parser.add_argument("directory", type=Path)
     parser.add_argument("total", type=int, help="bytes of the GPU")
+    parser.add_argument("free", type=int, help="bytes of it that no process has")
     parser.add_argument("config", help="the settings of the talker, as JSON")
-    parser.add_argument("--choose", type=int, metavar="FREE", help="settings for so many free bytes of it, like these")
+    parser.add_argument("--choose", action="store_true", help="settings that fit, like these")
     options = parser.parse_args(arguments)
-    config, free = TalkerConfig.model_validate_json(options.config), options.choose
+    config, memory = TalkerConfig.model_validate_json(options.config), (options.total, options.free)
     try:
-        if free is not None:
-            config = choose(options.directory, config, options.total, free)
-        fit = predict(options.directory, config, options.total, free=free)
+        if options.choose:
+            config = choose(options.directory, config, *memory)
+        fit = predict(options.directory, config, *memory)
     except TalkrayError as error:
         sys.stdout.write(f"{error}\n")
         return 1

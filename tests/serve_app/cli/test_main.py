@@ -237,7 +237,7 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: str, gpus: int = 0)
     asked: list[AppConfig] = []
     monkeypatch.setattr(module, "count_gpus", lambda: gpus)
     monkeypatch.setattr(module, "examine", lambda config, _: asked.append(config) or [])
-    monkeypatch.setattr(module, "predict_memory", lambda config: [])
+    monkeypatch.setattr(module, "predict_memory", lambda *_, **__: [])
     RUNNER.invoke(cli, ["doctor", *arguments], catch_exceptions=False)
     return asked[0]
 
