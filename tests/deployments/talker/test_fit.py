@@ -193,7 +193,7 @@ def test_a_start_on_what_others_leave_of_a_gpu(name: str, gib: int, tmp_path: Pa
     torch.cuda.empty_cache()
     with all_but(int(gib * 29 / 30 * (1 << 30))) as (free, total):
         config = choose(tmp_path / name, INSTALLED, total, free).model_copy(update={"device": "cuda"})
-        print(f"{name} in {gib} GiB: {config.max_num_seqs} rows of {config.max_model_len}")
+        sys.stdout.write(f"{name} in {gib} GiB: {config.max_num_seqs} rows of {config.max_model_len}\n")
         num_streams = min(config.max_num_seqs, predict(tmp_path / name, config, total, free).usual)
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other:
             assert other.submit(speak, tmp_path / name, config, num_streams).result() == (
