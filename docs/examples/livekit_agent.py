@@ -4,8 +4,8 @@
     python livekit_agent.py dev     # with LIVEKIT_URL, LIVEKIT_API_KEY and LIVEKIT_API_SECRET
 
 OPENAI_URL is any server with OpenAI's /chat/completions and /audio/transcriptions. The Cartesia plugin is one of five
-that speak with Talkray unmodified: it sends text as it is written, and reads the time of each word. After an interruption
-the conversation therefore has the words that were heard, and no others.
+that speak with Talkray unmodified: it sends text as it is written, and reads the time of each word. Therefore, after an
+interruption, the conversation has the words that were heard, and no others.
 """
 
 import os

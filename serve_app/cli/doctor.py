@@ -155,6 +155,8 @@ def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -
     Models that share a GPU must fit it together. Settings of no file follow the card, as `talkray serve` has them.
     """
     card, used = _smallest(address), 0
+    if card is None:
+        return
     if follows_card:
         try:
             config = for_this_card(config, address)
@@ -164,7 +166,7 @@ def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -
             yield Finding(False, "GPU memory", str(error))
             return
     sharing = [(name, own) for name, own in config.by_model().items() if own.talker_pool.num_gpus > 0]
-    for name, own in sharing if card is not None else ():
+    for name, own in sharing:
         found = None
         with contextlib.suppress(CheckpointError):  # told already
             found = find(own.model)
@@ -174,7 +176,7 @@ def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -
         used += needed if own.talker_pool.num_gpus < 1 else 0
         yield finding
     parts = sum(own.talker_pool.num_gpus for _, own in sharing if own.talker_pool.num_gpus < 1)
-    if used and parts <= 1 and card is not None:
+    if used and parts <= 1:
         text = f"the models that share a GPU take {used / (1 << 30):.1f} of its {_gib(card.total)}"
         remedy = "" if used <= card.total else ": a smaller talker.gpu_memory_fraction for each, or a GPU more"
         yield Finding(used <= card.total, "GPU memory", text + remedy)
