@@ -1,10 +1,11 @@
 """A Pipecat agent that speaks with Talkray, and stops when it is interrupted. Its clients come over a WebSocket.
 
-    pip install "pipecat-ai[openai,deepgram,websocket]"
+    pip install "pipecat-ai[openai,cartesia,websocket]"
     PORT=8765 python pipecat_agent.py       # then connect with Pipecat's client SDK, or with another transport below
 
-OPENAI_URL is any server with OpenAI's /chat/completions and /audio/transcriptions. The Deepgram Flux service speaks
-with Talkray unmodified; so do those of OpenAI, Deepgram, ElevenLabs and Cartesia.
+OPENAI_URL is any server with OpenAI's /chat/completions and /audio/transcriptions. Pipecat's services of OpenAI,
+Deepgram, ElevenLabs and Cartesia speak with Talkray unmodified. Cartesia's reads the time of each word: after an
+interruption the conversation has the words that were heard, and no others.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair, LLMUserAggregatorParams
 from pipecat.serializers.protobuf import ProtobufFrameSerializer
-from pipecat.services.deepgram.flux.tts import DeepgramFluxTTSService
+from pipecat.services.cartesia.tts import CartesiaTTSService
 from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.services.openai.stt import OpenAISTTService
 from pipecat.transports.websocket.server import SingleClientWebsocketServerParams, SingleClientWebsocketServerTransport
@@ -47,10 +48,10 @@ async def main() -> None:
             OpenAISTTService(base_url=OPENAI_URL, api_key=KEY, settings=OpenAISTTService.Settings(model=stt_model)),
             turns.user(),
             OpenAILLMService(base_url=OPENAI_URL, api_key=KEY, settings=OpenAILLMService.Settings(model=llm_model)),
-            DeepgramFluxTTSService(
-                url=f"{TALKRAY}/v2/speak",
+            CartesiaTTSService(
+                url=f"{TALKRAY}/tts/websocket",
                 api_key=os.environ.get("TALKRAY_API_KEY", "none"),
-                settings=DeepgramFluxTTSService.Settings(voice=f"flux-{VOICE}-en"),
+                settings=CartesiaTTSService.Settings(voice=VOICE),
             ),
             transport.output(),
             turns.assistant(),

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -17,18 +17,20 @@ _WORDS_PER_S = 30
 
 
 @contextmanager
-def fake_openai(transcripts: list[str]) -> Iterator[tuple[str, list[list[dict[str, object]]]]]:
-    """Its base URL, and the messages of each chat that was asked for. Who asks for a story gets STORY, others ANSWER;
-    `transcripts` are what its recogniser hears, one after the other.
+def fake_openai(transcripts: Sequence[str] = ("",)) -> Iterator[tuple[str, list[list[dict[str, object]]]]]:
+    """Its base URL, and the messages of each chat that was asked for. Who asks for a story gets STORY, others ANSWER.
+    Its recogniser hears the first of `transcripts` until there was a chat, and the next one then.
     """
     asked: list[list[dict[str, object]]] = []
-    left = iter(transcripts)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             if self.path.endswith("/audio/transcriptions"):
-                self._send("application/json", json.dumps({"text": next(left, "")}).encode())
+                self._send(
+                    "application/json",
+                    json.dumps({"text": transcripts[min(len(asked), len(transcripts) - 1)]}).encode(),
+                )
                 return
             asked.append(messages := json.loads(body)["messages"])
             said = [str(message["content"]) for message in messages if message["role"] == "user"][-1]
