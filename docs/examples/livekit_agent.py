@@ -33,6 +33,7 @@ def agent_session(http: aiohttp.ClientSession | None = None) -> AgentSession:
             voice=os.environ.get("VOICE", "nora"),
             http_session=http,
         ),
+        use_tts_aligned_transcript=True,  # the words that were heard, by the times that Talkray gives them
         # Half a second of a caller's voice interrupts; no service of LiveKit's is asked whether it was meant so.
         turn_handling={"turn_detection": "vad", "interruption": {"mode": "vad", "min_duration": 0.5}},
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import aiohttp
 from livekit import rtc
 from livekit.agents.voice.io import AudioInput, AudioOutput, AudioOutputCapabilities
+from livekit.agents.voice.transcription import TranscriptSynchronizer
 
 ORDER = json.loads(Path(sys.argv[1]).read_text())
 FOLDER = Path(ORDER["folder"])
@@ -102,7 +103,10 @@ async def main() -> None:
     microphone, loudspeaker = Microphone(), Loudspeaker()
     async with aiohttp.ClientSession() as http:
         session = livekit_agent.agent_session(http)
-        session.input.audio, session.output.audio = microphone, loudspeaker
+        # As a room wires them: the text that belongs to what was played is known at an interruption.
+        heard = TranscriptSynchronizer(next_in_chain_audio=loudspeaker, next_in_chain_text=None)
+        session.input.audio = microphone
+        session.output.audio, session.output.transcription = heard.audio_output, heard.text_output
         await session.start(livekit_agent.agent(), record=False)
         microphone.pcm += said[0]
         await until(lambda: loudspeaker.played_s > 1.5, "the story is heard")
@@ -111,16 +115,11 @@ async def main() -> None:
         await until(lambda: loudspeaker.answers, "the caller interrupts")
         silence_s = time.perf_counter() - began_s
         await until(lambda: len(loudspeaker.answers) > 1, "the answer is heard")
-        history = [item for item in session.history.items if item.type == "message" and item.role == "assistant"]
         await session.aclose()
     for number, (pcm, _) in enumerate(loudspeaker.answers):
         write(f"answer-{number}.wav", pcm)
-    report = {
-        "cut": [cut for _, cut in loudspeaker.answers],
-        "texts": [item.text_content for item in history],
-        "silence_s": silence_s,
-    }
-    (FOLDER / "report.json").write_text(json.dumps(report))
+    cut = [was_cut for _, was_cut in loudspeaker.answers]
+    (FOLDER / "report.json").write_text(json.dumps({"cut": cut, "silence_s": silence_s}))
 
 
 asyncio.run(main())
