@@ -30,6 +30,9 @@ class TalkerConfig(Strict):
     # weights, codec and recorded work, and never more than they can use. `kv_cache_bytes` is their size itself.
     gpu_memory_fraction: Annotated[float | None, Field(gt=0, le=1)] = None
     kv_cache_bytes: Annotated[int | None, Field(ge=1)] = None
+    # On a GPU: after so many seconds without a request the engine's memory moves to the host's, and the GPU is free for
+    # others (driver 570 or newer). The next request brings it back. Unset: it stays.
+    keep_alive_s: Annotated[float | None, Field(gt=0)] = None
     # Attention of the fused kernels. auto: our own, which is faster (docs/performance.md); the start says which it is.
     attention: Literal["auto", "triton", "flash_attn"] = "auto"
     # auto: fused Triton kernels on a GPU in half precision; on a CPU sums that do not depend on the batch.
@@ -41,6 +44,12 @@ class TalkerConfig(Strict):
     def _sizes_once(self) -> Self:
         if self.gpu_memory_fraction is not None and self.kv_cache_bytes is not None:
             raise ValueError("gpu_memory_fraction and kv_cache_bytes both size the KV cache: set one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _only_a_gpu_is_left(self) -> Self:
+        if self.keep_alive_s is not None and self.device == "cpu":
+            raise ValueError("keep_alive_s: a talker on the CPU has no GPU to leave")
         return self
 
 
