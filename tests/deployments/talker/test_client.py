@@ -1,8 +1,10 @@
 """Against real engine processes. One of them serves most tests, on one event loop as in a replica."""
 
 import asyncio
+import math
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -10,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
+from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.gpu import asleep
 from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, GenerateRequest, Mailbox
@@ -20,6 +24,8 @@ from deployments.talker.client import EngineClient, _next_chunk
 from deployments.talker.deployment import TalkerReplica
 from deployments.talker.engine import Engine
 from deployments.talker.loading import build_engine
+from talkray_tools.random_checkpoint import Options, write_checkpoint
+from talkray_tools.released import SHAPES
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import Spoken, ask, speak
 
@@ -308,3 +314,28 @@ async def test_an_engine_stays_where_the_driver_cannot_move_it(
         await tried.wait()
     assert len(await listen(client, ask("Hello.", frames=3))) > 0
     assert sleeper == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+async def test_a_gpu_is_free_while_its_engine_sleeps(tmp_path: Path) -> None:
+    """A real one, and the driver's checkpoints: codes are the same after it, and the first audio comes within 4 s."""
+    write_checkpoint(tmp_path, SHAPES["0.6B-CustomVoice"], Options())
+    before, total = torch.cuda.mem_get_info()
+    config = TalkerConfig(max_num_seqs=8, gpu_memory_fraction=8e9 / total, keep_alive_s=2.0)
+    engine = EngineClient(str(tmp_path), config)
+    request = ask("Hello.", frames=20, ignore_eos=True, voice=engine.info.voices[0])
+    awake = Spoken.join(await listen(engine, request))
+    used = before - torch.cuda.mem_get_info()[0]
+    for _ in range(2):
+        await falls_asleep(engine)
+        assert before - torch.cuda.mem_get_info()[0] < 0.1 * used
+        asked_s = time.monotonic()
+        heard, first_s = [], math.inf
+        async with aclosing(engine.generate(replace(request, gpu_frames=20))) as chunks:
+            async for chunk in chunks:
+                heard.append(chunk)
+                first_s = min(first_s, time.monotonic() - asked_s if chunk.pcm else math.inf)
+        assert first_s < 4
+        assert np.array_equal(Spoken.join(heard).codes, awake.codes)
+    engine.stop()
