@@ -9,9 +9,9 @@ from functools import cache
 
 from deployments.errors import EngineError
 
-_LEAST_DRIVER = 570
-_LOCK_TIMEOUT_MS = 2000
 _LIBRARY = "libcuda.so.1"
+_LEAST_DRIVER = 570
+_LOCK_TIMEOUT_MS = 2000  # for work that was begun on the GPU
 
 
 class _LockArguments(ctypes.Structure):
