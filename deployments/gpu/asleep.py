@@ -55,5 +55,6 @@ def _driver() -> ctypes.CDLL:
         driver = ctypes.CDLL(_LIBRARY)
     except OSError as error:
         raise EngineError(f"keep_alive needs NVIDIA's driver: {error}") from None
-    driver.cuInit(0)
+    if status := driver.cuInit(0):
+        raise EngineError(f"keep_alive needs NVIDIA's driver, which does not start here ({status})")
     return driver
