@@ -130,11 +130,10 @@ def for_this_card(config: AppConfig, address: Address) -> AppConfig:
 
     Several models, and one whose weights are not here, stay as they are. Raises StartError where nothing fits.
     """
-    card = _smallest(address)
-    if config.models or config.talker_pool.num_gpus != 1 or card is None or card.free >= SMALL_BYTES:
+    if config.models or config.talker_pool.num_gpus != 1:
         return config
-    found = find(config.model)
-    if found is None:
+    card, found = _smallest(address), find(config.model)
+    if card is None or card.free >= SMALL_BYTES or found is None:
         return config
     done = _ask_fit(found, config.talker, card, "--choose")
     if done.returncode:

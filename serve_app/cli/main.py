@@ -137,7 +137,9 @@ def serve(
         progress = stack.enter_context(ProgressLine(report))
         for own in settings.by_model().values():
             _fetch(own.model, progress)
-        settings = settings if config else for_this_card(settings, address)
+        if config is None and (fitted := for_this_card(settings, address)) != settings:
+            settings, talker = fitted, fitted.talker
+            progress.done(f"this GPU carries {talker.max_num_seqs} rows of {talker.max_model_len} positions")
         server = stack.enter_context(running(settings, address, progress.report, show=show))
         keyed = settings.api.access.keys_file is not None
         stack.enter_context(_found_by_say(server.url, keyed=keyed))
