@@ -26,7 +26,7 @@ from serve_app.audio import recordings
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import AccessSettings, ApiSettings
 from serve_app.speech.admission import always
-from serve_app.speech.models import ModelState, ModelStatus
+from serve_app.speech.model_state import ModelState, ModelStatus
 from tests.serve_app import asgi, fake
 from tests.serve_app.audio.test_formats import decode
 from tests.serve_app.audio.test_recordings import data_url, recording
