@@ -5,7 +5,7 @@ PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit kernels e2e scale metrics faults hostile fleet cluster-check docs clients page fuzz audit listen parity step-load overload simulate-check clean
+.PHONY: help install run test lint unit kernels e2e scale metrics faults hostile fleet cluster-check docs clients examples page fuzz audit listen parity step-load overload simulate-check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ docs: $(VENV)/.installed-dev ## Run the commands of README and docs as they are 
 
 clients: $(VENV)/.installed-dev ## The newest clients, unmodified, against a server (their packages go into .clients; node for two rows; 20 minutes)
 	$(BIN)/python -m pytest -q -s -m clients tests/clients
+
+examples: $(VENV)/.installed-dev ## docs/examples as they are: agents, a telephone, a chat, a book, a batch (a part of `make clients`; five minutes)
+	$(BIN)/python -m pytest -q -s -m clients tests/clients/test_examples.py
 
 page: $(VENV)/.installed-dev ## The page at `/` in Chromium and Firefox, against real servers (their packages go into .pages; ten minutes)
 	@command -v chromium firefox-esr pulseaudio ffmpeg >/dev/null || apt-get install -y --no-install-recommends chromium firefox-esr pulseaudio ffmpeg || { echo "chromium, firefox-esr, pulseaudio or ffmpeg is missing"; exit 1; }

@@ -19,7 +19,7 @@ class TalkerConfig(Strict):
     """The talker engine of one replica."""
 
     device: Device = "auto"  # auto: cuda where the replica was given a GPU, else cpu
-    dtype: DType = "auto"  # auto: bfloat16 on cuda, float32 on cpu
+    dtype: DType = "auto"  # auto: bfloat16 on cuda, float16 on a GPU of before Ampere, float32 on cpu
     threads: Annotated[int, Field(ge=1)] = 1  # torch threads of the engine process
     max_num_seqs: Annotated[int, Field(ge=1)] = 8  # sequences in one batch; on CPU also the fixed number of rows
     max_num_waiting: Annotated[int, Field(ge=0)] = 16  # sequences that may wait for a place in the batch
@@ -30,6 +30,9 @@ class TalkerConfig(Strict):
     # weights, codec and recorded work, and never more than they can use. `kv_cache_bytes` is their size itself.
     gpu_memory_fraction: Annotated[float | None, Field(gt=0, le=1)] = None
     kv_cache_bytes: Annotated[int | None, Field(ge=1)] = None
+    # On a GPU: after so many seconds without a request the engine's memory moves to the host's, and the GPU is free for
+    # others (driver 570 or newer). The next request brings it back. Unset: it stays.
+    keep_alive_s: Annotated[float | None, Field(gt=0)] = None
     # Attention of the fused kernels. auto: our own, which is faster (docs/performance.md); the start says which it is.
     attention: Literal["auto", "triton", "flash_attn"] = "auto"
     # auto: fused Triton kernels on a GPU in half precision; on a CPU sums that do not depend on the batch.
@@ -41,6 +44,12 @@ class TalkerConfig(Strict):
     def _sizes_once(self) -> Self:
         if self.gpu_memory_fraction is not None and self.kv_cache_bytes is not None:
             raise ValueError("gpu_memory_fraction and kv_cache_bytes both size the KV cache: set one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _only_a_gpu_is_left(self) -> Self:
+        if self.keep_alive_s is not None and self.device == "cpu":
+            raise ValueError("keep_alive_s: a talker on the CPU has no GPU to leave")
         return self
 
 

@@ -54,8 +54,8 @@ class SlotDecoder(ABC):
 
     @staticmethod
     @abstractmethod
-    def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, total: int) -> int:
-        """Bytes that it will take of a GPU with `total` bytes."""
+    def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, within_reach: int) -> int:
+        """Bytes that it will take of a GPU, of which so many are `within_reach` of this process."""
 
     @staticmethod
     @abstractmethod
@@ -108,7 +108,7 @@ class PlainSlots(SlotDecoder):
         return cls(CodecDecoder.load(directory, device=device), num_slots=num_slots)
 
     @staticmethod
-    def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, total: int) -> int:
+    def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, within_reach: int) -> int:
         """Layers of few channels have their weights twice."""
         return 2 * num_weights * torch.float32.itemsize + num_slots * PlainSlots.state_bytes(config)
 

@@ -43,6 +43,7 @@ class Start:
     took_s: float | None = None  # set at the end
     failed: str | None = None  # why the start failed
     usual_s: float | None = None  # how long the start before took
+    is_asleep: bool = False  # started, and its replica has left the GPU since (`talker.keep_alive_s`)
 
     def note(self) -> bytes:
         return json.dumps(asdict(self)).encode()

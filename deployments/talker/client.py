@@ -13,7 +13,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from deployments.config import TalkerConfig
-from deployments.errors import TalkerLost
+from deployments.errors import EngineError, TalkerLost
+from deployments.gpu import asleep
 from deployments.protocol import FrameChunk, GenerateRequest, Mailbox, ModelInfo
 from deployments.serving import mailbox, metrics
 from deployments.serving.reports import report_stage
@@ -53,6 +54,9 @@ class EngineClient:
         self._reading: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._reported_s = 0.0  # time.monotonic() of the last report
+        self._keep_alive_s, self._idle_since_s = config.keep_alive_s, time.monotonic()
+        self._asleep, self._changing = False, asyncio.Lock()
+        self.on_sleep: Callable[[bool], None] = lambda is_asleep: None  # called on another thread
         self.load = channel.EngineLoad()  # of the last step
         with contextlib.ExitStack() as failed:
             failed.callback(self.stop)
@@ -70,9 +74,14 @@ class EngineClient:
 
         Raises InvalidRequest and Overloaded before the first frame, TalkerLost when the engine process dies.
         """
-        await self._attach()
+        await self.attach()
         sequence_id = next(self._sequence_ids)
         queue = self._streams[sequence_id] = asyncio.Queue()
+        if self._keep_alive_s is not None:
+            with contextlib.ExitStack() as failed:
+                failed.callback(self._streams.pop, sequence_id)
+                await self._wake()
+                failed.pop_all()
         self._send(channel.Submit(sequence_id, request))
         live, least = request.synthesis.live, _BACKGROUND_FRAMES if request.synthesis.background else 0
         writing = None if live is None else asyncio.create_task(self._write(sequence_id, live))
@@ -87,6 +96,7 @@ class EngineClient:
         finally:
             if writing is not None:
                 writing.cancel()
+            self._idle_since_s = time.monotonic()
             if self._streams.pop(sequence_id, None) is not None:
                 self._send(channel.Abort(sequence_id))
 
@@ -103,7 +113,9 @@ class EngineClient:
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
         """Have the engine drop what it keeps of these voices. Returns how many results it had. Raises TalkerLost."""
-        await self._attach()
+        await self.attach()
+        if self._keep_alive_s is not None:
+            await self._wake()
         forgotten: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._forgetting.append(forgotten)
         self._send(channel.Forget(voices))
@@ -135,8 +147,10 @@ class EngineClient:
             f"the engine process ended with code {self._process.wait()} while it loaded; its output says why"
         )
 
-    async def _attach(self) -> None:
-        """Give the socket to the event loop. The first request does so, because a constructor has no loop."""
+    async def attach(self) -> None:
+        """Give the socket to the event loop. The first call does so, because a constructor has no loop. Raises
+        TalkerLost.
+        """
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
         await asyncio.shield(self._connecting)
@@ -165,6 +179,40 @@ class EngineClient:
                 logger.error("the engine process has been silent for %.1f s", silence_s)
                 self._process.kill()
                 reading.cancel()  # a process that hangs in a driver keeps its socket even when it is killed
+            if self._streams or self._forgetting:
+                self._idle_since_s = now_s
+            elif self._keep_alive_s is not None and now_s - self._idle_since_s > self._keep_alive_s:
+                await self._sleep()
+
+    async def _sleep(self) -> None:
+        """Leave the GPU, unless a request comes first. Where the driver cannot, the engine stays awake for good."""
+        async with self._changing:
+            if self._asleep or self._streams:
+                return
+            try:
+                await asyncio.to_thread(self._change, asleep.send_to_sleep, to_sleep=True)
+            except EngineError as error:
+                logger.error("the engine stays on its GPU: %s", error)
+                self._keep_alive_s = None
+
+    async def _wake(self) -> None:
+        """Return once the engine has its GPU. Raises TalkerLost where others have taken its memory."""
+        async with self._changing:
+            if not self._asleep:
+                return
+            began_s = time.monotonic()
+            try:
+                await asyncio.to_thread(self._change, asleep.wake, to_sleep=False)
+            except EngineError as error:
+                self._process.kill()  # it hears nothing any more
+                raise TalkerLost(f"the engine did not come back to its GPU: {error}") from error
+            self._idle_since_s = time.monotonic()
+            logger.info("the engine is back on its GPU after %.2f s", time.monotonic() - began_s)
+
+    def _change(self, change: Callable[[int], None], *, to_sleep: bool) -> None:
+        change(self._process.pid)
+        self._asleep = to_sleep
+        self.on_sleep(to_sleep)
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -40,6 +40,10 @@ class StartNotes:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._leave(self._start.ended(time.time(), failed=None if error is None else str(error)))
 
+    def sleep(self, is_asleep: bool) -> None:
+        """The replica has left its GPU, or is back."""
+        self._leave(replace(self._start, is_asleep=is_asleep))
+
     def _leave(self, start: Start) -> None:
         self._start = start
         if self._key is not None:
@@ -54,6 +58,7 @@ class TalkerReplica:
         ray_metrics.install(name)
         with StartNotes() as notes:
             self._engine = EngineClient(model, config, notes.report)
+        self._engine.on_sleep, self._watches_idleness = notes.sleep, config.keep_alive_s is not None
         metrics.codec_precision("talker", self._engine.info.codec_precision)
         self._replica = Replica(TalkerLost, self._failure)
         self._heartbeat = FrameChunk(np.zeros((0, self._engine.info.num_code_groups), np.int16), 0)
@@ -83,6 +88,8 @@ class TalkerReplica:
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises, or when it ends: a dead engine cannot be revived in place."""
         self._replica.check_health()
+        if self._watches_idleness:  # also of a replica that nobody has asked for anything
+            await self._engine.attach()
 
     def _failure(self) -> str | None:
         return None if self._engine.is_alive else "the engine process of this talker replica is lost"

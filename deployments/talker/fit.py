@@ -1,10 +1,11 @@
-"""The sequences of a checkpoint that fit a GPU, before anything is loaded: `python -m deployments.talker.fit`, for
-`talkray doctor`.
+"""The sequences of a checkpoint that fit a GPU, and settings that fit it, before anything is loaded: `python -m
+deployments.talker.fit`, for `talkray doctor` and `talkray serve`.
 
 The weights' size comes from the headers of their files, the rest of the arithmetic is the engine's own.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import sys
@@ -16,15 +17,19 @@ import torch
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.slots import slots_on
 from deployments.config import TalkerConfig
-from deployments.errors import TalkrayError
+from deployments.errors import EngineError, TalkrayError
+from deployments.gpu.card import SMALL_BYTES
 from deployments.talker.audio_streams import SLOTS_PER_RECORDING
-from deployments.talker.kv_cache import BESIDE_BYTES, KVCache
+from deployments.talker.kv_cache import BESIDE_BYTES, CONTEXT_BYTES, KVCache
 from deployments.talker.loading import block_size_of, dtype_of, gpu_share
 from deployments.talker.model.config import ModelConfig
 from deployments.weights.checkpoint import read_shapes
 
 _TEXT_EMBEDDING = "talker.model.text_embedding.weight"
 _USUAL_POSITIONS = 320  # about twenty seconds of speech, and its prompt
+_SPARE_BYTES = 128 << 20  # of a small GPU, that the engine leaves
+_LEAST_ROWS = 4
+_SHORTER = (2048, 1024)  # positions: 160 and 80 seconds; texts are spoken in segments of about a minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +43,40 @@ class Fit:
     beside: int = BESIDE_BYTES  # bytes of CUDA and of a step
 
 
-def predict(directory: Path, config: TalkerConfig, total: int) -> Fit:
-    """The load that fits an otherwise unused GPU of `total` bytes. Raises EngineError if no sequence fits."""
+def choose(directory: Path, config: TalkerConfig, total: int, free: int) -> TalkerConfig:
+    """`config` for a GPU with `free` of `total` bytes: on a small one with as few rows as still speak the most streams
+    of twenty seconds, and with shorter sequences where else none fits. Raises EngineError where nothing fits.
+    """
+    if free >= SMALL_BYTES:
+        return config
+    own = config.model_copy(update={"gpu_memory_fraction": max(0.01, (free - _SPARE_BYTES) / total)})
+    most, chosen = 0, None
+    for length in (own.max_model_len, *(each for each in _SHORTER if each < own.max_model_len)):
+        rows = own.max_num_seqs
+        while rows >= min(_LEAST_ROWS, own.max_num_seqs):
+            tried = own.model_copy(update={"max_num_seqs": rows, "max_model_len": length})
+            with contextlib.suppress(EngineError):
+                usual = predict(directory, tried, total, free).usual
+                if usual >= most:
+                    most, chosen = usual, tried
+            rows //= 2
+        if chosen is not None:
+            return chosen
+    predict(directory, tried, total, free)  # says why
+    raise AssertionError("the smallest settings fit after all")
+
+
+def predict(directory: Path, config: TalkerConfig, total: int, free: int) -> Fit:
+    """The load that fits a GPU with `free` of `total` bytes. Raises EngineError if no sequence fits."""
     model, device = ModelConfig.load(directory), torch.device("cuda")
     size = config.kv_block_size or block_size_of(device, config.attention)
     dtype = dtype_of(config, device)
     block_bytes = KVCache.bytes_per_position(model.talker, dtype) * size
     clones = model.speaker_encoder is not None
     loaded = _talker_bytes(directory, model, dtype)
-    loaded += _codec_bytes(directory, 2 * config.max_num_seqs, total, clones=clones)
-    kv = config.kv_cache_bytes or gpu_share(config, block_bytes, size).kv_bytes(total, loaded)
+    loaded += _codec_bytes(directory, 2 * config.max_num_seqs, free - CONTEXT_BYTES, clones=clones)
+    share = gpu_share(config, block_bytes, size)
+    kv = config.kv_cache_bytes or share.kv_bytes(total, loaded, others=total - free)
     blocks = kv // block_bytes - 1
 
     def at_once(positions: int) -> int:
@@ -64,14 +93,14 @@ def _talker_bytes(directory: Path, model: ModelConfig, dtype: torch.dtype) -> in
     return (talker + table) * dtype.itemsize + _count(shapes, "speaker_encoder.") * torch.float32.itemsize
 
 
-def _codec_bytes(directory: Path, num_slots: int, total: int, *, clones: bool) -> int:
-    """Bytes of the codec decoder with so many streams, on a GPU of `total` bytes; for a model that `clones` with the
-    encoder of recordings and the decoder's states after recordings.
+def _codec_bytes(directory: Path, num_slots: int, within_reach: int, *, clones: bool) -> int:
+    """Bytes of the codec decoder with so many streams, where so many bytes are `within_reach`; for a model that
+    `clones` with the encoder of recordings and the decoder's states after recordings.
     """
     folder, shapes = directory / "speech_tokenizer", read_shapes(directory / "speech_tokenizer")
     slots, config = slots_on(torch.device("cuda"), folder), SpeechTokenizerConfig.load(folder).decoder
     weights = _count(shapes, "decoder.")
-    decoder = slots.gpu_bytes(config, num_weights=weights, num_slots=num_slots, total=total)
+    decoder = slots.gpu_bytes(config, num_weights=weights, num_slots=num_slots, within_reach=within_reach)
     states = num_slots // SLOTS_PER_RECORDING * slots.state_bytes(config)
     return decoder + clones * (_count(shapes, "encoder.") * torch.float32.itemsize + states)
 
@@ -81,18 +110,23 @@ def _count(shapes: dict[str, tuple[int, ...]], prefix: str) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Command line: a `Fit` as JSON, or why nothing fits and 1."""
+    """Command line: the settings and their `Fit` as JSON, or why nothing fits and 1."""
     parser = argparse.ArgumentParser(prog="python -m deployments.talker.fit")
     parser.add_argument("directory", type=Path)
     parser.add_argument("total", type=int, help="bytes of the GPU")
+    parser.add_argument("free", type=int, help="bytes of it that no process has")
     parser.add_argument("config", help="the settings of the talker, as JSON")
+    parser.add_argument("--choose", action="store_true", help="settings that fit, like these")
     options = parser.parse_args(arguments)
+    config, memory = TalkerConfig.model_validate_json(options.config), (options.total, options.free)
     try:
-        fit = predict(options.directory, TalkerConfig.model_validate_json(options.config), options.total)
+        if options.choose:
+            config = choose(options.directory, config, *memory)
+        fit = predict(options.directory, config, *memory)
     except TalkrayError as error:
         sys.stdout.write(f"{error}\n")
         return 1
-    sys.stdout.write(json.dumps(asdict(fit)) + "\n")
+    sys.stdout.write(json.dumps({"talker": config.model_dump(), "fit": asdict(fit)}) + "\n")
     return 0
 
 

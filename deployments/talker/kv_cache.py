@@ -16,10 +16,10 @@ from deployments.talker.model.config import TransformerConfig
 
 GIB = 1 << 30
 # CUDA's context with the kernels that are loaded into it: it exists before anything can be measured.
-_CONTEXT_BYTES = 600 << 20
+CONTEXT_BYTES = 600 << 20
 # Memory beside keys and values: tables of the predictor, activations, workspaces of the matrix library, graphs.
 _STEP_BYTES = 900 << 20
-BESIDE_BYTES = _CONTEXT_BYTES + _STEP_BYTES
+BESIDE_BYTES = CONTEXT_BYTES + _STEP_BYTES
 
 # Contexts are gathered in lengths of this many positions, so that shapes repeat.
 _LENGTH_STEP = 64
@@ -61,21 +61,21 @@ class Wanted:
 
         Raises EngineError if they are too few.
         """
-        allowed = int(self.fraction * total) - _CONTEXT_BYTES - loaded - _STEP_BYTES
-        room = min(allowed, total - others - _CONTEXT_BYTES - loaded - _STEP_BYTES)
+        allowed = int(self.fraction * total) - CONTEXT_BYTES - loaded - _STEP_BYTES
+        room = min(allowed, total - others - CONTEXT_BYTES - loaded - _STEP_BYTES)
         if room < self.least_bytes:
             raise EngineError(self._too_little(total, loaded, others, is_shared=allowed > room))
         return min(room, self.most_bytes)
 
     def _too_little(self, total: int, loaded: int, others: int, *, is_shared: bool) -> str:
-        needed = _CONTEXT_BYTES + loaded + _STEP_BYTES + self.least_bytes
+        needed = CONTEXT_BYTES + loaded + _STEP_BYTES + self.least_bytes
         may = f"talker.gpu_memory_fraction {self.fraction:g} allows {self.fraction * total / GIB:.1f} GiB"
         if is_shared:
             may = f"others use {others / GIB:.1f} GiB"
         return (
             f"too little GPU memory: {may} of {total / GIB:.1f} GiB, the engine needs {needed / GIB:.1f} GiB"
             f" (a fraction of {needed / total:.2g}): {loaded / GIB:.1f} for weights and codec,"
-            f" {(_CONTEXT_BYTES + _STEP_BYTES) / GIB:.1f} for CUDA and a step, {self.least_bytes / GIB:.2f} for one"
+            f" {(CONTEXT_BYTES + _STEP_BYTES) / GIB:.1f} for CUDA and a step, {self.least_bytes / GIB:.2f} for one"
             " sequence of the greatest length. What helps: a larger talker.gpu_memory_fraction, a smaller"
             " talker.max_model_len or talker.max_num_seqs, a 0.6B model"
         )
@@ -96,7 +96,7 @@ class GpuMemory:
         """Bytes for keys and values, once all else is loaded. Raises EngineError if they are too few."""
         free, _ = torch.cuda.mem_get_info(self.device)
         loaded = self._free_before - free
-        return wanted.kv_bytes(self.total, loaded, others=self.total - self._free_before - _CONTEXT_BYTES)
+        return wanted.kv_bytes(self.total, loaded, others=self.total - self._free_before - CONTEXT_BYTES)
 
 
 class BlockManager:

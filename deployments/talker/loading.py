@@ -21,6 +21,7 @@ from deployments.codec.encoder import CodecEncoder
 from deployments.codec.slots import Prepare, SlotDecoder, slots_on
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
+from deployments.gpu.card import AMPERE, Capability, Card, half_precision, torch_cuda, why_not
 from deployments.protocol import GenerateRequest, Reference, Sampling, SynthesisRequest
 from deployments.talker.audio_streams import AudioStreams
 from deployments.talker.engine import Engine
@@ -120,6 +121,8 @@ def load_engine(directory: Path, config: TalkerConfig, clock: StartClock) -> Eng
 def _load_engine(directory: Path, config: TalkerConfig, clock: StartClock) -> Engine:
     with clock.phase("starting the device"):
         device = _device(config)
+        if device.type == "cuda":
+            _check_card(device)
         where = _use_cpus_near(device) if device.type == "cuda" else None
         torch.zeros(1, device=device)
         fused = _networks(config, device, dtype_of(config, device)) == "fused"
@@ -130,6 +133,15 @@ def _load_engine(directory: Path, config: TalkerConfig, clock: StartClock) -> En
         engine = build_engine(directory, config, clock=clock, prepare=prepare)
     warm_up(engine, clock)
     return engine
+
+
+def _check_card(device: torch.device) -> None:
+    """Raises EngineError for a GPU without kernels; `talkray doctor` checks the driver too."""
+    found: Any = torch.cuda.get_device_properties(device)
+    card = Card(found.name, (found.major, found.minor), "", found.total_memory, 0)
+    reason = why_not(card, torch_cuda())
+    if reason is not None:
+        raise EngineError(reason)
 
 
 def _use_cpus_near(device: torch.device) -> str | None:
@@ -305,7 +317,7 @@ def _networks(config: TalkerConfig, device: torch.device, dtype: torch.dtype) ->
     """Fused kernels where Triton is and tensor cores take the type, else plain PyTorch, on a CPU row by row."""
     if device.type == "cpu":
         return "by_rows" if config.kernels == "auto" else "plain"
-    fits = dtype.itemsize == 2 and importlib.util.find_spec("triton") is not None
+    fits = dtype.itemsize == 2 and _capability(device) >= AMPERE and importlib.util.find_spec("triton") is not None
     return "fused" if config.kernels == "auto" and fits else "plain"
 
 
@@ -317,9 +329,16 @@ def _device(config: TalkerConfig) -> torch.device:
 
 def dtype_of(config: TalkerConfig, device: torch.device) -> torch.dtype:
     if config.dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    dtype: torch.dtype = getattr(torch, config.dtype)
+        name = half_precision(_capability(device)) if device.type == "cuda" else "float32"
+    else:
+        name = config.dtype
+    dtype: torch.dtype = getattr(torch, name)
     return dtype
+
+
+def _capability(device: torch.device) -> Capability:
+    """The GPU's; where none is here, as in a prediction, one that has all kernels."""
+    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else AMPERE
 
 
 @contextmanager

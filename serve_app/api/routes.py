@@ -166,9 +166,13 @@ def status_routes(models: ModelAdmissions, settings: ApiSettings, is_ready: Call
         check_model(model, info, settings)
         clones = info.kind is ModelKind.BASE
         check_default(settings, info.name, info.voices, clones=clones)  # the checkpoint may be on no other node
-        return {"status": "ready", "model": info.name}
+        [state] = models.states().values()
+        return {"status": "asleep" if state.status is ModelStatus.ASLEEP else "ready", "model": info.name}
 
     return router
+
+
+_SPEAKING = (ModelStatus.READY, ModelStatus.ASLEEP, ModelStatus.AT_ZERO)
 
 
 async def _ready_of(models: ModelAdmissions, settings: ApiSettings, name: str | None) -> dict[str, object]:
@@ -179,7 +183,7 @@ async def _ready_of(models: ModelAdmissions, settings: ApiSettings, name: str | 
     asked = list(states.items()) if name is None else [(each, state) for each, state in states.items() if each == name]
     if not asked:
         raise not_loaded(str(name), known, settings)
-    speaking = [each for each, state in asked if state.status in (ModelStatus.READY, ModelStatus.AT_ZERO)]
+    speaking = [each for each, state in asked if state.status in _SPEAKING]
     if not speaking:
         waits = [state.ready_in_s for _, state in asked if state.ready_in_s is not None]
         raise Starting("; ".join(f"{each} is {state}" for each, state in asked) + ".", min(waits, default=1.0))

@@ -11,10 +11,12 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, StartError
+from deployments.gpu.card import QUERY, SMALL_BYTES, Card, remark, torch_cuda, why_not
 from deployments.weights.store import EMBEDDED, EMBEDDED_BYTES, ask_hub, cache_directory, find, repository
 from serve_app.cli.say import KEY_VARIABLE
 from serve_app.cli.serve.local_server import Address, why_unusable
@@ -90,67 +92,107 @@ def _gpu(config: AppConfig) -> Finding:
         return Finding(False, "GPU", f"{there}, but the pools ask for {wanted:g}: another --config or --model")
     if not count:
         return Finding(True, "GPU", "none: serving on the CPU")
-    names = _nvidia_smi() or f"{count} found, nvidia-smi does not run"
-    return Finding(True, "GPU", names)
+    cards = _cards()
+    if not cards:
+        return Finding(True, "GPU", f"{count} found, nvidia-smi does not run")
+    reasons = dict.fromkeys(filter(None, (why_not(card, torch_cuda()) for card in cards))) if wanted else ()
+    if reasons:
+        return Finding(False, "GPU", "; ".join(reasons))
+    return Finding(
+        True,
+        "GPU",
+        "; ".join(f"{card.name}, {_gib(card.total)}, driver {card.driver}" for card in cards) + remark(cards[0]),
+    )
 
 
-def _nvidia_smi() -> str:
+def _cards() -> list[Card]:
+    """The GPUs of which nvidia-smi tells."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return ""
-    query = [program, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+        return []
+    query = [program, f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
     done = subprocess.run(query, capture_output=True, text=True, check=False)
-    return "; ".join(done.stdout.strip().splitlines())
+    return [card for line in done.stdout.splitlines() if (card := Card.parse(line)) is not None]
 
 
-def predict_memory(config: AppConfig) -> Iterator[Finding]:
+def _smallest(address: Address) -> Card | None:
+    """The GPU with the least free memory. What a Talkray at `address` has is as good as free: a start there needs it to
+    be gone.
+    """
+    cards = _cards()
+    if cards and _runs_talkray(address):
+        cards = [replace(card, free=card.total) for card in cards]
+    return min(cards, key=lambda card: card.free, default=None)
+
+
+def for_this_card(config: AppConfig, address: Address) -> AppConfig:
+    """The settings with a talker that the GPU carries: fewer rows, and shorter sequences, on a small or shared one.
+
+    Several models, and one whose weights are not here, stay as they are. Raises StartError where nothing fits.
+    """
+    if config.models or config.talker_pool.num_gpus != 1:
+        return config
+    card, found = _smallest(address), find(config.model)
+    if card is None or card.free >= SMALL_BYTES or found is None:
+        return config
+    done = _ask_fit(found, config.talker, card, "--choose")
+    if done.returncode:
+        raise StartError(f"{config.model} on {card.name}: {(done.stdout or done.stderr).strip()}")
+    talker = TalkerConfig.model_validate(json.loads(done.stdout)["talker"])
+    return config.model_copy(update={"talker": talker})
+
+
+def _ask_fit(directory: Path, talker: TalkerConfig, card: Card, *options: str) -> subprocess.CompletedProcess[str]:
+    """Another process does the engine's arithmetic, because importing torch takes longer than all other checks."""
+    command = [sys.executable, "-m", "deployments.talker.fit", str(directory), str(card.total), str(card.free)]
+    return subprocess.run([*command, talker.model_dump_json(), *options], capture_output=True, text=True, check=False)
+
+
+def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -> Iterator[Finding]:
     """The sequences of each model that fit the GPU, where there is one and the weights are here; nothing is loaded.
 
-    Models that share a GPU must fit it together.
-
-    Another process does the engine's arithmetic, because importing torch takes longer than all other checks.
+    Models that share a GPU must fit it together. Settings of no file follow the card, as `talkray serve` has them.
     """
-    total, used = _gpu_bytes(), 0
+    card, used = _smallest(address), 0
+    if card is None:
+        return
+    if follows_card:
+        try:
+            config = for_this_card(config, address)
+        except CheckpointError:  # told already
+            return
+        except StartError as error:
+            yield Finding(False, "GPU memory", str(error))
+            return
     sharing = [(name, own) for name, own in config.by_model().items() if own.talker_pool.num_gpus > 0]
-    for name, own in sharing if total else ():
+    for name, own in sharing:
         found = None
         with contextlib.suppress(CheckpointError):  # told already
             found = find(own.model)
         if found is None:
             continue
-        finding, needed = _fit(found, own, total, f"{name}: " if name else "")
+        finding, needed = _fit(found, own, card, f"{name}: " if name else "")
         used += needed if own.talker_pool.num_gpus < 1 else 0
         yield finding
     parts = sum(own.talker_pool.num_gpus for _, own in sharing if own.talker_pool.num_gpus < 1)
     if used and parts <= 1:
-        text = f"the models that share a GPU take {used / (1 << 30):.1f} of its {total / (1 << 30):.1f} GiB"
-        remedy = "" if used <= total else ": a smaller talker.gpu_memory_fraction for each, or a GPU more"
-        yield Finding(used <= total, "GPU memory", text + remedy)
+        text = f"the models that share a GPU take {used / (1 << 30):.1f} of its {_gib(card.total)}"
+        remedy = "" if used <= card.total else ": a smaller talker.gpu_memory_fraction for each, or a GPU more"
+        yield Finding(used <= card.total, "GPU memory", text + remedy)
 
 
-def _fit(found: Path, own: AppConfig, total: int, name: str) -> tuple[Finding, int]:
+def _fit(found: Path, own: AppConfig, card: Card, name: str) -> tuple[Finding, int]:
     """What fits of one model, and the bytes that it takes with all."""
-    command = [sys.executable, "-m", "deployments.talker.fit", str(found), str(total), own.talker.model_dump_json()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = _ask_fit(found, own.talker, card)
     if done.returncode:
         return Finding(False, "GPU memory", name + (done.stdout or done.stderr).strip()), 0
-    fit = json.loads(done.stdout)
-    loaded, kv, whole = (f"{size / (1 << 30):.1f}" for size in (fit["loaded"], fit["kv"], total))
+    fit = json.loads(done.stdout)["fit"]
+    loaded, kv = (f"{size / (1 << 30):.1f}" for size in (fit["loaded"], fit["kv"]))
     text = (
-        f"{name}of {whole} GiB about {loaded} for weights and codec, {kv} for keys and values: {fit['usual']} streams"
-        f" of twenty seconds at once, {fit['longest']} of the greatest length"
+        f"{name}of {_gib(card.total)}, {_gib(card.free)} free, about {loaded} for weights and codec, {kv} for keys and"
+        f" values: {fit['usual']} streams of twenty seconds at once, {fit['longest']} of the greatest length"
     )
     return Finding(True, "GPU memory", text), fit["loaded"] + fit["kv"] + fit["beside"]
-
-
-def _gpu_bytes() -> int:
-    """The memory of the smallest GPU, 0 where none says."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return 0
-    query = [program, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    done = subprocess.run(query, capture_output=True, text=True, check=False)
-    return min((int(line) << 20 for line in done.stdout.split() if line.isdecimal()), default=0)
 
 
 def _attention() -> Finding:
@@ -229,6 +271,10 @@ def _servers_folder() -> Finding:
         return _room(parent(), _RAY_BYTES, "Ray", "RAY_TMPDIR")
     except StartError as error:
         return Finding(False, "disk", str(error))
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.1f} GiB"
 
 
 def _size(num_bytes: int) -> str:

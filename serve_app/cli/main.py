@@ -29,7 +29,7 @@ from deployments.weights.store import EMBEDDED, find, locate, resolve_auto
 from serve_app.api import request_log
 from serve_app.api.access.keys import read_keys
 from serve_app.cli import ray_settings
-from serve_app.cli.doctor import count_gpus, examine, predict_memory
+from serve_app.cli.doctor import count_gpus, examine, for_this_card, predict_memory
 from serve_app.cli.key_commands import keys
 from serve_app.cli.lexicon_commands import lexicon
 from serve_app.cli.ray_settings import free_port
@@ -137,6 +137,9 @@ def serve(
         progress = stack.enter_context(ProgressLine(report))
         for own in settings.by_model().values():
             _fetch(own.model, progress)
+        if config is None and (fitted := for_this_card(settings, address)) != settings:
+            settings, talker = fitted, fitted.talker
+            progress.done(f"this GPU carries {talker.max_num_seqs} rows of {talker.max_model_len} positions")
         server = stack.enter_context(running(settings, address, progress.report, show=show))
         keyed = settings.api.access.keys_file is not None
         stack.enter_context(_found_by_say(server.url, keyed=keyed))
@@ -187,7 +190,7 @@ def say(
         _check(settings, address)
         with ProgressLine(report) as progress:
             _fetch(settings.model, progress)
-            with running(settings, address, progress.report) as server:
+            with running(for_this_card(settings, address), address, progress.report) as server:
                 progress.report("speaking")
                 said = speak(server.url)
             progress.done(said)
@@ -252,8 +255,8 @@ def doctor(
 ) -> None:
     """Check Python, Ray, torch, GPU, attention, weights and ports."""
     all_ok = True
-    settings = _settings(config, model)
-    for finding in chain(examine(settings, Address("127.0.0.1", port)), predict_memory(settings)):
+    settings, address = _settings(config, model), Address("127.0.0.1", port)
+    for finding in chain(examine(settings, address), predict_memory(settings, address, follows_card=config is None)):
         print(finding.line(), flush=True)
         all_ok = all_ok and finding.ok
     raise typer.Exit(code=not all_ok)

@@ -124,8 +124,9 @@ class PoolWatch:
                     replicas = sum(pool.wanted for pool in self._pools.values())
                     next_look = number + turns_per_look(replicas, is_running=all(map(self.is_running, self._models)))
                     self._look()
+                    self._read_starts(running=True)
                 self._ask_who_lives()
-                self._read_starts()
+                self._read_starts(running=False)
             except (
                 RayError,
                 RayServeException,
@@ -171,10 +172,10 @@ class PoolWatch:
             kind, _, model = name.partition(" ")
             metrics.died(kind, count, model=model)
 
-    def _read_starts(self) -> None:
-        """Read the note of the latest start of each model that does not speak."""
+    def _read_starts(self, *, running: bool) -> None:
+        """Read the note of the latest start of each model that speaks, which may be asleep, or that does not."""
         for model, (talkers, _) in self._models.items():
-            if not self.is_running(model):
+            if self.is_running(model) is running:
                 self._starts[model] = Start.read(ray_private.left(start_key(self._app_name, talkers)))
 
     def _ask_who_lives(self) -> None:

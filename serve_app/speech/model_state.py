@@ -15,6 +15,7 @@ class ModelStatus(StrEnum):
 
     READY = "ready"
     LOADING = "loading"
+    ASLEEP = "asleep"  # off its GPU for lack of requests, and the next one brings it back in seconds
     AT_ZERO = "at zero"  # for lack of requests, and the next one starts it
     FAILED = "failed"  # its latest start; Serve tries again
 
@@ -33,7 +34,7 @@ class ModelState:
         """From what Serve wants of the talker pool and the note of its latest start."""
         usual_s = (start and (start.took_s or start.usual_s)) or _USUAL_START_S
         if running:
-            return cls(ModelStatus.READY)
+            return cls(ModelStatus.ASLEEP if start is not None and start.is_asleep else ModelStatus.READY)
         if not wanted:
             return cls(ModelStatus.AT_ZERO, ready_in_s=usual_s)
         if start is None or start.took_s is not None:  # Serve looks for a place

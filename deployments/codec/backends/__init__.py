@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch.cuda import get_device_capability, is_available  # `torch` becomes a module of this package
 
 from deployments.codec.config import SpeechTokenizerConfig
+from deployments.gpu.card import AMPERE
 
 if TYPE_CHECKING:  # these import this module, and a backend is imported where it is chosen
     from deployments.codec.decoder import Backend
@@ -26,6 +28,7 @@ def choose_codec_backend(config: SpeechTokenizerConfig, device: torch.device) ->
     from deployments.codec.backends.triton_slots import TritonSlots
     from deployments.codec.slots import PlainSlots
 
-    if device.type == "cuda" and config.decoder.suits_matrix_units:
+    has_units = not is_available() or get_device_capability(device) >= AMPERE
+    if device.type == "cuda" and has_units and config.decoder.suits_matrix_units:
         return ChosenBackend(TorchBackend, TritonSlots)
     return ChosenBackend(TorchBackend, PlainSlots)

@@ -24,7 +24,9 @@ from deployments.gpu.graphs import Graphs, Staging, buckets
 # Numbers of streams in a call. They are close together, so that the padding of a call stays small.
 BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, *range(96, 4096, 32))
 _STAGED_WRITES = 16  # each may hold all codes of a slot
-_SWEPT_FRAMES, _SWEPT_AT_ONCE = 64, 4  # frames, and streams that hold many codes, of one call: this bounds memory
+_SWEPT_FRAMES = 64  # frames of one call that holds many codes
+_SWEPT_BYTES = 4e9  # of a GPU for each stream of such a call, up to _SWEPT_AT_ONCE: float32 takes a quarter of it
+_SWEPT_AT_ONCE = 4
 # Memory of recorded calls for each frame of the largest one, and memory of convolutions and of the allocator. Both were
 # measured with 8, 128 and 256 streams.
 _CALL_FRAME_BYTES = 5_700_000
@@ -101,7 +103,7 @@ class TritonSlots(SlotDecoder):
         )
         self.num_slots, self.precision, self.reach = num_slots, precision.name, folded.config.reach
         self._repaired = 0
-        self._call_frames = call_frames(torch.cuda.get_device_properties(device).total_memory)
+        self._call_frames = call_frames(within_reach(device))
         self._load_exact = load_exact
         self._streams = [_SlotStream(slot) for slot in range(num_slots)]
         self.batches = sorted(batches) if batches is not None else buckets(num_slots, BATCHES)
@@ -131,9 +133,9 @@ class TritonSlots(SlotDecoder):
         return slots
 
     @staticmethod
-    def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, total: int) -> int:
+    def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, within_reach: int) -> int:
         """Bytes of a decoder in float16."""
-        calls = min(call_frames(total), num_slots * MAX_FRAMES) * _CALL_FRAME_BYTES
+        calls = min(call_frames(within_reach), num_slots * MAX_FRAMES) * _CALL_FRAME_BYTES
         slots = (num_slots + 1) * TritonSlots.state_bytes(config)
         return num_weights * torch.float16.itemsize + slots + calls + _MORE_BYTES
 
@@ -325,6 +327,12 @@ class _GpuCall(DecodeCall):
         return self._pcm[: count * self._samples].view(count, self._samples)
 
 
+def within_reach(device: torch.device) -> int:
+    """Bytes of a GPU that this process has or could have: the others' are out of reach."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device)
+
+
 def fitting_slots(
     exact: CodecDecoder, make: Callable[[Precision], TritonSlots], *, prepare: Prepare, report: Callable[[str], None]
 ) -> TritonSlots:
@@ -332,7 +340,10 @@ def fitting_slots(
     start fails here.
     """
     every = every_code(exact.config)
-    audio = torch.cat([_audio(exact, codes) for codes in torch.split(every, _SWEPT_AT_ONCE)])
+    at_once = _SWEPT_AT_ONCE
+    if exact.device.type == "cuda":
+        at_once = max(1, min(at_once, int(within_reach(exact.device) / _SWEPT_BYTES)))
+    audio = torch.cat([_audio(exact, codes) for codes in torch.split(every, at_once)])
     torch.cuda.empty_cache()  # weights and slots in this memory would keep it from the rest of the engine
     noise_db, failed = 0.0, ""
     for precision in PRECISIONS:

@@ -1,8 +1,10 @@
 """Against real engine processes. One of them serves most tests, on one event loop as in a replica."""
 
 import asyncio
+import math
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -10,15 +12,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
-from deployments.errors import CheckpointError, InvalidRequest, Overloaded, TalkerLost
+from deployments.config import TalkerConfig
+from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
+from deployments.gpu import asleep
 from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, GenerateRequest, Mailbox
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from deployments.talker.client import EngineClient, _next_chunk
 from deployments.talker.deployment import TalkerReplica
 from deployments.talker.engine import Engine
 from deployments.talker.loading import build_engine
+from talkray_tools.random_checkpoint import Options, write_checkpoint
+from talkray_tools.released import SHAPES
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import Spoken, ask, speak
 
@@ -239,3 +246,96 @@ async def test_the_engine_process_says_how_much_it_has_forgotten(client: EngineC
     voices = [(bytes([number]) * 16,) for number in range(3)]
     assert await asyncio.gather(*map(client.forget, voices)) == [0, 0, 0]
     assert len(await listen(client, ask("Hello.", frames=3))) > 0
+
+
+@pytest.fixture
+async def sleeper(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[tuple[str, int]]]:
+    """The client leaves its GPU, which is played, after a fifth of a second: what was asked of the driver."""
+    calls: list[tuple[str, int]] = []
+    monkeypatch.setattr(asleep, "send_to_sleep", lambda process: calls.append(("sleep", process)))
+    monkeypatch.setattr(asleep, "wake", lambda process: calls.append(("wake", process)))
+    await client.attach()
+    monkeypatch.setattr(client, "_keep_alive_s", 0.2)
+    yield calls
+    client._asleep = False
+
+
+async def falls_asleep(client: EngineClient) -> None:
+    slept, loop = asyncio.Event(), asyncio.get_running_loop()
+    client.on_sleep = lambda is_asleep: loop.call_soon_threadsafe(slept.set) if is_asleep else None
+    async with asyncio.timeout(20):
+        await slept.wait()
+
+
+async def test_an_idle_engine_leaves_its_gpu_and_is_back_for_the_next_request(
+    client: EngineClient, in_process: Engine, sleeper: list[tuple[str, int]]
+) -> None:
+    await falls_asleep(client)
+    assert client.is_alive
+    both = await asyncio.gather(*(listen(client, ask("Hello.", frames=3)) for _ in range(2)))
+    process = client._process.pid
+    assert sleeper[:2] == [("sleep", process), ("wake", process)]
+    expected = speak(in_process, ask("Hello.", frames=3)).codes
+    assert all(np.array_equal(Spoken.join(chunks).codes, expected) for chunks in both)
+    await falls_asleep(client)
+    assert await client.forget((b"v" * 16,)) == 0
+    assert sleeper[2:4] == [("sleep", process), ("wake", process)]
+
+
+async def test_an_engine_that_does_not_come_back_is_lost(
+    client: EngineClient, sleeper: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await falls_asleep(client)
+
+    def fail(process: int) -> None:
+        raise EngineError("out of memory")
+
+    killed: list[bool] = []
+    monkeypatch.setattr(asleep, "wake", fail)
+    monkeypatch.setattr(client._process, "kill", lambda: killed.append(True))
+    with pytest.raises(TalkerLost, match="did not come back to its GPU: out of memory"):
+        await listen(client, ask("Hello.", frames=3))
+    assert killed
+    assert client._streams == {}
+
+
+async def test_an_engine_stays_where_the_driver_cannot_move_it(
+    client: EngineClient, sleeper: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def fail(process: int) -> None:
+        loop.call_soon_threadsafe(tried.set)
+        raise EngineError("keep_alive needs an NVIDIA driver 570 or newer")
+
+    monkeypatch.setattr(asleep, "send_to_sleep", fail)
+    async with asyncio.timeout(20):
+        await tried.wait()
+    assert len(await listen(client, ask("Hello.", frames=3))) > 0
+    assert sleeper == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+async def test_a_gpu_is_free_while_its_engine_sleeps(tmp_path: Path) -> None:
+    """A real one, and the driver's checkpoints: codes are the same after it, and the first audio comes within 4 s."""
+    write_checkpoint(tmp_path, SHAPES["0.6B-CustomVoice"], Options())
+    before, total = torch.cuda.mem_get_info()
+    config = TalkerConfig(max_num_seqs=8, gpu_memory_fraction=8e9 / total, keep_alive_s=2.0)
+    engine = EngineClient(str(tmp_path), config)
+    request = ask("Hello.", frames=20, ignore_eos=True, voice=engine.info.voices[0])
+    awake = Spoken.join(await listen(engine, request))
+    used = before - torch.cuda.mem_get_info()[0]
+    for _ in range(2):
+        await falls_asleep(engine)
+        assert before - torch.cuda.mem_get_info()[0] < 0.1 * used
+        asked_s = time.monotonic()
+        heard, first_s = [], math.inf
+        async with aclosing(engine.generate(replace(request, gpu_frames=20))) as chunks:
+            async for chunk in chunks:
+                heard.append(chunk)
+                first_s = min(first_s, time.monotonic() - asked_s if chunk.pcm else math.inf)
+        assert first_s < 4
+        assert np.array_equal(Spoken.join(heard).codes, awake.codes)
+    engine.stop()

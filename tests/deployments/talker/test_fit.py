@@ -1,7 +1,14 @@
 import gc
 import json
+import multiprocessing
 import struct
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,7 +19,7 @@ from deployments.codec.config import SpeechTokenizerConfig
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
 from deployments.protocol import GenerateRequest, Sampling, SynthesisRequest
-from deployments.talker.fit import Fit, main, predict
+from deployments.talker.fit import Fit, choose, main, predict
 from deployments.talker.loading import StartClock, load_engine
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.talker import Talker
@@ -21,6 +28,7 @@ from talkray_tools.released import SHAPES
 from talkray_tools.unfolded_codec import DecoderNetwork
 
 ONE_GPU = TalkerConfig(max_num_seqs=64, max_num_waiting=64)
+INSTALLED = TalkerConfig(max_num_seqs=256, max_num_waiting=128, gpu_memory_fraction=0.85)  # one-gpu.yaml
 WITHIN = [("0.6B-CustomVoice", 8e9), ("1.7B-CustomVoice", 12e9)]
 
 
@@ -41,6 +49,7 @@ def write_headers(file: Path, module: nn.Module, prefix: str, itemsize: int) -> 
 def shaped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A checkpoint of a released shape without a single weight."""
 
+    @cache
     def write(name: str) -> Path:
         directory = tmp_path_factory.mktemp("shapes") / name
         (directory / "speech_tokenizer").mkdir(parents=True)
@@ -59,7 +68,7 @@ def shaped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.mark.parametrize(("name", "total"), WITHIN)
 def test_released_shapes_fit_small_gpus(name: str, total: float, shaped: Callable[[str], Path]) -> None:
-    fit = predict(shaped(name), ONE_GPU, int(total))
+    fit = predict(shaped(name), ONE_GPU, int(total), int(total))
     assert fit.usual >= 4
     assert fit.longest >= 1
     assert fit.loaded + fit.kv < total
@@ -72,12 +81,39 @@ def test_what_does_not_fit_is_told_as_the_engine_tells_it(
     with pytest.raises(
         EngineError, match=r"too little GPU memory: .* of 3\.7 GiB, the engine needs \d\.\d GiB"
     ) as error:
-        predict(directory, ONE_GPU, int(4e9))
-    arguments = [str(directory), str(int(4e9)), ONE_GPU.model_dump_json()]
+        predict(directory, ONE_GPU, int(4e9), int(4e9))
+    arguments = [str(directory), *[str(int(4e9))] * 2, ONE_GPU.model_dump_json()]
     assert main(arguments) == 1
     assert capsys.readouterr().out == f"{error.value}\n"
-    assert main([str(directory), str(int(12e9)), ONE_GPU.model_dump_json()]) == 0
-    assert Fit(**json.loads(capsys.readouterr().out)) == predict(directory, ONE_GPU, int(12e9))
+    assert main([str(directory), *[str(int(12e9))] * 2, ONE_GPU.model_dump_json()]) == 0
+    assert Fit(**json.loads(capsys.readouterr().out)["fit"]) == predict(directory, ONE_GPU, int(12e9), int(12e9))
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "rows", "usual"),
+    [("0.6B-CustomVoice", 6, 16, 16), ("0.6B-CustomVoice", 8, 64, 58), ("1.7B-CustomVoice", 8, 16, 16)],
+)
+def test_settings_follow_a_small_gpu(
+    name: str, gib: int, rows: int, usual: int, shaped: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    total, free = gib << 30, int((gib - 0.25) * (1 << 30))
+    chosen = choose(directory := shaped(name), INSTALLED, total, free)
+    fit = predict(directory, chosen, total, free)
+    assert chosen.max_num_seqs >= rows
+    assert fit.usual >= usual
+    assert fit.longest >= 1
+    assert fit.loaded + fit.kv + fit.beside <= free
+    assert main([str(directory), str(total), str(free), INSTALLED.model_dump_json(), "--choose"]) == 0
+    assert TalkerConfig.model_validate(json.loads(capsys.readouterr().out)["talker"]) == chosen
+
+
+def test_a_large_gpu_keeps_its_settings(shaped: Callable[[str], Path]) -> None:
+    assert choose(shaped("1.7B-CustomVoice"), INSTALLED, 80 << 30, 79 << 30) == INSTALLED
+
+
+def test_a_model_that_is_too_large_in_any_settings(shaped: Callable[[str], Path]) -> None:
+    with pytest.raises(EngineError, match=r"too little GPU memory"):
+        choose(shaped("1.7B-CustomVoice"), INSTALLED, 4 << 30, int(3.8 * (1 << 30)))
 
 
 @pytest.mark.gpu
@@ -90,7 +126,7 @@ def test_four_streams_speak_within_a_small_gpu(name: str, most: float, tmp_path:
     torch.cuda.empty_cache()
     free_before, total = torch.cuda.mem_get_info()
     config = ONE_GPU.model_copy(update={"device": "cuda", "gpu_memory_fraction": most / total})
-    fit = predict(tmp_path / name, config, total)
+    fit = predict(tmp_path / name, config, total, free_before)
     engine = load_engine(tmp_path / name, config, StartClock())
     sampling, voice = Sampling(max_new_tokens=101), engine.info.voices[0]
     for number in range(4):
@@ -109,3 +145,79 @@ def test_four_streams_speak_within_a_small_gpu(name: str, most: float, tmp_path:
     granted = engine.runner.networks.cache.blocks.nbytes
     assert used < most
     assert abs(granted - fit.kv) < 0.75e9
+
+
+_HOLD = """
+import sys, torch
+free, total = torch.cuda.mem_get_info()
+held = torch.empty(free - int(sys.argv[1]), dtype=torch.uint8, device="cuda")
+print(torch.cuda.mem_get_info()[0], total, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def all_but(left: int) -> Iterator[tuple[int, int]]:
+    """Another process holds the GPU's memory but for `left` bytes: what is then free, and the GPU's whole memory."""
+    command = [sys.executable, "-c", _HOLD, str(left)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        free, total = map(int, holder.stdout.readline().split())
+        yield free, total
+        holder.kill()
+
+
+def speak(directory: Path, config: TalkerConfig, num_streams: int) -> tuple[int, int]:
+    """In a process of its own: streams at once, and frames, of a start on what is left of the GPU."""
+    engine = load_engine(directory, config, StartClock(report=print))
+    sampling, voice = Sampling(max_new_tokens=101), engine.info.voices[0]
+    for number in range(num_streams):
+        request = SynthesisRequest("r", "Few of us.", voice=voice, sampling=sampling, ignore_eos=True, seed=number)
+        engine.add(number, GenerateRequest(request, gpu_frames=100))
+    frames = most_at_once = 0
+    while not engine.is_idle:
+        output = engine.step()
+        assert output.failures == ()
+        most_at_once = max(most_at_once, len(engine.scheduler.running))
+        frames += sum(len(chunk.codes) for _, chunk in output.chunks)
+    return most_at_once, frames
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("name", "gib"), [("1.7B-CustomVoice", 8), ("0.6B-CustomVoice", 6)])
+def test_a_start_on_what_others_leave_of_a_gpu(name: str, gib: int, tmp_path: Path) -> None:
+    """A card of so many GiB, of which the driver keeps a thirtieth, holds the settings that are chosen for it."""
+    write_checkpoint(tmp_path / name, SHAPES[name], Options())
+    gc.collect()
+    torch.cuda.empty_cache()
+    with all_but(int(gib * 29 / 30 * (1 << 30))) as (free, total):
+        config = choose(tmp_path / name, INSTALLED, total, free).model_copy(update={"device": "cuda"})
+        sys.stdout.write(f"{name} in {gib} GiB: {config.max_num_seqs} rows of {config.max_model_len}\n")
+        num_streams = min(config.max_num_seqs, predict(tmp_path / name, config, total, free).usual)
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other:
+            assert other.submit(speak, tmp_path / name, config, num_streams).result() == (
+                num_streams,
+                100 * num_streams,
+            )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_what_a_gpu_of_before_ampere_would_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float16 in plain PyTorch, talker and codec: the way of a Turing GPU, on another one."""
+    write_checkpoint(tmp_path, SHAPES["0.6B-CustomVoice"], Options())
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _=None: (7, 5))
+    monkeypatch.setattr("deployments.codec.backends.get_device_capability", lambda _: (7, 5))
+    config = ONE_GPU.model_copy(update={"device": "cuda", "max_num_seqs": 4, "max_model_len": 1024})
+    engine = load_engine(tmp_path, config, StartClock())
+    assert engine.runner.networks.name.startswith("plain")
+    assert engine.runner.state.hidden.dtype == torch.float16
+    request = SynthesisRequest("r", "Hello.", voice=engine.info.voices[0], sampling=Sampling(max_new_tokens=21))
+    engine.add(0, GenerateRequest(replace(request, ignore_eos=True), gpu_frames=20))
+    audio = b""
+    while not engine.is_idle:
+        output = engine.step()
+        assert output.failures == ()
+        audio += b"".join(chunk.pcm or b"" for _, chunk in output.chunks)
+    assert len(audio) > 2 * 19 * 1920

@@ -26,6 +26,7 @@ from serve_app.audio import recordings
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import AccessSettings, ApiSettings
 from serve_app.speech.admission import always
+from serve_app.speech.model_state import ModelState, ModelStatus
 from tests.serve_app import asgi, fake
 from tests.serve_app.audio.test_formats import decode
 from tests.serve_app.audio.test_recordings import data_url, recording
@@ -521,6 +522,16 @@ async def test_what_is_loaded_is_not_ready_without_replicas() -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://localhost") as client:
         response = await client.get("/ready")
         assert (response.status_code, error_of(response)["code"]) == (503, "not_ready")
+
+
+async def test_a_model_off_its_gpu_is_asleep_and_listed_so() -> None:
+    state = ModelState(ModelStatus.ASLEEP)
+    node = Node(is_running=lambda _: True, is_ready=lambda: True, scrape=bytes, state=lambda _: state)
+    api = one_api(FakeSynthesizer(CUSTOM_VOICE), ApiSettings(), node=node)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://localhost") as client:
+        response = await client.get("/ready")
+        assert (response.status_code, response.json()["status"]) == (200, "asleep")
+        assert (await client.get("/v1/models")).json()["data"][0]["state"] == "asleep"
 
 
 async def test_a_default_voice_that_is_not_loaded_is_not_ready_and_says_why() -> None:

@@ -1,20 +1,24 @@
+import io
 import json
 import os
 import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import SimpleNamespace
 
 import pytest
 
+from deployments.config import TalkerConfig
 from deployments.errors import StartError
+from deployments.talker.fit import main as fit_main
 from deployments.weights.store import embedded_path
 from serve_app.cli import doctor
-from serve_app.cli.doctor import Finding, examine, predict_memory
+from serve_app.cli.doctor import Finding, examine, for_this_card, predict_memory
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve.local_server import Address, check_port
 from serve_app.config import ApiSettings, AppConfig, PoolConfig
@@ -170,48 +174,126 @@ def test_a_server_that_says_no_precision(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.fixture
-def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """A program of that name, and what it says of the memory of each of two GPUs, in MiB."""
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A program of that name, which tells of a large GPU, and of one with `size` MiB, `free` of them unused."""
 
-    def install(size: int) -> None:
+    def install(size: int, free: int | None = None, *, capability: str = "8.6", driver: str = "580.65.06") -> None:
+        large = "NVIDIA H200, 9.0, 580.65.06, 200000, 200000"
+        small = f"NVIDIA Small, {capability}, {driver}, {size}, {size if free is None else free}"
         program = tmp_path / "nvidia-smi"
-        program.write_text(f"#!/bin/sh\necho 200000\necho {size}\n", encoding="utf-8")
+        program.write_text(f"#!/bin/sh\necho '{large}'\necho '{small}'\n", encoding="utf-8")
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
     return install
 
 
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's arithmetic without a process of its own, which imports torch for seconds."""
+
+    def run(command: list[str], **_: object) -> CompletedProcess[str]:
+        output = io.StringIO()
+        with redirect_stdout(output):
+            status = fit_main(command[3:])
+        return CompletedProcess(command, status, output.getvalue(), "")
+
+    ask = doctor._ask_fit
+
+    def ask_here(*arguments: object) -> CompletedProcess[str]:
+        with monkeypatch.context() as here:
+            here.setattr(doctor.subprocess, "run", run)
+            return ask(*arguments)
+
+    monkeypatch.setattr(doctor, "_ask_fit", ask_here)
+
+
 ON_GPU = AppConfig(model="embedded", talker_pool=PoolConfig(num_gpus=1))
 
 
-def test_what_fits_a_gpu_is_known_before_anything_is_loaded(nvidia_smi: Callable[[int], None]) -> None:
+def predicted(config: AppConfig, *, follows_card: bool = False) -> list[Finding]:
+    return list(predict_memory(config, Address("127.0.0.1", free_port()), follows_card=follows_card))
+
+
+def test_what_fits_a_gpu_is_known_before_anything_is_loaded(nvidia_smi: Callable[..., None]) -> None:
     embedded_path()
     nvidia_smi(8192)
-    [finding] = predict_memory(ON_GPU)
+    [finding] = predicted(ON_GPU)
     assert (finding.ok, finding.topic) == (True, "GPU memory")
     assert re.match(
-        r"of 8\.0 GiB about \d\.\d for weights and codec, .*: 8 streams of twenty seconds at once", finding.text
+        r"of 8\.0 GiB, 8\.0 GiB free, about \d\.\d for weights and codec, .*: 8 streams of twenty seconds at once",
+        finding.text,
     )
 
 
-def test_what_does_not_fit_is_told_with_what_helps(nvidia_smi: Callable[[int], None]) -> None:
+@pytest.mark.usefixtures("in_process")
+def test_what_does_not_fit_is_told_with_what_helps(nvidia_smi: Callable[..., None]) -> None:
     embedded_path()
     nvidia_smi(1024)
-    [finding] = predict_memory(ON_GPU)
+    [finding] = predicted(ON_GPU)
     assert not finding.ok
     assert finding.text.startswith("too little GPU memory: talker.gpu_memory_fraction 0.85 allows 0.8 GiB of 1.0 GiB")
     assert "\n" not in finding.text
 
 
+@pytest.mark.usefixtures("in_process")
+def test_settings_of_no_file_follow_a_shared_gpu(nvidia_smi: Callable[..., None]) -> None:
+    embedded_path()
+    nvidia_smi(80_000, 2_560)
+    many = ON_GPU.model_copy(update={"talker": TalkerConfig(max_num_seqs=4096, gpu_memory_fraction=0.85)})
+    chosen = for_this_card(many, Address("127.0.0.1", free_port())).talker
+    assert chosen.max_num_seqs < 4096
+    assert 0 < (chosen.gpu_memory_fraction or 1) < 0.05
+    [finding] = predicted(many, follows_card=True)
+    assert finding.ok
+    assert "2.5 GiB free" in finding.text
+    nvidia_smi(80_000)
+    assert for_this_card(many, Address("127.0.0.1", free_port())) == many
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_model_that_fits_in_no_settings_is_no_start(nvidia_smi: Callable[..., None]) -> None:
+    embedded_path()
+    nvidia_smi(80_000, 1_000)
+    with pytest.raises(StartError, match=r"embedded on NVIDIA Small: too little GPU memory"):
+        for_this_card(ON_GPU, Address("127.0.0.1", free_port()))
+    [finding] = predicted(ON_GPU, follows_card=True)
+    assert not finding.ok
+
+
+@pytest.mark.parametrize(
+    ("card", "cuda", "text"),
+    [
+        ({"capability": "6.1"}, (13, 0), "compute capability 6.1 (Pascal)"),
+        ({"driver": "550.54"}, (13, 0), "driver 550.54 of NVIDIA Small is too old for CUDA 13.0"),
+        ({}, None, "torch is one for CPUs"),
+    ],
+)
+def test_a_gpu_that_cannot_serve(
+    nvidia_smi: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    card: dict[str, str],
+    cuda: tuple[int, int] | None,
+    text: str,
+) -> None:
+    monkeypatch.setattr(doctor, "count_gpus", lambda: 2)
+    monkeypatch.setattr(doctor, "torch_cuda", lambda: cuda)
+    nvidia_smi(8192, **card)
+    finding = findings(ON_GPU)["GPU"]
+    assert not finding.ok
+    assert text in finding.text
+    assert findings()["GPU"].ok  # the CPU serves beside any GPU
+
+
 @pytest.mark.parametrize("config", [EMBEDDED, AppConfig(model="./nowhere", talker_pool=PoolConfig(num_gpus=1))])
-def test_nothing_is_predicted_without_a_gpu_or_weights(config: AppConfig, nvidia_smi: Callable[[int], None]) -> None:
+def test_nothing_is_predicted_without_a_gpu_or_weights(config: AppConfig, nvidia_smi: Callable[..., None]) -> None:
     nvidia_smi(8192)
-    assert list(predict_memory(config)) == []
+    assert predicted(config) == []
 
 
 @pytest.mark.parametrize(("fraction", "ok"), [(0.45, True), (0.7, False)])
-def test_models_that_share_a_gpu_are_added_up(nvidia_smi: Callable[[int], None], fraction: float, ok: bool) -> None:
+@pytest.mark.usefixtures("in_process")
+def test_models_that_share_a_gpu_are_added_up(nvidia_smi: Callable[..., None], fraction: float, ok: bool) -> None:
     embedded_path()
     nvidia_smi(6144)
     shared = {"talker_pool": {"num_gpus": 0.5}, "talker": {"gpu_memory_fraction": fraction, "kv_cache_bytes": None}}
@@ -219,7 +301,7 @@ def test_models_that_share_a_gpu_are_added_up(nvidia_smi: Callable[[int], None],
     models = [{"name": name, "model": "embedded", **shared} for name in ("one", "two")]
     for model in models:
         model["talker"] = {**shared["talker"], **large}
-    one, two, both = predict_memory(AppConfig.model_validate({"models": models}))
+    one, two, both = predicted(AppConfig.model_validate({"models": models}))
     assert (one.ok, two.ok, both.ok) == (True, True, ok)
     assert one.text.startswith("one: of 6.0 GiB")
     assert both.text.startswith("the models that share a GPU take")

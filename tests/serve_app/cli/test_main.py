@@ -233,11 +233,32 @@ def test_what_serve_prints_of_a_request(monkeypatch: pytest.MonkeyPatch, options
     assert "Ctrl-C stops." in told
 
 
+def test_settings_of_no_file_follow_the_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: list[AppConfig] = []
+
+    @contextmanager
+    def running(config: AppConfig, *_: object, **__: object) -> Iterator[SimpleNamespace]:
+        started.append(config)
+        yield SimpleNamespace(url="http://127.0.0.1:1", wait=lambda: None)
+
+    def smaller(config: AppConfig, _: Address) -> AppConfig:
+        return config.model_copy(update={"talker": config.talker.model_copy(update={"max_num_seqs": 5})})
+
+    monkeypatch.setattr(module, "running", running)
+    monkeypatch.setattr(module, "for_this_card", smaller)
+    (tmp_path / "own.yaml").write_text("talker: {max_num_seqs: 7}", encoding="utf-8")
+    for options in ([], ["--config", str(tmp_path / "own.yaml")]):
+        result = RUNNER.invoke(cli, ["serve", "--model", "embedded", "--port", str(free_port()), *options])
+        assert result.exit_code == 0, result.output
+        assert ("this GPU carries 5 rows of 4096 positions" in result.stdout) is (not options)
+    assert [config.talker.max_num_seqs for config in started] == [5, 7]
+
+
 def settings_of(monkeypatch: pytest.MonkeyPatch, *arguments: str, gpus: int = 0) -> AppConfig:
     asked: list[AppConfig] = []
     monkeypatch.setattr(module, "count_gpus", lambda: gpus)
     monkeypatch.setattr(module, "examine", lambda config, _: asked.append(config) or [])
-    monkeypatch.setattr(module, "predict_memory", lambda config: [])
+    monkeypatch.setattr(module, "predict_memory", lambda *_, **__: [])
     RUNNER.invoke(cli, ["doctor", *arguments], catch_exceptions=False)
     return asked[0]
 

@@ -1,6 +1,7 @@
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -213,13 +214,16 @@ def test_a_model_without_a_talker_is_told_apart_from_the_others(monkeypatch: pyt
         Seen({"talker custom": ONE, "talker base": STARTING, "talker design": NONE, "codec": Pool(1, ("b",))}, {})
     )
     watch._ask_who_lives()
-    watch._read_starts()
+    watch._read_starts(running=False)
     assert recorded == [("talker", "custom"), ("talker", "base"), ("talker", "design"), ("codec", "")]
     assert [watch.is_running(name) for name in models] == [True, False, False]
     states = {name: watch.state(name) for name in models}
     assert [state.status for state in states.values()] == [ModelStatus.READY, ModelStatus.LOADING, ModelStatus.AT_ZERO]
     assert states["base"].percent == 50
     assert states["base"].stage == "compiling"
+    notes[start_key("talkray", "Talker-custom")] = replace(start.ended(time.time()), is_asleep=True).note()
+    watch._read_starts(running=True)
+    assert watch.state("custom").status is ModelStatus.ASLEEP
 
 
 @pytest.mark.parametrize(

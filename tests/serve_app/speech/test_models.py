@@ -181,6 +181,7 @@ BEGUN = Start(100.0, "compiling", usual_s=20.0)
     ("start", "wanted", "running", "expected"),
     [
         (BEGUN, 1, True, READY),
+        (replace(BEGUN.ended(112.0), is_asleep=True), 1, True, ModelState(ModelStatus.ASLEEP)),
         (None, 0, False, ModelState(ModelStatus.AT_ZERO, ready_in_s=25.0)),
         (BEGUN.ended(112.0), 0, False, ModelState(ModelStatus.AT_ZERO, ready_in_s=12.0)),
         (BEGUN, 1, False, ModelState(ModelStatus.LOADING, "compiling", 50, 10.0)),

@@ -1,0 +1,60 @@
+"""Another process's share of a GPU, put to sleep and woken, by the driver's checkpoints (Linux, driver 570 or newer).
+
+While a process sleeps its memory on the GPU is copied to the host's, and the GPU is given back whole. Its calls to CUDA
+wait. Woken, it has everything at the same addresses, so that recorded work (CUDA graphs) goes on being valid.
+"""
+
+import ctypes
+from functools import cache
+
+from deployments.errors import EngineError
+
+_LIBRARY = "libcuda.so.1"
+_LEAST_DRIVER = 570
+_LOCK_TIMEOUT_MS = 2000  # for work that was begun on the GPU
+
+
+class _LockArguments(ctypes.Structure):
+    _fields_ = (("timeout_ms", ctypes.c_uint), ("reserved_0", ctypes.c_uint), ("reserved_1", ctypes.c_uint64 * 7))
+
+
+def send_to_sleep(process: int) -> None:
+    """Return once the process has left the GPU. Raises EngineError, and leaves it awake, where it cannot."""
+    locking = _LockArguments(timeout_ms=_LOCK_TIMEOUT_MS)
+    _call("cuCheckpointProcessLock", process, ctypes.byref(locking))
+    try:
+        _call("cuCheckpointProcessCheckpoint", process, None)
+    except EngineError:
+        _call("cuCheckpointProcessUnlock", process, None)
+        raise
+
+
+def wake(process: int) -> None:
+    """Return once the process has everything back. Raises EngineError, as where others have taken the memory."""
+    _call("cuCheckpointProcessRestore", process, None)
+    _call("cuCheckpointProcessUnlock", process, None)
+
+
+def _call(function: str, process: int, arguments: object) -> None:
+    driver = _driver()
+    try:
+        status = getattr(driver, function)(ctypes.c_int(process), arguments)
+    except AttributeError:
+        raise EngineError(
+            f"keep_alive needs an NVIDIA driver {_LEAST_DRIVER} or newer: this one has no {function}"
+        ) from None
+    if status:
+        name = ctypes.c_char_p()
+        driver.cuGetErrorName(status, ctypes.byref(name))
+        raise EngineError(f"{function} of process {process}: {(name.value or b'error').decode()} ({status})")
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    try:
+        driver = ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        raise EngineError(f"keep_alive needs NVIDIA's driver: {error}") from None
+    if status := driver.cuInit(0):
+        raise EngineError(f"keep_alive needs NVIDIA's driver, which does not start here ({status})")
+    return driver

@@ -1,0 +1,20 @@
+#!/bin/sh
+# An audiobook with chapters, captions and one loudness. Ctrl-C stops it, and the same command goes on where it was; after
+# a change of the text only the changed paragraphs are spoken again. It runs beside live requests, behind them.
+set -e
+cat > harbour.md <<'END'
+# The Harbour
+
+## The first ship
+
+The ship came in at nine. Nobody had waited for it.
+
+[Captain]: Where is everybody?
+
+## The second ship
+
+The second ship came in at noon, and the whole town was there.
+END
+
+talkray book harbour.md -o harbour.m4b --url "${TALKRAY_URL:-http://127.0.0.1:8000}" \
+  --voice nora --voice-of Captain=felix --captions srt --loudness -18

@@ -1,0 +1,54 @@
+"""A LiveKit agent that speaks with Talkray, and stops when it is interrupted.
+
+    pip install livekit-agents livekit-plugins-openai livekit-plugins-cartesia
+    python livekit_agent.py dev     # with LIVEKIT_URL, LIVEKIT_API_KEY and LIVEKIT_API_SECRET
+
+OPENAI_URL is any server with OpenAI's /chat/completions and /audio/transcriptions. The Cartesia plugin is one of five
+that speak with Talkray unmodified: it sends text as it is written, and reads the time of each word. Therefore, after an
+interruption, the conversation has the words that were heard, and no others.
+"""
+
+import os
+
+import aiohttp
+from livekit.agents import Agent, AgentServer, AgentSession, JobContext, cli, inference
+from livekit.plugins import cartesia, openai
+
+TALKRAY = os.environ.get("TALKRAY_URL", "http://127.0.0.1:8000")
+OPENAI_URL = os.environ.get("OPENAI_URL", "https://api.openai.com/v1")
+KEY = os.environ.get("OPENAI_API_KEY", "none")
+
+server = AgentServer()
+
+
+def agent_session(http: aiohttp.ClientSession | None = None) -> AgentSession:
+    """`http` is only needed outside of a LiveKit job, which has one."""
+    return AgentSession(
+        vad=inference.VAD(),
+        stt=openai.STT(base_url=OPENAI_URL, api_key=KEY, model=os.environ.get("STT_MODEL", "gpt-4o-mini-transcribe")),
+        llm=openai.LLM(base_url=OPENAI_URL, api_key=KEY, model=os.environ.get("LLM_MODEL", "gpt-4.1-mini")),
+        tts=cartesia.TTS(
+            base_url=TALKRAY,
+            api_key=os.environ.get("TALKRAY_API_KEY", "none"),
+            voice=os.environ.get("VOICE", "nora"),
+            http_session=http,
+        ),
+        use_tts_aligned_transcript=True,  # the words that were heard, by the times that Talkray gives them
+        # Half a second of a caller's voice interrupts; no service of LiveKit's is asked whether it was meant so.
+        turn_handling={"turn_detection": "vad", "interruption": {"mode": "vad", "min_duration": 0.5}},
+    )
+
+
+def agent() -> Agent:
+    return Agent(instructions="You are heard, not read: answer in short plain sentences.")
+
+
+@server.rtc_session()
+async def entrypoint(ctx: JobContext) -> None:
+    session = agent_session()
+    await session.start(agent=agent(), room=ctx.room)
+    await session.say("Hello, how can I help you?")
+
+
+if __name__ == "__main__":
+    cli.run_app(server)

@@ -1,0 +1,99 @@
+"""A chat whose answers are heard while the language model still writes them. A new question interrupts the answer.
+
+    pip install aiohttp
+    LLM_URL=http://127.0.0.1:11434/v1 LLM_MODEL=qwen3 python speaking_chat.py | aplay -q -f S16_LE -r 24000 -B 100000
+
+Questions are lines of standard input, texts go to standard error, and the audio (16-bit PCM) to standard output. The
+language model is any server with OpenAI's /chat/completions: Ollama, vLLM, OpenAI.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+
+import aiohttp
+
+TALKRAY = os.environ.get("TALKRAY_URL", "http://127.0.0.1:8000").replace("http", "ws", 1)
+VOICE = os.environ.get("VOICE", "nora")
+LLM_URL = os.environ.get("LLM_URL", "http://127.0.0.1:11434/v1")
+LLM_MODEL = os.environ.get("LLM_MODEL", "qwen3")
+# Any of Talkray's WebSockets takes text while it is written. This is the one of Deepgram Flux: it has turns.
+SPEECH = f"{TALKRAY}/v2/speak?model=flux-{VOICE}-en&encoding=linear16&sample_rate=24000"
+
+
+async def written(http: aiohttp.ClientSession, messages: list[dict[str, str]]) -> AsyncIterator[str]:
+    """What the language model writes, piece by piece."""
+    asked = {"model": LLM_MODEL, "messages": messages, "stream": True}
+    headers = {"Authorization": f"Bearer {os.environ.get('LLM_KEY', 'none')}"}
+    async with http.post(f"{LLM_URL}/chat/completions", json=asked, headers=headers) as response:
+        response.raise_for_status()
+        async for line in response.content:
+            data = line.decode().removeprefix("data:").strip()
+            if not data.startswith("{"):  # an empty line, or [DONE]
+                continue
+            for choice in json.loads(data)["choices"]:
+                if piece := choice["delta"].get("content"):
+                    yield piece
+
+
+class SpeakingChat:
+    """One conversation, over one connection for speech."""
+
+    def __init__(self, http: aiohttp.ClientSession, speech: aiohttp.ClientWebSocketResponse) -> None:
+        self.http, self.speech = http, speech
+        self.messages = [{"role": "system", "content": "You are heard, not read: answer in short plain sentences."}]
+        self.is_silent = False  # audio of an interrupted answer is on its way
+
+    async def answer(self, question: str) -> None:
+        """Each piece goes to the speech as it comes: the server knows where a sentence ends."""
+        self.messages.append({"role": "user", "content": question})
+        text = ""
+        try:
+            async for piece in written(self.http, self.messages):
+                text += piece
+                print(piece, end="", file=sys.stderr, flush=True)
+                await self.speech.send_json({"type": "Speak", "text": piece})
+            await self.speech.send_json({"type": "Flush"})  # the turn's text ends here
+        finally:
+            print(file=sys.stderr)
+            self.messages.append({"role": "assistant", "content": text})
+
+    async def interrupt(self, answering: asyncio.Task[None]) -> None:
+        answering.cancel()
+        await asyncio.wait((answering,))
+        self.is_silent = True
+        await self.speech.send_json({"type": "Interrupt"})
+
+    async def play(self) -> None:
+        """Writes audio as it comes, to the end of the connection."""
+        async for message in self.speech:
+            if message.type is aiohttp.WSMsgType.BINARY and not self.is_silent:
+                sys.stdout.buffer.write(message.data)
+                sys.stdout.buffer.flush()
+            elif message.type is aiohttp.WSMsgType.TEXT:
+                told = json.loads(message.data)
+                if told["type"] in ("SpeechInterrupted", "Warning"):  # a warning: there was nothing to interrupt
+                    self.is_silent = False
+                if told["type"] == "Error":
+                    sys.exit(f"{told['code']}: {told['description']}")
+
+
+async def main() -> None:
+    headers = {"Authorization": f"Token {os.environ.get('TALKRAY_API_KEY', 'none')}"}
+    async with aiohttp.ClientSession() as http, http.ws_connect(SPEECH, headers=headers) as speech:
+        chat, answering = SpeakingChat(http, speech), None
+        playing = asyncio.create_task(chat.play())
+        while question := (await asyncio.to_thread(sys.stdin.readline)).strip():
+            if answering is not None:
+                await chat.interrupt(answering)
+            answering = asyncio.create_task(chat.answer(question))
+        if answering is not None:
+            await answering
+        await speech.send_json({"type": "Close"})  # the server speaks to the end and closes the connection
+        await playing
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
