@@ -1,0 +1,177 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deployments.errors import InvalidRequest
+from loadtest.measured import MeasuredRate
+from serve_app.config import read_config
+from talkray_tools.plan import __main__ as command
+from talkray_tools.plan.sizing import Demand, Sizing
+from talkray_tools.plan.tables import CPU, Basis, MeasuredTable, choose, known_gpu, read_table, shipped
+
+FAST = {5: 10.0, 50: 15.0, 95: 20.0, 99: 25.0}
+TABLE = MeasuredTable(
+    model="1.7B-CustomVoice", gpu="H100", cores=16, max_num_seqs=64, host="a host", date="2026-01-02", commit="abc",
+    command="loadtest", weights="random", note="", rows=(
+        MeasuredRate(1.0, 100, 6.0, FAST, 1.2, 3.0, 1.0),
+        MeasuredRate(50.0, 900, 6.0, {p: 4 * ms for p, ms in FAST.items()}, 24.0, 6.0, 1.0),
+        MeasuredRate(90.0, 900, 6.0, {p: 30 * ms for p, ms in FAST.items()}, 60.0, 9.0, 0.8, refused=9),
+    ),
+)  # fmt: skip
+
+
+def table(model: str, gpu: str) -> MeasuredTable:
+    return next(each for each in shipped() if (each.model, each.gpu) == (model, gpu))
+
+
+# Rows of docs/performance.md: the requests a second that a replica carried with this p95.
+MEASURED = [("1.7B-CustomVoice", "H100", 60, 47.7), ("0.6B-CustomVoice", "H100", 110, 41.2)]
+MEASURED += [("1.7B-CustomVoice", "H200", 140, 41.8)]
+
+
+@pytest.mark.parametrize(("model", "gpu", "rate", "p95_ms"), MEASURED)
+def test_the_answer_is_within_a_fifth_of_what_was_measured(model: str, gpu: str, rate: float, p95_ms: float) -> None:
+    found = table(model, gpu)
+    assert any((row.rate, row.first_audio_ms[95]) == (rate, p95_ms) for row in found.rows)
+    others = replace(found, rows=tuple(row for row in found.rows if row.rate != rate))
+    assert Sizing(Demand(rate, 6.06, p95_ms), Basis(others), 1, 0).carried == pytest.approx(rate, rel=0.2)
+
+
+def sizing(rate: float, *, p95_ms: float = 100.0, spare: int = 1, gpus: int = 1) -> Sizing:
+    return Sizing(Demand(rate, 6.0, p95_ms), Basis(TABLE), gpus, spare)
+
+
+def test_a_replica_is_never_asked_for_more_than_was_measured() -> None:
+    assert sizing(10.0, p95_ms=5000.0).carried == pytest.approx(50.0)
+    assert sizing(10.0, p95_ms=40.0).carried < 40.0
+
+
+def test_nodes_carry_the_load_and_the_spare_one_beside_them() -> None:
+    made = sizing(120.0, p95_ms=5000.0, gpus=2)
+    assert (made.needed, made.nodes, made.replicas, made.replicas_left) == (3, 3, 6, 4)
+    assert made.outcome(made.replicas_left, 120.0).holds(made.demand)
+
+
+def test_a_p95_that_no_request_can_keep_is_refused_with_what_can_be_had() -> None:
+    with pytest.raises(InvalidRequest, match=r"--p95 15: at 1 requests/s .* takes \d+ ms at p95"):
+        _ = sizing(10.0, p95_ms=15.0).carried
+
+
+def test_another_gpu_is_an_estimate_by_its_memory_and_a_slower_one_carries_less() -> None:
+    same, slower, faster = (
+        choose([TABLE], model="1.7B-CustomVoice", gpu=name, cores=16) for name in ("H100", "NVIDIA L40S", "H200")
+    )
+    assert same.source.startswith("measured: a host, 2026-01-02")
+    assert slower.slower == pytest.approx(3350 / 864)
+    assert "estimated from a host" in slower.source
+    assert "memory bandwidths" in slower.source
+    assert faster.slower == 1.0
+    demand = Demand(10.0, 6.0, 5000.0)
+    assert Sizing(demand, slower, 1, 0).carried == pytest.approx(50.0 * 864 / 3350, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [("1.7B-Base", "has the shape of 1.7B-CustomVoice"), ("0.6B-Base", "at most as slow as 1.7B-CustomVoice")],
+)
+def test_another_model_is_an_estimate(model: str, said: str) -> None:
+    assert said in choose([TABLE], model=model, gpu="H100", cores=16).source
+
+
+def test_fewer_cores_than_were_measured_with_are_an_assumption() -> None:
+    assert "8 cores for each GPU" in choose([TABLE], model="1.7B-CustomVoice", gpu="H100", cores=8).source
+
+
+@pytest.mark.parametrize(("model", "gpu"), [("embedded", "H100"), ("1.7B-CustomVoice", CPU), ("0.6B-Base", "GTX 1080")])
+def test_what_nothing_is_known_of_is_to_be_measured(model: str, gpu: str) -> None:
+    with pytest.raises(InvalidRequest, match="--measure"):
+        choose([TABLE], model=model, gpu=gpu, cores=16)
+
+
+@pytest.mark.parametrize(
+    ("said", "known"), [("NVIDIA H100 80GB HBM3", "H100"), ("l40s", "L40S"), ("NVIDIA A10G", "A10G"), ("X9", "X9")]
+)
+def test_a_gpu_is_known_by_what_its_driver_calls_it(said: str, known: str) -> None:
+    assert known_gpu(said) == known
+
+
+def test_a_table_is_written_and_read(tmp_path: Path) -> None:
+    TABLE.write(tmp_path / "t.json")
+    assert read_table(tmp_path / "t.json") == TABLE
+    (tmp_path / "bad.json").write_text('{"rows": 3}')
+    with pytest.raises(InvalidRequest, match=r"bad\.json is no table"):
+        read_table(tmp_path / "bad.json")
+
+
+def test_every_shipped_table_says_where_it_is_from() -> None:
+    for each in shipped():
+        assert each.host
+        assert each.date.startswith("20")
+        assert each.commit
+        assert each.command
+        assert each.highest.rate > 0
+
+
+@pytest.fixture(autouse=True)
+def _brief_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("talkray_tools.plan.sizing._SHORT_DAY_S", (30.0, 30.0))
+    monkeypatch.setattr("talkray_tools.plan.sizing._LONGEST_S", 60.0)
+
+
+def run(*arguments: str) -> int:
+    return command.main(list(arguments))
+
+
+def test_a_plan_marks_every_number_and_writes_what_the_server_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    TABLE.write(tmp_path / "t.json")
+    file = tmp_path / "plan.yaml"
+    asked = ("--calls", "60", "--speaks", "0.2", "--gpu", "H100", "--cores", "16", "--price", "2")
+    assert run(*asked, "--table", str(tmp_path / "t.json"), "--out", str(file)) == 0
+    out = capsys.readouterr().out
+    for said in (
+        "2.00 requests/s",
+        "measured: ",
+        "simulated",
+        "when a node dies",
+        "holds",
+        "4.00 an hour",
+        "over a day",
+    ):
+        assert said in out
+    loaded = read_config(file)
+    assert loaded.talker_pool.replicas == 2
+    assert loaded.ingress_pool.replicas == 4
+    assert loaded.model == "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"
+    assert "# nodes: 2" in file.read_text()
+    assert yaml.safe_load(file.read_text())["http_options"]["host"] == "0.0.0.0"
+    assert loaded.api.access.keys_file is not None
+
+
+def test_one_node_without_a_gpu_speaks_to_itself(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    alone = ("--rate", "0.2", "--speech-s", "4", "--model", "embedded", "--gpu", "none", "--cores", "2", "--spare", "0")
+    assert run(*alone, "--out", str(file)) == 0
+    loaded = read_config(file)
+    assert loaded.model == "embedded"
+    assert loaded.talker_pool.num_gpus == 0
+    assert yaml.safe_load(file.read_text())["http_options"]["host"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "--calls or --rate"),
+        (("--rate", "1", "--calls", "1"), "not both"),
+        (("--rate", "1", "--model", "7B"), "--model 7B: no such model"),
+        (("--rate", "1", "--out", str(Path(__file__))), "the file is there"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == 2
+    assert said in capsys.readouterr().err
