@@ -1,0 +1,142 @@
+import asyncio
+import inspect
+import json
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from typer.testing import CliRunner
+
+from loadtest import comparison
+from loadtest.__main__ import app
+from loadtest.arrivals import ScheduledRequest
+from loadtest.dialects import DIALECTS
+from loadtest.options import of_side, settings_from_options, side_settings
+from loadtest.settings import Settings
+from tests.loadtest.servers import peer_server
+
+REQUEST = ScheduledRequest(0, 0.0, "Hi.", frames=10)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "path", "body"),
+    [
+        (
+            "talkray", "/v1/audio/speech",
+            {"model": "m", "voice": "v", "input": "Hi.", "response_format": "pcm", "max_new_tokens": 11,
+             "ignore_eos": True, "seed": 1},
+        ),
+        (
+            "openai", "/v1/audio/speech",
+            {"model": "m", "voice": "v", "input": "Hi.", "response_format": "pcm", "seed": 1},
+        ),
+        (
+            "vllm-omni", "/v1/audio/speech",
+            {"model": "m", "voice": "v", "input": "Hi.", "response_format": "pcm", "stream": True,
+             "stream_format": "audio", "seed": 1},
+        ),
+        (
+            "sglang-omni", "/v1/audio/speech",
+            {"model": "m", "voice": "v", "input": "Hi.", "response_format": "pcm", "stream": True, "seed": 1},
+        ),
+        (
+            "nari", "/v1/audio/speech",
+            {"model": "m", "voice": "v", "input": "Hi.", "response_format": "pcm", "stream": True,
+             "non_streaming_mode": False, "seed": 1},
+        ),
+        ("voxserve", "/generate", {"text": "Hi.", "speaker": "v", "streaming": "true", "seed": 1}),
+        (
+            "elevenlabs", "/v1/text-to-speech/v/stream?output_format=pcm_24000",
+            {"text": "Hi.", "model_id": "m", "seed": 1},
+        ),
+    ],
+)  # fmt: skip
+def test_each_maker_is_asked_in_its_own_form(dialect: str, path: str, body: dict[str, object]) -> None:
+    settings = Settings("http://h:1/v1", dialect=dialect, options={"model": "m", "voice": "v", "seed": 1})
+    assert settings.speech_url == f"http://h:1{path}"
+    assert settings.body(REQUEST) == body
+
+
+def test_a_server_is_named_with_its_dialect() -> None:
+    given = {"voice": "v", "model": "m", "extra": "{}", "headers": ["xi-api-key: k"], "speech_s": 2.0}
+    plain, other = (side_settings(said, **given) for said in ("http://h:1/?a=b", "nari=http://h:2"))
+    assert (plain.dialect, plain.url, plain.lengths is None) == ("talkray", "http://h:1/?a=b", False)
+    assert (other.dialect, other.url, other.lengths) == ("nari", "http://h:2", None)
+    assert other.headers == {"xi-api-key": "k"}
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"), [("kokoro=http://h:1", "'kokoro' is no dialect"), ("nari=h:1", "not a URL")]
+)
+def test_another_name_is_refused_with_the_names_that_there_are(said: str, wrong: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["compare", said, "http://h:1", "--rate", "1", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert wrong in " ".join(done.output.replace("│", " ").split())
+
+
+def test_an_option_is_for_both_or_for_each() -> None:
+    assert [of_side(values, number, "x") for values in (None, ["a"], ["a", "b"]) for number in (0, 1)] == [
+        *("x", "x"), *("a", "a"), *("a", "b"),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "ROUND_S", 0.4)
+    monkeypatch.setattr(comparison, "ROUNDS", 1)
+    monkeypatch.setattr(comparison, "LEAVERS", 2)
+
+
+@pytest.mark.usefixtures("_brief")
+def test_two_peers_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "_RECOGNISER", "no_such_recogniser")
+    out = tmp_path / "out"
+    with (
+        peer_server("elevenlabs", first_s=0.001, streams=1, full=429) as (first, said_a),
+        peer_server("voxserve", first_s=0.15, streams=1, full=503) as (second, said_b),
+    ):
+        given = (
+            "--rate 10 --duration 0.4 --settle 0 --turns 2 --overload 5 --overload-s 0.2 --words 1 --warmup 0 --seed 3"
+        )
+        named = ["--voice", "rachel", "--voice", "serena", "--header-a", "xi-api-key: k"]
+        asked = ["compare", f"elevenlabs={first}", f"voxserve={second}", *given.split(), *named]
+        done = CliRunner().invoke(app, [*asked, "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    shown = " ".join(done.output.split())
+    for row in (
+        "answered 429",
+        "answered 503",
+        "TTFA p50/p95/p99",
+        "just after 2 clients left",
+        "no recogniser is here",
+    ):
+        assert row in shown
+    assert "A was sooner in every turn" in shown
+    texts = {letter: (out / f"{letter}-turn-1" / "schedule.jsonl").read_text() for letter in "AB"}
+    assert texts["A"] == texts["B"]
+    assert texts["A"] != (out / "A-turn-2" / "schedule.jsonl").read_text()
+    page = (out / "report.html").read_text()
+    assert page.count(f"A: elevenlabs, {first}") > 2
+    assert "xi-api-key: k" not in page
+    assert json.loads(said_a[0]).keys() == {"text", "model_id"}
+    assert b"serena" in said_b[0]
+    assert (out / "A-words" / "0.wav").stat().st_size > 14000
+
+
+def test_words_are_heard_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hearing = tmp_path / "hearing.py"
+    hearing.write_text('import json\nprint("loading")\nprint(json.dumps({"text": "x", "errors": 1, "words": 4}))\n')
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(comparison, "_RECOGNISER", "hearing")
+    with peer_server("vllm-omni", first_s=0.0, streams=4) as (url, _):
+        settings = Settings(url, dialect="vllm-omni", options={"model": "m", "voice": "v"})
+        heard = asyncio.run(comparison._hear(settings, 2, comparison.TraceFolder(tmp_path / "words")))
+    assert heard == comparison.Heard(errors=2, words=8, answers=2)
+    hearing.write_text("raise SystemExit('broken')\n")
+    failed = asyncio.run(comparison._recognise(tmp_path / "none.wav", "Hi."))
+    assert failed == "the recogniser failed: broken"
+
+
+def test_dialects_are_those_that_the_options_list() -> None:
+    parameter = inspect.signature(settings_from_options).parameters["dialect"]
+    assert get_args(get_args(parameter.annotation)[0]) == tuple(DIALECTS)
