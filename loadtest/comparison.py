@@ -65,7 +65,7 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class WordsHeard:
     """What a recogniser made of some answers."""
 
     errors: int
@@ -81,7 +81,7 @@ class Compared:
     turns: list[Result]
     overload: Result | None
     leaving: Leaving
-    heard: Heard | str  # or why there is none
+    heard: WordsHeard | str  # or why there is none
 
     @property
     def traces(self) -> list[Trace]:
@@ -148,7 +148,7 @@ def _of_length(request: ScheduledRequest, settings: Settings) -> ScheduledReques
     return replace(request, frames=settings.lengths.draw(1, seed=request.index)[0])
 
 
-async def _hear(settings: Settings, count: int, folder: TraceFolder) -> Heard | str:
+async def _hear(settings: Settings, count: int, folder: TraceFolder) -> WordsHeard | str:
     """How many words of some sentences are heard as others."""
     if not count:
         return "not asked for (--words)"
@@ -173,7 +173,7 @@ async def _hear(settings: Settings, count: int, folder: TraceFolder) -> Heard | 
                 return f"{said}; the audio is in {folder.path}"
             folder.append("heard.jsonl", {"text": text, **said})
             errors, words, answers = errors + said["errors"], words + said["words"], answers + 1
-    return Heard(errors, words, answers) if answers else "no answer of them was spoken"
+    return WordsHeard(errors, words, answers) if answers else "no answer of them was spoken"
 
 
 def _write_wav(file: Path, pcm: bytes, trace: Trace) -> None:

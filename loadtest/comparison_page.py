@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 
 from loadtest.charts import distribution_chart
-from loadtest.comparison import Compared, Heard, TurnPlan, middle_ms, spread
+from loadtest.comparison import Compared, TurnPlan, WordsHeard, middle_ms, spread
 from loadtest.measure import Result
 from loadtest.metrics import Summary, summarize
 from loadtest.report import Section, write_page
@@ -33,7 +33,7 @@ def side_table(done: Sequence[Compared], plan: TurnPlan) -> Table:
     return Table(("", *(one.side.name for one in done)), rows)
 
 
-def _words(heard: Heard | str) -> str:
+def _words(heard: WordsHeard | str) -> str:
     if isinstance(heard, str):
         return heard
     return f"{heard.errors / max(1, heard.words):.1%} ({heard.errors} of {heard.words}, {heard.answers} answers)"

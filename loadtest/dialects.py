@@ -8,7 +8,7 @@ _OPENAI = {"text": "input", "voice": "voice", "model": "model"}
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class RequestForm:
     """One maker's HTTP request for raw 16-bit mono audio that streams."""
 
     name: str
@@ -33,16 +33,16 @@ _STREAMED = {"response_format": "pcm", "stream": True}
 DIALECTS = {
     each.name: each
     for each in (
-        Dialect("talkray", has_lengths=True),
-        Dialect("openai"),
-        Dialect("vllm-omni", always={**_STREAMED, "stream_format": "audio"}),
-        Dialect("sglang-omni", always=_STREAMED),
-        Dialect("nari", always={**_STREAMED, "non_streaming_mode": False}),
-        Dialect(
+        RequestForm("talkray", has_lengths=True),
+        RequestForm("openai"),
+        RequestForm("vllm-omni", always={**_STREAMED, "stream_format": "audio"}),
+        RequestForm("sglang-omni", always=_STREAMED),
+        RequestForm("nari", always={**_STREAMED, "non_streaming_mode": False}),
+        RequestForm(
             "voxserve", "/generate", {"text": "text", "voice": "speaker"}, {"streaming": "true"},
             is_form=True, answers_wav=True,
         ),
-        Dialect(
+        RequestForm(
             "elevenlabs", "/v1/text-to-speech/{voice}/stream?output_format=pcm_24000",
             {"text": "text", "model": "model_id"}, {},
         ),

@@ -19,7 +19,7 @@ from loadtest.arrivals import (
     mix,
     plan_requests,
 )
-from loadtest.dialects import DIALECTS, Dialect
+from loadtest.dialects import DIALECTS, RequestForm
 from loadtest.metrics import Limits
 
 # Fields of the body that only requests of these kinds have.
@@ -61,7 +61,7 @@ class Settings:
     processes: int = 1  # that send the requests
 
     @property
-    def form(self) -> Dialect:
+    def form(self) -> RequestForm:
         """What the server's maker calls the fields of a request."""
         return DIALECTS[self.dialect]
 

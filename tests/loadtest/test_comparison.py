@@ -131,7 +131,7 @@ def test_words_are_heard_in_another_process(tmp_path: Path, monkeypatch: pytest.
     with peer_server("vllm-omni", first_s=0.0, streams=4) as (url, _):
         settings = Settings(url, dialect="vllm-omni", options={"model": "m", "voice": "v"})
         heard = asyncio.run(comparison._hear(settings, 2, comparison.TraceFolder(tmp_path / "words")))
-    assert heard == comparison.Heard(errors=2, words=8, answers=2)
+    assert heard == comparison.WordsHeard(errors=2, words=8, answers=2)
     hearing.write_text("raise SystemExit('broken')\n")
     failed = asyncio.run(comparison._recognise(tmp_path / "none.wav", "Hi."))
     assert failed == "the recogniser failed: broken"
