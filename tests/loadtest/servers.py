@@ -92,6 +92,8 @@ class PeerHandler(BaseHTTPRequestHandler):
                 fields = json.loads(body)
                 said = (fields.get("stream"), fields.get("stream_format"), fields.get("response_format"))
                 return None if said == (True, "audio", "pcm") and fields["input"] else f"{said}"
+            case "talkray":
+                return None if "ignore_eos" in json.loads(body) else "no length"
             case _:
                 form = b'name="text"' in body and b'name="speaker"' in body and b'name="streaming"' in body
                 return None if form and self.path == "/generate" else "no form"

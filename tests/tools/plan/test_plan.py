@@ -4,12 +4,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deployments.errors import InvalidRequest
+from deployments.errors import InvalidRequest, StartError
 from loadtest.measured import MeasuredRate
+from loadtest.sweep import Plan
 from serve_app.config import read_config
 from talkray_tools.plan import __main__ as command
+from talkray_tools.plan import measure
 from talkray_tools.plan.sizing import Demand, Sizing
 from talkray_tools.plan.tables import CPU, Basis, MeasuredTable, choose, known_gpu, read_table, shipped
+from tests.loadtest.servers import PeerHandler, peer_server
 
 FAST = {5: 10.0, 50: 15.0, 95: 20.0, 99: 25.0}
 TABLE = MeasuredTable(
@@ -175,3 +178,25 @@ def test_what_cannot_be_planned_is_said(
 ) -> None:
     assert run(*arguments) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_machine_is_measured_into_a_table_that_plans_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_RATES", Plan(rates=(20.0, 40.0), duration_s=0.3))
+    monkeypatch.setattr(measure, "first_voice", lambda _: "serena")
+    monkeypatch.setattr(PeerHandler, "pieces", 8)
+    file = tmp_path / "here.json"
+    with peer_server("talkray", first_s=0.02, streams=64) as (url, bodies):
+        made = measure.measure_table(file, model="0.6B-Base", gpu="L4", url=url, speech_s=0.8, p95_ms=200.0)
+    assert b'"serena"' in bodies[0]
+    assert read_table(file) == made
+    assert [row.rate for row in made.rows] == [20.0, 40.0]
+    assert made.rows[0].first_audio_ms[50] > 20.0
+    assert choose([made, *shipped()], model="0.6B-Base", gpu="L4", cores=made.cores).table == made
+    with pytest.raises(InvalidRequest, match="use it with --table"):
+        measure.measure_table(file, model="0.6B-Base", gpu="L4", url=url, speech_s=0.8, p95_ms=200.0)
+
+
+def test_a_server_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure.sys, "executable", "/bin/false")
+    with pytest.raises(StartError, match="did not start"), measure._server("embedded"):
+        pass

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +22,7 @@ from loadtest.simulate import Simulated
 from loadtest.tables import Table
 from loadtest.terminal import output_console, print_table, simulated_time
 from loadtest.traces import LoadTestError
+from serve_app.cli.main import ONE_GPU
 from serve_app.config import AppConfig, read_config
 from talkray_tools.arguments import run_command
 from talkray_tools.plan.measure import gpu_names, measure_table
@@ -184,7 +184,7 @@ def write_config(sizing: Sizing, *, model: str, gpu: str, file: Path, notes: Seq
 
 
 def _document(sizing: Sizing, *, model: str, gpu: str) -> dict[str, Any]:
-    shipped = (files("serve_app.cli") / "one-gpu.yaml").read_text(encoding="utf-8")
+    shipped = ONE_GPU.read_text(encoding="utf-8")
     document: dict[str, Any] = yaml.safe_load(shipped)
     arguments = document["applications"][0]["args"]
     arguments["model"] = model if model == _EMBEDDED else f"Qwen/Qwen3-TTS-12Hz-{model}"

@@ -26,14 +26,15 @@ from loadtest.settings import Settings
 from loadtest.sweep import Plan, Sweep, sweep
 from loadtest.terminal import Screen
 from loadtest.traces import TraceFolder
+from serve_app.cli.main import ONE_GPU
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.say import first_voice
+from serve_app.config import AppConfig, read_config
 from talkray_tools.plan.tables import CPU, MeasuredTable
 
 _RATES = Plan(first_rate=1.0, max_rate=512.0, factor=2.0, duration_s=8.0, settle_s=2.0, refinements=2, min_requests=12)
 _START_S = 600
 _STALL_S = 0.1
-_ROWS = {True: 256, False: 8}  # max_num_seqs of the configuration that `talkray serve` takes, with a GPU and without
 
 
 def gpu_names() -> list[str]:
@@ -93,13 +94,18 @@ def measure_table(
     return table
 
 
+def _usual_settings(gpu: str) -> AppConfig:
+    """Those that `talkray serve` takes by itself on such a machine."""
+    return AppConfig() if gpu == CPU else read_config(ONE_GPU)
+
+
 def table_of(swept: Sweep, *, model: str, gpu: str, command: str, note: str) -> MeasuredTable:
     """What a sweep of one replica says, as of this machine and commit. Raises NoRunError."""
     return MeasuredTable(
         model=model,
         gpu=gpu,
         cores=os.cpu_count() or 1,
-        max_num_seqs=_ROWS[gpu != CPU],
+        max_num_seqs=_usual_settings(gpu).talker.max_num_seqs,
         host=host_name(gpu),
         date=datetime.now(UTC).date().isoformat(),
         commit=commit(),
