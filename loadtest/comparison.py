@@ -17,7 +17,7 @@ from typing import Any
 
 from loadtest.arrivals import LEAVES_S, Phase, RequestKind, ScheduledRequest, Texts, settled
 from loadtest.clients import open_session, speak
-from loadtest.measure import Result, Show, measure
+from loadtest.measure import Result, Show, check_server, measure
 from loadtest.recording import Recording
 from loadtest.runner import Runner
 from loadtest.settings import Settings
@@ -92,6 +92,8 @@ class Compared:
 async def compare(sides: Sequence[Side], plan: TurnPlan, *, folder: Path, show: Show) -> list[Compared]:
     """Raises LoadTestError, also where Ctrl-C ends it: half a comparison is none."""
     TraceFolder(folder).check_unused()
+    for side in sides:
+        await check_server(side.settings)
     turns: dict[str, list[Result]] = {side.letter: [] for side in sides}
     for turn in range(plan.turns):
         for side in sides if turn % 2 == 0 else list(reversed(sides)):

@@ -114,6 +114,12 @@ def verdict(done: Sequence[Compared], plan: TurnPlan) -> str:
     return f"{said}: no difference that the turns allow to state, which differ by up to {apart:.0f} ms themselves."
 
 
+def _notes(done: Sequence[Compared]) -> list[str]:
+    """As of any run; this command has no --min-requests."""
+    said = warnings([turn for one in done for turn in one.turns])
+    return [note.replace(" (--duration, --min-requests)", " (--duration)") for note in said]
+
+
 def _unlike(done: Sequence[Compared]) -> list[str]:
     """What the two were not given alike, or did not do alike."""
     notes = []
@@ -143,7 +149,7 @@ def write_comparison(done: Sequence[Compared], plan: TurnPlan, out: Path) -> Pat
         out,
         f"Compared: {' and '.join(one.side.name for one in done)}",
         verdicts={"": verdict(done, plan)},
-        notes=[*warnings([turn for one in done for turn in one.turns]), *_unlike(done)],
+        notes=[*_notes(done), *_unlike(done)],
         sections=sections,
         provenance={one.side.name: one.turns[0].about for one in done},
     )
