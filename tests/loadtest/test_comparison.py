@@ -1,6 +1,7 @@
 import asyncio
 import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -9,11 +10,15 @@ from typer.testing import CliRunner
 
 from loadtest import comparison
 from loadtest.__main__ import app
-from loadtest.arrivals import ScheduledRequest
+from loadtest.arrivals import Phase, ScheduledRequest, place
+from loadtest.comparison_page import verdict
 from loadtest.dialects import DIALECTS
+from loadtest.measure import Result, without_headers
+from loadtest.metrics import Limits
 from loadtest.options import of_side, settings_from_options, side_settings
 from loadtest.settings import Settings
 from tests.loadtest.servers import peer_server
+from tests.loadtest.test_metrics import SPOKEN
 
 REQUEST = ScheduledRequest(0, 0.0, "Hi.", frames=10)
 
@@ -111,7 +116,7 @@ def test_two_peers_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "no recogniser is here",
     ):
         assert row in shown
-    assert "A was sooner in every turn" in shown
+    assert "First audible sample at p95: A " in shown
     texts = {letter: (out / f"{letter}-turn-1" / "schedule.jsonl").read_text() for letter in "AB"}
     assert texts["A"] == texts["B"]
     assert texts["A"] != (out / "A-turn-2" / "schedule.jsonl").read_text()
@@ -140,3 +145,42 @@ def test_words_are_heard_in_another_process(tmp_path: Path, monkeypatch: pytest.
 def test_dialects_are_those_that_the_options_list() -> None:
     parameter = inspect.signature(settings_from_options).parameters["dialect"]
     assert get_args(get_args(parameter.annotation)[0]) == tuple(DIALECTS)
+
+
+def compared(letter: str, later_s: tuple[float, ...]) -> comparison.Compared:
+    """Turns whose answers come so much later than SPOKEN."""
+    turns = []
+    for late_s in later_s:
+        chunks = [(arrival_s + late_s, size) for arrival_s, size in SPOKEN.chunks]
+        first_s = (SPOKEN.first_byte_s or 0.0) + late_s
+        trace = replace(SPOKEN, first_byte_s=first_s, chunks=chunks, finished_s=SPOKEN.finished_s + late_s)
+        phases = place([Phase("load", 1.0, 30.0)])
+        turns.append(Result(f"turn {late_s}", {}, phases, Limits(), [trace], [], 1))
+    side = comparison.Side(letter, Settings("http://h:1"))
+    return comparison.Compared(side, turns, None, comparison.Leaving(8, [0.1], [0.2], 0), "not asked for")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ((0.0, 0.01), (0.05, 0.08), "A was sooner in every turn"),
+        ((0.05, 0.08), (0.0, 0.01), "B was sooner in every turn"),
+        ((0.0, 0.06), (0.05, 0.08), "no difference that the turns allow to state"),
+    ],
+)
+def test_one_is_sooner_only_where_each_of_its_turns_is(
+    first: tuple[float, ...], second: tuple[float, ...], said: str
+) -> None:
+    plan = comparison.TurnPlan(1.0, 30.0, 0.0, 2, 0.0, 1.0, 0)
+    assert said in verdict([compared("A", first), compared("B", second)], plan)
+
+
+def test_two_that_say_nothing_are_not_compared() -> None:
+    silent = replace(compared("A", (0.0,)), turns=[])
+    plan = comparison.TurnPlan(1.0, 30.0, 0.0, 1, 0.0, 1.0, 0)
+    assert "nothing to compare" in verdict([silent, compared("B", (0.0,))], plan)
+
+
+def test_the_values_of_headers_are_in_no_result() -> None:
+    given = ["compare", "A", "--header-a", "xi-api-key: k", "--header=Authorization: Bearer x", "--rate", "1"]
+    assert without_headers(given) == ["compare", "A", "--header-a", "...", "--header=...", "--rate", "1"]
