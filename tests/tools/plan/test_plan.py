@@ -51,6 +51,13 @@ def test_a_replica_is_never_asked_for_more_than_was_measured() -> None:
     assert sizing(10.0, p95_ms=40.0).carried < 40.0
 
 
+def test_audio_that_comes_more_slowly_than_it_plays_is_not_carried() -> None:
+    slow = Basis(TABLE, slower=14.0, reasons=("it is slow",))  # at 24 streams a frame of 80 ms takes 84
+    made = Sizing(Demand(1.0, 6.0, 60_000.0), slow, 1, 0)
+    assert made.outcome(1, made.most_per_replica).late > 0.5
+    assert made.carried < 0.9 * made.most_per_replica
+
+
 def test_nodes_carry_the_load_and_the_spare_one_beside_them() -> None:
     made = sizing(120.0, p95_ms=5000.0, gpus=2)
     assert (made.needed, made.nodes, made.replicas, made.replicas_left) == (3, 3, 6, 4)

@@ -115,8 +115,11 @@ def _replica(sizing: Sizing) -> Figure:
     """What the plan stands on."""
     basis = sizing.basis
     rows = [row for row in basis.table.rows if row.is_carried and not row.is_held_out]
-    shown = f"first audio p95 {rows[0].first_audio_ms[95]:.0f} to {rows[-1].first_audio_ms[95]:.0f} ms"
-    return Figure("one replica", f"{shown} at {rows[0].rate:g} to {rows[-1].rate:g} requests/s there", basis.source)
+    first, last = rows[0], rows[-1]
+    shown = f"first audio p95 {first.first_audio_ms[95]:.0f} ms at {first.rate:g} requests/s"
+    if last is not first:
+        shown += f", {last.first_audio_ms[95]:.0f} ms at {last.rate:g}"
+    return Figure("basis", f"one replica: {shown}", basis.source)
 
 
 def _simulated(sizing: Sizing) -> str:
@@ -157,7 +160,8 @@ def _checks(sizing: Sizing, day: Simulated, length_s: float) -> Iterator[Figure]
     verdict = "holds" if after.holds(demand) else "MISSES the limit"
     yield Figure(
         "when a node dies",
-        f"p95 {after.p95_ms:.0f} ms, {after.refused:.1%} refused: {verdict}; {room:+.0%} requests/s of headroom",
+        f"p95 {after.p95_ms:.0f} ms, {after.refused:.1%} refused, {after.late:.1%} slower than it plays: {verdict}; "
+        f"{room:+.0%} requests/s of headroom",
         f"{source}, on the {left} replica(s) left",
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from deployments.errors import InvalidRequest
 from loadtest.arrivals import SpeechLengths
-from loadtest.measured import learn_rows
+from loadtest.measured import HELD, learn_rows
 from loadtest.scenario import DAY_S, draw_traffic, usual_step_s
 from loadtest.service_model import ServiceModel
 from loadtest.simulate import Cluster, NodeKind, Simulated, Simulation, Traffic
@@ -47,9 +47,10 @@ class Predicted:
 
     p95_ms: float
     refused: float  # share of the requests
+    late: float  # share of the requests whose audio came more slowly than it plays
 
     def holds(self, demand: Demand) -> bool:
-        return self.p95_ms <= demand.p95_ms and self.refused <= _REFUSED
+        return self.p95_ms <= demand.p95_ms and self.refused <= _REFUSED and self.late <= 1 - HELD
 
 
 @dataclass(frozen=True)  # no slots: its parts are computed once
@@ -86,7 +87,8 @@ class Sizing:
         if not lowest.holds(self.demand):
             raise InvalidRequest(
                 f"--p95 {self.demand.p95_ms:g}: at {low:.2g} requests/s the first audio takes {lowest.p95_ms:.0f} ms "
-                f"at p95 already ({self.basis.source}). Ask for more milliseconds, or for a faster machine."
+                f"at p95 already, and {lowest.late:.0%} of the answers come more slowly than they play "
+                f"({self.basis.source}). Ask for more milliseconds, or for a faster machine."
             )
         while high - low > 0.02 * high:
             middle = (low + high) / 2
@@ -139,4 +141,6 @@ class Sizing:
 
 def _outcome(done: Simulated) -> Predicted:
     p95_s = done.ttfb_percentile_s(95)
-    return Predicted(math.inf if p95_s is None else 1000 * p95_s, done.refused / max(1, len(done.ttfb_s)))
+    requests = max(1, len(done.ttfb_s))
+    p95_ms = math.inf if p95_s is None else 1000 * p95_s
+    return Predicted(p95_ms, done.refused / requests, float((done.rtf > 1).sum()) / requests)

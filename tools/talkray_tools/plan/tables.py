@@ -103,11 +103,16 @@ def choose(tables: Sequence[MeasuredTable], *, model: str, gpu: str, cores: int)
     found = [_basis(table, model=model, gpu=known_gpu(gpu), cores=cores) for table in tables]
     fitting = [basis for basis in found if basis is not None]
     if not fitting:
+        measured = sorted({f"{table.model} on {_machine(table.gpu)}" for table in tables})
         raise InvalidRequest(
-            f"nothing is measured that says how fast {model} is on {'CPUs' if gpu == CPU else gpu}: run `talkray plan "
-            f"--measure` there. Measured are {', '.join(sorted({f'{t.model} on {t.gpu}' for t in tables}))}"
+            f"nothing is measured that says how fast {model} is on {_machine(gpu)}: run `talkray plan --measure FILE` "
+            f"there. Measured are {', '.join(measured)}"
         )
     return min(fitting, key=lambda basis: (len(basis.reasons), basis.slower))
+
+
+def _machine(gpu: str) -> str:
+    return "CPUs" if gpu == CPU else gpu
 
 
 def _basis(table: MeasuredTable, *, model: str, gpu: str, cores: int) -> Basis | None:
