@@ -186,7 +186,7 @@ def compare_command(
     out: Out,
     duration: Annotated[float, typer.Option(callback=positive, help="Seconds of each turn.")] = 20.0,
     settle: Annotated[float, typer.Option(min=0, help="Seconds before each turn, not measured.")] = 2.0,
-    turns: Annotated[int, typer.Option(min=1, help="Of each server.")] = 2,
+    turns: Annotated[int, typer.Option(min=1, help="Of each server; at least 3 for a verdict.")] = 3,
     overload: Annotated[float, typer.Option(min=0, help="Then so many times the rate; 0: not.")] = 4.0,
     overload_s: Annotated[float, typer.Option(callback=positive, help="Seconds of that.")] = 10.0,
     words: Annotated[int, typer.Option(min=0, max=50, help="Answers that a recogniser hears, of each.")] = 5,

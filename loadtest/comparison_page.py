@@ -16,6 +16,7 @@ _ROWS = (
     *("sent", "answers", "TTFB p50/p95/p99, ms", "TTFA p50/p95/p99, ms", "whole p50/p95, s", "RTF p50"),
     *("C50/C100/C200, %", "underruns", "stall p95, ms", "lag p99, ms"),
 )
+MIN_TURNS = 3  # of each server: of two, each is the sooner one in both by chance in one comparison of three
 _OF_TURN = ("sent", "answers", "TTFB p50/p95/p99, ms", "TTFA p50/p95/p99, ms", "C50/C100/C200, %")
 
 
@@ -107,11 +108,16 @@ def verdict(done: Sequence[Compared], plan: TurnPlan) -> str:
         return "One of the two spoke nothing audible: there is nothing to compare."
     first, second = (value or 0.0 for value in wholes)
     said = f"First audible sample at p95: A {first:.0f} ms, B {second:.0f} ms"
+    if any(turn.summary.client_was_slow for one in done for turn in one.turns):
+        return f"{said}: nothing is stated, because this client itself was late (see the lag). Repeat it."
     apart = max(map(spread, known))
-    if max(known[0]) < min(known[1]) or max(known[1]) < min(known[0]):
-        sooner = "A" if first < second else "B"
+    sooner, later = ("A", "B") if first < second else ("B", "A")
+    by_letter = dict(zip("AB", known, strict=True))
+    gap = median(by_letter[later]) - median(by_letter[sooner])
+    if max(by_letter[sooner]) < min(by_letter[later]) and gap > apart and plan.turns >= MIN_TURNS:
         return f"{said}: {sooner} was sooner in every turn (turns of one server differ by up to {apart:.0f} ms)."
-    return f"{said}: no difference that the turns allow to state, which differ by up to {apart:.0f} ms themselves."
+    few = "" if plan.turns >= MIN_TURNS else f"; fewer than {MIN_TURNS} turns say nothing of that"
+    return f"{said}: no difference can be stated (turns of one server differ by up to {apart:.0f} ms{few})."
 
 
 def _notes(done: Sequence[Compared]) -> list[str]:

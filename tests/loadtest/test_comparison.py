@@ -163,16 +163,25 @@ def compared(letter: str, later_s: tuple[float, ...]) -> comparison.Compared:
 @pytest.mark.parametrize(
     ("first", "second", "said"),
     [
-        ((0.0, 0.01), (0.05, 0.08), "A was sooner in every turn"),
-        ((0.05, 0.08), (0.0, 0.01), "B was sooner in every turn"),
-        ((0.0, 0.06), (0.05, 0.08), "no difference that the turns allow to state"),
+        ((0.0, 0.01, 0.0), (0.05, 0.08, 0.06), "A was sooner in every turn"),
+        ((0.05, 0.08, 0.06), (0.0, 0.01, 0.0), "B was sooner in every turn"),
+        ((0.0, 0.06, 0.0), (0.05, 0.08, 0.06), "no difference can be stated"),
+        ((0.0, 0.01, 0.0), (0.02, 0.08, 0.02), "no difference can be stated"),
+        ((0.0, 0.0), (0.05, 0.05), "fewer than 3 turns say nothing"),
     ],
 )
 def test_one_is_sooner_only_where_each_of_its_turns_is(
     first: tuple[float, ...], second: tuple[float, ...], said: str
 ) -> None:
-    plan = comparison.TurnPlan(1.0, 30.0, 0.0, 2, 0.0, 1.0, 0)
+    plan = comparison.TurnPlan(1.0, 30.0, 0.0, len(first), 0.0, 1.0, 0)
     assert said in verdict([compared("A", first), compared("B", second)], plan)
+
+
+def test_a_client_that_was_late_itself_says_nothing_of_either() -> None:
+    late = compared("A", (0.0, 0.0, 0.0))
+    late.turns[1].traces[0].sent_s += 0.2
+    plan = comparison.TurnPlan(1.0, 30.0, 0.0, 3, 0.0, 1.0, 0)
+    assert "this client itself was late" in verdict([late, compared("B", (0.5, 0.5, 0.5))], plan)
 
 
 def test_two_that_say_nothing_are_not_compared() -> None:
