@@ -157,7 +157,10 @@ def test_a_plan_marks_every_number_and_writes_what_the_server_loads(
     assert loaded.ingress_pool.replicas == 4
     assert loaded.model == "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"
     assert "# nodes: 2" in file.read_text()
-    assert yaml.safe_load(file.read_text())["http_options"]["host"] == "0.0.0.0"
+    document = yaml.safe_load(file.read_text())
+    assert document["http_options"]["host"] == "0.0.0.0"
+    sizes = {each["name"]: each["num_replicas"] for each in document["applications"][0]["deployments"]}
+    assert sizes == {"Ingress": 4, "Talker": 2, "Codec": 1}
     assert loaded.api.access.keys_file is not None
 
 

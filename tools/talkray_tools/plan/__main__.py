@@ -188,23 +188,21 @@ def write_config(sizing: Sizing, *, model: str, gpu: str, file: Path, notes: Seq
 
 
 def _document(sizing: Sizing, *, model: str, gpu: str) -> dict[str, Any]:
-    shipped = ONE_GPU.read_text(encoding="utf-8")
-    document: dict[str, Any] = yaml.safe_load(shipped)
-    arguments = document["applications"][0]["args"]
+    document: dict[str, Any] = yaml.safe_load(ONE_GPU.read_text(encoding="utf-8"))
+    application = document["applications"][0]
+    arguments = application["args"]
     arguments["model"] = model if model == _EMBEDDED else f"Qwen/Qwen3-TTS-12Hz-{model}"
     arguments["talker"]["max_num_seqs"] = sizing.basis.table.max_num_seqs
-    for pool, replicas in {
-        "talker_pool": sizing.replicas,
-        "ingress_pool": _INGRESSES * sizing.replicas,
-        "codec_pool": max(1, sizing.replicas // 2),
-    }.items():
-        arguments[pool]["replicas"] = replicas
+    sizes = {"Ingress": _INGRESSES * sizing.replicas, "Talker": sizing.replicas, "Codec": max(1, sizing.replicas // 2)}
     if gpu == CPU:
-        del arguments["talker"]["gpu_memory_fraction"], arguments["talker"]["max_num_waiting"]
-        arguments["talker_pool"] = {"replicas": sizing.replicas}
-        arguments["codec_pool"] = {"replicas": sizing.replicas}
-        arguments["ingress_pool"] = {"replicas": sizing.nodes}
-        del arguments["codec"]
+        for name in ("codec", "codec_pool", "talker_pool"):
+            arguments.pop(name)
+        arguments["talker"] = {"max_num_seqs": sizing.basis.table.max_num_seqs}
+        sizes = {"Ingress": sizing.nodes, "Talker": sizing.replicas, "Codec": sizing.replicas}
+    # Serve reads a size under `deployments`, where a change of it replaces no other pool; `talkray serve` in the pool.
+    application["deployments"] = [{"name": name, "num_replicas": size} for name, size in sizes.items()]
+    for name, size in sizes.items():
+        arguments.setdefault(f"{name.lower()}_pool", {})["replicas"] = size
     if sizing.nodes > 1:
         document["http_options"]["host"] = "0.0.0.0"
         arguments["api"] = {"access": {"keys_file": "/etc/talkray/keys.json"}}
