@@ -32,7 +32,7 @@ from serve_app.cli.say import first_voice
 from serve_app.config import AppConfig, read_config
 from talkray_tools.plan.tables import CPU, MeasuredTable
 
-_RATES = Plan(first_rate=1.0, max_rate=512.0, factor=2.0, duration_s=8.0, settle_s=2.0, refinements=2, min_requests=12)
+_RATES = Plan(first_rate=1.0, max_rate=512.0, factor=2.0, duration_s=10.0, settle_s=2.0, refinements=2, min_requests=5)
 _START_S = 600
 _STALL_S = 0.1
 
