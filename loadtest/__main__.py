@@ -12,11 +12,14 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 from rich.console import Console
 
-from loadtest.arrivals import Phase, SpeechLengths, settled
+from loadtest.arrivals import Phase, SpeechLengths, Texts, settled
 from loadtest.charts import simulation_charts
+from loadtest.comparison import Compared, Side, TurnPlan, compare
+from loadtest.comparison_page import leaving_table, overload_table, side_table, verdict, write_comparison
+from loadtest.dialects import DIALECTS
 from loadtest.measure import Result, measure
 from loadtest.metrics import Limits
-from loadtest.options import number_list, positive, with_settings
+from loadtest.options import number_list, of_side, positive, side_settings, with_settings
 from loadtest.report import Section, read_report, write_page, write_report
 from loadtest.settings import Settings
 from loadtest.sweep import Plan, read_sweep, sweep
@@ -175,6 +178,62 @@ def report_command(
     typer.echo(f"{page}")
 
 
+@app.command("compare")
+def compare_command(
+    first: Annotated[str, typer.Argument(metavar="A", help="DIALECT=URL, such as talkray=http://127.0.0.1:8000.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="The same: " + ", ".join(DIALECTS) + ".")],
+    rate: Rate,
+    out: Out,
+    duration: Annotated[float, typer.Option(callback=positive, help="Seconds of each turn.")] = 20.0,
+    settle: Annotated[float, typer.Option(min=0, help="Seconds before each turn, not measured.")] = 2.0,
+    turns: Annotated[int, typer.Option(min=1, help="Of each server; at least 3 for a verdict.")] = 3,
+    overload: Annotated[float, typer.Option(min=0, help="Then so many times the rate; 0: not.")] = 4.0,
+    overload_s: Annotated[float, typer.Option(callback=positive, help="Seconds of that.")] = 10.0,
+    words: Annotated[int, typer.Option(min=0, max=50, help="Answers that a recogniser hears, of each.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Settles times and texts, of both.")] = 0,
+    texts: Annotated[Texts, typer.Option(help="What both say.")] = Texts.MIXED,
+    voices: Annotated[list[str] | None, typer.Option("--voice", help="Of A; once more: of B.")] = None,
+    models: Annotated[list[str] | None, typer.Option("--model", help="Of A; once more: of B.")] = None,
+    extras: Annotated[list[str] | None, typer.Option("--extra", metavar="JSON", help="Of A; once more: of B.")] = None,
+    headers_a: Annotated[list[str] | None, typer.Option("--header-a", help="Such as 'xi-api-key: KEY'.")] = None,
+    headers_b: Annotated[list[str] | None, typer.Option("--header-b", help="Of B.")] = None,
+    speech_s: Annotated[
+        float | None, typer.Option(callback=positive, help="Median length, of servers that know Talkray's extension.")
+    ] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before the first turn of each.")] = 3,
+) -> None:
+    """Any two servers, each in its own dialect: the same texts and arrivals in turns, and one page with both.
+
+    Exit code: 0 if both were measured, whoever is faster.
+    """
+    shared: dict[str, Any] = {"seed": seed, "texts": texts, "warmup": warmup}
+    sides = [
+        Side(
+            letter,
+            side_settings(
+                said,
+                voice=of_side(voices, number, "alloy"),
+                model=of_side(models, number, "tts-1"),
+                extra=of_side(extras, number, "{}"),
+                headers=headers or [],
+                speech_s=speech_s,
+                **shared,
+            ),
+        )
+        for number, (letter, said, headers) in enumerate((("A", first, headers_a), ("B", second, headers_b)))
+    ]
+    plan = TurnPlan(rate, duration, settle, turns, overload, overload_s, words)
+    done = carry_out(compare_sides(sides, plan, out))
+    page = write_comparison(done, plan, out)
+    console = output_console()
+    print_table(side_table(done, plan), console)
+    if plan.overload:
+        print_table(overload_table(done), console)
+    print_table(leaving_table(done), console)
+    console.print(f"[bold]{verdict(done, plan)}[/]", highlight=False)
+    typer.echo(f"\nThe traces of every turn are in {out}; {page} shows them.")
+
+
 @app.command("simulate")
 def simulate_command(
     learn_from: Annotated[Path, typer.Option(exists=True, file_okay=False, help="A sweep of one talker replica.")],
@@ -305,6 +364,13 @@ async def sweep_rates(settings: Settings, plan: Plan, folder: TraceFolder, *, ti
     show_sweep(done, titles, output_console())
     say_where(folder)
     return is_complete and all(step.summary.succeeded == step.summary.sent for step in done.steps)
+
+
+async def compare_sides(sides: Sequence[Side], plan: TurnPlan, out: Path) -> list[Compared]:
+    """Both, on the screen and on disk."""
+    screen = Screen(Console(stderr=True))
+    async with screen.shown():
+        return await compare(sides, plan, folder=out, show=screen.show)
 
 
 def say_where(folder: TraceFolder) -> None:

@@ -197,21 +197,22 @@ def _replicas(result: Result, x: Mapping[str, Any]) -> Chart:
     return chart("Replicas over time", "Replicas that run (solid) and are wanted (dashed).", steps, x=x, y=y)
 
 
-def distribution_chart(kind: str, groups: Mapping[str, Sequence[Trace]]) -> Chart:
-    """The answers of some phases or runs side by side."""
-    curves = []
+def distribution_chart(kind: str, groups: Mapping[str, Sequence[Trace]], *, audible: bool = False) -> Chart:
+    """The answers of some phases or runs side by side, by their first byte or by their first audible sample."""
+    curves, short, what = [], "TTFA" if audible else "TTFB", "audible sample" if audible else "byte"
     for index, (name, traces) in enumerate(groups.items()):
-        ttfb_ms = sorted(trace.ttfb_s * MS for trace in traces if trace.ttfb_s is not None)
-        points = [(value, PERCENT * rank / len(ttfb_ms)) for rank, value in enumerate(ttfb_ms, start=1)]
+        taken_s = [trace.ttfa_s if audible else trace.ttfb_s for trace in traces]
+        times_ms = sorted(time_s * MS for time_s in taken_s if time_s is not None)
+        points = [(value, PERCENT * rank / len(times_ms)) for rank, value in enumerate(times_ms, start=1)]
         every = math.ceil(len(points) / MAX_POINTS) or 1
         look: Series = {"borderDash": DASHES[index % len(DASHES)], "pointRadius": 0, "stepped": True}
         label = f"{name} (n = {len(points)})"
         curves.append(series(label, points[::-1][::every][::-1], COLOURS[index % len(COLOURS)], **look))
     return chart(
-        f"Time to first byte, distribution by {kind}",
+        f"Time to first {what}, distribution by {kind}",
         f"Share of the answers of each {kind} that began within a time.",
         curves,
-        x=axis("TTFB from planned arrival, ms", log=True),
+        x=axis(f"{short} from planned arrival, ms", log=True),
         y=axis("answers, %", min=0, max=100),
     )
 

@@ -54,7 +54,8 @@ async def speak(session: aiohttp.ClientSession, settings: Settings, *, recording
 
 async def _exchange(session: aiohttp.ClientSession, settings: Settings, recording: Recording) -> None:
     body = settings.body(recording.request)
-    async with session.post(settings.speech_url, json=body, headers=settings.headers, timeout=NO_TIMEOUT) as response:
+    content = {"data": as_form(body)} if settings.form.is_form else {"json": body}
+    async with session.post(settings.speech_url, headers=settings.headers, timeout=NO_TIMEOUT, **content) as response:
         recording.trace.request_id = response.headers.get("X-Request-Id")
         if response.status != 200:
             message = error_message(await response.read())
@@ -63,6 +64,8 @@ async def _exchange(session: aiohttp.ClientSession, settings: Settings, recordin
         recording.trace.status = response.status
         if recording.trace.is_file:
             recording.receive_file(await response.read())
+        elif settings.form.answers_wav:
+            await recording.read_wav_header(response.content)
         else:
             recording.trace.layout = read_layout(response.headers)
         async for data in response.content.iter_any():
@@ -71,6 +74,14 @@ async def _exchange(session: aiohttp.ClientSession, settings: Settings, recordin
                 await recording.keep_pace()
         recording.read_server_timing(response.headers.get("Server-Timing"))
         recording.check_complete()
+
+
+def as_form(body: Mapping[str, object]) -> aiohttp.FormData:
+    """The fields as multipart."""
+    form = aiohttp.FormData(default_to_multipart=True)
+    for name, value in body.items():
+        form.add_field(name, str(value))
+    return form
 
 
 def _fail_with_status(recording: Recording, status: int, *, message: str, headers: Mapping[str, str]) -> None:

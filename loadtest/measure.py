@@ -6,7 +6,7 @@ import platform
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -177,9 +177,7 @@ def describe(settings: Settings) -> dict[str, Any]:
         own_version = version("talkray")
     except PackageNotFoundError:
         own_version = "not installed"
-    command = shlex.join(["python", "-m", "loadtest", *sys.argv[1:]])
-    for value in settings.headers.values():  # they may be keys, and results are passed around
-        command = command.replace(value, HIDDEN)
+    command = shlex.join(["python", "-m", "loadtest", *without_headers(sys.argv[1:])])
     return {
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "url": settings.url,
@@ -190,6 +188,16 @@ def describe(settings: Settings) -> dict[str, Any]:
         "versions": {"talkray": own_version, "python": platform.python_version(), "aiohttp": version("aiohttp")},
         "machine": {"platform": platform.platform(), "cpus": os.cpu_count()},
     }
+
+
+def without_headers(arguments: Sequence[str]) -> list[str]:
+    """The arguments without the values of headers: these may be keys, of either server, and results are passed on."""
+    shown = []
+    for before, each in zip(("", *arguments), arguments, strict=False):
+        option, equals, _ = each.partition("=")
+        is_value = before.startswith("--header") and "=" not in before
+        shown.append(HIDDEN if is_value else f"{option}={HIDDEN}" if equals and option.startswith("--header") else each)
+    return shown
 
 
 def flat(summary: Summary) -> dict[str, Any]:

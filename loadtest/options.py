@@ -4,12 +4,13 @@ import inspect
 import json
 import math
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import typer
 
 from loadtest.arrivals import Arrivals, Profile, SpeechLengths, Texts
+from loadtest.dialects import DIALECTS
 from loadtest.metrics import Limits
 from loadtest.settings import Settings, Transport
 
@@ -73,6 +74,10 @@ def settings_from_options(
         Transport,
         typer.Option(help="websocket: Talkray's /v1/audio/speech/ws; live: a text while it is written (Flux)."),
     ] = Transport.HTTP,
+    dialect: Annotated[
+        Literal["talkray", "openai", "vllm-omni", "sglang-omni", "nari", "voxserve", "elevenlabs"],
+        typer.Option(help="Whose HTTP request the server understands."),
+    ] = "talkray",
     words: Annotated[float, typer.Option(callback=positive, help="Live text: words a second.")] = 30.0,
     interrupted: Annotated[
         float, typer.Option(min=0, max=1, help="Live text: share of turns that somebody interrupts, at random.")
@@ -118,6 +123,10 @@ def settings_from_options(
         raise typer.BadParameter("--speech-s and --extra: a live turn has a voice and a text, and no other field")
     if interrupted and transport is not Transport.LIVE:
         raise typer.BadParameter("--interrupted: only --transport live interrupts")
+    if dialect != "talkray" and (transport is not Transport.HTTP or traffic is not Profile.ALIKE or speech_s):
+        raise typer.BadParameter(
+            f"--dialect {dialect}: it has no --speech-s, --transport and --traffic: leave them out"
+        )
     if traffic is Profile.MIXED and (transport is not Transport.HTTP or texts is not Texts.MIXED):
         raise typer.BadParameter(
             "--traffic mixed: it has texts of its own, over HTTP; leave --texts and --transport out"
@@ -127,6 +136,7 @@ def settings_from_options(
         arrivals=arrivals,
         seed=seed,
         transport=transport,
+        dialect=dialect,
         options={"model": model, "voice": voice} | extra_fields(extra),
         headers=dict(header(value) for value in headers or ()),
         lengths=SpeechLengths(speech_s, speech_sigma) if speech_s else None,
@@ -140,6 +150,28 @@ def settings_from_options(
         profile=traffic,
         replicas_url=replicas_url,
     )
+
+
+def of_side(values: list[str] | None, number: int, usual: str) -> str:
+    """The value of an option that may be given once for both servers of a comparison, or once for each."""
+    if len(values or ()) > 2:
+        raise typer.BadParameter(f"{', '.join(values or ())}: two servers have at most two values of an option")
+    return (values or [usual])[min(number, len(values or [usual]) - 1)]
+
+
+def side_settings(
+    said: str, *, voice: str, model: str, extra: str, headers: list[str], speech_s: float | None, **shared: Any
+) -> Settings:
+    """One server of a comparison, from DIALECT=URL or a URL alone, which is Talkray's."""
+    dialect, equals, url = said.partition("=")
+    if not equals or "/" in dialect:
+        dialect, url = "talkray", said
+    if dialect not in DIALECTS:
+        raise typer.BadParameter(f"{dialect!r} is no dialect; there are {', '.join(DIALECTS)}", param_hint="A or B")
+    lengths = SpeechLengths(speech_s, 0.35) if speech_s and DIALECTS[dialect].has_lengths else None
+    options = {"model": model, "voice": voice} | extra_fields(extra)
+    named = dict(header(value) for value in headers)
+    return Settings(str(http_url(url)), dialect=dialect, options=options, headers=named, lengths=lengths, **shared)
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:

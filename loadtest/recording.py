@@ -3,10 +3,12 @@
 import asyncio
 import io
 import re
+import struct
 import time
 import wave
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from loadtest.arrivals import ScheduledRequest
 from loadtest.playback import AudibleOnset
@@ -59,6 +61,12 @@ def stages(header: str, *, sent_at_s: float, ttfb_s: float) -> dict[str, float]:
 DEFAULT_SAMPLE_RATE = 24000  # of response_format pcm, says OpenAI
 
 
+class Readable(Protocol):
+    """A body on its way, as aiohttp has it."""
+
+    async def readexactly(self, n: int) -> bytes: ...
+
+
 class NotAudioError(Exception):
     """The body is not the audio that was asked for."""
 
@@ -91,6 +99,7 @@ class Recording:
         self.chunks: list[tuple[float, int]] = []
         self.trace = Trace(request.index, request.planned_s, clock.now_s(), frames=request.frames, chunks=self.chunks)
         self.trace.kind = request.kind
+        self.kept: bytearray | None = None  # the audio, for whoever sets it before
         self._onset: AudibleOnset | None = None
         self._sent_at_s = time.time()
 
@@ -107,6 +116,8 @@ class Recording:
         trace, now_s = self.trace, self.clock.now_s()
         trace.first_byte_s = now_s if trace.first_byte_s is None else trace.first_byte_s
         trace.num_bytes += len(data)
+        if self.kept is not None:
+            self.kept += data
         if data and trace.layout:
             self.chunks.append((now_s, trace.num_bytes))
             self._onset = self._onset or AudibleOnset(trace.layout.sample_rate, trace.layout.channels)
@@ -124,6 +135,25 @@ class Recording:
         if bits != 8 * SAMPLE_BYTES:
             raise NotAudioError(f"asked for a WAV file, which came with {bits} bits a sample")
         self.receive(pcm)
+
+    async def read_wav_header(self, content: Readable) -> None:
+        """Take the header of a WAV file that streams, up to its first sample; raises NotAudioError if it is none.
+
+        The sizes in it say nothing while the file is still made.
+        """
+        try:
+            riff = await content.readexactly(12)
+            layout = None
+            while riff[:4] == b"RIFF" and (chunk := await content.readexactly(8))[:4] != b"data":
+                said = await content.readexactly(int.from_bytes(chunk[4:], "little"))
+                if chunk[:4] == b"fmt ":
+                    _, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", said)
+                    layout = PcmLayout(rate, channels) if bits == 8 * SAMPLE_BYTES else None
+        except (asyncio.IncompleteReadError, struct.error) as error:
+            raise NotAudioError(f"asked for a WAV file that streams, and its header ended early: {error}") from error
+        if layout is None:
+            raise NotAudioError("asked for a WAV file that streams, and what came has no header of 16-bit audio")
+        self.trace.layout = layout
 
     async def keep_pace(self) -> None:
         """Wait until all but SLOW_LEAD_S of what came has been played: as a reader that has no room for more."""

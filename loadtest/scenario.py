@@ -30,20 +30,25 @@ QUIETEST_S = 4 * 3600.0  # four in the morning
 RATE_STEP_S = 60.0
 
 
-def rate_at(shape: str, peak_rate: float, times_s: Floats) -> Floats:
-    """Requests per second at each time."""
+def rate_at(shape: str, peak_rate: float, times_s: Floats, day_s: float = DAY_S) -> Floats:
+    """Requests per second at each time of a day that lasts `day_s`."""
     if shape == "steady":
         return np.full(len(times_s), peak_rate)
-    height = (1 - np.cos(2 * np.pi * (times_s - QUIETEST_S) / DAY_S)) / 2
+    height = (1 - np.cos(2 * np.pi * (times_s / day_s - QUIETEST_S / DAY_S))) / 2
     return np.asarray(peak_rate * (NIGHT_SHARE + (1 - NIGHT_SHARE) * height), dtype=np.float64)
 
 
-def draw_traffic(shape: str, peak_rate: float, *, duration_s: float, lengths: SpeechLengths, seed: int) -> Traffic:
-    """Poisson arrivals at a rate that changes by the minute, and log-normal lengths."""
-    generator = np.random.default_rng(seed)
-    starts_s = np.arange(0.0, duration_s, RATE_STEP_S)
-    widths_s = np.minimum(RATE_STEP_S, duration_s - starts_s)
-    counts = generator.poisson(rate_at(shape, peak_rate, starts_s) * widths_s)
+def draw_traffic(
+    shape: str, peak_rate: float, *, duration_s: float, lengths: SpeechLengths, seed: int, day_s: float = DAY_S
+) -> Traffic:
+    """Poisson arrivals at a rate that changes by the minute of a day, and log-normal lengths.
+
+    A day shorter than DAY_S has the same rates, each for a shorter time.
+    """
+    generator, step_s = np.random.default_rng(seed), RATE_STEP_S * day_s / DAY_S
+    starts_s = np.arange(0.0, duration_s, step_s)
+    widths_s = np.minimum(step_s, duration_s - starts_s)
+    counts = generator.poisson(rate_at(shape, peak_rate, starts_s, day_s) * widths_s)
     arrival_s = np.repeat(starts_s, counts) + generator.random(int(counts.sum())) * np.repeat(widths_s, counts)
     frames: Ints = np.array(lengths.draw(len(arrival_s), seed=seed), dtype=np.int64)
     return Traffic(np.sort(arrival_s), frames)

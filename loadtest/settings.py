@@ -19,6 +19,7 @@ from loadtest.arrivals import (
     mix,
     plan_requests,
 )
+from loadtest.dialects import DIALECTS, RequestForm
 from loadtest.metrics import Limits
 
 # Fields of the body that only requests of these kinds have.
@@ -45,6 +46,7 @@ class Settings:
     arrivals: Arrivals = Arrivals.POISSON
     seed: int = 0
     transport: Transport = Transport.HTTP
+    dialect: str = "talkray"  # of DIALECTS: how the server is asked over HTTP
     options: Mapping[str, object] = field(default_factory=dict)  # fields of every body: model, voice, extensions
     headers: Mapping[str, str] = field(default_factory=dict)
     lengths: SpeechLengths | None = None
@@ -59,9 +61,14 @@ class Settings:
     processes: int = 1  # that send the requests
 
     @property
+    def form(self) -> RequestForm:
+        """What the server's maker calls the fields of a request."""
+        return DIALECTS[self.dialect]
+
+    @property
     def speech_url(self) -> str:
         """The speech endpoint; `url` may end in /v1, as OpenAI's clients have it."""
-        return self.url.rstrip("/").removesuffix("/v1") + "/v1/audio/speech"
+        return self.form.url(self.url, str(self.options.get("voice", "")))
 
     @property
     def live_url(self) -> str:
@@ -74,16 +81,16 @@ class Settings:
         return sum(phase.duration_s for phase in self.phases)
 
     def body(self, request: ScheduledRequest) -> dict[str, object]:
-        """The JSON body that asks for a text.
+        """The body that asks for a text.
 
-        A planned length is a Talkray extension that other engines share in part. The last of `max_new_tokens` steps
-        writes no frame: it would be the end.
+        A planned length is a Talkray extension. The last of `max_new_tokens` steps writes no frame: it would be the
+        end.
         """
         segments = LONG_SEGMENTS if request.kind is RequestKind.LONG else 1
         exact = {}
-        if request.frames is not None:
+        if request.frames is not None and self.form.has_lengths:
             exact = {"max_new_tokens": request.frames // segments + 1, "ignore_eos": True}
-        body = {**self.options, **exact, "input": request.text, "response_format": "pcm"}
+        body = {**self.form.body(request.text, self.options), **exact}
         return body | _OF_KIND.get(request.kind, {})
 
     def schedule(self) -> list[ScheduledRequest]:

@@ -286,6 +286,7 @@ _MODULES = {
     "book": (cli, "talkray_tools.book", "Make an audiobook from an EPUB, a Markdown file or plain text."),
     "dataset": (cli, "talkray_tools.dataset", "Speak the lines of a JSONL file into a folder, or into tar shards."),
     "loadtest": (cli, "loadtest", "Measure a running server under load."),
+    "plan": (cli, "talkray_tools.plan", "How many nodes and replicas a load needs, and a configuration for them."),
     "engine": (bench, "talkray_tools.bench_engine", "Step time by batch, prefill, memory and start-up."),
     "codec": (bench, "talkray_tools.bench_codec", "Decoder calls by streams and frames, on a CPU or a GPU."),
     "encoders": (bench, "talkray_tools.bench_encoders", "Cost of each audio format, and its first bytes."),

@@ -1,6 +1,8 @@
 """A speech server without a model that holds so much and no more, in a thread of the test."""
 
 import contextlib
+import json
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -44,6 +46,95 @@ def paced_server(*, gap_s: float) -> Iterator[str]:
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class PeerHandler(BaseHTTPRequestHandler):
+    """What peers take and send, as their sources have it. A wrong form is refused, as they refuse it."""
+
+    protocol_version = "HTTP/1.1"
+    dialect = ""
+    first_s = 0.0  # until the first audio
+    room = threading.Semaphore(1)
+    full = 429
+    pieces = 3  # of 0.1 s
+    bodies: list[bytes] = []  # noqa: RUF012, one class for each server
+
+    def do_GET(self) -> None:
+        self.refuse(404, "nothing here")
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.bodies.append(body)
+        if (problem := self.problem(body)) is not None:
+            self.refuse(422, problem)
+        elif not self.room.acquire(blocking=False):
+            self.refuse(self.full, "too many requests", retry="1")
+        else:
+            try:
+                self.speak()
+            except OSError:
+                self.close_connection = True  # the client has left
+            finally:
+                self.room.release()
+
+    def problem(self, body: bytes) -> str | None:
+        match self.dialect:
+            case "elevenlabs":
+                if self.headers["xi-api-key"] != "k":
+                    return "no key"
+                right = self.path == "/v1/text-to-speech/rachel/stream?output_format=pcm_24000"
+                return None if right and json.loads(body).keys() == {"text", "model_id"} else self.path
+            case "vllm-omni":
+                fields = json.loads(body)
+                said = (fields.get("stream"), fields.get("stream_format"), fields.get("response_format"))
+                return None if said == (True, "audio", "pcm") and fields["input"] else f"{said}"
+            case "talkray":
+                return None if "ignore_eos" in json.loads(body) else "no length"
+            case _:
+                form = b'name="text"' in body and b'name="speaker"' in body and b'name="streaming"' in body
+                return None if form and self.path == "/generate" else "no form"
+
+    def speak(self) -> None:
+        self.send_response(200)
+        wav = self.dialect == "voxserve"
+        self.send_header("Content-Type", "audio/wav" if wav else "audio/pcm")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        time.sleep(self.first_s)
+        head = b"RIFF\0\0\0\0WAVEfmt " + struct.pack("<IHHIIHH", 16, 1, 1, 24000, 48000, 2, 16) + b"data\0\0\0\0"
+        for piece in (head * wav + AUDIO, *[AUDIO] * (self.pieces - 1), b""):
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            self.wfile.flush()
+            time.sleep(0.01)
+
+    def refuse(self, status: int, said: str, retry: str | None = None) -> None:
+        body = json.dumps({"error": {"message": said}}).encode()
+        self.send_response(status)
+        if retry:
+            self.send_header("Retry-After", retry)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def peer_server(dialect: str, *, first_s: float, streams: int, full: int = 429) -> Iterator[tuple[str, list[bytes]]]:
+    """The URL of a server of that maker, and the bodies that came; more than `streams` at once are answered `full`."""
+    own = {"dialect": dialect, "first_s": first_s, "room": threading.Semaphore(streams), "full": full, "bodies": []}
+    handler = type("Handler", (PeerHandler,), own)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", own["bodies"]  # type: ignore[misc]
     finally:
         server.shutdown()
         server.server_close()

@@ -1,10 +1,13 @@
+import asyncio
+import struct
+
 import pytest
 
 from loadtest.arrivals import ScheduledRequest
 from loadtest.clients import error_message, retry_after
-from loadtest.recording import NotAudioError, read_layout
+from loadtest.recording import NotAudioError, Recording, read_layout
 from loadtest.settings import Settings
-from loadtest.traces import PcmLayout
+from loadtest.traces import Clock, PcmLayout
 
 
 @pytest.mark.parametrize(
@@ -56,3 +59,30 @@ def test_error_messages_are_found_in_the_envelope_or_taken_as_they_are() -> None
 )
 def test_the_advice_of_a_refusal_is_read(headers: dict[str, str], seconds: float | None) -> None:
     assert retry_after(headers) == seconds
+
+
+def header(bits: int = 16, extra: bytes = b"") -> bytes:
+    form = struct.pack("<IHHIIHH", 16, 1, 2, 16000, 64000, 4, bits)
+    return b"RIFF\xff\xff\xff\xffWAVEfmt " + form + extra + b"data\xff\xff\xff\xff"
+
+
+def read_header(data: bytes) -> tuple[PcmLayout | None, bytes]:
+    async def read() -> tuple[PcmLayout | None, bytes]:
+        content = asyncio.StreamReader()
+        content.feed_data(data)
+        content.feed_eof()
+        recording = Recording(ScheduledRequest(0, 0.0, "Hi."), Clock.started())
+        await recording.read_wav_header(content)
+        return recording.trace.layout, await content.read()
+
+    return asyncio.run(read())
+
+
+def test_a_wav_file_that_streams_begins_behind_its_header() -> None:
+    assert read_header(header(extra=b"LIST\x02\x00\x00\x00ab") + b"samples") == (PcmLayout(16000, 2), b"samples")
+
+
+@pytest.mark.parametrize("data", [b"", b"{" * 40, header(bits=24), header()[:20]])
+def test_what_is_no_wav_file_of_16_bits_is_not_taken_for_one(data: bytes) -> None:
+    with pytest.raises(NotAudioError, match="WAV file that streams"):
+        read_header(data)

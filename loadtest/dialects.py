@@ -1,0 +1,50 @@
+"""How servers of different makers are asked to stream the same text: what each is sent, and how it answers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_SPEECH = "/v1/audio/speech"
+_OPENAI = {"text": "input", "voice": "voice", "model": "model"}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestForm:
+    """One maker's HTTP request for raw 16-bit mono audio that streams."""
+
+    name: str
+    path: str = _SPEECH  # behind the server's URL; {voice} is filled in
+    names: Mapping[str, str] = field(default_factory=lambda: _OPENAI)  # of the fields `text`, `voice` and `model`
+    always: Mapping[str, object] = field(default_factory=lambda: {"response_format": "pcm"})
+    is_form: bool = False  # multipart, in place of JSON
+    answers_wav: bool = False  # a WAV file that streams: what its header says is read, and is no audio
+    has_lengths: bool = False  # knows `max_new_tokens` and `ignore_eos`
+
+    def url(self, base: str, voice: str) -> str:
+        return base.rstrip("/").removesuffix("/v1") + self.path.format(voice=voice)
+
+    def body(self, text: str, options: Mapping[str, object]) -> dict[str, object]:
+        """`options`: `voice`, `model`, and what else every body of this server is to have, under its own names."""
+        known = {"text": text} | {name: options[name] for name in ("model", "voice") if name in options}
+        said = {self.names[name]: value for name, value in known.items() if name in self.names}
+        return {**{name: value for name, value in options.items() if name not in known}, **said, **self.always}
+
+
+_STREAMED = {"response_format": "pcm", "stream": True}
+DIALECTS = {
+    each.name: each
+    for each in (
+        RequestForm("talkray", has_lengths=True),
+        RequestForm("openai"),
+        RequestForm("vllm-omni", always={**_STREAMED, "stream_format": "audio"}),
+        RequestForm("sglang-omni", always=_STREAMED),
+        RequestForm("nari", always={**_STREAMED, "non_streaming_mode": False}),
+        RequestForm(
+            "voxserve", "/generate", {"text": "text", "voice": "speaker"}, {"streaming": "true"},
+            is_form=True, answers_wav=True,
+        ),
+        RequestForm(
+            "elevenlabs", "/v1/text-to-speech/{voice}/stream?output_format=pcm_24000",
+            {"text": "text", "model": "model_id"}, {},
+        ),
+    )
+}  # fmt: skip

@@ -1,0 +1,95 @@
+"""One replica as a table of measured rates describes it, for whoever has no traces of it: a few figures a rate.
+
+`row` makes a line of such a table from a measured run; `learn_rows` makes the simulator's model from the lines.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from loadtest.measure import Result
+from loadtest.service_model import QUANTILES, Floats, ServiceModel, observe
+from loadtest.tables import MS
+from loadtest.traces import NoRunError
+
+PERCENTS = (5, 25, 50, 75, 90, 95, 99)  # of the first audio, that a row keeps
+HELD = 0.98  # of the planned audio came in time: the replica carries the rate
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRate:
+    """What one replica did at one rate."""
+
+    rate: float  # requests per second that were offered
+    requests: int
+    speech_s: float  # mean length of the answers
+    first_audio_ms: Mapping[int, float]  # by percent: from the planned arrival to the first audible sample
+    streams: float  # in flight while one is heard, itself included: mean
+    frame_ms: float  # between two frames of a stream, mean
+    in_time: float  # share of the planned audio
+    refused: int = 0
+    is_held_out: bool = False  # kept to check predictions with: no model learns from it
+
+    @property
+    def audio_per_s(self) -> float:
+        """Seconds of audio that a second of requests asks for."""
+        return self.rate * self.speech_s
+
+    @property
+    def is_carried(self) -> bool:
+        """Whether the replica kept up: in time, and nothing refused."""
+        return self.refused == 0 and self.in_time >= HELD
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
+        """Raises TypeError or ValueError for a record of another form."""
+        first = {int(percent): float(ms) for percent, ms in record["first_audio_ms"].items()}
+        return cls(**{**record, "first_audio_ms": first})
+
+
+def row(step: Result, *, is_held_out: bool = False) -> MeasuredRate:
+    """The line of a measured rate. Raises NoRunError where nothing of it was spoken."""
+    spoken = [trace.ttfa_s * MS for trace in step.measured if trace.ttfa_s is not None]
+    observed = observe(step.measured)
+    frames_s = [one.frame_s for one in observed if one.frame_s is not None]
+    if not spoken or not frames_s:
+        raise NoRunError(f"{step.title}: no answer of it was long enough, or audible: nothing can be planned from it")
+    summary = step.summary
+    return MeasuredRate(
+        rate=step.rate,
+        requests=len(spoken),
+        speech_s=round(summary.planned_audio_s / max(1, summary.sent), 2),
+        first_audio_ms={percent: round(float(np.percentile(spoken, percent)), 1) for percent in PERCENTS},
+        streams=round(float(np.mean([one.mean_streams for one in observed])), 2),
+        frame_ms=round(float(np.mean(frames_s)) * MS, 3),
+        in_time=round(summary.audio_in_time_share or 0.0, 4),
+        refused=summary.refused,
+        is_held_out=is_held_out,
+    )
+
+
+def learn_rows(rows: Sequence[MeasuredRate]) -> ServiceModel:
+    """The model of a replica: between two rates a frame takes longer in proportion to the streams in flight, and the
+    first audio in geometric proportion, because a queue grows faster than its load.
+
+    Rows that are held out teach nothing. Raises NoRunError without a row that does.
+    """
+    taught = sorted((row for row in rows if not row.is_held_out), key=lambda row: row.streams)
+    if not taught:
+        raise NoRunError("a table without a row says nothing of a replica")
+    streams = np.array([row.streams for row in taught])
+    heights = np.maximum.accumulate(np.array([row.frame_ms / MS for row in taught]))
+    by_row = np.array([_quantiles(row) for row in taught])
+    others = np.arange(int(np.ceil(streams[-1])), dtype=np.float64)
+    first_s = np.exp(np.stack([np.interp(others + 1, streams, column) for column in np.log(by_row).T], axis=1))
+    return ServiceModel(np.stack([streams, heights], axis=1), np.ones(1), first_s)
+
+
+def _quantiles(row: MeasuredRate) -> Floats:
+    """Seconds to the first audio, evenly spread over the requests; flat beyond the outermost percentiles known."""
+    percents = sorted(row.first_audio_ms)
+    known = [row.first_audio_ms[percent] / MS for percent in percents]
+    wanted = 100 * (np.arange(QUANTILES) + 0.5) / QUANTILES
+    return np.asarray(np.interp(wanted, percents, known), dtype=np.float64)

@@ -1,0 +1,142 @@
+"""What was measured of one replica: the tables that a plan is made from, and the one that is nearest to a machine.
+
+A table is JSON: what was measured, on which host, when, at which commit, by which command, and a row for each rate.
+`talkray plan --measure` writes one; `tables/` has those of this project's hosts.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from deployments.errors import InvalidRequest
+from loadtest.measured import MeasuredRate
+
+FOLDER = Path(__file__).parent / "tables"
+CPU = "none"  # as a GPU
+# GB/s of memory, from the vendors' data sheets. A frame reads all weights, so it cannot be faster than they are read.
+BANDWIDTH = {
+    "B200": 8000, "H200": 4800, "H100": 3350, "A100": 2039, "RTX 5090": 1792, "RTX PRO 6000": 1792, "RTX 4090": 1008,
+    "L40S": 864, "A6000": 768, "A10G": 600, "A10": 600, "L4": 300,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTable:
+    """One replica of a model on one kind of machine."""
+
+    model: str  # such as 1.7B-CustomVoice, or embedded
+    gpu: str  # a name of BANDWIDTH, as the driver has it where that has none, or "none"
+    cores: int  # of the host, for each GPU
+    max_num_seqs: int
+    host: str
+    date: str
+    commit: str
+    command: str
+    weights: str
+    note: str
+    rows: tuple[MeasuredRate, ...]
+
+    @property
+    def source(self) -> str:
+        return f"{self.host}, {self.date}, commit {self.commit}"
+
+    @property
+    def highest(self) -> MeasuredRate:
+        """The highest rate that the replica carried; no plan goes beyond it. Raises InvalidRequest without one."""
+        carried = [row for row in self.rows if row.is_carried and not row.is_held_out]
+        if not carried:
+            raise InvalidRequest(f"no rate of the table of {self.source} was carried: measure lower ones")
+        return max(carried, key=lambda row: row.audio_per_s)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Self:
+        rows = tuple(MeasuredRate.from_json(row) for row in record["rows"])
+        return cls(**{**record, "rows": rows})
+
+    def write(self, file: Path) -> None:
+        file.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+
+def read_table(file: Path) -> MeasuredTable:
+    """Raises InvalidRequest for a file that is no table."""
+    try:
+        return MeasuredTable.from_json(json.loads(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise InvalidRequest(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidRequest(
+            f"{file} is no table of measured rates ({error}): give one that --measure wrote"
+        ) from error
+
+
+def shipped() -> list[MeasuredTable]:
+    return [read_table(file) for file in sorted(FOLDER.glob("*.json"))]
+
+
+def known_gpu(name: str) -> str:
+    """The name in BANDWIDTH that is in the driver's or the user's, the longest one; else the name itself."""
+    words = name.upper().replace("-", " ")
+    found = [each for each in BANDWIDTH if each in words]
+    return max(found, key=len) if found else name
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What a plan stands on: a table, and how much slower the machine of the plan is taken to be."""
+
+    table: MeasuredTable
+    slower: float = 1.0
+    reasons: tuple[str, ...] = ()  # why it is no measurement of this machine; none: it is one
+
+    @property
+    def source(self) -> str:
+        """measured on ..., or estimated from ...: how."""
+        if not self.reasons:
+            return f"measured: {self.table.source}"
+        return f"estimated from {self.table.source}: {'; '.join(self.reasons)}"
+
+
+def choose(tables: Sequence[MeasuredTable], *, model: str, gpu: str, cores: int) -> Basis:
+    """The table of this model and GPU, else the nearest one with what is assumed. Raises InvalidRequest."""
+    found = [_basis(table, model=model, gpu=known_gpu(gpu), cores=cores) for table in tables]
+    fitting = [basis for basis in found if basis is not None]
+    if not fitting:
+        measured = sorted({f"{table.model} on {_machine(table.gpu)}" for table in tables})
+        raise InvalidRequest(
+            f"nothing is measured that says how fast {model} is on {_machine(gpu)}: run `talkray plan --measure FILE` "
+            f"there. Measured are {', '.join(measured)}"
+        )
+    return min(fitting, key=lambda basis: (len(basis.reasons), basis.slower))
+
+
+def _machine(gpu: str) -> str:
+    return "CPUs" if gpu == CPU else gpu
+
+
+def _basis(table: MeasuredTable, *, model: str, gpu: str, cores: int) -> Basis | None:
+    """None: the table says nothing of it."""
+    reasons = list(_other_model(table.model, model))
+    if table.model != model and not reasons:
+        return None
+    slower = 1.0
+    if table.gpu != gpu:
+        if gpu not in BANDWIDTH or table.gpu not in BANDWIDTH:
+            return None
+        slower = max(1.0, BANDWIDTH[table.gpu] / BANDWIDTH[gpu])
+        reasons.append(
+            f"a frame on {gpu} takes {slower:.2f} times as long as on {table.gpu}, as memory bandwidths have it"
+        )
+    if cores < table.cores:
+        reasons.append(f"{cores} cores for each GPU are enough, where the measurement had {table.cores}")
+    return Basis(table, slower, tuple(reasons))
+
+
+def _other_model(measured: str, wanted: str) -> Iterator[str]:
+    if measured == wanted or "embedded" in (measured, wanted):
+        return
+    if measured.split("-")[0] == wanted.split("-")[0]:
+        yield f"{wanted} has the shape of {measured} (a new recording to clone costs its first request some 40 ms more)"
+    elif measured.startswith("1.7B") and wanted.startswith("0.6B"):
+        yield f"{wanted} is at most as slow as {measured}"
