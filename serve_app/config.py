@@ -150,6 +150,24 @@ class TextSettings(Strict):
     joints: bool = False  # each segment of a long text goes on from the end of the one before (docs/text.md#joints)
 
 
+class RecordSettings(Strict):
+    """What is kept of each request, and never its text (docs/command-line.md)."""
+
+    lines: bool = True  # a line of JSON in the log folder of Ray Serve: `talkray logs` finds it
+    stages: bool = True  # the line says how long each stage before the first audio took
+    usage: bool = True  # counts by key, model, voice and dialect in the store of voices: `talkray usage`
+    # Where spans of OpenTelemetry go, by OTLP over HTTP: http://collector:4318/v1/traces. None: nowhere. Needs the
+    # extra `tracing`. A client's `traceparent` decides whether its request is sampled, else this share of all is.
+    traces: str | None = None
+    trace_share: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+    @model_validator(mode="after")
+    def _spans_are_made_of_stages(self) -> Self:
+        if self.traces is not None and not self.stages:
+            raise ValueError("traces: spans are made of stages, which are off")
+        return self
+
+
 class ApiSettings(Strict):
     """Limits of a client's fields, and the names under which it may ask for the loaded model."""
 
@@ -158,6 +176,7 @@ class ApiSettings(Strict):
     voices: VoiceSettings = VoiceSettings()
     text: TextSettings = TextSettings()
     jobs: JobSettings = JobSettings()
+    records: RecordSettings = RecordSettings()
     # Every answer says in a Server-Timing header how the time to first audio was spent. False: those that ask for it.
     server_timing: bool = False
     page: bool = True  # the page at `/`

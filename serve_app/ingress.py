@@ -25,15 +25,19 @@ from deployments.serving.handles import ask_all_replicas, ask_replica, read_repl
 from deployments.weights.description import describe
 from serve_app.api.cluster_status import ClusterStatus, Recent
 from serve_app.api.reading.client_json import MAX_BODY_BYTES
+from serve_app.api.record_keeper import RecordKeeper, RecordSink, RequestLines
 from serve_app.api.routes import Node, create_api
+from serve_app.api.tracing import RequestSpans, otlp_exporter
 from serve_app.api.transport.bounded_websocket import BoundedWebSocket
 from serve_app.api.transport.taken_http import TakenHttp
+from serve_app.api.usage import UsageBook
 from serve_app.audio.recordings import by_prompt, keep_clone_prompt
-from serve_app.config import AdmissionSettings, ApiSettings
+from serve_app.config import AdmissionSettings, ApiSettings, RecordSettings
 from serve_app.scaling.pool_watch import PoolWatch, scrape
 from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.voices.library import Voices
+from serve_app.voices.store import VoiceStore
 
 logger = logging.getLogger(__name__)
 
@@ -204,6 +208,19 @@ class Forgetting:
         await asyncio.gather(*(ask_all_replicas(self._handles[name], "forget", voices) for name in names))
 
 
+def record_sinks(settings: RecordSettings, store: VoiceStore | None) -> list[RecordSink]:
+    """What keeps the records of requests in this process, as the settings say. Raises StartError."""
+    sinks: list[RecordSink] = []
+    replica = ray_private.replica_name()
+    if settings.traces is not None:  # the first, because the line names the trace
+        sinks.append(RequestSpans(otlp_exporter(settings.traces), settings.trace_share, replica=replica))
+    if settings.lines:
+        sinks.append(RequestLines(ray_private.log_folder(), replica))
+    if settings.usage:
+        sinks.append(UsageBook(store, time.time))
+    return sinks
+
+
 class Ingress:
     """One replica of the HTTP surface, without torch. Raises StartError if other hosts need no key to connect."""
 
@@ -224,6 +241,7 @@ class Ingress:
         recent.follow()
         watch = PoolWatch(app_name, {each.name: each.deployments for each in models}, own_note=recent.note)
         self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes(), forget=Forgetting(app_name).forget)
+        self._keeper = RecordKeeper(record_sinks(settings.records, self._voices.store))
         node = Node(
             is_running=watch.is_running,
             is_ready=watch.is_ready,
@@ -240,10 +258,16 @@ class Ingress:
             voices=self._voices,
             jobs=HandleJobs(jobs),
             tails=Tails(ray_private.shared_key(f"seal of {app_name}")),
+            keep=self._keeper.keep,
         )
         _C_LIBRARY.mallopt(_MMAP_THRESHOLD, _MIB)
         _C_LIBRARY.mallopt(_TRIM_THRESHOLD, _MIB)
         leave_loaded_alone()
+
+    def __del__(self) -> None:
+        """Serve calls it before it ends the process."""
+        if hasattr(self, "_keeper"):
+            self._keeper.close()
 
     async def check_health(self) -> None:
         """Return unused memory to the system: large messages and answers leave some. Serve calls this periodically."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost, TalkrayError
 from deployments.listener import Listener, ReaderWatch
-from deployments.protocol import Codes, FrameChunk, PcmChunk, Progress, SynthesisRequest
+from deployments.protocol import Codes, FrameChunk, Marks, PcmChunk, Progress, SynthesisRequest
 from deployments.serving import metrics
 
 logger = logging.getLogger(__name__)
@@ -95,6 +95,7 @@ class Attempts:
         self._handover: Handover | None = None  # set from a loss to the next new frame
         self._losses, self._futile, self._delay_s = 0, 0, 0.0
         self.has_ended = False  # the last chunk has come
+        self.losses: Marks = ()  # of which no chunk has told yet
 
     def received(self, chunk: FrameChunk | PcmChunk) -> None:
         """Note a chunk. A chunk without codes says that the replica has accepted the stream."""
@@ -105,6 +106,11 @@ class Attempts:
             self._stage, self._handover, self._delay_s = AttemptStage.PROGRESSED, None, 0.0
         elif self._stage is AttemptStage.ASKED:
             self._stage = AttemptStage.ACCEPTED
+
+    def take_losses(self) -> Marks:
+        """The losses since the last call."""
+        losses, self.losses = self.losses, ()
+        return losses
 
     def left(self) -> None:
         """The reader reads again, after the replica was left because the reader paused."""
@@ -136,6 +142,7 @@ class Attempts:
             logger.info("request %s goes on %.3f s after %s", self._request_id, gap_s, handover.reason)
             return
         lost = self._lost.__name__
+        self.losses += ((lost, time.time_ns() - int(gap_s * 1e9)),)
         metrics.failed_over(lost, gap_s)
         logger.warning("request %s goes on %.3f s after %s: %s", self._request_id, gap_s, lost, handover.reason)
 
@@ -171,6 +178,8 @@ async def with_failover(
                         if has_begun:
                             reader.before_yield()
                         has_begun = True
+                        if attempts.losses:
+                            item = replace(item, trail=attempts.take_losses() + item.trail)
                         yield item
                         if await reader.after_yield():
                             attempts.left()

@@ -111,6 +111,7 @@ class UntakenFrames:
         self._marks: Marks = ()
         self._readings: tuple[Reading, ...] = ()
         self._clone_prompt: ClonePrompt | None = None
+        self._trail: Marks = ()
         self.num_text_tokens = 0
         self.finish_reason: FinishReason | None = None
 
@@ -121,6 +122,7 @@ class UntakenFrames:
         if chunk.marks:
             self._marks = with_mark(chunk, "from-talker").marks
         self._readings += chunk.readings
+        self._trail += chunk.trail
         self._clone_prompt = chunk.clone_prompt or self._clone_prompt
         self._num_code_groups = chunk.codes.shape[1]
         self.num_text_tokens = max(self.num_text_tokens, chunk.num_text_tokens)
@@ -145,10 +147,10 @@ class UntakenFrames:
         pcm, self._pcm = bytes(self._pcm), bytearray()
         return self.take(len(pcm) // self._frame_bytes), np.frombuffer(pcm, np.int16)
 
-    def take_news(self) -> tuple[Marks, tuple[Reading, ...], ClonePrompt | None]:
-        """What came beside codes and audio since the last call."""
-        news = self._marks, self._readings, self._clone_prompt
-        self._marks, self._readings, self._clone_prompt = (), (), None
+    def take_news(self) -> tuple[Marks, tuple[Reading, ...], ClonePrompt | None, Marks]:
+        """What came beside codes and audio since the last call: marks, readings, prompt and trail."""
+        news = self._marks, self._readings, self._clone_prompt, self._trail
+        self._marks, self._readings, self._clone_prompt, self._trail = (), (), None, ()
         return news
 
     def peek(self, count: int) -> list[Frame]:
@@ -184,7 +186,15 @@ class OutgoingAudio:
         pcm = pcm if self._silence is None else self._silence.trim(pcm)
         if len(pcm):
             self._delivered = self._position
-        tokens, (marks, readings, prompt) = self._frames.num_text_tokens, self._frames.take_news()
+        tokens, (marks, readings, prompt, trail) = self._frames.num_text_tokens, self._frames.take_news()
         return PcmChunk(
-            pcm.tobytes(), codes, tokens, finish_reason, self._delivered, marks, readings, clone_prompt=prompt
+            pcm.tobytes(),
+            codes,
+            tokens,
+            finish_reason,
+            self._delivered,
+            marks,
+            readings,
+            clone_prompt=prompt,
+            trail=trail,
         )

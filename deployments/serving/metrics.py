@@ -4,7 +4,7 @@ A replica gives each instrument Ray's recorder (`ray_metrics.py`), once in its p
 the calls do nothing: in tests, and in the talker's engine, which sends its numbers to the replica (`Produced`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from deployments.audio.recording_cache import Lookups
@@ -90,13 +90,22 @@ RECORDINGS = Instrument(
     "talkray_reference_lookups_total", "Reference recordings by what was wanted of them, and whether it was known.",
     tags=("wanted", "known"),
 )  # fmt: skip
+_USER = ("key", "voice", "dialect")
+USED = {
+    "requests": Instrument("talkray_usage_requests_total", "Requests that got audio.", tags=_USER),
+    "characters": Instrument("talkray_usage_characters_total", "Characters of their texts.", tags=_USER),
+    "audio_s": Instrument("talkray_usage_audio_seconds_total", "Their audio, seconds.", tags=_USER),
+    "codes": Instrument("talkray_usage_codes_total", "Frames of their audio.", tags=_USER),
+    "refused": Instrument("talkray_usage_refused_total", "Requests refused.", tags=_USER),
+    "failed": Instrument("talkray_usage_failed_total", "Requests that failed, bad ones included.", tags=_USER),
+}
 WANTED = Instrument("talkray_replicas_wanted", "Replicas that Serve wants: running and starting.", tags=_POOL)
 RUNNING = Instrument("talkray_replicas_running", "Replicas that take requests.", tags=_POOL)
 DIED = Instrument(
     "talkray_replicas_died", "Replicas and proxies that died, as Ray's control store remembers them.", tags=_POOL,
 )  # fmt: skip
 
-INSTRUMENTS = tuple(value for value in list(globals().values()) if isinstance(value, Instrument))
+INSTRUMENTS = (*(value for value in list(globals().values()) if isinstance(value, Instrument)), *USED.values())
 
 TALKER, CODEC = {"pool": "talker"}, {"pool": "codec"}
 
@@ -133,8 +142,8 @@ def ttfa(elapsed_s: float, *, onset_s: float, model: str = "") -> None:
 
 def stages(marks: Marks) -> None:
     """Record how the time to a stream's first audio was spent."""
-    for before, mark in pairwise(marks):
-        STAGES.record((mark.at_ns - before.at_ns) / 1e9, {"stage": mark.stage})
+    for (_, before_ns), (stage, at_ns) in pairwise(marks):
+        STAGES.record((at_ns - before_ns) / 1e9, {"stage": stage})
 
 
 def audio(audio_s: float, *, late_s: float, model: str = "") -> None:
@@ -171,6 +180,14 @@ def replicas(pool: str, *, wanted: int, running: int, model: str = "") -> None:
 def died(pool: str, count: int, *, model: str = "") -> None:
     """Record how many replicas of a pool, or proxies, have died so far."""
     DIED.record(count, {"pool": pool, **_of(model)})
+
+
+def used(key: str, voice: str, dialect: str, *, counts: Mapping[str, float], model: str = "") -> None:
+    """Count what a request has used: `counts` by the names of USED."""
+    tags = {"key": key, "voice": voice, "dialect": dialect, **_of(model)}
+    for name, count in counts.items():
+        if count:
+            USED[name].record(count, tags)
 
 
 def talker_step(step_s: float, batch_size: int, kv_used_ratio: float, *, waiting: int) -> None:

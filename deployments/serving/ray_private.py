@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partialmethod
+from pathlib import Path
 from typing import Any, Self
 
 import ray
@@ -15,6 +16,7 @@ import uvicorn
 from ray import serve
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.experimental import internal_kv
+from ray.serve._private.logging_utils import get_serve_logs_dir
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
@@ -148,6 +150,20 @@ def this_replica() -> Any:
         return None
     worker = ray._private.worker.global_worker
     return worker.actors[worker.actor_id]._replica_impl
+
+
+def replica_name() -> str:
+    """DEPLOYMENT#ID, as in the names of Serve's log files; empty outside a replica."""
+    try:
+        context = serve.get_replica_context()
+    except RayServeException:
+        return ""
+    return f"{context.deployment}#{context.replica_tag}"
+
+
+def log_folder() -> Path:
+    """Where this node's Serve has its logs, and Ray's dashboard finds them."""
+    return Path(get_serve_logs_dir())
 
 
 def is_stopping(replica: Any) -> bool:

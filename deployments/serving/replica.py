@@ -7,8 +7,10 @@ scale-down, a redeploy, and a node that is drained (a spot notice, `ray drain-no
 import asyncio
 import logging
 import os
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TypeVar
 
 from ray import serve
@@ -50,6 +52,7 @@ class Replica:
         self._ending: asyncio.Task[None] | None = None
         self._noticing: asyncio.Task[None] | None = None
         self._is_leaving = False
+        self._name = ray_private.replica_name()
         logging.getLogger("ray.serve").addFilter(is_failure)
 
     def check_health(self) -> None:
@@ -69,9 +72,10 @@ class Replica:
     async def stream(self, chunks: AsyncGenerator[C, None], heartbeat: C, stage: str) -> AsyncGenerator[C, None]:
         """`chunks` with heartbeats: one at once, and one after each _HEARTBEAT_S without a chunk.
 
-        Chunks with marks get one for `stage`. Raises as `check` does.
+        Chunks with marks get one for `stage`, the first chunk gets this replica's. Raises as `check` does.
         """
         coming: asyncio.Task[C] | None = None
+        name = self._name
         async with aclosing(chunks):
             try:
                 self.check()
@@ -86,10 +90,13 @@ class Replica:
                         yield heartbeat
                         continue
                     try:
-                        chunk = coming.result()
+                        chunk: C = coming.result()
                     except StopAsyncIteration:
                         return
                     coming = None
+                    if name:
+                        chunk = replace(chunk, trail=(*chunk.trail, (name, time.time_ns())))
+                        name = ""
                     yield with_mark(chunk, stage)
             finally:
                 await drop(coming)

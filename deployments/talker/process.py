@@ -111,7 +111,7 @@ class FirstAudioMarks:
         request = self._requests.get(sequence_id)
         if request is None:
             return chunk
-        if len(chunk.codes) and request.synthesis.marks[-1].stage != "codes":
+        if len(chunk.codes) and request.synthesis.marks[-1][0] != "codes":
             request = self._requests[sequence_id] = replace(request, synthesis=with_mark(request.synthesis, "codes"))
         if request.gpu_frames and not chunk.pcm and chunk.finish_reason is None:
             return chunk  # its audio comes with a later chunk

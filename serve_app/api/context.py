@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ID_HEADER = b"x-request-id"
 _STATE = "talkray"  # the key of the `RequestState`
+DIALECT = "dialect"  # the attribute of an endpoint with its dialect's name
 
 # Statuses after which a client has nothing more to ask on its connection.
 _ENDS_CONNECTION = frozenset({401, 403, 408, 413, 431})
@@ -106,11 +107,14 @@ class RequestContext:
     """ASGI middleware that begins the `RequestState` of each request and publishes its record at the end. The request's
     id is the client's own `x-request-id` if it is sane, else a new one.
 
-    `echo_request_id` is False where the server in front adds `x-request-id` to responses.
+    `echo_request_id` is False where the server in front adds `x-request-id` to responses. `dialects`: their names, by
+    path, for requests that are refused before they come to one.
     """
 
-    def __init__(self, app: ASGIApp, *, echo_request_id: bool) -> None:
-        self._app = app
+    def __init__(
+        self, app: ASGIApp, *, echo_request_id: bool, keep: Callable[[RequestRecord], None], dialects: Mapping[str, str]
+    ) -> None:
+        self._app, self._keep, self._dialects = app, keep, dialects
         self._echo_request_id = echo_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,9 +122,10 @@ class RequestContext:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        request_id = sane_id(Headers(scope=scope).get("x-request-id", ""))
-        method = scope.get("method", "WS")
-        record = RequestRecord(request_id, time.time_ns(), method=method, path=scope.get("path", ""))
+        headers = Headers(scope=scope)
+        request_id, method = sane_id(headers.get("x-request-id", "")), scope.get("method", "WS")
+        record = RequestRecord(request_id, time.time_ns(), method=method, path=scope.get("path", ""), keep=self._keep)
+        record.trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         scope.setdefault("state", {})[_STATE] = RequestState(record)
         answer = _Answer(scope, receive, send, request_id if self._echo_request_id else None)
         try:
@@ -136,6 +141,8 @@ class RequestContext:
                 raise
             await translate(error).response()(scope, receive, answer.send)
         finally:
+            named = getattr(scope.get("endpoint"), DIALECT, "") or self._dialects.get(record.path, "")
+            record.dialect = record.dialect or named
             record.publish()
 
 

@@ -8,19 +8,25 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from deployments.protocol import FinishReason, Marks, PcmChunk
+from deployments.protocol import FinishReason, Marks, ModelInfo, PcmChunk, SynthesisRequest, with_mark
 from deployments.serving import reports
+from serve_app.voices.record import StoredVoice
 
 SAMPLE_BYTES = 2
+SEED_HEADER, MODEL_HEADER, VOICE_HEADER = "x-seed", "x-model", "x-voice"
 
 Entry = dict[str, Any]  # as in `RequestRecord.entry`
 
 _NO_ADDRESS = re.compile(r"[^0-9A-Za-z.:%_-]")  # a proxy in front may pass on anything
-_CUT_OFF, LEFT = "server stopped", "client left"
+_TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-")  # the beginning of a `traceparent`
+_CUT_OFF, LEFT, CANCELLED = "server stopped", "client left", "cancelled"
+_MOST_IN_TRAIL = 64  # a book has thousands of segments, each with its replicas
 
 
 @dataclass(slots=True)
@@ -32,15 +38,29 @@ class Usage:
     samples: int = 0
     first_audio_ns: int | None = None  # of time.time_ns()
     finish_reason: FinishReason | None = None
-    marks: Marks = ()  # of its first audio, where anybody wants to know; later segments bring their own
+    marks: Marks = ()  # of its first audio, where requests are timed; later segments bring their own
+    tells_timing: bool = False  # whether the answer has a Server-Timing header
     ignored: Sequence[Mapping[str, str]] = ()  # of the request
-    seed: int | None = None  # as in PcmChunk
+    seed: int | None = None  # with which it is spoken
+    model: str | None = None  # of the request
+    voice: str | None = None  # of the request
+    trail: Marks = ()  # as in PcmChunk, of all chunks
 
     @property
     def tokens(self) -> dict[str, int]:
         """The counts that answers tell; an output token is one codec frame."""
         inputs, outputs = self.input_tokens, self.frames
         return {"input_tokens": inputs, "output_tokens": outputs, "total_tokens": inputs + outputs}
+
+    @property
+    def answer(self) -> dict[str, object]:
+        """What answers say of the speech, to make it again."""
+        told = {"seed": self.seed, "model": self.model, "voice": self.voice}
+        return {name: said for name, said in told.items() if said is not None}
+
+    def headers(self) -> dict[str, str]:
+        """The same as headers."""
+        return {f"x-{name}": quote(str(said), safe=" /(),:") for name, said in self.answer.items()}
 
     def add(self, chunk: PcmChunk) -> None:
         self.input_tokens = chunk.num_text_tokens
@@ -51,6 +71,13 @@ class Usage:
         self.finish_reason = chunk.finish_reason
         self.marks = self.marks or chunk.marks
         self.seed = self.seed if chunk.seed is None else chunk.seed
+        self._follow(chunk.trail)
+
+    def another(self, seed: int) -> "Usage":
+        """Of another attempt at the same speech."""
+        return Usage(
+            seed=seed, ignored=self.ignored, model=self.model, voice=self.voice, tells_timing=self.tells_timing
+        )
 
     def become(self, other: "Usage") -> None:
         """Another attempt at the same speech takes the place of this one."""
@@ -64,6 +91,11 @@ class Usage:
         self.input_tokens += other.input_tokens
         self.frames += other.frames
         self.samples += other.samples
+        self._follow(other.trail)
+
+    def _follow(self, trail: Marks) -> None:
+        if trail and len(self.trail) < _MOST_IN_TRAIL:
+            self.trail += trail
 
 
 @dataclass(slots=True)
@@ -76,11 +108,15 @@ class RequestRecord:
     method: str = ""  # WS: a message on a WebSocket
     path: str = ""
     key: str | None = None  # the name of its API key
-    voice: str | None = None
+    dialect: str = ""  # "" where no dialect has its path
+    characters: int = 0  # of the text, as the client wrote it
+    trace: dict[str, str] = field(default_factory=dict)  # its `traceparent` and `tracestate`
+    ended_ns: int = 0  # of time.time_ns(); 0 until its end
     samples_per_s: float = 1.0  # of the audio as it is heard
     usage: Usage = field(default_factory=Usage)
     error: str | None = None  # its code, or LEFT
     is_speech: bool = False
+    keep: Callable[["RequestRecord"], None] = lambda record: None  # called at its end
 
     def entry(self) -> Entry:
         first_ns = self.usage.first_audio_ns
@@ -89,33 +125,75 @@ class RequestRecord:
             "id": self.request_id,
             "method": _printable(self.method, most=16),
             "path": _printable(self.path, most=96),
+            "dialect": self.dialect,
             "client": _NO_ADDRESS.sub("?", self.client)[:64],
             "key": None if self.key is None else _printable(self.key, most=64),
-            "voice": self.voice,
+            "model": self.usage.model,
+            "voice": self.usage.voice,
+            "seed": self.usage.seed,
+            "characters": self.characters,
+            "codes": self.usage.frames,
             "audio_s": round(self.usage.samples / self.samples_per_s, 2),
             "ttfa_ms": None if first_ns is None else round((first_ns - self.received_ns) / 1e6),
+            "took_ms": round((self.ended_ns - self.received_ns) / 1e6) if self.ended_ns else None,
             "outcome": self.error or self.usage.finish_reason or LEFT,
         }
 
+    def story(self) -> Entry:
+        """The entry, how long each stage before the first audio took, and which replicas made it. A loss stands between
+        the replica that was lost and the one that went on.
+        """
+        told = {
+            stage: round((at_ns - before_ns) / 1e6, 2) for (_, before_ns), (stage, at_ns) in pairwise(self.usage.marks)
+        }
+        made_by: list[str] = []
+        for stage, _ in self.usage.trail:
+            if stage not in made_by or "#" not in stage:
+                made_by.append(stage)
+        trace = _TRACE.match(self.trace.get("traceparent", ""))
+        return {**self.entry(), "stages_ms": told, "replicas": made_by, "trace_id": trace and trace[1]}
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether an error ended it, and not the client."""
+        return self.error is not None and self.error not in (LEFT, CANCELLED)
+
     def another(self, request_id: str) -> "RequestRecord":
         """The record of the same client's next request on the same connection."""
-        return RequestRecord(
-            request_id, time.time_ns(), client=self.client, method=self.method, path=self.path, key=self.key
-        )
+        return replace(self, request_id=request_id, received_ns=time.time_ns(), usage=Usage(), error=None)
 
-    def note_speech(self, voice: str | None, samples_per_s: float) -> None:
-        """It is going to be spoken: known to the command, which shows it where the server is stopped before its end."""
-        self.voice, self.samples_per_s, self.is_speech = voice, samples_per_s, True
+    def note_speech(
+        self, asked: SynthesisRequest, info: ModelInfo, stored: StoredVoice | None, *, speed: float, is_timed: bool
+    ) -> SynthesisRequest:
+        """It is going to be spoken: known to the command, which shows it where the server is stopped before its end.
+
+        Returns what is asked, with its first marks if it `is_timed`.
+        """
+        self.usage.model, self.usage.seed = info.name, asked.seed
+        self.usage.voice = asked.voice if stored is None else stored.id
+        self.samples_per_s, self.is_speech = info.sample_rate * speed, True
         self._tell(is_over=False)
+        return start_marks(asked, self.received_ns) if is_timed else asked
 
     def publish(self) -> None:
-        """Show it to the command that started this replica, if one did."""
+        """Show it to the command that started this replica, if one did, and keep it."""
         if self.error or self.usage.finish_reason or self.is_speech:
+            self.end()
             self._tell(is_over=True)
+
+    def end(self) -> None:
+        """Keep it as it is now."""
+        self.ended_ns = time.time_ns()
+        self.keep(self)
 
     def _tell(self, *, is_over: bool) -> None:
         if reports.VARIABLE in os.environ:
             reports.tell("request", f"{self.request_id} {self.received_ns}", is_over, self.entry())
+
+
+def start_marks(request: SynthesisRequest, received_ns: int) -> SynthesisRequest:
+    """The request with a first mark, at `received_ns` of time.time_ns(). Each later stage then adds its own."""
+    return with_mark(replace(request, marks=(("received", received_ns),)), "request")
 
 
 def line(entry: Entry) -> str:

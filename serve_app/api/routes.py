@@ -20,6 +20,7 @@ from serve_app.api.catalogue import catalogue_routes, check_default, check_model
 from serve_app.api.cluster_status import ClusterStatus, cluster_routes
 from serve_app.api.context import RequestContext, state_of
 from serve_app.api.errors import INTERNAL, translate
+from serve_app.api.request_log import MODEL_HEADER, SEED_HEADER, VOICE_HEADER, RequestRecord
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.web_pages import page_routes
 from serve_app.api.wishes import ignored_fields
@@ -35,6 +36,7 @@ from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.speech.model_state import ModelState, ModelStatus, ready
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.voices.library import Voices
+from serve_app.voices.record import VISITOR
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ def create_api(
     voices: Voices | None = None,
     jobs: Jobs | None = None,
     tails: Tails | None = None,
+    keep: Callable[[RequestRecord], None] = lambda record: None,
 ) -> FastAPI:
     """The application with all dialects.
 
@@ -70,7 +73,8 @@ def create_api(
     empty name. Without a `node` there are no routes for metrics. `live_texts` holds the texts that clients are still
     writing, `voices` the stored voices; by default `settings` name these. Without `jobs` there is no long work. `tails`
     keeps the ends of finished requests.
-    `echo_request_id` is False where the server in front adds `x-request-id` to responses, as Ray Serve does.
+    `echo_request_id` is False where the server in front adds `x-request-id` to responses, as Ray Serve does. `keep` is
+    called with the record of each request at its end.
     """
     live_texts, voices = live_texts or LiveTexts(), voices or Voices.of(settings.voices)
     tails = tails or Tails()
@@ -92,9 +96,11 @@ def create_api(
             expose_headers=(
                 *("x-request-id", "x-sample-rate", "retry-after"),
                 *(TAKE_HEADER, WORD_TIMES_HEADER, FINISH_HEADER, ignored_fields.HEADER),
+                *(SEED_HEADER, MODEL_HEADER, VOICE_HEADER),
             ),
         )
-    api.add_middleware(RequestContext, echo_request_id=echo_request_id)  # the outermost
+    by_path = {path: dialect.name for dialect in DIALECTS for path in dialect.paths}
+    api.add_middleware(RequestContext, echo_request_id=echo_request_id, keep=keep, dialects=by_path)  # the outermost
     api.add_exception_handler(TalkrayError, _answer_error)
     api.add_exception_handler(HTTPException, _answer_error)
     clients = {dialect.name: dialect.sample.clients for dialect in DIALECTS if dialect.sample is not None}
@@ -197,14 +203,21 @@ def metrics_routes(node: Node) -> APIRouter:
     @router.get("/metrics", summary="Talkray's metrics", response_class=Response)
     async def metrics() -> Response:
         """Talkray's metrics of this node, without Ray's, which are a hundred times as many."""
-        return Response(own_metrics(await run_in_threadpool(node.scrape)), media_type=METRICS_TYPE)
+        return Response(visible(own_metrics(await run_in_threadpool(node.scrape))), media_type=METRICS_TYPE)
 
     @router.get("/metrics/all", summary="Ray's metrics too", response_class=Response)
     async def all_metrics() -> Response:
         """All metrics of this node's agent."""
-        return Response(await run_in_threadpool(node.scrape), media_type=METRICS_TYPE)
+        return Response(visible(await run_in_threadpool(node.scrape)), media_type=METRICS_TYPE)
 
     return router
+
+
+def visible(exported: bytes) -> bytes:
+    """What the caller may see: the names of all keys, with their use, only with a key of an admin."""
+    if VISITOR.get().sees_all:
+        return exported
+    return b"".join(line for line in exported.splitlines(keepends=True) if b"talkray_usage_" not in line)
 
 
 def own_metrics(exported: bytes) -> bytes:

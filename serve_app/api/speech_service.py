@@ -17,7 +17,6 @@ from serve_app.api.answers.response import (
     WholeResponse,
     audio_body,
     event_body,
-    start_marks,
 )
 from serve_app.api.answers.whole_answer import Kept
 from serve_app.api.context import state_of
@@ -152,7 +151,7 @@ class SpeechService:
 
         def retry() -> AnswerAttempt:
             other = redraw(utterance, usage.finish_reason, draw_seed(), model=wish.info.route)
-            return attempt(other, Usage(seed=other.seed, ignored=usage.ignored))
+            return attempt(other, usage.another(other.seed))
 
         may_retry = utterance.redraws and not utterance.ignore_eos
         return WholeResponse(attempt(utterance, usage), headers, kept=kept, retry=retry if may_retry else None)
@@ -191,8 +190,9 @@ class SpeechService:
             utterance = replace(utterance, tail=self._tails.find(utterance, previous_id))
             if utterance.tail is None:
                 wish = replace(wish, ignored={**wish.ignored, previous: NO_TAIL})
-        state_of(request).record.usage.ignored = ignored_fields.entries(wish.ignored)
-        headers = {**speech_headers(wish.delivery, wish.info), **wish.headers()}
+        usage = state_of(request).record.usage
+        usage.ignored = ignored_fields.entries(wish.ignored)
+        headers = {**speech_headers(wish.delivery, wish.info), **wish.headers(), **usage.headers()}
         return utterance, headers if content_type is None else {**headers, "content-type": content_type}
 
     async def _turns(
@@ -214,11 +214,10 @@ class SpeechService:
         client = state_of(request).caller.name
         asked = await build_request(wish, self.settings, self.voices, request_id=record.request_id, client=client)
         state_of(request).upload.release()
-        record.note_speech(
-            asked.voice if wish.stored is None else wish.stored.id, wish.info.sample_rate * wish.delivery.speed
-        )
-        is_timed = self.settings.server_timing or TIMING_HEADER in request.headers
-        return start_marks(asked, record.received_ns) if is_timed else asked
+        record.characters += len(wish.body.input)
+        record.usage.tells_timing = self.settings.server_timing or TIMING_HEADER in request.headers
+        is_timed = record.usage.tells_timing or self.settings.records.stages
+        return record.note_speech(asked, wish.info, wish.stored, speed=wish.delivery.speed, is_timed=is_timed)
 
     def synthesize(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance. This rung answers a text with nothing to speak by a moment of silence."""

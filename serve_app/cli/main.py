@@ -283,6 +283,8 @@ cli.add_typer(bench, name="bench")
 _MODULES = {
     "random-checkpoint": (cli, "talkray_tools.random_checkpoint", "Write a checkpoint with random weights."),
     "verify": (cli, "talkray_tools.verify", "Is a checkpoint right here, does its speech end, what does it take?"),
+    "usage": (cli, "talkray_tools.usage", "Who used how much: characters, audio and refusals by key, voice or model."),
+    "logs": (cli, "talkray_tools.logs", "What became of a request: its stages, and the replicas that made it."),
     "book": (cli, "talkray_tools.book", "Make an audiobook from an EPUB, a Markdown file or plain text."),
     "dataset": (cli, "talkray_tools.dataset", "Speak the lines of a JSONL file into a folder, or into tar shards."),
     "loadtest": (cli, "loadtest", "Measure a running server under load."),

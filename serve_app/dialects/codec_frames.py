@@ -43,7 +43,7 @@ async def speak(service: SpeechService, request: Request) -> Response:
     usage = state_of(request).record.usage
     body = _records(service.synthesize(utterance, wish.info), wish.info, usage)
     headers = {"content-type": CONTENT_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"}
-    headers |= ignored_fields.as_header(wish.ignored)
+    headers |= ignored_fields.as_header(wish.ignored) | usage.headers()
     if wish.delivery.whole:
         return WholeResponse(AnswerAttempt(body, usage), headers, kept=Kept(state_of(request).caller.name))
     return SpeechResponse(body, headers, usage=usage)

@@ -137,6 +137,7 @@ class SpeakMessage:
                     frames=turn.usage.frames,
                     samples=self.samples,
                     input_tokens=turn.usage.input_tokens,
+                    **turn.usage.answer,
                 )
             case Failed(error):
                 await self._report(error)

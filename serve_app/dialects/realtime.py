@@ -74,7 +74,8 @@ def response(turn: Turn, status: str, details: Mapping[str, object] | None = Non
     output = [_item(turn, "completed" if status == "completed" else "incomplete")]
     usage = {**turn.usage.tokens, "characters": len(turn.text)}
     ended = {"status_details": details, "finish_reason": turn.usage.finish_reason}
-    return {**shown, **ended, "output": output, "usage": usage}
+    told = {"metadata": {name: str(said) for name, said in turn.usage.answer.items()}}
+    return {**shown, **ended, "output": output, "usage": usage, **told}
 
 
 def _item(turn: Turn, status: str) -> Json:

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
+from serve_app.api.context import DIALECT, state_of
 from serve_app.api.reading.http_request import refuse_handshake
 from serve_app.api.sockets.connection import Connection
 from serve_app.api.speech_service import SpeechService
@@ -55,6 +56,10 @@ class Dialect:
     key_headers: tuple[str, ...] = ()  # beside `Authorization`
     sample: Sample | None = None
 
+    @property
+    def paths(self) -> list[str]:
+        return [*(route.place.split()[1] for route in self.routes), *(path for path, _ in self.sockets)]
+
 
 def http_router(dialect: Dialect, service: SpeechService) -> APIRouter:
     router = APIRouter(tags=[dialect.heading or dialect.name])
@@ -63,7 +68,7 @@ def http_router(dialect: Dialect, service: SpeechService) -> APIRouter:
         returns: dict[str, Any] = {"response_class": Response} if method == "POST" else {"response_model": None}  # JSON
         router.add_api_route(
             path,
-            _endpoint(route.answer, service),
+            _endpoint(route.answer, service, dialect.name),
             methods=[method],
             summary=route.summary,
             include_in_schema=route.summary is not None,
@@ -75,9 +80,10 @@ def http_router(dialect: Dialect, service: SpeechService) -> APIRouter:
 
 def socket_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRouter:
     """Routes of all WebSockets. A handshake on any other path gets a 404; Starlette's own answer would be a 403."""
-    kinds: dict[str, list[type[Connection]]] = {}
-    for path, kind in (row for dialect in dialects for row in dialect.sockets):
-        kinds.setdefault(path, []).append(kind)
+    kinds: dict[str, dict[type[Connection], str]] = {}
+    for dialect in dialects:
+        for path, kind in dialect.sockets:
+            kinds.setdefault(path, {})[kind] = dialect.name
     router = APIRouter()
     for path, of_path in kinds.items():
         router.add_api_websocket_route(path, partial(_converse, of_path, service))
@@ -85,17 +91,24 @@ def socket_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRou
     return router
 
 
-def _endpoint(answer: Callable[..., Awaitable[object]], service: SpeechService) -> Callable[..., Awaitable[object]]:
+def _endpoint(
+    answer: Callable[..., Awaitable[object]], service: SpeechService, dialect: str
+) -> Callable[..., Awaitable[object]]:
     bound = partial(answer, service)
+    setattr(bound, DIALECT, dialect)
     bound.__name__, bound.__doc__ = answer.__name__, answer.__doc__  # type: ignore[attr-defined]  # shown by /docs
     return bound
 
 
-async def _converse(kinds: list[type[Connection]], service: SpeechService, socket: WebSocket) -> None:
-    """Serves the socket with the kind whose subprotocol the client offers, else with the kind that has none."""
+async def _converse(kinds: Mapping[type[Connection], str], service: SpeechService, socket: WebSocket) -> None:
+    """Serves the socket with the kind whose subprotocol the client offers, else with the kind that has none. `kinds`:
+    with their dialects.
+    """
     offered = socket.scope["subprotocols"]
     named = next((kind for kind in kinds if kind.subprotocol in offered), None)
-    await (named or next(kind for kind in kinds if kind.subprotocol is None)).run(socket, service)
+    kind = named or next(kind for kind in kinds if kind.subprotocol is None)
+    state_of(socket).record.dialect = kinds[kind]
+    await kind.run(socket, service)
 
 
 async def _refuse_unknown(socket: WebSocket) -> None:

@@ -170,7 +170,7 @@ class OmniSocket(Connection):
                 self._num_done += 1
                 await self.send("audio.done", **number, sentence_index=0, total_bytes=num_bytes, error=False)
                 tokens = {"input_tokens": turn.usage.input_tokens, "output_tokens": turn.usage.frames}
-                told = {"usage": tokens, "finish_reason": turn.finish_reason}
+                told = {"usage": tokens, "finish_reason": turn.finish_reason, **turn.usage.answer}
                 await self.send("session.done", **number, total_sentences=1, **told)
 
 

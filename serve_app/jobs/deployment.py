@@ -7,10 +7,11 @@ from typing import Any
 from ray import serve
 
 from deployments.serving import ray_metrics, ray_private
+from serve_app.api.record_keeper import RecordKeeper
 from serve_app.api.wishes.wish import Offer
 from serve_app.audio import recordings
 from serve_app.config import ApiSettings
-from serve_app.ingress import Deployed, HandleSynthesizer
+from serve_app.ingress import Deployed, HandleSynthesizer, record_sinks
 from serve_app.jobs.desk import JobDesk
 from serve_app.jobs.making import SegmentMaker
 from serve_app.scaling.pool_watch import PoolWatch
@@ -35,9 +36,15 @@ class JobsReplica:
         synthesizers = {each.name: HandleSynthesizer(each) for each in models}
         admissions = {name: Admission(each, settings.admission) for name, each in synthesizers.items()}
         offer = Offer(ModelAdmissions(admissions), settings, self._voices)
-        maker = SegmentMaker(synthesizers, self._voices)
+        self._keeper = RecordKeeper(record_sinks(settings.records, self._voices.store))
+        maker = SegmentMaker(synthesizers, self._voices, self._keeper.keep)
         self._desk = JobDesk(offer, maker, settings.jobs, hindrance=self._hindrance)
         self._working: asyncio.Task[None] | None = None
+
+    def __del__(self) -> None:
+        """Serve calls it before it ends the process."""
+        if hasattr(self, "_keeper"):
+            self._keeper.close()
 
     async def check_health(self) -> None:
         """Serve calls it first of all, and then periodically."""

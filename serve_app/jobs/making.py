@@ -1,7 +1,8 @@
 """Makes one segment of a job: asks the pools for it as background work, and draws it again where it ends badly."""
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from deployments.errors import EngineError, TalkrayError
 from deployments.protocol import Codes, FinishReason, ModelInfo, Reference, Stretch, SynthesisRequest
+from serve_app.api.request_log import RequestRecord, Usage
 from serve_app.jobs.record import JobPlan, Made, Manner, Part, Place, StoredJob
 from serve_app.jobs.store import packed
 from serve_app.speech.long_text import LongText
@@ -17,6 +19,8 @@ from serve_app.speech.segments import Segments, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.voices.library import Voices
 from serve_app.voices.record import VISITOR, Visitor
+
+DIALECT = "Jobs"  # of their segments, in usage
 
 
 class JobStopped(TalkrayError):
@@ -30,14 +34,22 @@ class _Speech:
     codes: list[Codes] = field(default_factory=list)
     pcm: bytearray = field(default_factory=bytearray)
     positions: list[tuple[float, float]] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
+    usage: Usage = field(default_factory=Usage)
+    began_ns: int = field(default_factory=time.time_ns)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.usage.finish_reason
 
 
 class SegmentMaker:
     """Asks the synthesizer of each model, by `SynthesisRequest.model`, without any admission."""
 
-    def __init__(self, synthesizers: Mapping[str, Synthesizer], voices: Voices) -> None:
-        self._synthesizers, self._voices = synthesizers, voices
+    def __init__(
+        self, synthesizers: Mapping[str, Synthesizer], voices: Voices, keep: Callable[[RequestRecord], None]
+    ) -> None:
+        """`keep` gets the record of each segment that is made."""
+        self._synthesizers, self._voices, self._keep = synthesizers, voices, keep
 
     async def make(self, job: StoredJob, plan: JobPlan, place: Place) -> tuple[Made, bytes]:
         """A segment as `JobStore.keep` takes it. Raises JobStopped, and what a synthesizer raises."""
@@ -49,6 +61,18 @@ class SegmentMaker:
         if part.redraws and ended_badly(speech.finish_reason):
             again = redraw(request, speech.finish_reason, segment_seed(request.seed, 0), model=manner.model)
             speech, was_redrawn = await self._speak(again, part.segments[place.segment].speed, info), True
+        speech.usage.voice = manner.stored_voice or request.voice
+        RequestRecord(
+            request.request_id,
+            speech.began_ns,
+            method="JOB",
+            key=job.owner or None,
+            dialect=DIALECT,
+            characters=len(request.text),
+            samples_per_s=info.sample_rate,
+            usage=speech.usage,
+            keep=self._keep,
+        ).end()
         return await asyncio.to_thread(_kept, speech, part, place, info, was_redrawn)
 
     async def _check(self, job: StoredJob, manner: Manner, info: ModelInfo) -> None:
@@ -72,7 +96,7 @@ class SegmentMaker:
         return await self._voices.reference(voice, take, info, x_vector_only=manner.x_vector_only)
 
     async def _speak(self, request: SynthesisRequest, speed: float, info: ModelInfo) -> _Speech:
-        speech = _Speech()
+        speech = _Speech(usage=Usage(model=info.name, seed=request.seed))
         asked = replace(request, stretches=(Stretch(request.text, speed=speed),))
         segments = Segments.of(asked, max(info.max_segment_chars, len(request.text)))
         first = segments.known_segment(0)
@@ -83,7 +107,7 @@ class SegmentMaker:
                 speech.codes.append(chunk.codes)
                 speech.pcm += chunk.pcm
                 speech.positions += chunk.text_positions
-                speech.finish_reason = chunk.finish_reason
+                speech.usage.add(chunk)
         if speech.finish_reason is None:
             raise EngineError("a segment ended without a reason: speech is missing")
         return speech

@@ -84,7 +84,7 @@ class Voices:
         self, store: VoiceStore | None, settings: VoiceSettings, *, why_not: str = "", forget: Forget = nobody
     ) -> None:
         """Without a store, `why_not` says what to set. `forget` tells all replicas of voices that are no more."""
-        self._store, self._settings, self._why_not, self._forget = store, settings, why_not, forget
+        self.store, self._settings, self._why_not, self._forget = store, settings, why_not, forget
         self._records: dict[str, Record] = {}  # by path
         self._marks: dict[str, str] = {}
         self._for_all = Lexicon.EMPTY
@@ -151,7 +151,7 @@ class Voices:
 
     async def find(self, id_or_name: str | None) -> StoredVoice | None:
         """The voice that a client means, in any case; its own ones come first."""
-        if self._store is None or not id_or_name:
+        if self.store is None or not id_or_name:
             return None
         await self._follow()
         found = self._find(StoredVoice, id_or_name)
@@ -293,11 +293,11 @@ class Voices:
 
     def follow(self) -> None:
         """Look at the store from now on, every POLL_S."""
-        if self._store is not None and (self._following is None or self._following.done()):
+        if self.store is not None and (self._following is None or self._following.done()):
             self._following = asyncio.create_task(self._look_again())
 
     async def _follow(self) -> None:
-        if self._store is None:
+        if self.store is None:
             return
         self.follow()
         if not self._num_readings:
@@ -428,9 +428,9 @@ class Voices:
         )
 
     def _writable(self) -> VoiceStore:
-        if self._store is None:
+        if self.store is None:
             raise StoreFailed(self._why_not)
-        return self._store
+        return self.store
 
     async def _aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))

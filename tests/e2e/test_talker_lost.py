@@ -7,6 +7,7 @@ import signal
 import aiohttp
 import pytest
 
+from talkray_tools.logs import lines_here, matching
 from tests.e2e.processes import marked
 from tests.e2e.speech import PATH, body, fetch
 from tools.experiments.faults.polite import difference
@@ -18,18 +19,32 @@ UTTERANCE = body(ignore_eos=True, max_new_tokens=250, seed=7)
 
 
 async def test_a_stream_outlives_its_engine(http: aiohttp.ClientSession, run_id: str) -> None:
-    """The only talker dies: the stream waits for the next one and goes on there, and then the server is ready again."""
+    """The only talker dies: the stream waits for the next one and goes on there, and then the server is ready again.
+
+    The request's line tells the story.
+    """
     whole = await fetch(http, UTTERANCE)
     async with http.post(PATH, json=UTTERANCE) as answer:
         begun = await answer.content.readany()
         [engine] = [process for process, command in marked(run_id).items() if ENGINE in command]
         os.kill(engine, signal.SIGKILL)
         assert difference(begun + await answer.read(), whole) is None
+        request_id = answer.headers["x-request-id"]
     [successor] = [process for process, command in marked(run_id).items() if ENGINE in command]
     assert successor != engine
     async with asyncio.timeout(60):
         while not await is_ready(http):  # noqa: ASYNC110, another process changes it
             await asyncio.sleep(0.5)
+    [entry] = matching(request_id, lines_here())
+    first, codec, loss, second = entry["replicas"]
+    assert [name.partition("#")[0] for name in (first, codec, loss, second)] == [
+        "Talker",
+        "Codec",
+        "TalkerLost",
+        "Talker",
+    ]
+    assert first != second
+    assert entry["outcome"] == "length"
 
 
 async def is_ready(http: aiohttp.ClientSession) -> bool:

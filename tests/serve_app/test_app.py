@@ -212,7 +212,9 @@ def test_models_with_the_same_speech_tokenizer_share_a_codec_pool() -> None:
 
 
 def test_one_of_several_codec_pools_has_its_name_in_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = SimpleNamespace(_deployment_config=SimpleNamespace(max_ongoing_requests=256))
+    settings = SimpleNamespace(
+        _deployment_config=SimpleNamespace(max_ongoing_requests=256), deployment="Codec", replica_tag="1"
+    )
     monkeypatch.setattr(serve, "get_replica_context", lambda: settings)
     monkeypatch.setattr(ray_private, "this_replica", lambda: None)
     named: list[str] = []

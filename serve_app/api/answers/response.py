@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -19,11 +19,10 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.errors import TalkrayError
-from deployments.protocol import Mark, Marks, PcmChunk, SynthesisRequest, with_mark
-from deployments.serving import metrics
+from deployments.protocol import Marks, PcmChunk
 from serve_app.api.answers.whole_answer import Kept, collected, parts_of
 from serve_app.api.errors import ErrorReply, translate
-from serve_app.api.request_log import Usage
+from serve_app.api.request_log import SEED_HEADER, Usage
 from serve_app.api.wishes.wish import FINISH_HEADER
 from serve_app.audio.formats import Rendering
 from serve_app.speech.redraw import ended_badly
@@ -122,7 +121,7 @@ def word_entries(words: Iterable[Word]) -> list[dict[str, object]]:
 
 def _done(usage: Usage) -> bytes:
     ignored = {"ignored": usage.ignored} if usage.ignored else {}
-    end = {"usage": usage.tokens, "finish_reason": usage.finish_reason}
+    end = {"usage": usage.tokens, "finish_reason": usage.finish_reason, **usage.answer}
     return _event({"type": "speech.audio.done", **end, **ignored})
 
 
@@ -150,18 +149,13 @@ async def in_parts(
         yield end
 
 
-def start_marks(request: SynthesisRequest, received_ns: int) -> SynthesisRequest:
-    """The request with a first mark, at `received_ns` of time.time_ns(). Each later stage then adds its own."""
-    return with_mark(replace(request, marks=(Mark("received", received_ns),)), "request")
-
-
 def server_timing(marks: Marks) -> str:
     """A Server-Timing header: milliseconds from each mark to the next, by the next one's name. The first mark is a time
     of day in seconds.
     """
-    first = marks[0]
-    later = [f"{mark.stage};dur={(mark.at_ns - before.at_ns) / 1e6:.3f}" for before, mark in pairwise(marks)]
-    return ", ".join([f'{first.stage};desc="{first.at_ns / 1e9:.6f}"', *later])
+    (first, first_ns), *_ = marks
+    later = [f"{stage};dur={(at_ns - before_ns) / 1e6:.3f}" for (_, before_ns), (stage, at_ns) in pairwise(marks)]
+    return ", ".join([f'{first};desc="{first_ns / 1e9:.6f}"', *later])
 
 
 class SpeechResponse(Response):
@@ -192,10 +186,12 @@ class SpeechResponse(Response):
         await _deliver(send, _part(b"", more=False))
 
     def _start(self) -> Message:
+        if SEED_HEADER in self.headers:  # the first audio may have brought another one
+            self.headers[SEED_HEADER] = str(self._usage.seed)
         if self._usage.marks:
-            marks = (*self._usage.marks, Mark("response", time.time_ns()))
-            self.headers["server-timing"] = server_timing(marks)
-            metrics.stages(marks)
+            self._usage.marks += (("response", time.time_ns()),)
+            if self._usage.tells_timing:
+                self.headers["server-timing"] = server_timing(self._usage.marks)
         return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
 
 

@@ -306,7 +306,7 @@ class Session:
             while (turn := await self._next_turn()) is not None:
                 await self._speak(turn)
                 self._over.append(self._turns.popleft())
-                turn.record.publish()
+                self._end(turn)
                 if turn.request is not None:
                     self._continuation.count(turn.request)
                 await self._events.put(Flushed(turn))
@@ -404,8 +404,8 @@ class Session:
         stored = await stored_voice(body, self._info, self._voices)
         wish = replace(self._wish, body=body, spoken=spoken, stored=stored)
         request = await build_request(wish, self._settings, self._voices, live=live, **who)
-        turn.record.note_speech(request.voice, self._info.sample_rate * body.speed)
-        return request
+        is_timed = self._settings.records.stages
+        return turn.record.note_speech(request, self._info, stored, speed=body.speed, is_timed=is_timed)
 
     def _follow(self, turn: Turn, text: LiveText | SpokenText) -> None:
         if self._body.word_timestamps:
@@ -445,6 +445,6 @@ class Session:
         events = [self._events.get_nowait() for _ in range(self._events.qsize())]
         return [event for event in events if isinstance(event, Cleared)]
 
-    def _end(self, turn: Turn, outcome: str) -> None:
-        turn.record.error = outcome
+    def _end(self, turn: Turn, outcome: str | None = None) -> None:
+        turn.record.error, turn.record.characters = outcome, len(turn.text)
         turn.record.publish()

@@ -128,6 +128,12 @@ def parent() -> Path:
     return folder
 
 
+def log_folders() -> list[Path]:
+    """Where Serve's replicas of this machine have their logs: of servers of ours, and of a node of a cluster."""
+    servers = [folder / "ray" for folder in _ours(f"{_PREFIX}*", parent())]
+    return [logs for ray in (*servers, parent() / "ray") for logs in sorted(ray.glob("session_2*/logs/serve"))]
+
+
 def clear_dead(report: Callable[[str], None]) -> None:
     """End the processes that dead servers of this user have left."""
     for path in _ours(f"{_PREFIX}*", parent()):

@@ -44,7 +44,9 @@ async def test_all_workers_decode_at_once(
     tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By itself `@serve.batch` begins a batch when the one before has ended."""
-    settings = SimpleNamespace(_deployment_config=SimpleNamespace(max_ongoing_requests=256))
+    settings = SimpleNamespace(
+        _deployment_config=SimpleNamespace(max_ongoing_requests=256), deployment="Codec", replica_tag="1"
+    )
     monkeypatch.setattr(serve, "get_replica_context", lambda: settings)
     monkeypatch.setattr(ray_private, "this_replica", lambda: None)
     replica = CodecReplica(str(tiny_checkpoint("CustomVoice")), CodecConfig(workers=WORKERS), {"": None}, {})

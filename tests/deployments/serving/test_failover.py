@@ -33,6 +33,7 @@ class Replicas:
         self.closed = self.played = 0
         self.was_closed = asyncio.Event()
         self.have: list[int] = []
+        self.trail: list[str] = []
 
     def ask(self) -> AsyncGenerator[FrameChunk, None]:
         self.asked.append(len(self.have))
@@ -53,6 +54,7 @@ class Replicas:
         async with aclosing(with_failover(self.ask, lambda chunk: chunk, request_id="r", lost=lost)) as chunks:
             async for chunk in chunks:
                 self.have += chunk.codes[:, 0].tolist()
+                self.trail += [stage for stage, _ in chunk.trail]
         return self.have
 
 
@@ -68,6 +70,7 @@ async def test_a_lost_stream_goes_on_behind_what_the_reader_has(loss: Exception)
     assert await replicas.read() == [1, 2, 3, 4]
     assert replicas.asked == [0, 2, 3]
     assert replicas.closed == 3
+    assert replicas.trail == ["TalkerLost"] * 2
 
 
 def test_the_first_other_replica_is_asked_at_once() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from deployments.audio.speech_detection import LeadingSilence
-from deployments.protocol import Codes, FinishReason, FrameChunk, Mark, Progress
+from deployments.protocol import Codes, FinishReason, FrameChunk, Progress
 from deployments.serving.failover import Received
 from deployments.serving.frames import OutgoingAudio, UntakenFrames
 
@@ -39,10 +39,10 @@ def test_frames_that_exist_already_come_first() -> None:
 
 def test_marks_are_taken_once() -> None:
     frames = UntakenFrames(SAMPLES)
-    frames.add(FrameChunk(codes(1), 5, marks=(Mark("codes", 1),)))
+    frames.add(FrameChunk(codes(1), 5, marks=(("codes", 1),)))
     frames.add(FrameChunk(codes(2), 5))
-    assert [mark.stage for mark in frames.take_news()[0]] == ["codes", "from-talker"]
-    assert frames.take_news() == ((), (), None)
+    assert [stage for stage, _ in frames.take_news()[0]] == ["codes", "from-talker"]
+    assert frames.take_news() == ((), (), None, ())
 
 
 def test_what_is_held_back_as_quiet_is_not_delivered() -> None:

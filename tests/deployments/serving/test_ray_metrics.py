@@ -9,7 +9,7 @@ import pytest
 from ray.util import metrics as ray
 
 from deployments.audio.recording_cache import Lookups
-from deployments.protocol import FinishReason, Mark
+from deployments.protocol import FinishReason
 from deployments.serving import metrics, ray_metrics
 
 Recorded = tuple[str, float, dict[str, str] | None]
@@ -56,7 +56,7 @@ def test_every_instrument_takes_what_is_recorded(recorded: list[Recorded]) -> No
     metrics.ttfb(0.1)
     metrics.ttfp(0.1)
     metrics.ttfa(0.1, onset_s=0.1)
-    metrics.stages((Mark("one", 1), Mark("two", 2)))
+    metrics.stages((("one", 1), ("two", 2)))
     metrics.audio(0.1, late_s=0.2)
     metrics.finished(1.0, audio_s=2.0, reason=FinishReason.STOP)
     metrics.redrawn(None)
@@ -70,6 +70,7 @@ def test_every_instrument_takes_what_is_recorded(recorded: list[Recorded]) -> No
     metrics.codec_call(0.01, 1, waiting=0, lag_s=0.1)
     metrics.decoded("codec", 1.0)
     metrics.references("codes", Lookups(hits=1, misses=1))
+    metrics.used("ada", "ryan", "OpenAI", counts=dict.fromkeys(metrics.USED, 1))
     assert {name for name, _, _ in recorded} == {instrument.name for instrument in metrics.INSTRUMENTS}
 
 

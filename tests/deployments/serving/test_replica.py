@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from deployments.errors import InvalidRequest, Moved, Overloaded, TalkerLost
-from deployments.protocol import FrameChunk, Mark
+from deployments.protocol import FrameChunk
 from deployments.serving import ray_private
 from deployments.serving import replica as module
 from deployments.serving.replica import Replica
@@ -182,11 +182,21 @@ async def test_leaving_closes_what_waits() -> None:
 
 async def test_marked_chunks_say_that_they_have_come_here() -> None:
     source = Items()
-    source.queue.put_nowait(FrameChunk(NO_CODES, 1, marks=(Mark("codes", 1),)))
+    source.queue.put_nowait(FrameChunk(NO_CODES, 1, marks=(("codes", 1),)))
     async with aclosing(healthy().stream(source(), HEARTBEAT, "from-engine")) as items:
         heartbeat, chunk = [await anext(items) for _ in range(2)]
     assert heartbeat is HEARTBEAT
-    assert [mark.stage for mark in chunk.marks] == ["codes", "from-engine"]
+    assert [stage for stage, _ in chunk.marks] == ["codes", "from-engine"]
+
+
+async def test_the_first_chunk_names_the_replicas_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_private, "replica_name", lambda: "Codec#1")
+    source = Items()
+    for trail in ((("Talker#1", 1),), ()):
+        source.queue.put_nowait(FrameChunk(NO_CODES, 1, trail=trail))
+    async with aclosing(healthy().stream(source(), HEARTBEAT, "codec")) as items:
+        trails = [[stage for stage, _ in (await anext(items)).trail] for _ in range(3)]
+    assert trails == [[], ["Talker#1", "Codec#1"], []]
 
 
 @pytest.mark.parametrize(

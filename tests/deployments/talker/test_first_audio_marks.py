@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk, GenerateRequest, Mark, SynthesisRequest
+from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk, GenerateRequest, SynthesisRequest
 from deployments.talker.process import FirstAudioMarks
 
 CODES, NO_CODES = np.zeros((1, 4), np.int16), np.zeros((0, 4), np.int16)
-MARKED = SynthesisRequest("r", "Hello.", marks=(Mark("received", 0),))
+MARKED = SynthesisRequest("r", "Hello.", marks=(("received", 0),))
 
 
 def begun(request: GenerateRequest) -> FirstAudioMarks:
@@ -19,7 +19,7 @@ def begun(request: GenerateRequest) -> FirstAudioMarks:
 
 def stages(first_audio: FirstAudioMarks, chunk: FrameChunk) -> list[str]:
     ((_, followed),) = first_audio.follow(((1, chunk),))
-    return [mark.stage for mark in followed.marks]
+    return [stage for stage, _ in followed.marks]
 
 
 def test_first_codes_bring_the_marks_where_a_codec_decodes() -> None:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from deployments.errors import EngineError
-from deployments.protocol import FinishReason
+from deployments.protocol import FinishReason, SynthesisRequest
 from deployments.serving import reports
 from serve_app.api.access.keys import create_key
 from serve_app.api.request_log import Entry, RequestRecord, line, shown
@@ -139,7 +139,7 @@ def test_what_a_stopped_server_cut_off_has_a_line(tmp_path: Path) -> None:
     with shown(found.append, tmp_path):
         for name in ("cut", "whole"):
             spoken = RequestRecord(name, 0, method="POST", path="/v1/audio/speech")
-            spoken.note_speech("ryan", 24000)
+            spoken.note_speech(SynthesisRequest(name, "", voice="ryan"), CUSTOM_VOICE, None, speed=1, is_timed=False)
         spoken.usage.finish_reason = FinishReason.STOP
         spoken.publish()
     told = [(entry["id"], entry["voice"], entry["outcome"]) for entry in found]
@@ -200,3 +200,23 @@ def test_a_replica_does_not_wait_for_a_reader(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv(reports.VARIABLE, str(tmp_path / "gone"))
     record().publish()
     assert not (tmp_path / "gone").exists()
+
+
+async def test_a_record_has_its_dialect_also_where_the_door_refuses_it(tmp_path: Path) -> None:
+    kept: list[RequestRecord] = []
+    create_key(tmp_path / "keys.json", "ada")
+    access = AccessSettings(keys_file=tmp_path / "keys.json")
+    for settings in (ApiSettings(), ApiSettings(access=access)):
+        api = one_api(FakeSynthesizer(script=utterance()), settings, keep=kept.append)
+        transport = httpx.ASGITransport(api)
+        async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
+            await client.post("/v1/audio/speech", json=BODY, headers={"traceparent": "00-1-2-01"})
+            await client.post("/v1/text-to-speech/ryan", json={"text": SECRET})
+            await client.post("/nowhere")
+    told = [(record.dialect, record.error) for record in kept]
+    assert told[:3] == [("OpenAI", None), ("ElevenLabs", None), ("", "not_found")]
+    assert told[3:] == [("OpenAI", "invalid_api_key"), ("", "invalid_api_key"), ("", "invalid_api_key")]
+    assert [stage for stage, _ in kept[0].usage.marks] == []  # a synthesizer that is none leaves no marks
+    assert (kept[0].characters, kept[0].usage.model, kept[0].usage.voice) == (21, CUSTOM_VOICE.name, "ryan")
+    assert kept[0].trace == {"traceparent": "00-1-2-01"}
+    assert kept[0].story()["trace_id"] is None

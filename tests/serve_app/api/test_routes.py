@@ -96,7 +96,7 @@ async def test_mp3_is_the_default() -> None:
 async def test_events_carry_every_format_as_one_stream(audio_format: AudioFormat) -> None:
     body = BODY | {"response_format": audio_format}
     bare = await post(speaking(), body)
-    response = await post(speaking(), body | {"stream_format": "sse"})
+    response = await post(speaking(), body | {"stream_format": "sse", "seed": 7})
     assert response.headers["content-type"] == "text/event-stream"
     *deltas, last = events_of(response)
     assert {event["type"] for event in deltas} == {"speech.audio.delta"}
@@ -104,7 +104,9 @@ async def test_events_carry_every_format_as_one_stream(audio_format: AudioFormat
     assert len(audio) == len(bare.content)
     assert audio == bare.content or audio_format is AudioFormat.OPUS  # whose streams have a random serial number
     usage = {"input_tokens": fake.NUM_TEXT_TOKENS, "output_tokens": 4, "total_tokens": fake.NUM_TEXT_TOKENS + 4}
-    assert last == {"type": "speech.audio.done", "usage": usage, "finish_reason": "stop"}
+    told = {"seed": 7, "model": CUSTOM_VOICE.name, "voice": "vivian"}
+    assert last == {"type": "speech.audio.done", "usage": usage, "finish_reason": "stop", **told}
+    assert {name: response.headers[f"x-{name}"] for name in told} == {**told, "seed": "7"}
 
 
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.EARLY, FinishReason.RUNAWAY])

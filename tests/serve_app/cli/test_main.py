@@ -4,6 +4,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -45,8 +46,9 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_help_lists_the_commands() -> None:
     result = RUNNER.invoke(cli, ["--help"])
     assert result.exit_code == 0
-    for command in ("serve", "say", "doctor", "env", "random-checkpoint", "verify", "loadtest"):
+    for command in ("serve", "say", "doctor", "env", "random-checkpoint", "verify", "loadtest", "usage", "logs"):
         assert command in result.output
+    assert all(find_spec(name) is not None for _, name, _ in module._MODULES.values())
 
 
 def test_env_prints_the_tuned_settings() -> None:

@@ -61,7 +61,7 @@ def code_of(message: Json) -> tuple[object, object]:
 async def test_utterances_follow_each_other_on_one_socket() -> None:
     async with speech_socket(speaking()) as socket:
         for number in (1, 2):
-            socket.send(SPEAK)
+            socket.send(SPEAK | {"seed": 7})
             frames, done = await socket.utterance()
             assert b"".join(frames) == fake.pcm_of(utterance())
             assert done == {
@@ -71,6 +71,9 @@ async def test_utterances_follow_each_other_on_one_socket() -> None:
                 "frames": 4,
                 "samples": len(fake.pcm_of(utterance())) // 2,
                 "input_tokens": fake.NUM_TEXT_TOKENS,
+                "seed": 7,
+                "model": fake.CUSTOM_VOICE.name,
+                "voice": "vivian",
             }
 
 

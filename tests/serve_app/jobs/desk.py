@@ -9,6 +9,7 @@ import httpx
 import numpy as np
 
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
+from serve_app.api.request_log import RequestRecord
 from serve_app.api.wishes.wish import Offer
 from serve_app.config import AccessSettings, ApiSettings, JobSettings, VoiceSettings
 from serve_app.jobs.desk import JobDesk
@@ -70,7 +71,8 @@ class Server:
         models = ModelAdmissions({"": Admission(speaker, settings.admission)})
         offer = Offer(models, settings, self.voices)
         self.hindrance: str | None = None
-        maker = SegmentMaker({"": speaker}, self.voices)
+        self.records: list[RequestRecord] = []  # of segments
+        maker = SegmentMaker({"": speaker}, self.voices, self.records.append)
         self.desk = JobDesk(offer, maker, settings.jobs, hindrance=lambda model: self.hindrance)
         self.api = one_api(speaker, settings, voices=self.voices, jobs=self.desk)
         self._running: asyncio.Task[None] | None = None

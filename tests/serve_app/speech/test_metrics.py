@@ -1,5 +1,6 @@
 """What is measured of a stream, with instruments that only remember."""
 
+import contextvars
 from collections.abc import AsyncGenerator, Sequence
 
 import httpx
@@ -9,10 +10,11 @@ import pytest
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
-from serve_app.api.routes import Node
+from serve_app.api.routes import Node, visible
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.speech import admission, room, speech_start
 from serve_app.speech.admission import Admission
+from serve_app.voices.record import EVERYBODY, STRANGER, VISITOR, Visitor
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, utterance
 from tests.serve_app.one_model import one_api
@@ -128,6 +130,16 @@ async def test_one_first_byte_for_each_answer_with_speech(instruments: dict[str,
 async def test_a_refusal_is_no_first_byte(instruments: dict[str, Instrument]) -> None:
     assert (await ask(FakeSynthesizer(script=[Overloaded("full")]))).status_code == 429
     assert instruments["TTFB"].values == instruments["TTFP"].values == []
+
+
+def test_who_used_how_much_is_for_admins() -> None:
+    exported = f'{OURS}# TYPE ray_talkray_usage_codes_total counter\nray_talkray_usage_codes_total{{key="ada"}} 1\n'
+    told = []
+    for visitor in (EVERYBODY, Visitor("boss", sees_all=True), Visitor("bob"), STRANGER):
+        context = contextvars.copy_context()
+        context.run(VISITOR.set, visitor)
+        told.append(context.run(visible, exported.encode()).decode())
+    assert told == [exported, exported, OURS, OURS]
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/all"])

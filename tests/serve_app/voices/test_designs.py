@@ -278,7 +278,7 @@ async def test_what_is_no_recording_to_clone_is_left_out(folder: Path, script: l
 
 async def test_a_store_that_is_out_of_reach_is_told_before_anything_is_spoken(tmp_path: Path) -> None:
     server = designer(tmp_path / "store")
-    server.voices._store = None
+    server.voices.store = None
     async with server.client() as client:
         assert (await client.post(DESIGN, json=ASKED)).status_code == 503
     assert server.synthesizer.requests == []

@@ -631,10 +631,10 @@ async def test_a_thousand_voices_are_listed_in_a_tenth_of_a_second(
         VISITOR.set(EVERYBODY)
         voice = await server.voices.get(str(told["id"]))
         recording = await server.voices.recording(voice, voice.takes[0])
-        assert server.voices._store is not None
+        assert server.voices.store is not None
         for number in range(999):
             copy = voice.model_copy(update={"id": f"voice_{number:024x}", "name": f"voice {number}"})
-            server.voices._store.write(copy, {voice.takes[0].sha256: recording} if not number else {})
+            server.voices.store.write(copy, {voice.takes[0].sha256: recording} if not number else {})
         await server.voices.refresh()
         took_s = []
         for _ in range(5):

@@ -1,0 +1,143 @@
+"""Spans of OpenTelemetry, made of a request's marks once it has ended: nothing is measured for them.
+
+A request's span has the client's own span, by its `traceparent`, as its parent, and these below it:
+
+    POST /v1/audio/speech           ingress: from its head to its end
+      codec                         a codec replica, up to the first audio
+        talker                      a talker replica, up to the first audio
+          engine                    the engine's process: prompt, first codes, their audio
+      speech                        from the first audio to the end
+      TalkerLost, CodecLost         from a loss until the stream went on
+
+Spans need the extra `tracing`; those of tests only what Ray Serve brings.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from deployments.errors import StartError
+from deployments.protocol import Mark
+from serve_app.api.request_log import RequestRecord
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Span
+
+_OTLP_PATH = "/v1/traces"
+# Of each part the mark at its beginning and those at its end, of which the last that there is counts.
+_PARTS = (
+    ("codec", "to-codec", ("codec",)),
+    ("talker", "to-talker", ("from-engine",)),
+    ("engine", "to-engine", ("codes", "audio")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SpanPart:
+    """What becomes a span."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    replica: str = ""
+    is_nested: bool = False  # in the part before it
+
+
+def otlp_exporter(url: str) -> "SpanExporter":
+    """Sends spans to a collector. Raises StartError without the extra."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ModuleNotFoundError as error:
+        raise StartError("api.records.traces: the exporter is missing: pip install 'talkray[tracing]'") from error
+    return OTLPSpanExporter(endpoint=url if urlsplit(url).path.strip("/") else url.rstrip("/") + _OTLP_PATH)
+
+
+class RequestSpans:
+    """Makes the spans of each request that is sampled, and sends them from a thread of the SDK's."""
+
+    def __init__(self, exporter: "SpanExporter", share: float, *, replica: str) -> None:
+        """`share` of the requests without a `traceparent` are sampled; a client's own says whether it is."""
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+
+        named = Resource.create({"service.name": "talkray", "service.instance.id": replica})
+        self._provider = TracerProvider(ParentBasedTraceIdRatio(share), named, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer, self._replica = self._provider.get_tracer("talkray"), replica
+
+    def take(self, record: RequestRecord) -> None:
+        """The record then has the `traceparent` of its own span."""
+        from opentelemetry.trace import SpanKind, set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        propagator = TraceContextTextMapPropagator()
+        span = self._tracer.start_span(
+            f"{record.method} {record.path}",
+            propagator.extract(record.trace),
+            SpanKind.SERVER,
+            _attributes(record) | {"talkray.replica": self._replica},
+            start_time=record.received_ns,
+        )
+        if span.is_recording():
+            outermost = context = set_span_in_context(span)
+            record.trace = {}
+            propagator.inject(record.trace, context)
+            for part in parts_of(record):
+                context = self._span(part, context if part.is_nested else outermost)
+            if record.is_failure:
+                _fail(span, str(record.error))
+        span.end(record.ended_ns)
+
+    def _span(self, part: SpanPart, context: "Context") -> "Context":
+        from opentelemetry.trace import set_span_in_context
+
+        attributes = {"talkray.replica": part.replica} if part.replica else {}
+        span = self._tracer.start_span(part.name, context, attributes=attributes, start_time=part.start_ns)
+        span.end(part.end_ns)
+        return set_span_in_context(span)
+
+    def flush(self, *, is_last: bool) -> None:
+        """The SDK sends every five seconds; at the end it sends what there is."""
+        if is_last:
+            self._provider.shutdown()
+
+
+def parts_of(record: RequestRecord) -> Iterator[SpanPart]:
+    """The parts of a request in the order of their beginnings, those up to the first audio each in the one before."""
+    marks, trail = dict(record.usage.marks), record.usage.trail
+    is_nested = False
+    for name, first, last in _PARTS:
+        end_ns = max((marks[stage] for stage in last if stage in marks), default=None)
+        if first in marks and end_ns is not None:
+            made_by = next((stage for stage, _ in trail if stage.lower().startswith(name)), "")
+            yield SpanPart(name, marks[first], end_ns, made_by, is_nested)
+            is_nested = True
+    if record.usage.first_audio_ns is not None:
+        yield SpanPart("speech", record.usage.first_audio_ns, record.ended_ns)
+    for at, (stage, lost_ns) in enumerate(trail):
+        if "#" not in stage:
+            next_replica, went_on_ns = _after(trail[at + 1 :], (stage, record.ended_ns))
+            yield SpanPart(stage, lost_ns, went_on_ns, next_replica)
+
+
+def _after(trail: tuple[Mark, ...], end: Mark) -> Mark:
+    """The first replica, and since when it makes the stream."""
+    return next((mark for mark in trail if "#" in mark[0]), ("", end[1]))
+
+
+def _attributes(record: RequestRecord) -> dict[str, str | int | float]:
+    told = record.entry()
+    names = ("id", "key", "dialect", "model", "voice", "characters", "codes", "audio_s", "outcome")
+    said = {f"talkray.{name}": told[name] for name in names if told[name] is not None}
+    return said | ({} if told["seed"] is None else {"talkray.seed": str(told["seed"])})
+
+
+def _fail(span: "Span", code: str) -> None:
+    from opentelemetry.trace import StatusCode
+
+    span.set_status(StatusCode.ERROR, code)

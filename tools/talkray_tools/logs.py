@@ -1,0 +1,95 @@
+"""`talkray logs`: what became of a request, from the lines that ingress replicas keep beside Serve's logs."""
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Annotated
+
+import typer
+
+from deployments.errors import TalkrayError
+from serve_app.api.record_keeper import LINES
+from serve_app.api.request_log import Entry, line
+from serve_app.cli.serve.run_folder import log_folders
+from talkray_tools.arguments import run_command
+
+_MOST_NODES = 10_000  # as many as Ray's dashboard tells
+
+
+def logs(
+    request_id: Annotated[str, typer.Argument(help="The `x-request-id` of an answer.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the lines as they are in the files.")] = False,
+    here: Annotated[bool, typer.Option("--here", help="Ask no other node.")] = False,
+) -> None:
+    """Print what became of a request: its line, its stages, and the replicas that made it.
+
+    Looks into the logs of this node, then through Ray's dashboard into those of the other nodes.
+    """
+    found = list(matching(request_id, lines_here())) or ([] if here else list(matching(request_id, _lines_there())))
+    if not found:
+        raise TalkrayError(
+            f"no line of a request {request_id} is in the logs of Ray Serve: each ingress replica keeps its last "
+            "300,000 requests, until its node ends or, of `talkray serve`, the server"
+        )
+    for entry in found:
+        print(json.dumps(entry) if as_json else "\n  ".join(_story(entry)))
+
+
+def matching(request_id: str, lines: Iterable[str]) -> Iterator[Entry]:
+    """The entries of a request, of a socket's turns (ID-2), and of the parts of a batch (ID.2)."""
+    wanted, own_id = re.compile(rf"{re.escape(request_id)}([-.]\d+)*"), f'"{request_id}'
+    for each in lines:
+        if own_id in each and wanted.fullmatch((entry := json.loads(each))["id"]):
+            yield entry
+
+
+def lines_here() -> Iterator[str]:
+    for folder in log_folders():
+        for file in sorted(folder.glob(f"{LINES}*")):
+            with file.open(encoding="utf-8") as lines:
+                yield from lines
+
+
+def _lines_there() -> Iterator[str]:
+    """Of all nodes of the cluster that this node is of. Raises TalkrayError."""
+    from ray.exceptions import RayError
+    from ray.util.state import get_log, list_logs, list_nodes
+    from ray.util.state.exception import RayStateApiException
+
+    try:
+        for node in list_nodes(filters=[("state", "=", "ALIVE")], limit=_MOST_NODES):
+            names = chain.from_iterable(list_logs(node_id=node.node_id, glob_filter=f"serve/{LINES}*").values())
+            for name in names:
+                yield from "".join(get_log(node_id=node.node_id, filename=name)).splitlines()
+    except (OSError, ValueError, RayError, RayStateApiException) as error:
+        reason = str(error).rstrip(".")
+        raise TalkrayError(
+            f"the request is not in the logs of this node, and the dashboard of a cluster cannot be asked: {reason}. "
+            "Run this on a node of the cluster, whose head has a dashboard"
+        ) from error
+
+
+def _story(entry: Entry) -> Iterator[str]:
+    yield line(entry)
+    if entry["model"] is None:
+        return
+    asked = f"{entry['model']}, seed {entry['seed']}, {entry['dialect']}: {entry['characters']} characters"
+    yield f"{asked}, {entry['codes']} codes, {entry['took_ms']} ms in all"
+    if entry["stages_ms"]:
+        yield "ms to the first audio: " + ", ".join(f"{name} {spent}" for name, spent in entry["stages_ms"].items())
+    yield "made by " + " > ".join([entry["ingress"], *entry["replicas"]])
+    if entry["trace_id"]:
+        yield f"trace {entry['trace_id']}"
+
+
+def main() -> int:
+    return run_command(logs, "talkray logs", sys.argv[1:])
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except TalkrayError as error:
+        sys.exit(f"talkray: {error}")

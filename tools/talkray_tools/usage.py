@@ -1,0 +1,75 @@
+"""`talkray usage`: who used how much, from the files that servers keep in the store of voices."""
+
+import csv
+import re
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from deployments.errors import InvalidRequest, TalkrayError
+from serve_app.api.usage import Used, read_usage
+from serve_app.cli.voice_commands import Store
+from serve_app.voices.store import VoiceStore, default_folder
+from talkray_tools.arguments import run_command
+
+_LABELS = ("key", "model", "voice", "dialect")
+_HOURS = {"h": 1, "d": 24, "w": 168}
+_HOUR = re.compile(r"\d{4}-\d\d-\d\d(T\d\d)?")
+
+
+def usage(
+    since: Annotated[str, typer.Option(help="24h, 7d, 4w; or in UTC 2026-11-01, 2026-11-01T08.")] = "24h",
+    by: Annotated[str, typer.Option(help="A row for each of these: key,model,voice,dialect.")] = "key",
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    store: Store = None,
+) -> None:
+    """Print who used how much, in whole hours of UTC. Servers write what they count every ten seconds."""
+    labels = [name.strip() for name in by.split(",")]
+    if unknown := [name for name in labels if name not in _LABELS]:
+        raise InvalidRequest(f"--by: {unknown[0]!r} is none of {', '.join(_LABELS)}", "by")
+    summed: dict[tuple[str, ...], Used] = {}
+    for hour in read_usage(VoiceStore(store or str(default_folder())), _first_hour(since, time.time())):
+        for row in hour.rows:
+            summed.setdefault(tuple(getattr(row, name) for name in labels), Used()).add(row)
+    most_first = sorted(summed.items(), key=lambda each: (-each[1].characters, each[0]))
+    rows: list[list[object]] = [[*labels, *Used.model_fields]]
+    rows += [[*label, *_told(used)] for label, used in most_first]
+    if as_csv:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
+    else:
+        _print_table(rows, num_labels=len(labels))
+
+
+def _first_hour(since: str, now_s: float) -> str:
+    """The first hour that counts, as `UsageHour.hour`. Raises InvalidRequest."""
+    if (count := since[:-1]).isdecimal() and since[-1] in _HOURS:
+        return time.strftime("%Y-%m-%dT%H", time.gmtime(max(0.0, now_s - 3600 * int(count) * _HOURS[since[-1]])))
+    if _HOUR.fullmatch(since) is None:
+        raise InvalidRequest(f"--since: {since!r} is neither 24h, 7d or 4w nor 2026-11-01 or 2026-11-01T08", "since")
+    return since
+
+
+def _told(used: Used) -> list[object]:
+    return [round(count, 1) if isinstance(count, float) else count for _, count in used]
+
+
+def _print_table(rows: list[list[object]], *, num_labels: int) -> None:
+    cells = [["-" if cell == "" else str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        padded[num_labels:] = [cell.strip().rjust(width) for cell, width in zip(row, widths, strict=True)][num_labels:]
+        print("  ".join(padded))
+
+
+def main() -> int:
+    return run_command(usage, "talkray usage", sys.argv[1:])
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except TalkrayError as error:
+        sys.exit(f"talkray: {error}")
