@@ -160,6 +160,9 @@ class ApiSettings(Strict):
     jobs: JobSettings = JobSettings()
     # Every answer says in a Server-Timing header how the time to first audio was spent. False: those that ask for it.
     server_timing: bool = False
+    # Answers say that a machine speaks: in a header, in messages of sockets, and in the tags of files that have a place
+    # for it (docs/security.md). False, because some clients of WAV skip 44 bytes whatever stands there.
+    disclose_synthetic: bool = False
     page: bool = True  # the page at `/`
     max_input_chars: Positive = 4096  # each of input, instructions and ref_text
     # The voice that speaks where a client names a voice of another service. None: the checkpoint's first voice.
