@@ -51,7 +51,7 @@ class TalkerReplica:
 
     def __init__(self, model: str, config: TalkerConfig, name: str = "") -> None:
         """`name`: of one of several models, for metrics."""
-        ray_metrics.install(name)
+        ray_metrics.install(name, pool="talker")
         with StartNotes() as notes:
             self._engine = EngineClient(model, config, notes.report)
         metrics.codec_precision("talker", self._engine.info.codec_precision)
