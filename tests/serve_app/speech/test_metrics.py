@@ -103,7 +103,7 @@ async def test_the_pauses_of_a_stream_count_also_if_its_listener_leaves(
 ) -> None:
     second = CUSTOM_VOICE.sample_rate * 2
     synthesizer = Timed(clock, [10.0, 12.0, 12.5], [chunk(bytes(second)) for _ in range(3)])
-    async with aclosing(Admission(synthesizer, AdmissionSettings()).admit(REQUEST, CUSTOM_VOICE)) as chunks:
+    async with aclosing(Admission(synthesizer, AdmissionSettings()).synthesize(REQUEST, CUSTOM_VOICE)) as chunks:
         await anext(chunks)
         await anext(chunks)
     assert instruments["STALLS"].values == pytest.approx([1.0])
