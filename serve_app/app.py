@@ -220,5 +220,10 @@ def _scaled(pool: PoolConfig, policy: type[Any] | None, scaling: Bounds, callers
         look_back_period_s=2 * interval_s,  # Serve averages queues over it, and wants it to be more than the interval
         upscale_delay_s=0,
         downscale_delay_s=0,
-        policy=AutoscalingPolicy(policy_function=policy, policy_kwargs=asdict(scaling)),
+        policy=AutoscalingPolicy(policy_function=policy, policy_kwargs=_without_bounds(scaling)),
     )
+
+
+def _without_bounds(scaling: Bounds) -> dict[str, Any]:
+    """Policies take the bounds from Serve, so that these can change without another policy."""
+    return {name: value for name, value in asdict(scaling).items() if name not in ("min_replicas", "max_replicas")}

@@ -1,7 +1,9 @@
 """Every setting of the application, read once. Production values stand in `cluster/serve/production.yaml`."""
 
+import copy
 import math
 import re
+from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from types import NoneType, UnionType
@@ -13,6 +15,8 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from deployments.config import CodecConfig, CodecPlacement, Strict, TalkerConfig
 from deployments.errors import StartError, TalkrayError
+
+POOLS = {"Talker": "talker", "Codec": "codec", "Ingress": "ingress", "Jobs": "jobs"}  # by deployment
 
 Positive = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
@@ -179,6 +183,9 @@ class ApiSettings(Strict):
     records: RecordSettings = RecordSettings()
     # Every answer says in a Server-Timing header how the time to first audio was spent. False: those that ask for it.
     server_timing: bool = False
+    # Answers say that a machine speaks: in a header, in messages of sockets, and in the tags of files that have a place
+    # for it (docs/security.md). False, because some clients of WAV skip 44 bytes whatever stands there.
+    disclose_synthetic: bool = False
     page: bool = True  # the page at `/`
     max_input_chars: Positive = 4096  # each of input, instructions and ref_text
     # The voice that speaks where a client names a voice of another service. None: the checkpoint's first voice.
@@ -335,7 +342,8 @@ class AppConfig(Strict):
 
 
 def read_config(file: Path) -> AppConfig:
-    """The application's settings from a Serve config file (`applications[0].args`) or from a file of their own.
+    """The application's settings from a Serve config file (`applications[0]`: its `args`, and the sizes and bounds
+    under `deployments`) or from a file of their own.
 
     Raises ConfigError that names the wrong keys and the right ones.
     """
@@ -345,9 +353,35 @@ def read_config(file: Path) -> AppConfig:
         raise ConfigError(f"{file} cannot be read: {error}") from None
     applications = document.get("applications") if isinstance(document, dict) else None
     try:
-        return AppConfig.model_validate(applications[0].get("args") or {} if applications else document)
+        return AppConfig.model_validate(_with_sizes(applications[0]) if applications else document)
     except ValidationError as error:
         raise ConfigError(f"{file}: {explain(error)}") from None
+
+
+def _with_sizes(application: Mapping[str, Any]) -> dict[str, Any]:
+    """`args` with the sizes, bounds and policies that Serve reads under `deployments`. Raises ConfigError."""
+    args = copy.deepcopy(application.get("args") or {})
+    for entry in application.get("deployments") or ():
+        kind, _, model = str(entry.get("name")).partition("-")
+        served = next((each for each in args.get("models") or () if each.get("name") == model), None)
+        if kind not in POOLS or (model and (kind != "Talker" or served is None)):
+            raise ConfigError(f"deployments: {entry.get('name')!r} is no pool with a size of its own")
+        own: dict[str, Any] = args if served is None else served
+        scaling = entry.get("autoscaling_config")
+        size = entry.get("num_replicas") if scaling is None else scaling.get("initial_replicas")
+        if size:
+            pool = f"{POOLS[kind]}_pool"
+            own[pool] = {**(args.get(pool) or {}), **(own.get(pool) or {}), "replicas": size}
+        if scaling is not None:
+            own[f"{POOLS[kind]}_scaling"] = {**(own.get(f"{POOLS[kind]}_scaling") or {}), **_bounds(scaling)}
+    return args
+
+
+def _bounds(scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """An `autoscaling_config` under our names; its policy's other arguments follow from other settings."""
+    policy = (scaling.get("policy") or {}).get("policy_kwargs") or {}
+    own = {name: value for name, value in policy.items() if name not in ("sequences_per_replica", "max_talker_streams")}
+    return {**own, "min_replicas": scaling.get("min_replicas", 1), "max_replicas": scaling.get("max_replicas", 1)}
 
 
 def explain(error: ValidationError) -> str:

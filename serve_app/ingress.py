@@ -226,7 +226,7 @@ class Ingress:
 
     def __init__(self, settings: ApiSettings, models: Sequence[Deployed], jobs: DeploymentHandle) -> None:
         """The default one of the `models` is the first."""
-        ray_metrics.install()
+        ray_metrics.install(pool="ingress", models=tuple(each.name for each in models))
         ray_private.give_uvicorn(
             http=TakenHttp,
             ws=BoundedWebSocket,

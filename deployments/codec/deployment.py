@@ -47,7 +47,7 @@ class CodecReplica:
         """
         from deployments.codec.pool.service import CodecService
 
-        ray_metrics.install(name)
+        ray_metrics.install(name, pool="codec")
 
         batched = serve.batch(
             max_batch_size=MAX_BATCH_SIZE, batch_wait_timeout_s=0, max_concurrent_batches=config.workers

@@ -4,7 +4,7 @@ A replica gives each instrument Ray's recorder (`ray_metrics.py`), once in its p
 the calls do nothing: in tests, and in the talker's engine, which sends its numbers to the replica (`Produced`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from deployments.audio.recording_cache import Lookups
@@ -52,6 +52,10 @@ LATENESS = Instrument(
     [0.001, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0],
 )  # fmt: skip
 UNDERRUNS = Instrument("talkray_underruns_total", "Chunks that came after a zero-buffer player had run dry.")
+STALLS = Instrument(
+    "talkray_stall_seconds", "Silence that a stream's listener hears after the first audio, in all, without a buffer.",
+    [0.001, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0],
+)  # fmt: skip
 AUDIO = Instrument("talkray_audio_seconds_total", "Audio sent by the ingress, seconds.")
 RTF = Instrument(
     "talkray_rtf", "Time a whole stream took over the audio it gave; above 1 is slower than speech.", _RATIOS,
@@ -108,6 +112,33 @@ DIED = Instrument(
 INSTRUMENTS = (*(value for value in list(globals().values()) if isinstance(value, Instrument)), *USED.values())
 
 TALKER, CODEC = {"pool": "talker"}, {"pool": "codec"}
+_REFUSED = ("streams", "pauses", "line", "late", "starting", "stage")  # by a model's limits
+_REFUSED_AT_THE_DOOR = ("key", "client", "uploads", "whole", "invalid_api_key", "forbidden", "headers_too_large")
+
+
+def zeros(pool: str, models: Sequence[str]) -> Iterator[tuple[Instrument, dict[str, str]]]:
+    """The counters that replicas of a pool raise, with their tags. They begin at zero, because Prometheus sees no rise
+    of a series whose first value is not zero, and a panel of what never happened is empty.
+    """
+    for model in models if pool == "ingress" else ():
+        of = {MODEL: model}
+        yield from ((instrument, of) for instrument in (UNDERRUNS, AUDIO))
+        yield from ((ENDINGS, {**of, "reason": reason}) for reason in FinishReason)
+        yield from ((REDRAWN, {**of, "reason": reason}) for reason in FinishReason if not reason.is_good)
+        yield from ((REFUSALS, {**of, "reason": reason}) for reason in _REFUSED)
+    if pool == "ingress":
+        yield from ((REFUSALS, {"reason": reason}) for reason in _REFUSED_AT_THE_DOOR)
+    lost, wanted = {
+        "ingress": (("CodecLost", "TalkerLost"), ["prompt"]),
+        "codec": (("TalkerLost",), ["codes"]),
+        "talker": ((), ["codes", "speaker"]),
+    }[pool]
+    yield from ((FAILOVERS, {"reason": reason}) for reason in lost)
+    yield from ((RECORDINGS, {"wanted": each, "known": known}) for each in wanted for known in ("yes", "no"))
+    if pool != "ingress":
+        yield REPAIRS, {"pool": pool}
+    if pool == "codec":
+        yield from ((DECODED, decoder) for decoder in (TALKER, CODEC))
 
 
 def _of(model: str) -> dict[str, str]:
@@ -152,6 +183,11 @@ def audio(audio_s: float, *, late_s: float, model: str = "") -> None:
     if late_s:
         UNDERRUNS.record(1, _of(model))
     AUDIO.record(audio_s, _of(model))
+
+
+def stalled(stalled_s: float, *, model: str = "") -> None:
+    """Record a stream that is over, and the seconds of silence that its listener heard."""
+    STALLS.record(stalled_s, _of(model))
 
 
 def finished(elapsed_s: float, *, audio_s: float, reason: FinishReason | None, model: str = "") -> None:

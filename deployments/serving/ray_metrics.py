@@ -38,22 +38,26 @@ class LastingGauge(ray.Gauge):  # type: ignore[misc]  # Ray has no types here
 
 
 @functools.cache
-def install(model: str = "") -> None:
-    """Let Ray export the metrics of this process. `model`: the name of one of several models.
+def install(model: str = "", *, pool: str | None = None, models: tuple[str, ...] = ("",)) -> None:
+    """Let Ray export the metrics of this process. `model`: the name of one of several models. Counters of a `pool`
+    begin at zero, those of an ingress for all `models`.
 
     The constructor of a replica calls this first.
     """
-    gauges = []
+    gauges, counters = [], {}
     for instrument in metrics.INSTRUMENTS:
         name, description, tags = instrument.name, instrument.description, (*instrument.tags, metrics.MODEL)
         if instrument.boundaries:
             record = ray.Histogram(name, description, list(instrument.boundaries), tags).observe
         elif name.endswith("_total"):
-            record = ray.Counter(name, description, tags).inc
+            counters[name] = ray.Counter(name, description, tags)
+            record = counters[name].inc
         else:
             gauges.append(LastingGauge(name, description, tags))
             record = gauges[-1].set
         instrument.record = functools.partial(_record, record, {metrics.MODEL: model})
+    for instrument, counted in metrics.zeros(pool, models) if pool else ():
+        counters[instrument.name]._record(0, {metrics.MODEL: model, **counted})  # `inc` refuses a zero
     threading.Thread(target=repeat_all, args=(gauges,), name="gauges", daemon=True).start()
 
 

@@ -55,7 +55,7 @@ class TalkerReplica:
 
     def __init__(self, model: str, config: TalkerConfig, name: str = "") -> None:
         """`name`: of one of several models, for metrics."""
-        ray_metrics.install(name)
+        ray_metrics.install(name, pool="talker")
         with StartNotes() as notes:
             self._engine = EngineClient(model, config, notes.report)
         self._engine.on_sleep, self._watches_idleness = notes.sleep, config.keep_alive_s is not None

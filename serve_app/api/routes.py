@@ -24,7 +24,7 @@ from serve_app.api.request_log import MODEL_HEADER, SEED_HEADER, VOICE_HEADER, R
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.web_pages import page_routes
 from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.wish import FINISH_HEADER, TAKE_HEADER, WORD_TIMES_HEADER
+from serve_app.api.wishes.wish import FINISH_HEADER, SOURCE_HEADER, TAKE_HEADER, WORD_TIMES_HEADER
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
 from serve_app.dialects.table import http_router, socket_router
@@ -95,7 +95,7 @@ def create_api(
             allow_headers=("*",),
             expose_headers=(
                 *("x-request-id", "x-sample-rate", "retry-after"),
-                *(TAKE_HEADER, WORD_TIMES_HEADER, FINISH_HEADER, ignored_fields.HEADER),
+                *(TAKE_HEADER, WORD_TIMES_HEADER, FINISH_HEADER, SOURCE_HEADER, ignored_fields.HEADER),
                 *(SEED_HEADER, MODEL_HEADER, VOICE_HEADER),
             ),
         )

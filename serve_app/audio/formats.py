@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import struct
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.errors import InvalidRequest
+from serve_app.audio.file_headers import DISCLOSURE, id3_tag, wav_header, with_flac_length
 
 if TYPE_CHECKING:
     from av import AudioFrame
 
-UNKNOWN_LENGTH = 0xFFFFFFFF  # players take this for "until the end"; 0 would be an empty file
 _STEP = 1 << 20  # bytes of a whole body that are encoded at once
 OutputRate = Literal[8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000]  # that every format knows
 
@@ -87,6 +86,8 @@ class CompressedFormat:
     container_options: Mapping[str, str] = field(default_factory=dict)
     rates: tuple[int, ...] = ()  # sample rates that its encoder takes, if not all
     says_length: bool = False  # its header does, where that is known
+    has_comments: bool = False  # the container has Vorbis comments
+    has_id3: bool = False  # players expect ID3 tags in front of it
 
 
 def _as_it_is(pcm: bytes) -> bytes:
@@ -103,6 +104,7 @@ FORMATS: dict[AudioFormat, RawFormat | CompressedFormat] = {
         (8_000, 320_000),
         {"compression_level": "7"},
         {"id3v2_version": "0", "write_xing": "0"},
+        has_id3=True,
     ),
     AudioFormat.OPUS: CompressedFormat(
         "audio/ogg",
@@ -113,10 +115,16 @@ FORMATS: dict[AudioFormat, RawFormat | CompressedFormat] = {
         {"application": "audio", "vbr": "constrained", "compression_level": "5"},
         {"page_duration": "20000"},  # microseconds
         rates=(8000, 12000, 16000, 24000, 48000),
+        has_comments=True,
     ),
     AudioFormat.AAC: CompressedFormat("audio/aac", "adts", "aac", 64_000, (6_000, 512_000)),
     AudioFormat.FLAC: CompressedFormat(
-        "audio/flac", "flac", "flac", container_options={"metadata_header_padding": "0"}, says_length=True
+        "audio/flac",
+        "flac",
+        "flac",
+        container_options={"metadata_header_padding": "0"},
+        says_length=True,
+        has_comments=True,
     ),
     AudioFormat.WAV: RawFormat("audio/wav", _as_it_is, 1, 2, in_wav=True),
     AudioFormat.PCM: RawFormat("audio/pcm", _as_it_is, 1, 2),
@@ -145,17 +153,6 @@ def kept_bytes(audio_format: AudioFormat) -> int:
     """Bytes a sample that a whole answer takes: PCM is kept, and the answer made of it may be larger."""
     row = FORMATS[audio_format]
     return max(2, row.sample_bytes) if isinstance(row, RawFormat) else 2
-
-
-def wav_header(sample_rate: int, num_bytes: int | None = None, raw: RawFormat | None = None) -> bytes:
-    """44 bytes in front of mono audio that was made of `num_bytes` of PCM; None: a stream of unknown length. `raw`: the
-    format of its samples, if not PCM.
-    """
-    tag, size = (1, 2) if raw is None else (raw.riff_tag, raw.sample_bytes)
-    data_size = UNKNOWN_LENGTH if num_bytes is None else num_bytes // 2 * size
-    riff_size = UNKNOWN_LENGTH if num_bytes is None else 36 + data_size
-    fmt = struct.pack("<4sIHHIIHH", b"fmt ", 16, tag, 1, sample_rate, sample_rate * size, size, size * 8)
-    return struct.pack("<4sI4s", b"RIFF", riff_size, b"WAVE") + fmt + struct.pack("<4sI", b"data", data_size)
 
 
 class RawEncoder:
@@ -204,8 +201,9 @@ class CompressedEncoder:
         *,
         bit_rate: int | None = None,
         num_bytes: int | None = None,
+        disclosed: bool = False,
     ) -> None:
-        """`bit_rate` in bits a second; None: the codec's usual one. `num_bytes` as in `open_encoder`."""
+        """`bit_rate` in bits a second; None: the codec's usual one. `num_bytes`, `disclosed` as in `open_encoder`."""
         import av
         from av.audio.stream import AudioStream
 
@@ -223,6 +221,10 @@ class CompressedEncoder:
         self._stream = stream
         if codec.bit_rate is not None:
             self._stream.bit_rate = bit_rate or codec.bit_rate
+        if disclosed and codec.has_comments:
+            self._container.metadata.update(DISCLOSURE)
+        if disclosed and codec.has_id3:
+            self._sink.write(id3_tag())
 
     def encode(self, pcm: bytes) -> bytes:
         """Compressed frames as far as `pcm` completes them."""
@@ -246,16 +248,6 @@ class CompressedEncoder:
         return taken
 
 
-def with_flac_length(stream: bytes, num_samples: int) -> bytes:
-    """The beginning of a FLAC stream of unknown length, with the 36 bits of STREAMINFO that say how many samples come.
-
-    libsndfile reads no stream of unknown length to its end.
-    """
-    end = 26  # "fLaC", the block's header, block and frame sizes; rate, channels, bits and length are 8 bytes
-    fields = int.from_bytes(stream[end - 8 : end], "big") | num_samples
-    return stream[: end - 8] + fields.to_bytes(8, "big") + stream[end:]
-
-
 def open_encoder(
     audio_format: AudioFormat,
     sample_rate: int,
@@ -264,14 +256,20 @@ def open_encoder(
     num_bytes: int | None = None,
     bit_rate: int | None = None,
     in_wav: bool = False,
+    disclosed: bool = False,
 ) -> RawEncoder | CompressedEncoder:
     """An encoder for one response; `num_bytes` of PCM, where known, go into the header of WAV and FLAC. Raw formats
-    are put `in_wav`.
+    are put `in_wav`. `disclosed`: tags say that the speech is synthetic, in formats that have any.
     """
     row = FORMATS[audio_format]
     if isinstance(row, CompressedFormat):
-        return CompressedEncoder(row, sample_rate, frame_samples, bit_rate=bit_rate, num_bytes=num_bytes)
-    return RawEncoder(row, wav_header(sample_rate, num_bytes, row) if in_wav or row.in_wav else b"")
+        return CompressedEncoder(
+            row, sample_rate, frame_samples, bit_rate=bit_rate, num_bytes=num_bytes, disclosed=disclosed
+        )
+    is_wav = in_wav or row.in_wav
+    tag, size = row.riff_tag, row.sample_bytes
+    header = wav_header(sample_rate, num_bytes, tag=tag, sample_bytes=size, disclosed=disclosed) if is_wav else b""
+    return RawEncoder(row, header)
 
 
 class Filter:
@@ -349,10 +347,14 @@ class Rendering:
         output_rate: int | None = None,
         bit_rate: int | None = None,
         in_wav: bool = False,
+        disclosed: bool = False,
     ) -> None:
-        """`whole`: one body of known length, which begins once it is complete. `output_rate` in Hz."""
+        """`whole`: one body of known length, which begins once it is complete. `output_rate` in Hz. `disclosed` as in
+        `open_encoder`.
+        """
         self._audio_format, self._sample_rate = audio_format, sample_rate
         self._output_rate, self._bit_rate, self._in_wav = output_rate or sample_rate, bit_rate, in_wav
+        self._disclosed = disclosed
         self._frame_samples = frame_samples
         self._speed = speed
         self._filter: Filter | None = None  # from the first audio on, where there is something to filter
@@ -418,4 +420,5 @@ class Rendering:
             num_bytes=num_bytes,
             bit_rate=self._bit_rate,
             in_wav=self._in_wav,
+            disclosed=self._disclosed,
         )

@@ -37,6 +37,7 @@ from serve_app.cli.say import STANDARD_OUTPUT, SayRequest, announced, find_serve
 from serve_app.cli.serve.local_server import Address, check_port
 from serve_app.cli.serve.run_folder import clear_dead
 from serve_app.cli.serve.supervisor import running
+from serve_app.cli.upgrade_check import upgrade_changes
 from serve_app.cli.voice_design import voices
 from serve_app.config import AccessSettings, AppConfig, ConfigError, explain, read_config
 
@@ -260,6 +261,13 @@ def doctor(
         print(finding.line(), flush=True)
         all_ok = all_ok and finding.ok
     raise typer.Exit(code=not all_ok)
+
+
+@cli.command("upgrade-check")
+def upgrade_check(old: Path, new: Path) -> None:
+    """Which replicas `serve deploy NEW` replaces where OLD runs, setting by setting (docs/operating.md)."""
+    changes = upgrade_changes(old, new)
+    print("\n".join(change.line() for change in changes) or "no setting differs: nothing is replaced")
 
 
 @cli.command()

@@ -79,7 +79,8 @@ async def file_content(service: SpeechService, file_id: str) -> Response:
     if not file_id.startswith(_OUTPUT):
         return Response(await asyncio.to_thread(_files(service).content, file_id), media_type=_JSONL)
     await show_file(service, file_id)
-    output = output_of(JobStore(service.voices.files()), f"job_{file_id.removeprefix(_OUTPUT)}")
+    store, disclosed = JobStore(service.voices.files()), service.settings.disclose_synthetic
+    output = output_of(store, f"job_{file_id.removeprefix(_OUTPUT)}", disclosed=disclosed)
     return StreamingResponse(await begun(output), media_type=_JSONL)
 
 

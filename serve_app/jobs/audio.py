@@ -7,38 +7,36 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from deployments.protocol import FinishReason, PcmChunk
-from serve_app.audio.formats import AudioFormat, open_encoder, wav_header
+from serve_app.audio.file_headers import wav_header
+from serve_app.audio.formats import AudioFormat, open_encoder
 from serve_app.jobs.record import JobPlan, Made, StoredJob
 from serve_app.jobs.store import JobStore
 from serve_app.jobs.work import Json, Track
 from serve_app.speech.segments import segment_start
 from serve_app.speech.word_times import WordTimes
 
-_HEADER_BYTES = 44
-_LONGEST_WAV = 2**32 - _HEADER_BYTES
+_LONGEST_WAV = 2**32 - 4096  # with its header
 OF_KNOWN_LENGTH = (AudioFormat.PCM, AudioFormat.WAV)
 
 
 class StoredAudio:
     """The audio of one track in one format."""
 
-    def __init__(self, store: JobStore, track: Track, audio_format: AudioFormat) -> None:
-        self._store, self._track, self._format = store, track, audio_format
+    def __init__(self, store: JobStore, track: Track, audio_format: AudioFormat, *, disclosed: bool) -> None:
+        """`disclosed` as in `open_encoder`."""
+        self._store, self._track, self._format, self._disclosed = store, track, audio_format, disclosed
         self._pcm_bytes = 2 * sum(made.samples for made in track.made)
 
     @property
     def num_bytes(self) -> int | None:
         """Of the whole, where that is known before it is encoded: any part of it can then be read."""
         if self._format is AudioFormat.WAV:
-            known = _HEADER_BYTES + self._pcm_bytes
-            return known if known <= _LONGEST_WAV else None
+            return len(self._wav_header()) + self._pcm_bytes if self._pcm_bytes <= _LONGEST_WAV else None
         return self._pcm_bytes if self._format is AudioFormat.PCM else None
 
     async def read(self, start: int, end: int) -> AsyncGenerator[bytes, None]:
         """Bytes `start` to `end` of audio of known length. Raises Damaged and StoreFailed."""
-        header = b""
-        if self._format is AudioFormat.WAV:
-            header = wav_header(self._track.sample_rate, self._pcm_bytes)
+        header = self._wav_header() if self._format is AudioFormat.WAV else b""
         if start < len(header):
             yield header[start:end]
         before = len(header)
@@ -48,11 +46,18 @@ class StoredAudio:
                 content = await asyncio.to_thread(self._store.content, self._track.job_id, made)
                 yield content.pcm[max(0, start - begins) : end - begins]
 
+    def _wav_header(self) -> bytes:
+        return wav_header(self._track.sample_rate, self._pcm_bytes, disclosed=self._disclosed)
+
     async def encoded(self) -> AsyncGenerator[bytes, None]:
         """All of it, in any format. Raises Damaged and StoreFailed."""
         track = self._track
         encoder = open_encoder(
-            self._format, track.sample_rate, frame_samples=track.frame_samples, num_bytes=self._pcm_bytes
+            self._format,
+            track.sample_rate,
+            frame_samples=track.frame_samples,
+            num_bytes=self._pcm_bytes,
+            disclosed=self._disclosed,
         )
         for made in track.made:
             content = await asyncio.to_thread(self._store.content, track.job_id, made)

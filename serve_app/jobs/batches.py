@@ -124,9 +124,9 @@ def _body_of(asked: Json) -> Json:
     return body
 
 
-async def output_of(store: JobStore, job_id: str) -> AsyncGenerator[bytes, None]:
+async def output_of(store: JobStore, job_id: str, *, disclosed: bool) -> AsyncGenerator[bytes, None]:
     """A line of JSON for each part, with its audio in base64, or with an error. It is made as it is read, so that
-    memory does not grow with the job. Raises Damaged and StoreFailed.
+    memory does not grow with the job. `disclosed` as in `open_encoder`. Raises Damaged and StoreFailed.
     """
     job, plan, found = await asyncio.to_thread(made_of, store, job_id)
     infos = {model: job.info(model) for model in job.models}
@@ -138,7 +138,8 @@ async def output_of(store: JobStore, job_id: str) -> AsyncGenerator[bytes, None]
             yield _line({**line, "response": None, "error": {"code": "not_finished", "message": told}})
             continue
         audio_format = part.response_format or AudioFormat.MP3
-        audio = StoredAudio(store, Track(job_id, info.sample_rate, info.frame_samples, tuple(done)), audio_format)
+        track = Track(job_id, info.sample_rate, info.frame_samples, tuple(done))
+        audio = StoredAudio(store, track, audio_format, disclosed=disclosed)
         body = {"object": "audio.speech", "content_type": CONTENT_TYPES[audio_format], "audio": AUDIO_HERE}
         answered = {"status_code": 200, "request_id": f"{job_id}.{number}", "body": body}
         before, _, after = _line({"error": None, **line, "response": answered}).rpartition(AUDIO_HERE.encode())

@@ -11,7 +11,7 @@ from serve_app.api.reading.client_json import parse_object
 from serve_app.api.reading.http_request import format_named, idempotency_key, read_body
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.wish import CONTENT_TYPES, RAW
+from serve_app.api.wishes.wish import CONTENT_TYPES, RAW, disclosure
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 from serve_app.jobs.audio import StoredAudio, begun, parts_of, words_of
@@ -84,10 +84,11 @@ async def whole_audio(service: SpeechService, request: Request, job_id: str, res
 
 
 async def _audio(service: SpeechService, request: Request, track: Track, audio_format: AudioFormat) -> Response:
-    audio = StoredAudio(JobStore(service.voices.files()), track, audio_format)
+    disclosed = service.settings.disclose_synthetic
+    audio = StoredAudio(JobStore(service.voices.files()), track, audio_format, disclosed=disclosed)
     kind = CONTENT_TYPES[audio_format]
     content_type = f"{kind};rate={track.sample_rate};channels=1" if audio_format in RAW else kind
-    headers = {"content-type": content_type, "x-sample-rate": str(track.sample_rate)}
+    headers = {"content-type": content_type, "x-sample-rate": str(track.sample_rate), **disclosure(disclosed)}
     size = audio.num_bytes
     if size is None:
         return await _streamed(audio.encoded(), 200, {**headers, "accept-ranges": "none"})

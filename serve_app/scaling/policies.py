@@ -262,6 +262,8 @@ class AutoscalingContext(Protocol):
 
     current_num_replicas: int
     target_num_replicas: int
+    capacity_adjusted_min_replicas: int
+    capacity_adjusted_max_replicas: int
     current_time: float | None
 
     @property
@@ -287,7 +289,9 @@ class _Policy:
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         """Replicas wanted."""
         records, now_s = recorded(context.raw_metrics, self._kind), context.current_time or 0.0
-        decision = self._decide(records, _counts(context), settings=self._settings, state=self._state, now_s=now_s)
+        lowest, highest = context.capacity_adjusted_min_replicas, max(1, context.capacity_adjusted_max_replicas)
+        settings = replace(self._settings, min_replicas=lowest, max_replicas=highest)
+        decision = self._decide(records, _counts(context), settings=settings, state=self._state, now_s=now_s)
         self._state = decision.state
         if decision.replicas != context.target_num_replicas:
             name, before = type(self).__name__, context.target_num_replicas
@@ -296,14 +300,16 @@ class _Policy:
 
 
 class TalkerPolicy(_Policy):
-    """`decide_talker` as a deployment's autoscaling policy, with the arguments of TalkerScaling."""
+    """`decide_talker` as a deployment's autoscaling policy, with the arguments of TalkerScaling but for its bounds,
+    which are the deployment's own.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(TalkerRecord, decide_talker, TalkerScaling(**settings))
 
 
 class CodecPolicy(_Policy):
-    """`decide_codec` as a deployment's autoscaling policy, with the arguments of CodecScaling."""
+    """`decide_codec` as a deployment's autoscaling policy, with the arguments of CodecScaling but for its bounds."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(CodecRecord, decide_codec, CodecScaling(**settings))

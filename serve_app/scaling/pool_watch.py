@@ -18,11 +18,11 @@ from ray.serve.exceptions import RayServeException
 from deployments.serving import metrics, ray_private
 from deployments.serving.ray_private import Pool
 from deployments.serving.reports import Start, start_key
+from serve_app.config import POOLS
 from serve_app.speech.model_state import ModelState
 
 logger = logging.getLogger(__name__)
 
-POOLS = {"Talker": "talker", "Codec": "codec", "Ingress": "ingress", "Jobs": "jobs"}
 _TURN_S = 0.2  # shorter than api.admission.max_line_s, after which a line that does not move is a 429
 _TURNS_PER_LOOK = 10  # at least
 _REPLICAS_PER_TURN = 40  # the controller's one thread takes about 0.2 ms for each replica that it tells of

@@ -96,9 +96,9 @@ class Admission:
             room.check(request.client)
         came_s, live = time.monotonic(), self._live_text(request)
         is_speaking, end = False, SpokenEnd()
+        client = _Client(info.sample_rate, live, came_s=came_s)
         room.enter()
         try:
-            client = _Client(info.sample_rate, live, came_s=came_s)
             async with AsyncExitStack() as opened, ReaderWatch(room.leave_place, room.come_back) as reader:
                 speech = await self._start.await_first_audio(request, live, info, opened)
                 is_speaking = True
@@ -116,6 +116,8 @@ class Admission:
             if self._tails is not None:
                 self._tails.keep(request, end.tail(request.text if live is None else live.spoken))
         finally:
+            if client.listener.has_begun:
+                metrics.stalled(client.listener.stalled_s, model=self._model)
             room.leave(was_speaking=is_speaking)
 
     def _live_text(self, request: SynthesisRequest) -> LiveText | None:

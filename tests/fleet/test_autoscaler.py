@@ -70,8 +70,9 @@ def production(fleet: Fleet) -> dict[str, object]:
     args["model"] = "embedded"
     args["api"]["access"]["keys_file"] = str(fleet.scratch / "keys.json")
     # A replica that waits for a node is asked for until it has been stopped, which takes as long as if it spoke.
-    pools = (TALKER, CODEC, INGRESS)
-    config["applications"][0]["deployments"] = [{"name": name, "graceful_shutdown_timeout_s": 1} for name in pools]
+    assert [each["name"] for each in config["applications"][0]["deployments"]] == [INGRESS, TALKER, CODEC]
+    for deployment in config["applications"][0]["deployments"]:
+        deployment["graceful_shutdown_timeout_s"] = 1
     return dict(config)
 
 

@@ -271,7 +271,6 @@ def _sized(fleet: Fleet, change: Mapping[str, int] | None = None, **args: Mappin
     replaces all replicas."""
     config = scaled_down(fleet, **args)
     (application,) = config["applications"]
-    application["args"] |= {"talker_scaling": None, "codec_scaling": None}
     sizes = SIZES | (change or {})
     application["deployments"] = [{"name": name, "num_replicas": count} for name, count in sizes.items()]
     return config

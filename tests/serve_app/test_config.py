@@ -7,7 +7,15 @@ from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicati
 
 from deployments.errors import StartError
 from serve_app import ingress
-from serve_app.config import AccessSettings, ApiSettings, AppConfig, ConfigError, is_loopback, read_config
+from serve_app.config import (
+    AccessSettings,
+    ApiSettings,
+    AppConfig,
+    ConfigError,
+    TalkerScalingConfig,
+    is_loopback,
+    read_config,
+)
 from serve_app.ingress import Ingress
 
 SERVE_CONFIGS = sorted((Path(__file__).parents[2] / "cluster" / "serve").glob("*.yaml"))
@@ -73,7 +81,7 @@ def test_shipped_configs_have_only_keys_that_serve_knows(path: Path) -> None:
         assert application.keys() <= ServeApplicationSchema.model_fields.keys()
         for deployment in application.get("deployments", []):
             assert deployment.keys() <= DeploymentSchema.model_fields.keys()
-            assert deployment["name"] in {"Ingress", "Codec", "Talker", "Jobs"}
+            assert deployment["name"].partition("-")[0] in {"Ingress", "Codec", "Talker", "Jobs"}
         AppConfig.model_validate(application["args"])
 
 
@@ -87,6 +95,28 @@ def test_production_has_bounds_everywhere() -> None:
     assert config.codec.workers <= config.codec_pool.num_cpus
     assert config.talker_scaling.min_replicas <= config.talker_pool.replicas <= config.talker_scaling.max_replicas
     assert config.codec_scaling.min_replicas <= config.codec_pool.replicas <= config.codec_scaling.max_replicas
+
+
+def test_sizes_and_bounds_are_read_where_serve_reads_them() -> None:
+    files = {path.name: path for path in SERVE_CONFIGS}
+    production = read_config(files["production.yaml"])
+    assert production.talker_scaling
+    assert production.codec_scaling
+    assert (production.ingress_pool.replicas, production.talker_pool.replicas) == (2, 2)
+    assert (production.talker_scaling.max_replicas, production.talker_scaling.trend_horizon_s) == (16, 20)
+    assert (production.codec_scaling.min_replicas, production.codec_scaling.streams_per_replica) == (8, 4)
+    assert read_config(files["four-gpus.yaml"]).talker_pool.replicas == 4
+    voices, clones, designs = read_config(files["three-models.yaml"]).by_model().values()
+    assert voices.talker_scaling is clones.talker_scaling is None
+    assert designs.talker_scaling == TalkerScalingConfig(min_replicas=0, max_replicas=1)
+    assert designs.talker_pool == voices.talker_pool
+
+
+@pytest.mark.parametrize("name", ["Speaker", "Talker-a", "Codec-a"])
+def test_a_size_of_no_pool_is_named(file: Path, name: str) -> None:
+    file.write_text(f"applications: [{{args: {{model: embedded}}, deployments: [{{name: {name}}}]}}]")
+    with pytest.raises(ConfigError, match=f"deployments: '{name}' is no pool with a size of its own"):
+        read_config(file)
 
 
 def test_the_file_for_one_machine_holds_the_defaults() -> None:

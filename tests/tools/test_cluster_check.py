@@ -16,7 +16,8 @@ SERVICE, POLICY = "cluster/kuberay/base/rayservice.yaml", "cluster/kuberay/base/
 AWS, GCP = "cluster/aws.yaml", "cluster/gcp.yaml"
 COMPOSE, UNIT, DOCKERFILE = "cluster/compose/compose.yaml", "cluster/talkray.service", "cluster/Dockerfile"
 ALERTS, DASHBOARD = "cluster/monitoring/alerts.yaml", "cluster/monitoring/grafana-dashboard.json"
-INGRESS = "\n    deployments:\n      - name: Ingress\n        graceful_shutdown_timeout_s: "
+SIZE = "        num_replicas: 2 #"
+DRAIN = "        graceful_shutdown_timeout_s: {}\n" + SIZE
 
 # `right` becomes `wrong` where it first stands; a fault has all of what is said.
 MISTAKES: list[tuple[Check, str, str, str, str]] = [
@@ -25,8 +26,12 @@ MISTAKES: list[tuple[Check, str, str, str, str]] = [
     (serve.check, PRODUCTION, "  port: 8000", "  prot: 8000", "http_options.prot: Serve knows no such key"),
     (serve.check, PRODUCTION, "app:build_app", "app:build_ap", "cannot be imported"),
     (serve.check, PRODUCTION, "keys_file: /etc/talkray/keys.json", "allowed_hosts: [a]", "talkray key create"),
-    (serve.check, PRODUCTION, "        replicas: 16\n", "        replicas: 500\n", "500 is not within 8 to 256"),
+    (serve.check, PRODUCTION, "initial_replicas: 16", "initial_replicas: 500", "500 is not within 8 to 256"),
     (serve.check, PRODUCTION, "min_replicas: 8", "min_replicas: 800", "codec_scaling"),
+    (serve.check, PRODUCTION, "  talker_pool:\n", "  talker_pool:\n        replicas: 2\n", "its change replaces every"),
+    (serve.check, PRODUCTION, "sequences_per_replica: 32", "sequences_per_replica: 8", "max_num_seqs, 32"),
+    (serve.check, PRODUCTION, "max_ongoing_requests: 12", "max_ongoing_requests: 9", "is to be 12"),
+    (serve.check, PRODUCTION, "policies:CodecPolicy", "policies:CodecPolity", "cannot be imported"),
     (serve.check, PRODUCTION, "workers: 2 ", "workers: 3 ", "is more than codec_pool.num_cpus"),
     (serve.check, PRODUCTION, "  port: 8000\n", "  port: 8000\n  port: 8001\n", "port stands there twice"),
     (serve.check, PRODUCTION, "  port: 8000", "  port: [8000", "no YAML"),
@@ -38,9 +43,9 @@ MISTAKES: list[tuple[Check, str, str, str, str]] = [
         "  port: 8000\n  request_timeout_s: 60",
         "request_timeout_s: 60, not over",
     ),
-    (serve.check, PRODUCTION, "/\n", f"/{INGRESS}60\n", "60 s is less than the longest stream"),
-    (serve.check, PRODUCTION, "/\n", f"/{INGRESS}6000\n", "6000, not under"),
-    (serve.check, PRODUCTION, "/\n", f"/{INGRESS.replace('Ingress', 'Ingres')}600\n", "'Ingres', not one of"),
+    (serve.check, PRODUCTION, SIZE, DRAIN.format(60), "60 s is less than the longest stream"),
+    (serve.check, PRODUCTION, SIZE, DRAIN.format(6000), "6000, not under"),
+    (serve.check, PRODUCTION, "- name: Ingress", "- name: Ingres", "'Ingres', not with"),
     (machines.check, AWS, "idle_timeout_minutes:", "idle_timeout_minute:", "'idle_timeout_minute' was unexpected"),
     (machines.check, AWS, "InstanceType:", "InstanceTyp:", 'Unknown parameter in input: "InstanceTyp"'),
     (machines.check, AWS, "c7i.4xlarge", "c7i.4xlarg", "codec: EC2 has no"),

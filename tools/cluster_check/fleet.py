@@ -8,13 +8,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from serve_app.config import AppConfig, PoolConfig
+from serve_app.config import AppConfig, ConfigError, PoolConfig, read_config
 from tools.cluster_check import machines
 from tools.cluster_check.document import at, document
 from tools.cluster_check.kubernetes import OVERLAYS, folder, groups, rendered
-from tools.cluster_check.serve import app_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +104,8 @@ def _equal(fleet: Mapping[str, Group], first: Mapping[str, Group]) -> Iterator[s
 def _carries(fleet: Mapping[str, Group], serve: Path) -> Iterator[str]:
     """Bounds and idle times of groups; floors carry the smallest pools, and nodes on demand alone the largest."""
     try:
-        config = app_config(serve)
-    except ValidationError:  # its own check says why
+        config = read_config(serve)
+    except ConfigError:  # its own check says why
         return
     for group in fleet.values():
         if group.low > group.high:

@@ -12,7 +12,7 @@ from ray.serve.schema import ServeDeploySchema
 from deployments.errors import StartError
 from serve_app.app import LONGEST_STREAM_S
 from serve_app.cli.ray_settings import CLUSTER, LOCAL, TUNED
-from serve_app.config import AppConfig
+from serve_app.config import POOLS, AppConfig, ConfigError, read_config
 from tools.cluster_check.document import DRAIN_S, at, document, rules
 
 # The same file twice: each stands where its reader looks.
@@ -24,18 +24,13 @@ _IMPORTED = (TUNED["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"], LOCAL["RAY_SERV
 _LEAST_HEAD_AWAY_S = 90
 
 
-def app_config(file: Path) -> AppConfig:
-    """Our settings in one of them. Raises ValidationError."""
-    return AppConfig.model_validate(at(document(file), "applications", 0, "args"))
-
-
 def check(root: Path) -> Iterator[str]:
     for file in sorted([*root.glob("cluster/serve/*.yaml"), *root.glob("cluster/kuberay/overlays/*/serve.yaml")]):
         try:
             for fault in _config(file):
                 yield f"{file}: {fault}"
-        except (StartError, ValidationError) as error:
-            yield f"{file}: {' '.join(str(error).split())}"
+        except (StartError, ValidationError, ConfigError) as error:
+            yield f"{file}: {' '.join(str(error).removeprefix(f'{file}: ').split())}"
         yield from rules("serve", str(file), document(file))
     for copy, original in _COPIES.items():
         if (root / copy).read_bytes() != (root / original).read_bytes():
@@ -47,9 +42,11 @@ def check(root: Path) -> Iterator[str]:
 def _config(file: Path) -> Iterator[str]:
     config = document(file)
     for path in re.findall(r"(?:import_path|policy_function): (\S+)", file.read_text(encoding="utf-8")):
-        yield from cannot_import(path)
+        for fault in cannot_import(path):
+            yield fault
+            return  # Serve's own check imports it too
     yield from _ignored(config, ServeDeploySchema.model_validate(config).model_dump(exclude_unset=True))
-    settings = app_config(file)
+    settings = read_config(file)
     settings.api.access.for_host(at(config, "http_options", "host"))
     talkers = [(own.talker_pool, own.talker_scaling) for own in settings.by_model().values()]
     pools = (*talkers, (settings.codec_pool, settings.codec_scaling))
@@ -58,10 +55,34 @@ def _config(file: Path) -> Iterator[str]:
             yield f"replicas: {pool.replicas} is not within {scaling.min_replicas} to {scaling.max_replicas}"
     if settings.codec.workers > max(1, settings.codec_pool.num_cpus):
         yield f"codec.workers: {settings.codec.workers} is more than codec_pool.num_cpus"
+    yield from _sizes_among_args(at(config, "applications", 0, "args"))
     for deployment in at(config, "applications", 0, "deployments") or ():
+        yield from _derived(deployment, settings)
         drain_s = deployment.get("graceful_shutdown_timeout_s", LONGEST_STREAM_S)
         if deployment.get("name") == "Ingress" and drain_s < LONGEST_STREAM_S:
             yield f"graceful_shutdown_timeout_s: {drain_s} s is less than the longest stream"
+
+
+def _sizes_among_args(args: Any) -> Iterator[str]:
+    """A change of one would replace every replica."""
+    for own in (args, *(args.get("models") or ())):
+        for pool in POOLS.values():
+            fields = {*(own.get(f"{pool}_pool") or {}), *(own.get(f"{pool}_scaling") or {})}
+            for name in sorted(fields & {"replicas", "min_replicas", "max_replicas"}):
+                yield f"{pool}: {name} stands among `args`, where its change replaces every replica: use `deployments`"
+
+
+def _derived(deployment: Any, settings: AppConfig) -> Iterator[str]:
+    """Numbers of a pool's policy that follow from others."""
+    kind, _, model = deployment["name"].partition("-")
+    own = settings.by_model().get(model, settings)
+    if kind not in ("Talker", "Codec") or "autoscaling_config" not in deployment:
+        return
+    given = at(deployment, "autoscaling_config", "policy", "policy_kwargs") or {}
+    if kind == "Talker" and given.get("sequences_per_replica") != own.talker.max_num_seqs:
+        yield f"{deployment['name']}: sequences_per_replica: is to be talker.max_num_seqs, {own.talker.max_num_seqs}"
+    if kind == "Codec" and deployment.get("max_ongoing_requests") != settings.codec_requests:
+        yield f"Codec: max_ongoing_requests: is to be {settings.codec_requests}, by its streams_per_replica"
 
 
 def _ignored(given: Any, kept: Any, where: str = "") -> Iterator[str]:

@@ -30,7 +30,7 @@ from serve_app.api.reading.http_request import refuse_handshake
 from serve_app.api.sockets.session import Done, Event, Failed, Session
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.wish import Wish
+from serve_app.api.wishes.wish import Wish, disclosure
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,8 @@ class Connection(ABC):
 
         All speech stops with it. `headers` go into the handshake.
         """
-        given = [(name.encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
+        told = {**disclosure(self.service.settings.disclose_synthetic), **(headers or {})}
+        given = [(name.encode(), value.encode("latin-1")) for name, value in told.items()]
         self._leave_when_asked()
         try:
             await self.socket.accept(self.subprotocol, given)

@@ -125,6 +125,7 @@ async def complete_wish(
     spoken, unread = await read_text(offer, body, info, stored)
     ignored.note_all(unread)
     without_effect = ignored.found(body, info, choosing=choosing_fields(offer), stored=stored)
+    delivery = replace(delivery, disclosed=offer.settings.disclose_synthetic)
     return Wish(info, body, delivery, without_effect, spoken, stored, is_tagged=tagged is not None)
 
 

@@ -7,6 +7,7 @@ from urllib.parse import quote
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api.wishes import ignored_fields
 from serve_app.api.wishes.speech_body import SpeechBody
+from serve_app.audio.file_headers import SYNTHETIC
 from serve_app.audio.formats import FORMATS, AudioFormat, CompressedFormat, RawFormat, Rendering
 from serve_app.config import ApiSettings
 from serve_app.speech.model_admissions import ModelAdmissions
@@ -18,6 +19,7 @@ EVENT_STREAM = "text/event-stream"
 TAKE_HEADER = "x-voice-take"
 WORD_TIMES_HEADER = "x-word-times"
 FINISH_HEADER = "x-finish-reason"  # of whole answers
+SOURCE_HEADER = "x-digital-source-type"  # of synthetic speech, where the server discloses it
 L16 = "audio/l16"
 
 CONTENT_TYPES = {audio_format: row.content_type for audio_format, row in FORMATS.items()}
@@ -49,6 +51,7 @@ class Delivery:
     bit_rate: int | None = None  # None: the format's usual one
     in_wav: bool = False  # a raw format after a RIFF header
     files: bool = False  # of a session: the audio of each turn is a file of its own, else all of it is one stream
+    disclosed: bool = False  # says that the speech is synthetic
 
     @property
     def has_bit_rate(self) -> bool:
@@ -71,6 +74,7 @@ class Delivery:
             output_rate=self.sample_rate,
             bit_rate=self.bit_rate,
             in_wav=self.in_wav,
+            disclosed=self.disclosed,
         )
 
     def content_type(self, sample_rate: int) -> str:
@@ -113,12 +117,13 @@ class Wish:
         take = {} if self.voice_take is None else {TAKE_HEADER: quote(self.voice_take, safe=" (),:")}
         known = "exact" if self.info.word_times else "estimated"
         times = {WORD_TIMES_HEADER: known} if self.body.word_timestamps else {}
-        return {**ignored_fields.as_header(self.ignored), **take, **times}
+        return {**ignored_fields.as_header(self.ignored), **take, **times, **disclosure(self.delivery.disclosed)}
 
     def notes(self) -> dict[str, object]:
-        """Fields of a socket's message that say what was ignored, and which recording speaks."""
+        """Fields of a socket's message that say what was ignored, which recording speaks, and that a machine does."""
         take = {} if self.voice_take is None else {"voice_take": self.voice_take}
-        return {**take, **ignored_fields.in_message(self.ignored)}
+        source = {"digital_source_type": SYNTHETIC} if self.delivery.disclosed else {}
+        return {**take, **source, **ignored_fields.in_message(self.ignored)}
 
 
 def negotiate(body: SpeechBody, accept: str, *, default: AudioFormat = AudioFormat.MP3) -> Delivery:
@@ -156,6 +161,11 @@ async def stored_voice(body: SpeechBody, info: ModelInfo, voices: Voices) -> Sto
     """The stored voice that `body.voice` means, if the model can speak with it and the request has no recording."""
     is_meant = info.kind is ModelKind.BASE and body.ref_audio is None and body.voice is not None
     return await voices.find(body.voice) if is_meant else None
+
+
+def disclosure(is_disclosed: bool) -> dict[str, str]:
+    """The header of an answer or a handshake that says that the speech is synthetic."""
+    return {SOURCE_HEADER: SYNTHETIC} if is_disclosed else {}
 
 
 def speech_headers(delivery: Delivery, info: ModelInfo) -> Mapping[str, str]:

@@ -58,6 +58,7 @@ def test_every_instrument_takes_what_is_recorded(recorded: list[Recorded]) -> No
     metrics.ttfa(0.1, onset_s=0.1)
     metrics.stages((("one", 1), ("two", 2)))
     metrics.audio(0.1, late_s=0.2)
+    metrics.stalled(0.0)
     metrics.finished(1.0, audio_s=2.0, reason=FinishReason.STOP)
     metrics.redrawn(None)
     metrics.ingress_load(1, most=2)
@@ -103,3 +104,27 @@ def test_what_a_model_records_has_its_name(recorded: list[Recorded]) -> None:
         {"pool": "talker", "model": "base"},
         {"model": "design"},
     ]
+
+
+@pytest.mark.parametrize("pool", ["ingress", "codec", "talker"])
+def test_counters_of_a_pool_begin_at_zero(recorded: list[Recorded], pool: str) -> None:
+    ray_metrics.install.cache_clear()
+    ray_metrics.install("voices", pool=pool, models=("voices", "clones"))
+    assert {value for _, value, _ in recorded} == {0}
+    begun = [(name, tuple(sorted((tags or {}).items()))) for name, _, tags in recorded]
+    assert len(set(begun)) == len(begun)
+    if pool == "ingress":
+        metrics.refused("line", model="clones")
+        metrics.failed_over("CodecLost", 0.1)
+        metrics.redrawn(FinishReason.LOOP, model="voices")
+        metrics.refused("key")
+        metrics.finished(1.0, audio_s=0.0, reason=FinishReason.STOP, model="clones")
+        counted = [(name, tuple(sorted((tags or {}).items()))) for name, value, tags in recorded if value == 1]
+        assert len(counted) == 5
+        assert set(counted) <= set(begun), "what is counted later has begun at zero"
+
+
+def test_every_counter_begins_at_zero_in_some_pool() -> None:
+    begun = {each.name for pool in ("ingress", "codec", "talker") for each, _ in metrics.zeros(pool, [""])}
+    counters = {each.name for each in metrics.INSTRUMENTS if each.name.endswith("_total")}
+    assert begun == {name for name in counters if not name.startswith("talkray_usage_")}, "of keys that may come"

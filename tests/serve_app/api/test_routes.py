@@ -601,3 +601,27 @@ async def test_a_body_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> N
         connection.receive({"type": "http.request", "body": b"{", "more_body": True})
         assert (await connection.next())["status"] == 408
         assert json.loads((await connection.next())["body"])["error"]["code"] == "request_timeout"
+
+
+SYNTHETIC = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
+
+
+@pytest.mark.parametrize("discloses", [True, False])
+async def test_answers_say_that_a_machine_speaks_where_the_settings_want_it(discloses: bool) -> None:
+    api = one_api(speaking(), ApiSettings(disclose_synthetic=discloses))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray") as client:
+        for more in ({"stream": False}, {"response_format": "pcm"}, {"stream_format": "sse"}):
+            response = await client.post(SPEECH, json=BODY | more)
+            assert response.headers.get("x-digital-source-type") == (SYNTHETIC if discloses else None)
+        flac = await client.post(SPEECH, json=BODY | {"response_format": "flac"})
+        assert (SYNTHETIC.encode() in flac.content) == discloses
+    paths = ("/v1/audio/speech/ws", "/v1/realtime", "/v1/speak", "/v1/text-to-speech/alloy/stream-input")
+    for path in paths:
+        async with asgi.websocket(api, path) as socket:
+            accepted = await socket.next()
+            assert ((b"x-digital-source-type", SYNTHETIC.encode()) in accepted["headers"]) == discloses
+    async with asgi.websocket(api, paths[0]) as socket:
+        await socket.next()
+        socket.receive({"type": "websocket.receive", "text": json.dumps(BODY | {"type": "speak"})})
+        started = json.loads((await socket.next())["text"])
+        assert started.get("digital_source_type") == (SYNTHETIC if discloses else None)

@@ -194,3 +194,40 @@ async def test_a_rendering_that_is_drained_goes_on_afresh() -> None:
     assert len(turns[0]) / 2 == pytest.approx(4000, abs=80)
     assert rendering.samples == len(b"".join(turns)) // 2
     assert await rendering.close() == b""
+
+
+DISCLOSING = [AudioFormat.MP3, AudioFormat.OPUS, AudioFormat.FLAC, AudioFormat.WAV]
+
+
+@pytest.mark.parametrize("num_bytes", [None, 2 * RATE])
+@pytest.mark.parametrize("audio_format", DISCLOSING)
+def test_tags_say_that_speech_is_synthetic_and_delay_nothing(audio_format: AudioFormat, num_bytes: int | None) -> None:
+    told, bare = (
+        open_encoder(audio_format, RATE, frame_samples=FRAME, num_bytes=num_bytes, disclosed=disclosed)
+        for disclosed in (True, False)
+    )
+    pcm = tone(RATE)
+    first, usual = told.encode(pcm[: 2 * FRAME]), bare.encode(pcm[: 2 * FRAME])
+    whole, plain = (
+        begin + each.encode(pcm[2 * FRAME :]) + each.close() for begin, each in ((first, told), (usual, bare))
+    )
+    assert len(first) - len(usual) == len(whole) - len(plain) > 0, "the same audio is in the first bytes"
+    with av.open(io.BytesIO(whole)) as container:
+        tags = dict(container.metadata) | dict(container.streams.audio[0].metadata)
+    assert "digital_source_type=http://cv.iptc.org/" in tags["comment"]
+    assert audio_format is AudioFormat.WAV or tags["digital_source_type"].endswith("/trainedAlgorithmicMedia")
+    assert (decode(whole)[0] == decode(plain)[0]).all()
+
+
+def test_python_reads_a_wav_that_says_it_is_synthetic() -> None:
+    encoder = open_encoder(AudioFormat.WAV, RATE, frame_samples=FRAME, num_bytes=2 * RATE, disclosed=True)
+    with wave.open(io.BytesIO(encoder.encode(tone(RATE)) + encoder.close())) as file:
+        assert file.readframes(file.getnframes()) == tone(RATE)
+
+
+@pytest.mark.parametrize("audio_format", [each for each in AudioFormat if each not in DISCLOSING])
+def test_formats_without_tags_stay_as_they_are(audio_format: AudioFormat) -> None:
+    told, bare = (
+        open_encoder(audio_format, RATE, frame_samples=FRAME, disclosed=disclosed) for disclosed in (True, False)
+    )
+    assert told.encode(tone(RATE)) + told.close() == bare.encode(tone(RATE)) + bare.close()

@@ -65,7 +65,10 @@ class Server:
         access: AccessSettings | None = None,
     ) -> None:
         settings = ApiSettings(
-            voices=VoiceSettings(store=str(folder)), jobs=jobs or JobSettings(), access=access or AccessSettings()
+            voices=VoiceSettings(store=str(folder)),
+            jobs=jobs or JobSettings(),
+            access=access or AccessSettings(),
+            disclose_synthetic=True,
         )
         self.voices = Voices.of(settings.voices)
         models = ModelAdmissions({"": Admission(speaker, settings.admission)})

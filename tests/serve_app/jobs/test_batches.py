@@ -18,6 +18,7 @@ from openai.types import Batch, FileObject
 from deployments.errors import EngineError
 from deployments.protocol import PcmChunk, SynthesisRequest
 from serve_app.api.access.keys import create_key
+from serve_app.audio.file_headers import wav_header
 from serve_app.config import AccessSettings, JobSettings
 from tests.serve_app.audio.test_formats import decode
 from tests.serve_app.fake import CUSTOM_VOICE
@@ -93,7 +94,8 @@ async def test_a_batch_from_its_file_to_its_output(tmp_path: Path) -> None:
         assert first["response"]["status_code"] == 200
         assert first["response"]["body"]["content_type"] == "audio/mpeg"
         wav = base64.b64decode(second["response"]["body"]["audio"], validate=True)
-        assert len(wav) == 44 + 2 * CUSTOM_VOICE.frame_samples * len("More.")
+        header = wav_header(CUSTOM_VOICE.sample_rate, 0, disclosed=True)
+        assert len(wav) == len(header) + 2 * CUSTOM_VOICE.frame_samples * len("More.")
         samples, rate = decode(base64.b64decode(first["response"]["body"]["audio"], validate=True))
         assert samples.size / rate == pytest.approx(0.08 * len("Hello there."), abs=0.1)
         assert {request.text: request.seed for request in speaker.requests}["Hello there."] == 5

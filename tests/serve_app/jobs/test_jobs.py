@@ -160,7 +160,10 @@ async def test_a_range_of_wav_is_that_of_the_whole(tmp_path: Path) -> None:
         job = await started(client, "Hello there.", "And more.")
         await until(client, job, "completed")
         place = f"/v1/audio/jobs/{job['id']}/audio?response_format=wav"
-        whole = (await client.get(place)).content
+        answered = await client.get(place)
+        whole = answered.content
+        assert b"trainedAlgorithmicMedia" in whole[:200]
+        assert answered.headers["x-digital-source-type"].endswith("trainedAlgorithmicMedia")
         for span, wanted in (
             ("bytes=0-9", whole[:10]),
             ("bytes=40-50000", whole[40:50001]),

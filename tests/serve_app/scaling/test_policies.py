@@ -254,7 +254,9 @@ def test_impossible_settings_are_refused(kind: type[Any], settings: dict[str, An
         kind(**settings)
 
 
-def context(metrics: dict[str, dict[str, float]], *, target: int = 1, total: float = 0, queued: float = 0) -> Any:
+def context(
+    metrics: dict[str, dict[str, float]], *, target: int = 1, total: float = 0, queued: float = 0, most: int = 10
+) -> Any:
     """What Serve's controller passes: for each name, samples by replica."""
     samples = {
         name: {
@@ -265,6 +267,8 @@ def context(metrics: dict[str, dict[str, float]], *, target: int = 1, total: flo
     return SimpleNamespace(
         current_num_replicas=1,
         target_num_replicas=target,
+        capacity_adjusted_min_replicas=1,
+        capacity_adjusted_max_replicas=most,
         current_time=50.0,
         total_num_requests=total,
         total_queued_requests=queued,
@@ -292,6 +296,12 @@ def test_the_codec_policy_adds_what_waits_at_the_callers() -> None:
 def test_a_policy_before_the_first_record_keeps_what_there_is() -> None:
     assert TalkerPolicy(max_replicas=4)(context({}, target=2)) == (2, {})
     assert CodecPolicy(max_replicas=4)(context({}, target=2)) == (2, {})
+
+
+def test_a_policy_takes_its_bounds_from_serve() -> None:
+    metrics = {"running": {"a": 80.0}, "waiting": {"a": 0.0}}
+    policy = TalkerPolicy(sequences_per_replica=8, target_use=1.0)
+    assert [policy(context(metrics, target=1, most=most))[0] for most in (3, 6, 0)] == [3, 6, 1]
 
 
 def test_settings_of_the_codec_know_no_limit_of_the_talker_by_default() -> None:

@@ -2,6 +2,7 @@
 
 import contextvars
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 import httpx
 import numpy as np
@@ -56,7 +57,20 @@ class Instrument:
 
 @pytest.fixture
 def instruments(monkeypatch: pytest.MonkeyPatch) -> dict[str, Instrument]:
-    names = ["TTFB", "TTFP", "TTFA", "ONSET", "LATENESS", "UNDERRUNS", "AUDIO", "RTF", "REFUSALS", "STREAMS", "ENDINGS"]
+    names = [
+        "STALLS",
+        "TTFB",
+        "TTFP",
+        "TTFA",
+        "ONSET",
+        "LATENESS",
+        "UNDERRUNS",
+        "AUDIO",
+        "RTF",
+        "REFUSALS",
+        "STREAMS",
+        "ENDINGS",
+    ]
     made = {name: Instrument() for name in names}
     for name, instrument in made.items():
         monkeypatch.setattr(metrics, name, instrument)
@@ -81,8 +95,21 @@ async def test_a_player_without_a_buffer(instruments: dict[str, Instrument], clo
     assert instruments["TTFP"].values == [0.5]
     assert instruments["LATENESS"].values == pytest.approx([0.0, 0.0, 0.5, 0.0])
     assert len(instruments["UNDERRUNS"].values) == 1
+    assert instruments["STALLS"].values == pytest.approx([0.5])
     assert sum(instruments["AUDIO"].values) == pytest.approx(2.6)
     assert instruments["RTF"].values == pytest.approx([3.4 / 2.6])
+
+
+async def test_the_pauses_of_a_stream_count_also_if_its_listener_leaves(
+    instruments: dict[str, Instrument], clock: Clock
+) -> None:
+    second = CUSTOM_VOICE.sample_rate * 2
+    synthesizer = Timed(clock, [10.0, 12.0, 12.5], [chunk(bytes(second)) for _ in range(3)])
+    async with aclosing(Admission(synthesizer, AdmissionSettings()).synthesize(REQUEST, CUSTOM_VOICE)) as chunks:
+        await anext(chunks)
+        await anext(chunks)
+    assert instruments["STALLS"].values == pytest.approx([1.0])
+    assert instruments["RTF"].values == []
 
 
 async def test_the_first_audible_sample(instruments: dict[str, Instrument], clock: Clock) -> None:

@@ -96,6 +96,7 @@ def test_formats(fake: FakeJobs, file: Path, suffix: str, has_chapters: bool, ha
     assert bool(pictures) == has_cover
     if suffix != "wav":
         assert (tags["title"], tags["artist"], tags["genre"]) == ("Night", "Ann", "Audiobook")
+    assert "trainedAlgorithmicMedia" in tags["comment"]
     report = json.loads(out.with_suffix(".report.json").read_text())
     assert [each["start_s"] for each in report["chapters"]] == [0, pytest.approx(second_s, abs=0.001)]
     captions = out.with_suffix(".srt").read_text()

@@ -309,11 +309,20 @@ def scaled_down(
     own["talker"] |= {"max_num_seqs": 8, "device": "cpu"}
     own["talker"].pop("kv_cache_bytes")
     own["codec"] |= {"workers": 1, "precision": "float32", "max_late_s": 1000}
-    for pool, replicas in (("talker", talkers), ("codec", codecs), ("ingress", ingresses)):
-        own[f"{pool}_pool"] |= {"replicas": replicas, "num_cpus": SLOT_CPUS}
+    for pool in ("talker", "codec", "ingress"):
+        own[f"{pool}_pool"] |= {"num_cpus": SLOT_CPUS}
     own["talker_pool"]["num_gpus"] = 1 / PER_NODE
-    own["talker_scaling"] |= {"min_replicas": talkers, "max_replicas": talkers, "trend_horizon_s": 5.0}
-    own["codec_scaling"] |= {"min_replicas": codecs, "max_replicas": codecs}
+    sizes = {"Talker": talkers, "Codec": codecs, "Ingress": ingresses}
+    for deployment in application["deployments"]:
+        size = sizes[deployment["name"]]
+        if "autoscaling_config" in deployment:
+            policy = deployment["autoscaling_config"]["policy"]["policy_kwargs"]
+            policy |= {"sequences_per_replica": 8, "trend_horizon_s": 5.0} if deployment["name"] == "Talker" else {}
+            deployment["autoscaling_config"] |= dict.fromkeys(
+                ("min_replicas", "initial_replicas", "max_replicas"), size
+            )
+        else:
+            deployment["num_replicas"] = size
     for name, change in args.items():
         own[name] |= change
     return config

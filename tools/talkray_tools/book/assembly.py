@@ -23,6 +23,7 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from deployments.errors import InvalidRequest
+from serve_app.audio.file_headers import DISCLOSURE
 from serve_app.cli.say import RefusedError
 
 if TYPE_CHECKING:  # it is known to type checkers only
@@ -34,7 +35,6 @@ PEAK = 0.84  # of full scale: 1.5 dB below, for lossy formats overshoot
 _SILENT_LUFS = -69.0  # what the meter says of silence is -70
 _LEAST_S = 3.0  # of audio that is measured
 _MIME = {"mjpeg": "image/jpeg", "png": "image/png"}
-_OWN = "Speech synthesised by Talkray"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Tags:
             "publisher": self.publisher,
             "language": self.language,
             "genre": "Audiobook",
-            "comment": _OWN,
+            **DISCLOSURE,  # m4b has the comment only
         }
         return {name: value for name, value in named.items() if value}
 
