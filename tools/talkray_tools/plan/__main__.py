@@ -199,10 +199,7 @@ def _document(sizing: Sizing, *, model: str, gpu: str) -> dict[str, Any]:
             arguments.pop(name)
         arguments["talker"] = {"max_num_seqs": sizing.basis.table.max_num_seqs}
         sizes = {"Ingress": sizing.nodes, "Talker": sizing.replicas, "Codec": sizing.replicas}
-    # Serve reads a size under `deployments`, where a change of it replaces no other pool; `talkray serve` in the pool.
     application["deployments"] = [{"name": name, "num_replicas": size} for name, size in sizes.items()]
-    for name, size in sizes.items():
-        arguments.setdefault(f"{name.lower()}_pool", {})["replicas"] = size
     if sizing.nodes > 1:
         document["http_options"]["host"] = "0.0.0.0"
         arguments["api"] = {"access": {"keys_file": "/etc/talkray/keys.json"}}
