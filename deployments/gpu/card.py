@@ -62,8 +62,8 @@ def why_not(card: Card, cuda: Capability | None) -> str | None:
         )
     if cuda is None:
         return (
-            f"{card.name} is here, and the installed torch is one for CPUs: pip install --force-reinstall torch "
-            "--index-url https://download.pytorch.org/whl/cu130"
+            f"{card.name} is here, and the installed torch is one for CPUs: uninstall it, and install the build for "
+            "CUDA as pytorch.org says"
         )
     least = _LEAST_DRIVER.get(cuda[0])
     major = card.driver.partition(".")[0]
