@@ -85,6 +85,21 @@ def test_a_document_that_prints_other_numbers_is_found(tmp_path: Path, printed: 
     assert house._prints(document, [2, 1], [20, 4]) is is_true
 
 
+@pytest.mark.parametrize(
+    ("printed", "is_true"), [("103 | 60", True), ("100 | 59", True), ("90 | 60", False), ("100 | 0", False)]
+)
+def test_a_room_of_another_size_is_found(tmp_path: Path, printed: str, is_true: bool) -> None:
+    for name, lines in (("serve_app/api/a", 60), ("serve_app/api/b", 40), ("serve_app/api/pool/c", 30)):
+        file = tmp_path / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(lines * "pass\n")
+    (tmp_path / "docs").mkdir()
+    rooms = f"| `serve_app/api` without `serve_app/api/pool` | are for requests | {printed} |"
+    crossed = "| [`a`](../serve_app/api/a.py) |"
+    (tmp_path / house.ARCHITECTURE).write_text(f"{house.ROOMS}\n{rooms}\n\n{house.CROSSED}\n{crossed}\n")
+    assert (house.misprinted_rooms(tmp_path) == []) is is_true
+
+
 def test_a_generator_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert house.generators(ROOT)
     monkeypatch.setattr(house, "GENERATORS", (("serve_app/api/answers/response.py", "Gone.body"),))
