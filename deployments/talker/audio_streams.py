@@ -100,7 +100,7 @@ class AudioStreams:
         if frames <= 0:
             return
         while not self._free and self._calls:
-            self._collect(self._calls.pop(0))
+            self._collect_call(self._calls.pop(0))
         if not self._free or (background and 2 * len(self._free) <= self._decoder.num_slots):
             most = len(self._streams)
             raise Overloaded(
@@ -147,7 +147,7 @@ class AudioStreams:
             stream.write(1)
         self._dispatch()
         while any(stream.num_waiting >= MAX_WAITING for stream in streams):  # the slot holds no more
-            self._collect(self._calls.pop(0))
+            self._collect_call(self._calls.pop(0))
             self._dispatch()
 
     def prioritise_newest_call(self) -> None:
@@ -179,7 +179,7 @@ class AudioStreams:
     def take(self) -> list[tuple[int, bytes]]:
         """Audio that is ready: s16le samples by sequence id, each stream's in order and without gaps."""
         while self._calls and self._calls[0].decode_call.done:
-            self._collect(self._calls.pop(0))
+            self._collect_call(self._calls.pop(0))
             self._next_look_s = -math.inf
         if time.monotonic() >= self._next_look_s:
             self._dispatch()
@@ -204,7 +204,7 @@ class AudioStreams:
             part = codes[start : start + _WRITTEN_AT_ONCE]
             while stream.num_waiting + len(part) > MAX_WAITING:
                 self._dispatch()
-                self._collect(self._calls.pop(0))
+                self._collect_call(self._calls.pop(0))
             self._decoder.write([stream.slot] * len(part), range(start, start + len(part)), torch.from_numpy(part))
             stream.write(len(part))
 
@@ -221,9 +221,9 @@ class AudioStreams:
         """Launch a call if it is time for one."""
         streams, largest = self._streams.values(), self._decoder.largest_batch
         chosen = choose_call(streams, time.monotonic(), is_busy=bool(self._calls), largest_batch=largest)
-        return None if chosen is None else self._launch(chosen.streams, chosen.frames)
+        return None if chosen is None else self._launch_call(chosen.streams, chosen.frames)
 
-    def _launch(self, streams: list[AudioStream], frames: int) -> _RunningCall:
+    def _launch_call(self, streams: list[AudioStream], frames: int) -> _RunningCall:
         audible = [not stream.is_recalling for stream in streams]
         decode_call = self._decoder.decode([stream.slot for stream in streams], frames)
         for stream, was_audible in zip(streams, audible, strict=True):
@@ -248,7 +248,7 @@ class AudioStreams:
             del self._recordings[key]
         return len(over)
 
-    def _collect(self, call: _RunningCall) -> None:
+    def _collect_call(self, call: _RunningCall) -> None:
         for stream, audible, pcm in zip(call.streams, call.audible, call.decode_call.result(), strict=True):
             if self._streams.get(stream.sequence_id) is not stream:
                 continue  # closed meanwhile

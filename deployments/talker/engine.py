@@ -70,9 +70,10 @@ class Engine:
         codec    |                     | first frames 1 | other frames 1 | ...
         host     | launch 1 | wait     | collect 1: codes leave, ends are found | launch 2 at `next_launch_ns` | wait
 
-    `_launch` queues both halves, so the device has work while the host collects. `_starting` names the sequences that
-    cannot end yet: a GPU decodes their frames without asking the host. On a CPU `_launch` returns when the frames
-    exist, `_collect` hands them on, and `_finish_step` runs `advance` at the next call: no listener waits for it.
+    `_launch_step` queues both halves, so the device has work while the host collects. `_starting` names the sequences
+    that cannot end yet: a GPU decodes their frames without asking the host. On a CPU `_launch_step` returns when the
+    frames exist, `_collect_step` hands them on, and `_finish_step` runs `advance` at the next call: no listener waits
+    for it.
 
     The host's buffers of a step are used again. `LaunchedStep.result` has to be read before the next launch. `readings`
     are complete once the next step has its codes, and have to be read before the launch after that.
@@ -160,8 +161,8 @@ class Engine:
         the engine itself is at fault.
         """
         self._finish_step()
-        self._launch()
-        self._collect(meanwhile)
+        self._launch_step()
+        self._collect_step(meanwhile)
         chunks = self.outgoing.take(self.scheduler.find)
         failures, self._failures = (*self._failures, *self.audio.take_failures()), []
         for sequence_id, _ in failures:
@@ -207,7 +208,7 @@ class Engine:
         """Whether a sequence of the step goes on, so that `advance` of the step is needed."""
         return any(self.scheduler.running.get(sequence.id) is sequence for sequence in step.launched.sequences)
 
-    def _launch(self) -> None:
+    def _launch_step(self) -> None:
         """Start the next step, unless one runs or the device has work enough for now."""
         last = self._step
         if last is not None and (last.stage is StepStage.CODES or time.perf_counter_ns() < last.next_launch_ns):
@@ -262,7 +263,10 @@ class Engine:
         return True
 
     def _starting(self, sequences: list[Sequence]) -> list[Sequence]:
-        """The sequences at a batch's end whose frames a GPU decodes at once, because speech never ends with these."""
+        """The sequences at a batch's end whose frames a GPU decodes at once, because speech never ends with these.
+
+        `Pacing` puts new ones there. One that stood elsewhere would be decoded with the others, a little later.
+        """
         if self.runner.device.type == "cpu":
             return []
         return list(takewhile(lambda sequence: sequence.num_frames < MIN_NEW_TOKENS, reversed(sequences)))[::-1]
@@ -274,12 +278,12 @@ class Engine:
             if len(frames) <= _FEW_ROWS and not starting[-1].num_frames:
                 self.audio.prioritise_newest_call()
 
-    def _collect(self, meanwhile: Callable[[], None]) -> None:
+    def _collect_step(self, meanwhile: Callable[[], None]) -> None:
         """Wait for the frames of the running step and take them. Return earlier if audio is ready."""
         step, start = self._step, time.perf_counter_ns()
         if step is None or step.stage is not StepStage.CODES:
             return
-        while not step.launched.has_codes:
+        while not step.launched.has_codes:  # this keeps a core busy: waking up from a sleep would take longer
             if self.audio.has_audio:
                 return
             meanwhile()

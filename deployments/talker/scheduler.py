@@ -57,7 +57,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every sequence, running or waiting, awaits text."""
+        """Whether a step would have nothing to do: all await text, and nothing that waits could enter."""
         all_await_text = all(sequence.awaits_text for sequence in chain(self.running.values(), self.waiting))
         return all_await_text and not self._has_place_for_background() and not any(map(self._fits, self.waiting))
 
@@ -191,7 +191,8 @@ class Scheduler:
             if not self._make_place(sequence):
                 return admitted
             admitted.append(self._admit(sequence))
-        return admitted + [self._admit(each) for each in [*self.waiting] if self._fits(each)]
+        awaiting_text = [self._admit(each) for each in [*self.waiting] if self._fits(each)]
+        return admitted + awaiting_text
 
     def _admit(self, sequence: Sequence) -> Sequence:
         (self.waiting_background if sequence.is_background else self.waiting).remove(sequence)
