@@ -218,10 +218,10 @@ def test_one_of_several_codec_pools_has_its_name_in_its_metrics(monkeypatch: pyt
     monkeypatch.setattr(serve, "get_replica_context", lambda: settings)
     monkeypatch.setattr(ray_private, "this_replica", lambda: None)
     named: list[str] = []
-    monkeypatch.setattr(ray_metrics, "install", named.append)
+    monkeypatch.setattr(ray_metrics, "install", lambda name, pool: named.append(f"{name} {pool}"))
     [pool] = [item for item in built(several()).deployments if item.name == "Codec-nora"]
     pool.func_or_class(*pool.init_args)
-    assert named == ["nora"]
+    assert named == ["nora codec"]
 
 
 def test_a_single_codec_pool_keeps_its_name_and_follows_all_talkers() -> None:

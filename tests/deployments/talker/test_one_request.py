@@ -16,7 +16,7 @@ from deployments.serving.frames import talker_audio
 from deployments.talker.engine import Engine
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes.wish import Wish
-from serve_app.config import ApiSettings, VoiceSettings
+from serve_app.config import ApiSettings, RecordSettings, VoiceSettings
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 from tests.serve_app.one_model import one_api
 
@@ -71,7 +71,8 @@ async def forms_at_the_ingress(
 
     monkeypatch.setattr(SpeechService, "respond", noting)
     synthesizer = FakeSynthesizer(CUSTOM_VOICE)
-    api = one_api(synthesizer, ApiSettings(voices=VoiceSettings(store=str(folder))))
+    untimed = RecordSettings(lines=False, stages=False, usage=False)  # each run would show other times
+    api = one_api(synthesizer, ApiSettings(voices=VoiceSettings(store=str(folder)), records=untimed))
     async with AsyncClient(transport=ASGITransport(api), base_url="http://127.0.0.1") as client:
         answer = await client.post("/v1/audio/speech", content=sent, headers={"X-Request-ID": "one"})
     assert answer.status_code == 200

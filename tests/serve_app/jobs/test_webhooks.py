@@ -15,7 +15,9 @@ from aiohttp import web
 from deployments.errors import EngineError, StartError
 from serve_app.config import JobSettings
 from serve_app.jobs import desk
+from serve_app.jobs.store import JobStore
 from serve_app.jobs.webhooks import Webhooks
+from serve_app.voices.store import VoiceStore
 from tests.serve_app.jobs.desk import Server, Speaker, serving, so, started, until
 
 pytestmark = pytest.mark.anyio
@@ -82,6 +84,13 @@ async def until_told(client: httpx.AsyncClient, job: Mapping[str, object], **wan
             await asyncio.sleep(0.01)
 
 
+async def until_kept(store: Path, job: Mapping[str, object], *, calls: int) -> None:
+    """Return once the store knows of so many calls: it is written behind what is told."""
+    async with asyncio.timeout(10):
+        while JobStore(VoiceStore(str(store))).state(str(job["id"])).calls != calls:  # noqa: ASYNC110, a file
+            await asyncio.sleep(0.01)
+
+
 async def test_failures_are_told_and_tried_again_also_by_the_next_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +101,7 @@ async def test_failures_are_told_and_tried_again_also_by_the_next_process(
             job = await started(client, "One.", webhook=url)
             told = await until_told(client, job, calls=1)
             assert (told["delivered"], told["error"]) == (False, "it answered 302")
+            await until_kept(tmp_path / "s", job, calls=1)
         monkeypatch.setattr(desk, "_CALL_AGAIN_S", 0.0)
         monkeypatch.setattr(desk, "_LOOK_S", 0.01)
         async with serving(tmp_path / "s", Speaker(), settings) as (_, client):
