@@ -204,8 +204,8 @@ class SynthesisRequest:
     background: bool = False
 
     # A text in several segments, or still being written: set by `LongText` and `LiveTexts` of the ingress. Replicas
-    # read none of `stretches`, `max_segment_chars`, `languages`, `joins` and `redraws`. They stay where they are, as
-    # fields are pickled in their order, and replicas of two versions speak with each other during an update.
+    # read none of `stretches`, `max_segment_chars`, `languages`, `joins` and `redraws`, which say how the ingress makes
+    # segments of an utterance.
     continues: bool = False  # a later segment of a long text: it is not refused and goes first
     following: tuple[str, ...] = ()  # texts of the later segments: the request is refused where one is too long
     stretches: tuple[Stretch, ...] = ()  # the text, cut at its pauses
