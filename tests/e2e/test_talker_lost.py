@@ -35,7 +35,10 @@ async def test_a_stream_outlives_its_engine(http: aiohttp.ClientSession, run_id:
     async with asyncio.timeout(60):
         while not await is_ready(http):  # noqa: ASYNC110, another process changes it
             await asyncio.sleep(0.5)
-    [entry] = matching(request_id, lines_here())
+    async with asyncio.timeout(10):  # a thread of the ingress writes it, some moments after the answer
+        while not (found := list(matching(request_id, lines_here()))):  # noqa: ASYNC110, a file
+            await asyncio.sleep(0.05)
+    [entry] = found
     first, codec, loss, second = entry["replicas"]
     assert [name.partition("#")[0] for name in (first, codec, loss, second)] == [
         "Talker",
