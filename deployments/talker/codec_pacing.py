@@ -56,10 +56,10 @@ def choose_call(
     if not candidates:
         return None
     first = candidates[0]
-    most = max(1, _bulk_frames(streams) // first.frames)
     if first.is_urgent:
         alike = [each for each in candidates if each.frames == first.frames]
-        most = min(largest_batch(first.frames), max(most, sum(each.is_urgent for each in alike)))
+        most = max(_most_sharing(streams, first.frames), sum(each.is_urgent for each in alike))
+        most = min(largest_batch(first.frames), most)
         return ChosenCall([each.stream for each in alike[:most]], first.frames)
     if is_busy:
         return None
@@ -84,7 +84,7 @@ def _shared_call(candidates: list[_Candidate], streams: Collection[AudioStream])
     """A call of streams that may wait, once enough of them want as many frames."""
     for frames in dict.fromkeys(each.frames for each in candidates):
         alike = [each.stream for each in candidates if each.frames == frames]
-        most = max(1, _bulk_frames(streams) // frames)
+        most = _most_sharing(streams, frames)
         if len(alike) >= _power_of_two(min(most, max(1, len(streams) // _SHARING))):
             return ChosenCall(alike[: _power_of_two(min(most, len(alike)))], frames)
     return None
@@ -97,13 +97,14 @@ def _background_call(candidates: list[_Candidate], streams: Collection[AudioStre
         return None
     frames = last[0].frames
     alike = [each.stream for each in last if each.frames == frames]
-    most = max(1, _bulk_frames(streams) // frames)
+    most = _most_sharing(streams, frames)
     return ChosenCall(alike[: _power_of_two(min(most, len(alike)))], frames)
 
 
-def _bulk_frames(streams: Collection[AudioStream]) -> int:
-    """Frames of a call that streams with time share, at most."""
-    return 2 * _BULK_FRAMES if len(streams) >= _MANY_STREAMS else _BULK_FRAMES
+def _most_sharing(streams: Collection[AudioStream], frames: int) -> int:
+    """How many streams with time share a call of so many frames each, at most."""
+    bulk = 2 * _BULK_FRAMES if len(streams) >= _MANY_STREAMS else _BULK_FRAMES
+    return max(1, bulk // frames)
 
 
 def _power_of_two(most: int) -> int:

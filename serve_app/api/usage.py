@@ -26,7 +26,8 @@ _MOST_SERIES = 200  # of Prometheus, which keeps each as long as the process liv
 # A request that ends with one of these codes was refused; other errors are failures.
 _REFUSALS = frozenset({"rate_limit_exceeded", "not_ready", "invalid_api_key", "forbidden", "headers_too_large"})
 
-Label = tuple[str, str, str, str]  # key, model, voice, dialect; each may be empty
+Label = tuple[str, str, str, str]  # the values of LABELS; each may be empty
+LABELS = ("key", "model", "voice", "dialect")
 
 
 class Used(BaseModel):
@@ -149,11 +150,11 @@ class UsageBook:
         return f"{_FOLDER}/{day}/{of_day}-{self._writer}.json"
 
 
-_FOLDER, _LABELS = "usage", ("key", "model", "voice", "dialect")
+_FOLDER = "usage"
 
 
 def _file(hour: str, counted: Bounded) -> UsageHour:
-    rows = [{**dict(zip(_LABELS, label, strict=True)), **used.model_dump()} for label, used in counted.counts.items()]
+    rows = [{**dict(zip(LABELS, label, strict=True)), **used.model_dump()} for label, used in counted.counts.items()]
     return UsageHour(hour=hour, rows=tuple(map(UsageRow.model_validate, rows)))
 
 

@@ -9,12 +9,11 @@ from typing import Annotated
 import typer
 
 from deployments.errors import InvalidRequest, TalkrayError
-from serve_app.api.usage import Used, read_usage
+from serve_app.api.usage import LABELS, Used, read_usage
 from serve_app.cli.voice_commands import Store
 from serve_app.voices.store import VoiceStore, default_folder
 from talkray_tools.arguments import run_command
 
-_LABELS = ("key", "model", "voice", "dialect")
 _HOURS = {"h": 1, "d": 24, "w": 168}
 _HOUR = re.compile(r"\d{4}-\d\d-\d\d(T\d\d)?")
 
@@ -27,8 +26,8 @@ def usage(
 ) -> None:
     """Print who used how much, in whole hours of UTC. Servers write what they count every ten seconds."""
     labels = [name.strip() for name in by.split(",")]
-    if unknown := [name for name in labels if name not in _LABELS]:
-        raise InvalidRequest(f"--by: {unknown[0]!r} is none of {', '.join(_LABELS)}", "by")
+    if unknown := [name for name in labels if name not in LABELS]:
+        raise InvalidRequest(f"--by: {unknown[0]!r} is none of {', '.join(LABELS)}", "by")
     summed: dict[tuple[str, ...], Used] = {}
     for hour in read_usage(VoiceStore(store or str(default_folder())), _first_hour(since, time.time())):
         for row in hour.rows:
