@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deployments.codec.backends import choose_codec_backend
 from deployments.codec.backends.cpu import MATRIX_UNITS
 from deployments.codec.backends.torch import TorchBackend
 from deployments.codec.backends.triton_slots import PRECISIONS, Precision, TritonSlots
@@ -191,3 +192,20 @@ def test_slots_hold_streams_of_the_decoder(make: Callable[[], SlotDecoder]) -> N
     (pcm,) = slots.decode([3], 8).result()
     samples = exact.frame_samples
     assert snr_db(expected[0, 4 * samples : 12 * samples], torch.from_numpy(np.asarray(pcm))) >= MIN_SNR_DB
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_only_a_gpu_is_asked_what_it_can(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A codec replica on a CPU sees the GPU of its host, which belongs to the talker."""
+
+    def capability(asked: torch.device) -> tuple[int, int]:
+        assert asked.type == "cuda", f"Expected a cuda device, but got: {asked}"
+        return 9, 0
+
+    monkeypatch.setattr("deployments.codec.backends.is_available", lambda: True)
+    monkeypatch.setattr("deployments.codec.backends.get_device_capability", capability)
+    shape = {**CONFIG["decoder_config"], **_WHOLE_BLOCKS, "intermediate_size": 96}  # type: ignore[dict-item]
+    config = SpeechTokenizerConfig.from_dict({**CONFIG, "decoder_config": shape})
+    assert config.decoder.suits_matrix_units
+    expected = PlainSlots if device == "cpu" else TritonSlots
+    assert choose_codec_backend(config, torch.device(device)).slots is expected
