@@ -199,7 +199,7 @@ def build_engine(
         blocks,
         max_num_seqs=config.max_num_seqs,
         max_num_waiting=config.max_num_waiting,
-        max_lead_s=_MAX_LEAD_S if device.type == "cuda" else math.inf,  # a CPU pads every step
+        max_lead_s=_MAX_LEAD_S if device.type == "cuda" else math.inf,  # a CPU has time for all its rows
     )
     most = min(config.max_model_len, blocks.capacity)
     limits = LengthLimits(prompts.tokenizer, max_positions=most, frame_s=codec.frame_s)

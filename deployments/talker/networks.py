@@ -14,6 +14,7 @@ from torch import Tensor
 
 from deployments.talker.attention import Context, GatheredAttention, SharedAttention
 from deployments.talker.kv_cache import KVCache
+from deployments.talker.model.predictor import SampleCode
 from deployments.talker.prompt import InputTables
 from deployments.talker.sampling import NARROW, WIDE, Breadth, Draw, NoiseSource, penalise_repetition, philox_noise
 from deployments.talker.state import BatchState
@@ -40,6 +41,7 @@ class FrameNetworks:
     """The networks of one talker over the state of a batch, in plain PyTorch on any device."""
 
     breadths: tuple[Breadth, ...] = (NARROW, WIDE)  # breadths that are worth a recording of their own
+    pads = True  # whether all passes on a CPU have as many rows, because a row's rounding would depend on their number
 
     def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, by_rows: bool = False) -> None:
         """`by_rows`: each row attends to a gathered context of its own, wherever the other rows of its pass stand."""
@@ -69,9 +71,7 @@ class FrameNetworks:
         def sample(logits: Tensor, codebook: int) -> Tensor:
             return sampler.sample(logits, Draw(seeds, frames, codebook), self.noise)
 
-        code0 = self._sample_code0(rows, hidden, breadth)
-        embed0 = self.talker.model.codec_embedding(code0)
-        codes, embeds = self.talker.code_predictor(hidden, code0, embed0, sample=sample)
+        codes, embeds = self._complete(hidden, self._sample_code0(rows, hidden, breadth), sample=sample)
         sound = torch.isfinite(hidden).all(-1, keepdim=True)
         self.codes[: len(rows)] = codes.masked_fill(~sound, NOT_FINITE)
         self._embeds[: len(rows)] = embeds
@@ -85,10 +85,9 @@ class FrameNetworks:
         state = self.state
         inputs = self._embeds[: len(rows)] + self.tables.text[state.trailing(rows, self.tables.pad)]
         context = self._context(rows, state.positions[rows])
-        attention = GatheredAttention(self.cache, context, length, followed=self.config.text.alignment_head)
-        state.hidden[rows] = self.talker(inputs, context.positions, attention)
-        if attention.weights is not None:
-            self._read(rows, attention.weights)
+        state.hidden[rows], weights = self._step(inputs, context, length)
+        if weights is not None:
+            self._read(rows, weights)
         state.move_on(rows)
 
     def prefill(self, tensors: PrefillTensors, *, length: int) -> None:
@@ -107,11 +106,26 @@ class FrameNetworks:
         """Sums [rows, hidden] of the embeddings of frames [rows, groups], bit for bit as `predict` adds them."""
         return self.talker.embed_frames(frames)
 
+    def _complete(self, hidden: Tensor, code0: Tensor, *, sample: SampleCode) -> tuple[Tensor, Tensor]:
+        """Frames [rows, groups] whose first codes are known, and the sums [rows, hidden] of their embeddings."""
+        embed0 = self.talker.model.codec_embedding(code0)
+        codes, embeds = self.talker.code_predictor(hidden, code0, embed0, sample=sample)
+        return codes, embeds
+
+    def _step(self, inputs: Tensor, context: Context, length: int) -> tuple[Tensor, Tensor | None]:
+        """Input rows [rows, hidden] -> hidden states, and the alignment head's attention [rows, length]."""
+        attention = GatheredAttention(self.cache, context, length, followed=self.config.text.alignment_head)
+        return self.talker(inputs, context.positions, attention), attention.weights
+
+    def _first_logits(self, hidden: Tensor) -> Tensor:
+        """Float32 logits of codebook 0 [rows, vocab]."""
+        return self.talker.logits(hidden)
+
     def _sample_code0(self, rows: Tensor, hidden: Tensor, breadth: Breadth) -> Tensor:
         """Codebook 0 [rows] int64 of the next frames of state rows [rows], whose hidden states are [rows, hidden]."""
         state, eos = self.state, self.config.codes.eos
         frames = state.frames[rows].long()
-        logits = penalise_repetition(self.talker.logits(hidden), state.seen[rows], state.penalty(rows))
+        logits = penalise_repetition(self._first_logits(hidden), state.seen[rows], state.penalty(rows))
         logits = logits.masked_fill(self.talker.suppressed, -torch.inf)
         too_early = (frames < MIN_NEW_TOKENS) | state.ignore_eos(rows)
         logits[:, eos] = logits[:, eos].masked_fill(too_early, -torch.inf)

@@ -1,10 +1,10 @@
 """Runs a batch of sequences on the device: prefill, and the step that makes one frame for each.
 
-On a CPU every matrix product has the same number of rows: a row's result then depends on that row alone, so codes are
-equal whether a sequence runs by itself, in a batch, or is resumed; `advance` of a step comes when its codes
-have been handed on. On a GPU a batch takes the smallest bucket it fits in, all work is replayed from CUDA graphs, and
-the host waits for the codes only: `advance` of a step still runs while the host hands the codes on and prepares
-the next step.
+On a CPU a row's result depends on that row alone, so codes are equal whether a sequence runs by itself, in a batch, or
+is resumed: kernels of our own add in one order, and where they were not built every matrix product has the same number
+of rows. `advance` of a step comes when its codes have been handed on. On a GPU a batch takes the smallest bucket it
+fits in, all work is replayed from CUDA graphs, and the host waits for the codes only: `advance` of a step still runs
+while the host hands the codes on and prepares the next step.
 """
 
 from collections import deque
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from deployments.gpu.graphs import Graphs, Staging, buckets
 from deployments.protocol import Codes, Frame
+from deployments.talker.cpu_kernels import fits
+from deployments.talker.cpu_networks import CpuNetworks
 from deployments.talker.kv_cache import BlockManager, KVCache, padded_length
 from deployments.talker.networks import FrameNetworks
 from deployments.talker.prefill import Pass, PrefillInputs, pack
@@ -45,7 +47,7 @@ class RunnerShape:
     deterministic: bool = False
     """A GPU has one bucket, takes prompts one by one, and runs frames that exist through the steps that made them."""
     networks: NetworkKind = "by_rows"
-    """A CPU computes by rows: passes of `max_num_seqs` rows, each with a context of its own."""
+    """A CPU computes by rows, each with a context of its own."""
     attention: str = "auto"  # how the fused kernels attend: see `choose_attention`
 
     @property
@@ -112,10 +114,13 @@ class ModelRunner:
         self.state = BatchState(tables.talker.config, size, dtype=tables.dtype, device=self.device)
         self.networks = _build_networks(tables, self.state, cache, shape)
         self.graphs = Graphs()
-        self.buckets = (
-            [shape.max_num_seqs] if shape.by_rows or shape.deterministic else buckets(shape.max_num_seqs, BATCHES)
-        )
-        sizes = (shape.max_num_seqs,) if shape.by_rows else _PREFILL_POSITIONS
+        pads = self.networks.pads
+        sizes: tuple[int, ...] = _PREFILL_POSITIONS
+        if shape.by_rows:
+            self.buckets = [shape.max_num_seqs] if pads else list(range(1, shape.max_num_seqs + 1))
+            sizes = (shape.max_num_seqs,) if pads else _PREFILL_POSITIONS[-1:]
+        else:
+            self.buckets = [shape.max_num_seqs] if shape.deterministic else buckets(shape.max_num_seqs, BATCHES)
         self._prefills = [PrefillInputs(rows, scratch_row=self.state.scratch_row, tables=tables) for rows in sizes]
         self._rows = torch.zeros(shape.max_num_seqs, dtype=torch.long, device=self.device)
         self._staging = Staging(2 * shape.max_num_seqs, device=self.device)
@@ -319,6 +324,12 @@ def _build_networks(tables: InputTables, state: BatchState, cache: KVCache, shap
         from deployments.talker.fused_networks import FusedNetworks  # needs Triton, which a CPU has not
 
         return FusedNetworks(tables, state, cache, attention=shape.attention, pdl=tables.device.type == "cuda")
+    if (
+        shape.by_rows
+        and tables.dtype is torch.float32
+        and fits(tables.talker.config.talker, tables.talker.config.predictor)
+    ):
+        return CpuNetworks(tables, state, cache)
     return FrameNetworks(tables, state, cache, by_rows=shape.by_rows)
 
 

@@ -9,16 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
-#if __GNUC__ >= 12
-#define FOR_THIS_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define FOR_THIS_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
-#else
-#define FOR_THIS_CPU
-#endif
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
+#include "../../cpu.h"
 
 /* That of all functions here, as cpu.py has it: one built for another one is not called. */
 int interface(void) { return 4; }
@@ -51,27 +42,6 @@ ALWAYS_INLINE float sine_squared(float x) {
     sine = sine * square * r + r;
     return sine * sine;
 }
-
-/* e^x within 2e-7 of it, for x in -87 to 88; what is beyond counts as that. */
-ALWAYS_INLINE float exponential(float x) {
-    x = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
-    float power = __builtin_rintf(x * 1.44269504088896341f);
-    float r = (x - power * 0.693359375f) + power * 2.12194440054690583e-4f;
-    float e = 1.9875691500e-4f;
-    e = e * r + 1.3981999507e-3f;
-    e = e * r + 8.3334519073e-3f;
-    e = e * r + 4.1665795894e-2f;
-    e = e * r + 1.6666665459e-1f;
-    e = e * r + 5.0000001201e-1f;
-    e = e * r * r + r + 1.0f;
-    uint32_t bits = ((uint32_t)(int32_t)power + 127u) << 23;
-    float scale;
-    memcpy(&scale, &bits, sizeof scale);
-    return e * scale;
-}
-
-/* x times its sigmoid */
-ALWAYS_INLINE float silu(float x) { return x / (1.0f + exponential(-x)); }
 
 /* x times the normal distribution's integral up to it, by Abramowitz and Stegun's 7.1.26: within 2e-7 of that. */
 ALWAYS_INLINE float gelu(float x) {

@@ -82,7 +82,7 @@ class CodePredictor(nn.Module):
             logits = head(self._next_position(embeds[-1], attention)).float()
             codes.append(sample(logits, group))
             embeds.append(table(codes[-1]))
-        return torch.stack(codes, dim=1), torch.stack(embeds, dim=1).sum(1)
+        return torch.stack(codes, dim=1), sum(embeds[1:], start=embeds[0])
 
     def _next_position(self, row: Tensor, attention: FrameAttention) -> Tensor:
         position = torch.full((row.shape[0],), attention.step, device=row.device)

@@ -55,8 +55,9 @@ class Talker(nn.Module):
     def embed_frames(self, frames: Tensor) -> Tensor:
         """Frames [n, groups] -> rows [n, hidden]: the sum over the codebooks' embeddings, in their order."""
         first = self.model.codec_embedding(frames[:, 0])
-        rest = [table(frames[:, group + 1]) for group, table in enumerate(self.code_predictor.embeddings)]
-        return torch.stack([first, *rest], dim=1).sum(1)
+        rest = (table(frames[:, group + 1]) for group, table in enumerate(self.code_predictor.embeddings))
+        out: Tensor = sum(rest, start=first)
+        return out
 
     def forward(self, rows: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Input rows [rows, hidden] at positions [rows] -> hidden states [rows, hidden]."""

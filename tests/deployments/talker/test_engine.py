@@ -17,12 +17,14 @@ from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, GenerateRequest, Reference, Sampling
 from deployments.talker import pacing
+from deployments.talker.cpu_networks import CpuNetworks
 from deployments.talker.engine import Engine, StepOutput
 from deployments.talker.intake import complete
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.loading import build_engine, warm_up
 from deployments.talker.model.predictor import CodePredictor
 from deployments.talker.model.talker import Talker
+from deployments.talker.networks import FrameNetworks
 from deployments.talker.runner import LaunchedStep
 from deployments.talker.sequence import Sequence
 from tests.deployments.talker.conftest import CONFIG
@@ -67,14 +69,17 @@ def record_prefills(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int
 
 def push_end_of_speech(monkeypatch: pytest.MonkeyPatch, amount: float) -> None:
     """Make the end-of-speech code always the best, or always the worst."""
-    logits = Talker.logits
 
-    def pushed(talker: Talker, hidden: Tensor) -> Tensor:
-        out = logits(talker, hidden).clone()
-        out[:, talker.config.codes.eos] += amount
-        return out
+    def pushed(logits: Callable[[FrameNetworks, Tensor], Tensor]) -> Callable[[FrameNetworks, Tensor], Tensor]:
+        def first_logits(networks: FrameNetworks, hidden: Tensor) -> Tensor:
+            out = logits(networks, hidden).clone()
+            out[:, networks.config.codes.eos] += amount
+            return out
 
-    monkeypatch.setattr(Talker, "logits", pushed)
+        return first_logits
+
+    for kind in (FrameNetworks, CpuNetworks):
+        monkeypatch.setattr(kind, "_first_logits", pushed(kind._first_logits))
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +143,12 @@ def test_a_stream_that_just_ends_leaves_the_others_alone(engine: Engine, alone: 
     assert np.array_equal(np.concatenate([first.codes, rest[1].codes]), alone[going].codes)
 
 
-def test_every_pass_on_cpu_has_the_same_number_of_rows(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How a matrix product rounds may depend on its number of rows, so that number must not depend on the batch."""
-    rows: set[int] = set()
+def test_without_kernels_every_pass_on_cpu_has_the_same_number_of_rows(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How torch's matrix product rounds may depend on its number of rows, so that must not depend on the batch."""
+    monkeypatch.setattr("deployments.talker.runner.fits", lambda *_: False)
+    engine, rows = build_engine(checkpoint, CONFIG), set[int]()
     for network in (Talker, CodePredictor):
         forward = network.forward
 

@@ -1,0 +1,154 @@
+"""The talker's own kernels for CPUs, of cpu_kernels.c; where they were not built, torch and NumPy do the same.
+
+They are called through ctypes, whose calls leave Python to other threads. A row's result depends on that row alone.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+
+from deployments.talker.model.config import TransformerConfig
+from deployments.talker.model.layers import DecoderLayer, DecoderStack, RotaryTable
+
+_INTERFACE = 1  # version of the functions and their arguments; both files change it together
+_LANES = 16  # outputs of a product whose weights stand side by side
+_WIDEST = 512  # hidden sizes: the weights of wider stacks are read by several threads
+_POINTER, _COUNT = ctypes.c_void_p, ctypes.c_ssize_t
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (*((name, _COUNT) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim")),
+                ("eps", ctypes.c_float))  # fmt: skip
+
+
+class _Cache(ctypes.Structure):
+    _fields_ = (("keys", _POINTER), ("values", _POINTER), ("layer", _COUNT), ("tables", _POINTER), ("width", _COUNT),
+                ("block", _COUNT))  # fmt: skip
+
+
+def _library() -> ctypes.CDLL | None:
+    spec = find_spec("deployments.talker._cpu_kernels")
+    if spec is None or spec.origin is None:
+        return None
+    library = ctypes.CDLL(spec.origin)
+    if library.interface() != _INTERFACE:
+        return None
+    library.multiply.argtypes, library.multiply.restype = [*[_POINTER] * 3, *[_COUNT] * 3], None
+    library.run_stack.argtypes = [*[_POINTER] * 4, _COUNT, *[_POINTER] * 4, *[_COUNT] * 3, _POINTER]
+    library.run_stack.restype = None
+    library.draw_words.argtypes, library.draw_words.restype = [*[_POINTER] * 4, *[_COUNT] * 3], None
+    return library
+
+
+_built = _library()
+BUILT = _built is not None
+
+
+def fits(*configs: TransformerConfig) -> bool:
+    """Whether the kernels are there, take stacks of these shapes, and are faster than torch's threads with them."""
+    sizes = [size for each in configs for size in (each.hidden_size, each.intermediate_size, each.head_dim)]
+    return BUILT and max(each.hidden_size for each in configs) <= _WIDEST and not any(size % _LANES for size in sizes)
+
+
+class RowProduct:
+    """A matrix product without bias. The order of each sum is the same for any number of rows."""
+
+    def __init__(self, *weights: Tensor) -> None:
+        """`weights` [outputs, inputs] float32; the outputs of several follow each other."""
+        joined = torch.cat(weights).float()
+        self.outputs, self.inputs = joined.shape
+        padded = nn.functional.pad(joined, (0, 0, 0, -self.outputs % _LANES))
+        self.packed = padded.view(-1, _LANES, self.inputs).transpose(1, 2).contiguous()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, inputs] float32 -> [rows, outputs]."""
+        assert _built is not None
+        x, out = x.contiguous(), torch.empty(len(x), self.outputs)
+        _built.multiply(out.data_ptr(), x.data_ptr(), self.packed.data_ptr(), len(x), self.inputs, self.outputs)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class RowCache:
+    """Where the keys and values of rows stand."""
+
+    keys: Tensor  # [layers, slots, kv_heads, head_dim]; layers may lie apart
+    values: Tensor
+    tables: Tensor  # [rows, blocks] int32: position p has the slot tables[row, p // block] * block + p % block
+    block: int
+
+
+class CpuStack:
+    """A decoder stack behind its embeddings."""
+
+    def __init__(self, stack: DecoderStack, config: TransformerConfig, rotary: RotaryTable) -> None:
+        self._config, self._rotary = config, rotary
+        self._tensors = [tensor for layer in stack.layers for tensor in self._of_layer(layer)]
+        self._tensors.append(stack.norm.weight.float().contiguous())
+        self._pointers = (_POINTER * len(self._tensors))(*(tensor.data_ptr() for tensor in self._tensors))
+        self._shape = _Shape(
+            config.num_layers, config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
+            config.head_dim, config.rms_norm_eps,
+        )  # fmt: skip
+
+    def run(
+        self, x: Tensor, positions: Tensor, where: RowCache, *, followed: tuple[int, int] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Rows [rows, hidden] float32 at `positions` [rows] int32 -> hidden states [rows, hidden].
+
+        Stores their keys and values first: rows of one sequence may follow each other. Returns as well the attention
+        weights [rows, positions] of the layer and the head that is `followed`.
+        """
+        assert _built is not None
+        config, rows, hidden = self._config, len(x), x.clone(memory_format=torch.contiguous_format)
+        positions, tables = positions.int().contiguous(), where.tables.contiguous()
+        cache = _Cache(
+            where.keys.data_ptr(), where.values.data_ptr(), where.keys.stride(0), tables.data_ptr(), tables.shape[1],
+            where.block,
+        )  # fmt: skip
+        longest = int(positions.max()) + 1
+        heads = config.num_heads + 2 * config.num_kv_heads
+        a_row = config.hidden_size + (heads + config.num_heads) * config.head_dim + 2 * config.intermediate_size
+        scratch = torch.empty(rows * a_row + longest)
+        weights = None if followed is None else torch.zeros(rows, longest)
+        layer, head = followed or (0, 0)
+        _built.run_stack(
+            ctypes.byref(self._shape), self._pointers, ctypes.byref(cache), hidden.data_ptr(), rows,
+            positions.data_ptr(), self._rotary.cos.data_ptr(), self._rotary.sin.data_ptr(),
+            None if weights is None else weights.data_ptr(), longest, layer, head, scratch.data_ptr(),
+        )  # fmt: skip
+        return hidden, weights
+
+    @staticmethod
+    def _of_layer(layer: nn.Module) -> list[Tensor]:
+        """In the order that `run_stack` has."""
+        assert isinstance(layer, DecoderLayer)
+        attention, mlp = layer.self_attn, layer.mlp
+
+        def packed(*products: nn.Linear) -> Tensor:
+            return RowProduct(*(each.weight for each in products)).packed
+
+        return [
+            layer.input_layernorm.weight.contiguous(),
+            packed(attention.q_proj, attention.k_proj, attention.v_proj),
+            attention.q_norm.weight.contiguous(),
+            attention.k_norm.weight.contiguous(),
+            packed(attention.o_proj),
+            layer.post_attention_layernorm.weight.contiguous(),
+            packed(mlp.gate_proj),
+            packed(mlp.up_proj),
+            packed(mlp.down_proj),
+        ]
+
+
+def draw_words(seeds: Tensor, frames: Tensor, codebook: int, codes: Tensor) -> Tensor:
+    """The first word of Philox4x32-10, as `philox4x32` in sampling.py has it, for codes [rows, n] int64 -> int64."""
+    assert _built is not None
+    codes, seeds, frames = codes.contiguous(), seeds.contiguous(), frames.contiguous()
+    words = torch.empty_like(codes)
+    pointers = (each.data_ptr() for each in (words, codes, seeds, frames))
+    _built.draw_words(*pointers, codebook, *codes.shape)
+    return words
