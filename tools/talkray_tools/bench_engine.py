@@ -19,14 +19,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from deployments.config import TalkerConfig
-from deployments.protocol import ALL_FRAMES, Codes, GenerateRequest, ModelKind, Sampling, SynthesisRequest
+from deployments.protocol import ALL_FRAMES, Codes, GenerateRequest, ModelKind, Sampling, SynthesisRequest, Tail
 from deployments.talker.engine import Engine
 from deployments.talker.kv_cache import KVCache
 from deployments.talker.loading import StartClock, load_engine
@@ -38,6 +38,7 @@ from talkray_tools.step_profile import Busy, Share, profile_load, profile_step
 TEXT = "The quick brown fox jumps over the lazy dog, and then it rests in the shade of a tree."
 _WARM_UP_STEPS = 5
 _STREAM_FRAMES = 71  # 5.7 s of speech
+_TAILS = (12, 25)  # frames of earlier speech: one and two seconds
 _LENGTH_SIGMA = 0.35  # standard deviation of the logarithm of a stream's length under load
 _SETTLE_S, _LOAD_S = 1.5, 1.0
 
@@ -58,6 +59,7 @@ class PrefillTime:
     """Prompts that arrive together at an idle engine; milliseconds."""
 
     prompts: int
+    tail_frames: int  # of earlier speech, from which each goes on
     first_codes: float  # from the first request to the codes of all first frames, with the host's work
     first_codes_p95: float
 
@@ -111,8 +113,10 @@ class EngineReport:
         lines += [f"  {name}: {seconds:.1f} s" for name, seconds in self.startup_s.items()]
         lines.append("batch  device    loop    host   floor   ms per frame step")
         lines += [f"{s.batch:5} {s.device:7.2f} {s.loop:7.2f} {s.host:7.2f} {s.floor:7.2f}" for s in self.steps]
-        lines.append("prompts  first codes p50 / p95, ms")
-        lines += [f"{p.prompts:7}  {p.first_codes:.2f} / {p.first_codes_p95:.2f}" for p in self.prefills]
+        lines.append("prompts  tail, frames  first codes p50 / p95, ms")
+        lines += [
+            f"{p.prompts:7}  {p.tail_frames:12}  {p.first_codes:.2f} / {p.first_codes_p95:.2f}" for p in self.prefills
+        ]
         for a in self.arrivals:
             where = "" if a.first_difference is None else f"; the first difference is in frame {a.first_difference}"
             lines.append(
@@ -161,21 +165,25 @@ class EngineBench:
         """Frames of the longest running sequence: chunks tell nothing, those of several steps leave together."""
         return max((sequence.num_frames for sequence in self.engine.scheduler.running.values()), default=0)
 
-    def prefill_time(self, prompts: int) -> PrefillTime:
-        engine, times = self.engine, []
+    def prefill_time(self, prompts: int, *, tail_frames: int = 0) -> PrefillTime:
+        """Prompts of one sentence, or of two of which the first has been spoken in so many frames."""
+        engine, times = self.engine, list[float]()
+        codes = np.zeros((tail_frames, engine.model.num_code_groups), np.int16)
+        tail = Tail(f"{TEXT} ", codes) if tail_frames else None
         for trial in range(max(3, self.steps // 2)):
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             start = time.perf_counter_ns()
             for number in range(prompts):
-                engine.add(number, self._request(trial, frames=5))
+                request = self._request(trial, frames=5)
+                engine.add(number, replace(request, synthesis=replace(request.synthesis, tail=tail)))
             made: set[int] = set()
             while len(made) < prompts:
                 made |= {number for number, _ in engine.step().chunks}
             times.append((time.perf_counter_ns() - start) / 1e6)
             for number in range(prompts):
                 engine.abort(number)
-        return PrefillTime(prompts, statistics.median(times), statistics.quantiles(times, n=20)[-1])
+        return PrefillTime(prompts, tail_frames, statistics.median(times), statistics.quantiles(times, n=20)[-1])
 
     def arrivals(self, rate: float, *, streams: int) -> ArrivalResult:
         """Whether streams that arrive at random, `rate` a second, get the codes that they get alone."""
@@ -311,6 +319,7 @@ def measure(
     bench = EngineBench(engine, steps=options.steps, bandwidth=options.bandwidth * 1e12)
     before = engine.runner.graphs.num_eager
     result.prefills = [bench.prefill_time(prompts) for prompts in (1, 2, 4, 8) if prompts <= config.max_num_seqs]
+    result.prefills += [bench.prefill_time(1, tail_frames=frames) for frames in _TAILS]
     result.steps = [bench.step_time(batch) for batch in options.batches if batch <= config.max_num_seqs]
     result.arrivals = [bench.arrivals(rate, streams=options.streams) for rate in options.arrivals]
     result.eager_passes = engine.runner.graphs.num_eager - before
