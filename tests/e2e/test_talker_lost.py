@@ -21,10 +21,16 @@ UTTERANCE = body(ignore_eos=True, max_new_tokens=250, seed=7)
 async def test_a_stream_outlives_its_engine(http: aiohttp.ClientSession, run_id: str) -> None:
     """The only talker dies: the stream waits for the next one and goes on there, and then the server is ready again.
 
-    The request's line tells the story.
+    The stream goes on from an earlier request, from whose tail the next talker begins too. The request's line tells
+    the story.
     """
-    whole = await fetch(http, UTTERANCE)
-    async with http.post(PATH, json=UTTERANCE) as answer:
+    async with http.post(PATH, json=body("It was dark already.", seed=5)) as answer:
+        await answer.read()
+        joined = UTTERANCE | {"previous_request_id": answer.headers["x-request-id"]}
+    whole = await fetch(http, joined)
+    assert difference(await fetch(http, UTTERANCE), whole) is not None, "the tail has no effect"
+    async with http.post(PATH, json=joined) as answer:
+        assert "x-ignored" not in answer.headers
         begun = await answer.content.readany()
         [engine] = [process for process, command in marked(run_id).items() if ENGINE in command]
         os.kill(engine, signal.SIGKILL)
