@@ -9,7 +9,13 @@
 
 #include "../cpu.h"
 
-#define LANES 16 /* outputs whose weights stand side by side */
+#ifdef __aarch64__
+#define LANES 4
+#else
+#define LANES 8 /* of a vector; GCC does not split wider ones well where a CPU has them not */
+#endif
+#define TILE 16 /* outputs whose weights stand side by side */
+#define PARTS (TILE / LANES)
 #define MOST_ROWS 4 /* that share a reading of the weights */
 #define MOST_TILES 4
 
@@ -18,6 +24,15 @@ typedef float vector __attribute__((vector_size(LANES * sizeof(float)), aligned(
 /* That of all functions here, as cpu_kernels.py has it: one built for another one is not called. */
 int interface(void) { return 1; }
 
+/* Whether this CPU has such vectors; without them torch is faster. */
+int suits(void) {
+#ifdef __x86_64__
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return 1;
+#endif
+}
+
 ALWAYS_INLINE float sum_of(const vector *x) {
     float total = 0.0f;
     for (int lane = 0; lane < LANES; lane++)
@@ -25,38 +40,39 @@ ALWAYS_INLINE float sum_of(const vector *x) {
     return total;
 }
 
-/* out [rows, outputs] of in [rows, inputs], for `count` tiles of LANES outputs; `left` outputs are in the last one */
+/* out [rows, outputs] of in [rows, inputs], for `tiles` of TILE outputs; `left` outputs are in the last one */
 ALWAYS_INLINE void multiply_tiles(float *out, const float *in, const float *weights, ptrdiff_t inputs, ptrdiff_t outputs,
                                   int rows, int tiles, int left) {
-    vector sums[MOST_ROWS][MOST_TILES];
+    vector sums[MOST_ROWS][MOST_TILES * PARTS];
     for (int row = 0; row < rows; row++)
-        for (int tile = 0; tile < tiles; tile++)
-            sums[row][tile] = (vector){0};
+        for (int part = 0; part < tiles * PARTS; part++)
+            sums[row][part] = (vector){0};
     for (ptrdiff_t input = 0; input < inputs; input++)
-        for (int tile = 0; tile < tiles; tile++) {
-            vector weight = *(const vector *)(weights + (tile * inputs + input) * LANES);
+        for (int part = 0; part < tiles * PARTS; part++) {
+            vector weight = *(const vector *)(weights + (part / PARTS * inputs + input) * TILE + part % PARTS * LANES);
             for (int row = 0; row < rows; row++)
-                sums[row][tile] += in[row * inputs + input] * weight;
+                sums[row][part] += in[row * inputs + input] * weight;
         }
-    for (int row = 0; row < rows; row++)
-        for (int tile = 0; tile < tiles; tile++)
-            memcpy(out + row * outputs + tile * LANES, &sums[row][tile],
-                   (tile == tiles - 1 ? left : LANES) * sizeof(float));
+    for (int row = 0; row < rows; row++) {
+        float values[MOST_TILES * TILE];
+        memcpy(values, sums[row], tiles * TILE * sizeof(float));
+        memcpy(out + row * outputs, values, ((tiles - 1) * TILE + left) * sizeof(float));
+    }
 }
 
 ALWAYS_INLINE void multiply_rows(float *out, const float *in, const float *weights, ptrdiff_t inputs, ptrdiff_t outputs,
                                  int rows) {
-    ptrdiff_t tiles = (outputs + LANES - 1) / LANES, tile = 0;
-    int step = rows == 1 ? 4 : 2, left = (int)(outputs - (tiles - 1) * LANES);
+    ptrdiff_t tiles = (outputs + TILE - 1) / TILE, tile = 0;
+    int step = rows == 1 ? 4 : 1, left = (int)(outputs - (tiles - 1) * TILE);
     for (; tile + step <= tiles; tile += step)
-        multiply_tiles(out + tile * LANES, in, weights + tile * inputs * LANES, inputs, outputs, rows, step,
-                       tile + step == tiles ? left : LANES);
+        multiply_tiles(out + tile * TILE, in, weights + tile * inputs * TILE, inputs, outputs, rows, step,
+                       tile + step == tiles ? left : TILE);
     for (; tile < tiles; tile++)
-        multiply_tiles(out + tile * LANES, in, weights + tile * inputs * LANES, inputs, outputs, rows, 1,
-                       tile + 1 == tiles ? left : LANES);
+        multiply_tiles(out + tile * TILE, in, weights + tile * inputs * TILE, inputs, outputs, rows, 1,
+                       tile + 1 == tiles ? left : TILE);
 }
 
-/* out [rows, outputs] = in [rows, inputs] by weights, packed as [outputs / LANES, inputs, LANES] */
+/* out [rows, outputs] = in [rows, inputs] by weights, packed as [outputs / TILE, inputs, TILE] */
 ALWAYS_INLINE void product(float *out, const float *in, const float *weights, ptrdiff_t rows, ptrdiff_t inputs,
                            ptrdiff_t outputs) {
     ptrdiff_t row = 0;

@@ -1,4 +1,6 @@
-"""The talker's own kernels for CPUs, of cpu_kernels.c; where they were not built, torch and NumPy do the same.
+"""The talker's own kernels for CPUs, of cpu_kernels.c; torch and NumPy do the same without them.
+
+They are used where a C compiler built them, and on x86 where the CPU has AVX2.
 
 They are called through ctypes, whose calls leave Python to other threads. A row's result depends on that row alone.
 """
@@ -14,7 +16,7 @@ from deployments.talker.model.config import TransformerConfig
 from deployments.talker.model.layers import DecoderLayer, DecoderStack, RotaryTable
 
 _INTERFACE = 1  # version of the functions and their arguments; both files change it together
-_LANES = 16  # outputs of a product whose weights stand side by side
+_TILE = 16  # outputs of a product whose weights stand side by side
 _WIDEST = 512  # hidden sizes: the weights of wider stacks are read by several threads
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_ssize_t
 
@@ -34,7 +36,7 @@ def _library() -> ctypes.CDLL | None:
     if spec is None or spec.origin is None:
         return None
     library = ctypes.CDLL(spec.origin)
-    if library.interface() != _INTERFACE:
+    if library.interface() != _INTERFACE or not library.suits():
         return None
     library.multiply.argtypes, library.multiply.restype = [*[_POINTER] * 3, *[_COUNT] * 3], None
     library.run_stack.argtypes = [*[_POINTER] * 4, _COUNT, *[_POINTER] * 4, *[_COUNT] * 3, _POINTER]
@@ -50,7 +52,7 @@ BUILT = _built is not None
 def fits(*configs: TransformerConfig) -> bool:
     """Whether the kernels are there, take stacks of these shapes, and are faster than torch's threads with them."""
     sizes = [size for each in configs for size in (each.hidden_size, each.intermediate_size, each.head_dim)]
-    return BUILT and max(each.hidden_size for each in configs) <= _WIDEST and not any(size % _LANES for size in sizes)
+    return BUILT and max(each.hidden_size for each in configs) <= _WIDEST and not any(size % _TILE for size in sizes)
 
 
 class RowProduct:
@@ -60,8 +62,8 @@ class RowProduct:
         """`weights` [outputs, inputs] float32; the outputs of several follow each other."""
         joined = torch.cat(weights).float()
         self.outputs, self.inputs = joined.shape
-        padded = nn.functional.pad(joined, (0, 0, 0, -self.outputs % _LANES))
-        self.packed = padded.view(-1, _LANES, self.inputs).transpose(1, 2).contiguous()
+        padded = nn.functional.pad(joined, (0, 0, 0, -self.outputs % _TILE))
+        self.packed = padded.view(-1, _TILE, self.inputs).transpose(1, 2).contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, inputs] float32 -> [rows, outputs]."""
