@@ -292,9 +292,22 @@ class FrameChunk:
             tuple(mark for chunk in chunks for mark in chunk.trail),
         )
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickles bytes, in a third of the time of a data class with an array."""
+        beside = self.num_text_tokens, self.finish_reason, self.pcm, self.marks, self.readings
+        return _frame_chunk, (*_packed(self.codes), *beside, self.clone_prompt, self.trail)
+
     def split_end(self) -> tuple["FrameChunk", "FrameChunk"]:
         """A last chunk as its frames and the end of the stream. What comes beside codes and audio is in both."""
         return replace(self, finish_reason=None), replace(self, codes=self.codes[:0], pcm=b"")
+
+
+def _packed(codes: Codes) -> tuple[bytes, tuple[int, ...]]:
+    return codes.astype(np.int16, copy=False).tobytes(), codes.shape
+
+
+def _frame_chunk(codes: bytes, shape: tuple[int, ...], *beside: Any) -> FrameChunk:
+    return FrameChunk(np.frombuffer(codes, np.int16).reshape(shape), *beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +330,12 @@ class PcmChunk:
     clone_prompt: ClonePrompt | None = None  # see FrameChunk
     trail: Marks = ()  # see FrameChunk; of talkers and codecs
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """As that of FrameChunk."""
+        beside = self.num_text_tokens, self.finish_reason, self.position, self.marks, self.readings
+        of_ingress = self.text_positions, self.seed, self.segment
+        return _pcm_chunk, (*_packed(self.codes), self.pcm, *beside, *of_ingress, self.clone_prompt, self.trail)
+
     @property
     def num_samples(self) -> int:
         return len(self.pcm) // 2
@@ -330,6 +349,10 @@ class PcmChunk:
         return PcmChunk(
             b"", self.codes[:0], self.num_text_tokens, position=self.position, seed=self.seed, segment=self.segment
         )
+
+
+def _pcm_chunk(codes: bytes, shape: tuple[int, ...], pcm: bytes, *beside: Any) -> PcmChunk:
+    return PcmChunk(pcm, np.frombuffer(codes, np.int16).reshape(shape), *beside)
 
 
 @dataclass(frozen=True, slots=True)
