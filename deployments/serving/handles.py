@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, Generic, TypeVar
 
 from grpc import RpcError
 from ray.exceptions import RayActorError, RayTaskError
@@ -22,6 +22,8 @@ _PEER_TIMEOUT_S = 3.0
 _CATCH_UP_S = 0.25  # for messages that came while this process could not run
 _left: set[asyncio.Task[None]] = set()  # calls that were left before a replica had taken them
 
+T = TypeVar("T")
+
 
 async def read_replica(
     handle: DeploymentHandle, method: str, request: object, *, lost: type[ReplicaLost]
@@ -33,17 +35,15 @@ async def read_replica(
     call of the same HTTP request is left.
     """
     response = handle.options(method_name=method, stream=True).remote(request)
-    items = aiter(response)
+    items = ItemReader(aiter(response))
     is_taken = False  # by a replica
-    coming: asyncio.Future[Any] | None = None
     try:
         while True:
-            coming = asyncio.ensure_future(anext(items))
             within_s = _PEER_TIMEOUT_S if is_taken else _ACCEPT_S
-            if not await _settles(coming, within_s):
+            if not (await items.comes(within_s) or await items.comes(_CATCH_UP_S)):
                 raise lost(f"the replica has been silent for {within_s:.0f} s")
             try:
-                item = coming.result()
+                item = items.take()
             except StopAsyncIteration:
                 _finished.count(time.monotonic())
                 return
@@ -55,29 +55,83 @@ async def read_replica(
         response.cancel()
         raise from_ray_error(error, lost) from error
     finally:
-        if coming is None or coming.done() or is_taken:
+        if is_taken or items.has_come:
             response.cancel()
-            await drop(coming)
+            await items.drop()
         else:
-            leaving = asyncio.create_task(_leave(response, coming))
+            leaving = asyncio.create_task(_leave(response, items))
             _left.add(leaving)
             leaving.add_done_callback(_left.discard)
-        coming = None  # its exception's traceback holds this frame, and with it the request, which may be megabytes
 
 
-async def _leave(response: Any, coming: asyncio.Future[Any]) -> None:
+async def _leave(response: Any, items: "ItemReader[Any]") -> None:
     """Cancel a call once a replica has taken it, because Serve may lose a cancellation that comes before."""
-    await asyncio.wait((coming,), timeout=_ACCEPT_S)
+    await items.comes(_ACCEPT_S)
     response.cancel()
-    await drop(coming)
+    await items.drop()
 
 
-async def _settles(coming: asyncio.Future[Any], within_s: float) -> bool:
-    for timeout_s in (within_s, _CATCH_UP_S):
-        await asyncio.wait((coming,), timeout=timeout_s)
-        if coming.done():
-            return True
-    return False
+class ItemReader(Generic[T]):
+    """Reads an iterator one item at a time, and tells when none comes. One task reads all of it: a task and a wait for
+    each item take three times as long.
+    """
+
+    def __init__(self, items: AsyncIterator[T]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._item: list[T] = []  # at most one
+        self._taken: asyncio.Future[None] | None = None  # the task waits for it behind each item
+        self._coming: asyncio.Future[None] | None = None  # the reader waits for it
+        self._task = self._loop.create_task(self._read(items))
+        self._task.add_done_callback(self._wake)
+
+    async def _read(self, items: AsyncIterator[T]) -> None:
+        async for item in items:
+            self._item.append(item)
+            self._taken = self._loop.create_future()
+            self._wake()
+            await self._taken
+
+    def _wake(self, *_: object) -> None:
+        if self._coming is not None and not self._coming.done():
+            self._coming.set_result(None)
+
+    @property
+    def has_come(self) -> bool:
+        """Whether `take` gives an item or tells of the end."""
+        return bool(self._item) or self._task.done()
+
+    async def comes(self, within_s: float) -> bool:
+        """Wait for the next item or the end, at most so long. Only now the iterator is asked for the item after the one
+        that was taken last.
+        """
+        if not self._item and self._taken is not None and not self._taken.done():
+            self._taken.set_result(None)
+        if not self.has_come:
+            self._coming = self._loop.create_future()
+            timer = self._loop.call_later(within_s, self._wake)
+            try:
+                await self._coming
+            finally:
+                timer.cancel()
+        return self.has_come
+
+    def take(self) -> T:
+        """The item that has come. Raises StopAsyncIteration at the end, and what the iterator raises."""
+        if self._item:
+            return self._item.pop()
+        self._task.result()
+        raise StopAsyncIteration
+
+    async def drop(self) -> None:
+        """End the reading and drop its outcome: the traceback of an exception holds its reader, and with it a request,
+        which may be megabytes.
+        """
+        task = self._task
+        task.cancel()
+        await asyncio.wait((task,))
+        if not task.cancelled():
+            task.exception()
+        del self._task
 
 
 async def ask_replica(handle: DeploymentHandle, method: str, *arguments: object, lost: type[ReplicaLost]) -> Any:
@@ -95,16 +149,6 @@ async def ask_all_replicas(handle: DeploymentHandle, method: str, argument: obje
     except (TimeoutError, RayActorError, RayTaskError, RpcError, DeploymentUnavailableError) as error:
         raise NotReady(f"{handle.deployment_name}: not every replica has answered {method}: {error!r}") from error
     return results
-
-
-async def drop(coming: asyncio.Future[Any] | None) -> None:
-    """End a task and drop its outcome."""
-    if coming is None:
-        return
-    coming.cancel()
-    await asyncio.wait((coming,))
-    if not coming.cancelled():
-        coming.exception()
 
 
 def from_ray_error(error: Exception, lost: type[ReplicaLost]) -> Exception:

@@ -19,7 +19,7 @@ from deployments.errors import InvalidRequest, Moved, NotReady, Overloaded, Repl
 from deployments.protocol import FrameChunk, PcmChunk, with_mark
 from deployments.serving import ray_private
 from deployments.serving.collector import leave_loaded_alone
-from deployments.serving.handles import drop
+from deployments.serving.handles import ItemReader
 
 logger = logging.getLogger(__name__)
 
@@ -74,33 +74,28 @@ class Replica:
 
         Chunks with marks get one for `stage`, the first chunk gets this replica's. Raises as `check` does.
         """
-        coming: asyncio.Task[C] | None = None
         name = self._name
         async with aclosing(chunks):
+            self.check()
+            items = ItemReader(chunks)
             try:
-                self.check()
-                coming = asyncio.ensure_future(anext(chunks))
                 await asyncio.sleep(0)  # `chunks` asks the next stage before the heartbeat is packed and sent
                 yield heartbeat
                 while True:
                     self.check()
-                    coming = coming or asyncio.ensure_future(anext(chunks))
-                    await asyncio.wait((coming,), timeout=_HEARTBEAT_S)
-                    if not coming.done():
+                    if not await items.comes(_HEARTBEAT_S):
                         yield heartbeat
                         continue
                     try:
-                        chunk: C = coming.result()
+                        chunk: C = items.take()
                     except StopAsyncIteration:
                         return
-                    coming = None
                     if name:
                         chunk = replace(chunk, trail=(*chunk.trail, (name, time.time_ns())))
                         name = ""
                     yield with_mark(chunk, stage)
             finally:
-                await drop(coming)
-                coming = None  # see the end of `read_replica`
+                await items.drop()
 
     async def _notice(self) -> None:
         replica = ray_private.this_replica()
