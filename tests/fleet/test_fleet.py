@@ -65,13 +65,7 @@ class Running:
 @pytest.fixture(scope="module")
 def running(possible: None) -> Iterator[Running]:
     with fleet() as made:
-        redis = made.net.machine("redis")
-        options = ["--bind", redis.address, "--protected-mode", "no", "--save", "", "--dir", str(made.scratch)]
-        redis.start(["redis-server", *options], {})
-        made.head_environment = {
-            "RAY_REDIS_ADDRESS": f"{redis.address}:6379",
-            "RAY_external_storage_namespace": "talkray",
-        }
+        made.keep_in_redis()
         made.start_head()
         for pool in (TALKERS, CODECS):
             made.add(f"{pool}1", pool)

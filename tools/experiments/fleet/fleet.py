@@ -22,7 +22,7 @@ from serve_app.cli.serve.local_server import APP_NAME
 from tools.experiments.fleet.namespaces import Machine, Network, network
 
 ROOT = Path(__file__).parents[3]
-TALKER, CODEC, INGRESS = "Talker", "Codec", "Ingress"
+TALKER, CODEC, INGRESS, JOBS = "Talker", "Codec", "Ingress", "Jobs"
 TALKERS, CODECS = "talker", "codec"  # values of the label `pool`
 HTTP_PORT, GCS_PORT, METRICS_PORT = 8000, 6379, 8080
 START_S = 1200.0
@@ -124,6 +124,16 @@ class Fleet:
     head: Machine = field(init=False)
     head_environment: dict[str, str] = field(default_factory=dict)  # where Ray's store is, and the like
     control: Control | None = None
+
+    def keep_in_redis(self) -> None:
+        """Ray's store is on a machine of its own, which outlives the head."""
+        redis = self.net.machine("redis")
+        options = ["--bind", redis.address, "--protected-mode", "no", "--save", "", "--dir", str(self.scratch)]
+        redis.start(["redis-server", *options], {})
+        self.head_environment = {
+            "RAY_REDIS_ADDRESS": f"{redis.address}:6379",
+            "RAY_external_storage_namespace": "talkray",
+        }
 
     def start_head(self, *options: str) -> None:
         """The head, without slots for replicas; again after its death. Without `options` nothing starts nodes."""
@@ -312,6 +322,7 @@ def scaled_down(
     for pool in ("talker", "codec", "ingress"):
         own[f"{pool}_pool"] |= {"num_cpus": SLOT_CPUS}
     own["talker_pool"]["num_gpus"] = 1 / PER_NODE
+    own["jobs_pool"]["num_cpus"] = 0  # a node's slots are the others'
     sizes = {"Talker": talkers, "Codec": codecs, "Ingress": ingresses}
     for deployment in application["deployments"]:
         size = sizes[deployment["name"]]
