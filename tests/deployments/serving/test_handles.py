@@ -14,7 +14,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overloaded, TalkerLost
 from deployments.protocol import FinishReason, FrameChunk
 from deployments.serving.failover import with_failover
-from deployments.serving.handles import ask_replica, from_ray_error, read_replica
+from deployments.serving.handles import ItemReader, ask_replica, from_ray_error, read_replica
 
 pytestmark = pytest.mark.anyio
 
@@ -225,3 +225,59 @@ async def test_the_time_a_reader_takes_is_not_silence(monkeypatch: pytest.Monkey
         assert await anext(items) == "a"
         await asyncio.sleep(0.1)
         assert await anext(items) == "b"
+
+
+async def test_an_item_is_asked_for_when_its_reader_waits_for_it() -> None:
+    asked = list[int]()
+
+    async def count() -> AsyncGenerator[int, None]:
+        for number in range(3):
+            asked.append(number)
+            yield number
+
+    async with aclosing(count()) as numbers:
+        items = ItemReader(numbers)
+        for number in range(3):
+            assert await items.comes(10.0)
+            assert await items.comes(10.0)  # the same one
+            assert items.take() == number
+            await asyncio.sleep(0)
+            assert asked == list(range(number + 1))
+        assert await items.comes(10.0)
+        with pytest.raises(StopAsyncIteration):
+            items.take()
+        await items.drop()
+
+
+async def test_what_does_not_come_in_time_may_come_later() -> None:
+    gate = asyncio.Event()
+    items = ItemReader(aiter(Response([gate, "a", ValueError("broken")])))
+    assert not await items.comes(0.001)
+    gate.set()
+    assert await items.comes(10.0)
+    assert items.take() == "a"
+    assert await items.comes(10.0)
+    with pytest.raises(ValueError, match="broken"):
+        items.take()
+    await items.drop()
+
+
+async def test_a_reader_that_leaves_ends_what_it_waits_for() -> None:
+    left = asyncio.Event()
+
+    async def silence() -> AsyncGenerator[int, None]:
+        try:
+            await asyncio.Event().wait()
+            yield 1
+        finally:
+            left.set()
+
+    items = ItemReader(silence())
+    waiting = asyncio.create_task(items.comes(10.0))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not left.is_set()
+    await items.drop()
+    assert left.is_set()
