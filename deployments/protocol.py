@@ -281,6 +281,8 @@ class FrameChunk:
     @classmethod
     def join(cls, chunks: Sequence["FrameChunk"]) -> "FrameChunk":
         """Consecutive chunks of one stream as one, of which only the last may have a finish reason."""
+        if len(chunks) == 1:
+            return chunks[0]
         return cls(
             np.concatenate([chunk.codes for chunk in chunks]),
             max(chunk.num_text_tokens for chunk in chunks),
