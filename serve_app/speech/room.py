@@ -18,8 +18,6 @@ from serve_app.speech.model_state import ModelState, ModelStatus
 # The usual time to first audio is the least of the latest _LATEST times, and _USUAL_S before the first of them.
 _LATEST = 50
 _USUAL_S = 1.0
-# The death of a pool is known within this time. Until then a line behind which nothing is heard may be that death.
-_NOTICED_S = 2.0
 # What raises the limit, by the reason of a refusal.
 _MORE_REPLICAS = "more or faster replicas raise the limit"
 _REMEDIES = {
@@ -73,8 +71,9 @@ class Room:
             self._line_since_s(client),
             time.monotonic(),
         )
+        # A line behind which nothing is heard may be a death that is not known yet, and `max_wait_s` bounds that wait.
         silent_s = now_s - max(since_s, self._heard_s)
-        return "line" if now_s - since_s > longest_s and not longest_s < silent_s < _NOTICED_S else None
+        return "line" if now_s - since_s > longest_s >= silent_s else None
 
     def _runs(self) -> bool:
         is_running = self.is_running()

@@ -95,6 +95,11 @@ def test_without_its_control_store(started: ServerCommand, tmp_path: Path, port:
     speaks_again(tmp_path, port)
 
 
+# So long after the last audio a line on a busy machine may be a line: `api.admission.max_line_s`, and a second for a
+# first audio.
+LINE_S = 1.25
+
+
 def test_without_a_talker_nobody_is_told_to_slow_down(started: ServerCommand) -> None:
     """The pool's only talker dies: 503 until there is another one, not 429, and `/ready` says so."""
     started.ready()
@@ -104,7 +109,8 @@ def test_without_a_talker_nobody_is_told_to_slow_down(started: ServerCommand) ->
             os.kill(process, signal.SIGKILL)
             killed_s = time.monotonic()
             back_s = sampled.first_spoken(after_s=killed_s + 1.0) - killed_s
-        told = {answer for asked_s, answer in sampled.speech if killed_s < asked_s < killed_s + back_s}
+        meanwhile = [each for each in sampled.speech if killed_s < each[0] < killed_s + back_s]
+        told = {answer for asked_s, answer in meanwhile if answer != 429 or asked_s > killed_s + LINE_S}
         print(f"{victim} killed: speech after {back_s:.1f} s; {sorted(map(str, told))}")
         assert told <= {200, 503}  # once it is back, a busy machine may have too much to do
         assert {answer for _, answer in sampled.ready} == {200, 503}

@@ -55,6 +55,10 @@ class Line:
         asked = replace(request, client=client)
         return pcm_of([item async for item in self.admission.synthesize(asked, CUSTOM_VOICE)])
 
+    def hear(self) -> None:
+        """Another stream: the pools live."""
+        self.admission.room.hear()
+
     async def finish(self) -> None:
         self.gate.set()
         spoken = pcm_of(utterance(2))
@@ -86,6 +90,7 @@ async def test_a_line_that_moves_too_slowly_takes_nobody(clock: Clock) -> None:
     clock.now_s += 3
     await line.join()  # a first audio may take a second as long as none is known
     clock.now_s += 1.5
+    line.hear()
     with pytest.raises(Overloaded, match="being spoken: 0, waiting for their first audio: 2"):
         await line.speak()
     await line.finish()
@@ -96,6 +101,7 @@ async def test_one_client_whose_texts_take_long_holds_nobody_else_up(clock: Cloc
     line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
     await line.join("mallory")
     clock.now_s += 100
+    line.hear()
     with pytest.raises(Overloaded):
         await line.speak("mallory")
     await line.join("ada")
@@ -108,6 +114,7 @@ async def test_a_line_of_many_clients_takes_nobody(clock: Clock) -> None:
     await line.join("ada")
     await line.join("bob")
     clock.now_s += 4.5
+    line.hear()
     with pytest.raises(Overloaded):
         await line.speak("cleo")
     await line.finish()
@@ -152,6 +159,7 @@ async def test_what_a_first_audio_takes_anyway_is_no_line(clock: Clock) -> None:
     clock.now_s += 20
     await line.join()
     clock.now_s += 4
+    line.hear()
     with pytest.raises(Overloaded):
         await line.speak()
     await line.finish()
@@ -167,6 +175,7 @@ async def test_retry_after_is_the_line_over_its_speed(clock: Clock) -> None:
     for _ in range(5):
         await line.join()
     clock.now_s += 6
+    line.hear()
     with pytest.raises(Overloaded) as refused:
         await line.speak()
     elapsed_s = 10 * 0.5 + 6
@@ -275,14 +284,13 @@ async def test_a_line_behind_which_nothing_is_heard_may_be_a_death_that_is_not_k
     await line.join()
     clock.now_s += 1.5  # a first audio may take a second as long as none is known
     await line.join()
-    line.admission.room.hear()  # a talker lives, so it has too much to do
+    line.hear()  # a talker lives, so it has too much to do
     with pytest.raises(Overloaded):
         await line.speak()
     clock.now_s += 1.5
     await line.join()
-    clock.now_s += 0.6  # by now the death of all would be known
-    with pytest.raises(Overloaded):
-        await line.speak()
+    clock.now_s += 100  # on a busy machine it takes long to be known
+    await line.join()
     await line.finish()
 
 
@@ -300,6 +308,8 @@ async def test_to_ask_whether_a_request_would_be_refused_changes_nothing(clock: 
     line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
     await line.join()
     clock.now_s += 7.0
+    assert line.admission.room.would_refuse("") is None
+    line.hear()
     assert line.admission.room.would_refuse("") == "line"
     line.talkers = 0
     assert line.admission.room.would_refuse("") is None
