@@ -104,10 +104,6 @@ class WordTimes:
         told, self._num_told = self._num_told, max(self._num_told, over)
         self._told += [self._word(number) for number in range(told, self._num_told)]
 
-    @property
-    def has_told(self) -> bool:
-        return bool(self._told)
-
     def take(self) -> list[Word]:
         """The words whose end has become known since the last call, in order."""
         told, self._told = self._told, []

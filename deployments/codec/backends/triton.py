@@ -148,7 +148,7 @@ class _TritonPass(ForwardPass):
     ) -> Signal:
         gates, added = None if gate is None else gate.weight, None if residual is None else residual.values
         step = _Launch(linear.weight[None], linear.bias, gates, residual=added, norm=norm, gelu=gelu)
-        return Signal(self._multiply(x.values, step, time=len(x.values))[0])
+        return self._multiply(x.values, step, time=len(x.values))
 
     def attend(self, qkv: Signal, layer: Layer) -> Signal:
         config, backend = self.config, self.backend
@@ -183,11 +183,12 @@ class _TritonPass(ForwardPass):
         step = _Launch(
             conv.weight, conv.bias, residual=added, snake=snake, memory=memory, dilation=conv.dilation, plain=keep
         )
-        y, snaked = self._multiply(rows, step, time=time)
+        y = self._multiply(rows, step, time=time)
         if memory is not None:
             self._remember(rows, memory, time)
         channels = conv.weight.shape[2] // conv.upsampling
-        return Signal(y.view(-1, channels) if keep else y, snaked=None if snake is None else snaked.view(-1, channels))
+        values = y.values.view(-1, channels) if keep else y.values
+        return Signal(values, snaked=None if y.snaked is None else y.snaked.view(-1, channels))
 
     def samples(self, x: Signal, conv: Conv) -> Tensor:
         """Samples in int16."""
@@ -214,8 +215,10 @@ class _TritonPass(ForwardPass):
             **self._launch,
         )  # fmt: skip
 
-    def _multiply(self, x: Tensor, step: "_Launch", *, time: int) -> tuple[Tensor, Tensor]:
-        """Plain output and output after the snake, each [rows, outs]; one not asked for is x."""
+    def _multiply(self, x: Tensor, step: "_Launch", *, time: int) -> Signal:
+        """The output, [rows, outs], and the same after the snake, if there is one. The values of a step that is not
+        `plain` are x: nothing reads them.
+        """
         taps, num_in, num_out = step.weight.shape
         y = self._empty(len(x), num_out) if step.plain else x
         snaked = x if step.snake is None else self._empty(len(x), num_out)
@@ -240,7 +243,7 @@ class _TritonPass(ForwardPass):
             residual=step.residual is not None, plain=step.plain, snaked=snake is not None,
             precision=self.backend.products, **self._launch, **tiles,
         )  # fmt: skip
-        return y, snaked
+        return Signal(y, snaked=None if snake is None else snaked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -309,7 +309,8 @@ class Product:
 def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, tile: Tile, product: Product, *,
            bias: Tensor | None = None, residual: Tensor | None = None,
            leave_squares: bool = False) -> None:  # fmt: skip
-    """Fill `out.values` [rows, n]. With `leave_squares` fill `out.squares` too, for a product that normalises `out`.
+    """Fill `out.values` [rows, n]. With `leave_squares` fill `out.squares` and set `out.parts` too, for a product that
+    normalises `out`.
 
     `weight` is [n, k] as in nn.Linear ([2n, k] where gated), `x` [rows, k]; sums are float32. A product that normalises
     needs `x` with its squares. With `product.pdl` the kernel launched just before this one must not be the one that
