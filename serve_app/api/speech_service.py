@@ -220,7 +220,7 @@ class SpeechService:
         return record.note_speech(asked, wish.info, wish.stored, speed=wish.delivery.speed, is_timed=is_timed)
 
     def synthesize(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of one utterance. This rung answers a text with nothing to speak by a moment of silence."""
+        """The audio of one utterance. A text with nothing to speak is answered by a moment of silence."""
         return self.models.synthesize(utterance, info) if is_speakable(utterance.text) else _silent(info)
 
 

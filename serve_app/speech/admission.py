@@ -87,7 +87,7 @@ class Admission:
         return await self._synthesizer.describe()
 
     async def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of one utterance. This rung lets the stream in or refuses it, and measures what it sends.
+        """The audio of one utterance. The stream is let in or refused, and what is sent is measured.
 
         Raises Overloaded if the audio would come late, NotReady while no talker has started.
         """

@@ -26,7 +26,7 @@ class LongText:
         self._synthesizer, self._model = synthesizer, model
 
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of one utterance. This rung makes a call for each segment of its text."""
+        """The audio of one utterance, by a call for each segment of its text."""
         segments = Segments.of(request, info.max_segment_chars)
         first = segments.known_segment(0)
         assert first is not None, "a text has a segment"
@@ -89,7 +89,7 @@ class LongText:
         return SegmentAudio(self._synthesize_segment(request, info), again)
 
     def _synthesize_segment(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of one segment, by the rung below."""
+        """The audio of one segment."""
         if request.continues:
             return self._synthesize_later_segment(request, info)
         return self._synthesizer.synthesize(request, info)

@@ -35,7 +35,7 @@ class ModelAdmissions:
         return len(self._admissions)
 
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of one utterance. This rung chooses the Admission of the request's model. Raises as that does."""
+        """The audio of one utterance, by the Admission of the request's model. Raises as that does."""
         return self._admissions[request.model].synthesize(request, info)
 
     def check_room(self, client: str) -> None:

@@ -106,7 +106,7 @@ class SpeechStart:
         *,
         seed: int | None = None,
     ) -> PeekedSpeech:
-        """One call of the rung below, with its first samples. `seed`: of a second attempt."""
+        """One call for the audio, with its first samples. `seed`: of a second attempt."""
         audio = self._long_text.synthesize(request, info) if live is None else self._live_audio(request, live, info)
         speech = PeekedSpeech(await opened.enter_async_context(aclosing(audio)))
         await speech.peek(seed=seed)
