@@ -1,4 +1,4 @@
-/* The talker on a CPU: decoder stacks over a few rows in float32, and the noise of sampling.
+/* The talker on a CPU: decoder stacks over a few rows in float32, and sampling.
  *
  * torch takes forty calls for a layer, which cost more than the arithmetic as long as the model is small. A row's
  * result depends on nothing but the row: each sum has one order, however many rows a call has. Built at install time
@@ -6,6 +6,7 @@
  */
 #include <math.h>
 #include <stddef.h>
+#include <stdlib.h>
 
 #include "../cpu.h"
 
@@ -22,7 +23,7 @@
 typedef float vector __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
 
 /* That of all functions here, as cpu_kernels.py has it: one built for another one is not called. */
-int interface(void) { return 1; }
+int interface(void) { return 2; }
 
 /* Whether this CPU has such vectors; without them torch is faster. */
 int suits(void) {
@@ -208,21 +209,107 @@ FOR_THIS_CPU void run_stack(const Shape *shape, const float *const *tensors, con
 }
 
 /* The first word of Philox4x32-10 (Salmon et al. 2011), keyed by a row's seed, counting (code, codebook, frame, 0). */
-FOR_THIS_CPU void draw_words(int64_t *words, const int64_t *codes, const int64_t *seeds, const int64_t *frames,
-                             ptrdiff_t codebook, ptrdiff_t rows, ptrdiff_t count) {
-    for (ptrdiff_t row = 0; row < rows; row++)
-        for (ptrdiff_t place = row * count; place < (row + 1) * count; place++) {
-            uint32_t low = (uint32_t)seeds[row], high = (uint32_t)((uint64_t)seeds[row] >> 32);
-            uint32_t first = (uint32_t)codes[place], second = (uint32_t)codebook, third = (uint32_t)frames[row], fourth = 0;
-            for (int round = 0; round < 10; round++) {
-                uint64_t one = (uint64_t)first * 0xD2511F53u, other = (uint64_t)third * 0xCD9E8D57u;
-                first = (uint32_t)(other >> 32) ^ second ^ low;
-                second = (uint32_t)other;
-                third = (uint32_t)(one >> 32) ^ fourth ^ high;
-                fourth = (uint32_t)one;
-                low += 0x9E3779B9u;
-                high += 0xBB67AE85u;
-            }
-            words[place] = first;
+ALWAYS_INLINE uint32_t first_word(uint64_t seed, uint32_t code, uint32_t codebook, uint32_t frame) {
+    uint32_t low = (uint32_t)seed, high = (uint32_t)(seed >> 32), first = code, second = codebook, third = frame, fourth = 0;
+    for (int round = 0; round < 10; round++) {
+        uint64_t one = (uint64_t)first * 0xD2511F53u, other = (uint64_t)third * 0xCD9E8D57u;
+        first = (uint32_t)(other >> 32) ^ second ^ low;
+        second = (uint32_t)other;
+        third = (uint32_t)(one >> 32) ^ fourth ^ high;
+        fourth = (uint32_t)one;
+        low += 0x9E3779B9u;
+        high += 0xBB67AE85u;
+    }
+    return first;
+}
+
+/* A packed FilterOptions, column by column. */
+typedef struct {
+    int32_t do_sample;
+    float temperature;
+    int32_t top_k;
+    float top_p;
+} Options;
+
+/* The first of the largest values; NaN is none. */
+ALWAYS_INLINE ptrdiff_t largest(const float *values, ptrdiff_t count) {
+    ptrdiff_t best = 0;
+    for (ptrdiff_t place = 1; place < count; place++)
+        if (values[place] > values[best])
+            best = place;
+    return best;
+}
+
+/* The k-th largest value. `heap` [k]: the k largest so far, the least of them first. */
+ALWAYS_INLINE float kth_largest(const float *values, ptrdiff_t count, float *heap, ptrdiff_t k) {
+    for (ptrdiff_t place = 0; place < k; place++)
+        heap[place] = -INFINITY;
+    for (ptrdiff_t place = 0; place < count; place++) {
+        float value = values[place];
+        if (!(value > heap[0]))
+            continue;
+        ptrdiff_t hole = 0, child;
+        for (; (child = 2 * hole + 1) < k; hole = child) {
+            child += child + 1 < k && heap[child + 1] < heap[child];
+            if (value <= heap[child])
+                break;
+            heap[hole] = heap[child];
         }
+        heap[hole] = value;
+    }
+    return heap[0];
+}
+
+static int ascending(const void *one, const void *other) {
+    float left = *(const float *)one, right = *(const float *)other;
+    return (left > right) - (left < right);
+}
+
+/* The least value that top-p keeps of those from `least` on, with all that equal it: the smaller ones sum to at most
+ * 1 - top_p. */
+ALWAYS_INLINE float least_of_top_p(const float *values, ptrdiff_t count, float *kept, float least, float most, float top_p) {
+    ptrdiff_t num_kept = 0, first = 0;
+    double total = 0.0, sum = 0.0;
+    for (ptrdiff_t place = 0; place < count; place++)
+        if (values[place] >= least && values[place] > -INFINITY)
+            kept[num_kept++] = values[place];
+    qsort(kept, num_kept, sizeof *kept, ascending);
+    for (ptrdiff_t place = 0; place < num_kept; place++)
+        total += exp(kept[place] - most);
+    for (; first < num_kept - 1; first++) {
+        sum += exp(kept[first] - most);
+        if (sum > (1.0f - top_p) * total)
+            break;
+    }
+    return num_kept ? kept[first] : most;
+}
+
+/* Codes [rows] of logits [rows, vocab]: BatchSampler.sample in sampling.py, with its noise, row by row. Exponentials and
+ * logarithms are rounded from float64, so that any C library has the same. `scratch` [2 * vocab]. */
+FOR_THIS_CPU void sample(int64_t *codes, const float *logits, const Options *options, const int64_t *seeds,
+                         const int64_t *frames, ptrdiff_t codebook, ptrdiff_t rows, ptrdiff_t vocab, float *scratch) {
+    float *scaled = scratch, *some = scratch + vocab;
+    for (ptrdiff_t row = 0; row < rows; row++, logits += vocab, options++) {
+        codes[row] = largest(logits, vocab);
+        if (!options->do_sample)
+            continue;
+        for (ptrdiff_t code = 0; code < vocab; code++)
+            scaled[code] = logits[code] / options->temperature;
+        float most = scaled[codes[row]], least = -INFINITY, best = 0.0f;
+        if (options->top_k > 0 && options->top_k < vocab)
+            least = kth_largest(scaled, vocab, some, options->top_k);
+        if (options->top_p < 1.0f)
+            least = least_of_top_p(scaled, vocab, some, least, most, options->top_p);
+        for (ptrdiff_t code = 0; code < vocab; code++) {
+            if (!(scaled[code] >= least && scaled[code] > -INFINITY))
+                continue;
+            uint32_t word = first_word((uint64_t)seeds[row], (uint32_t)code, (uint32_t)codebook, (uint32_t)frames[row]);
+            float noise = (float)-log((word + 0.5) / 4294967296.0);
+            float score = (float)exp(scaled[code] - most) / noise;
+            if (score > best) {
+                best = score;
+                codes[row] = code;
+            }
+        }
+    }
 }

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from deployments.talker.model.config import TransformerConfig
 from deployments.talker.model.layers import DecoderLayer, DecoderStack, RotaryTable
 
-_INTERFACE = 1  # version of the functions and their arguments; both files change it together
+_INTERFACE = 2  # version of the functions and their arguments; both files change it together
 _TILE = 16  # outputs of a product whose weights stand side by side
 _WIDEST = 512  # hidden sizes: the weights of wider stacks are read by several threads
 _POINTER, _COUNT = ctypes.c_void_p, ctypes.c_ssize_t
@@ -41,7 +41,7 @@ def _library() -> ctypes.CDLL | None:
     library.multiply.argtypes, library.multiply.restype = [*[_POINTER] * 3, *[_COUNT] * 3], None
     library.run_stack.argtypes = [*[_POINTER] * 4, _COUNT, *[_POINTER] * 4, *[_COUNT] * 3, _POINTER]
     library.run_stack.restype = None
-    library.draw_words.argtypes, library.draw_words.restype = [*[_POINTER] * 4, *[_COUNT] * 3], None
+    library.sample.argtypes, library.sample.restype = [*[_POINTER] * 5, *[_COUNT] * 3, _POINTER], None
     return library
 
 
@@ -146,11 +146,16 @@ class CpuStack:
         ]
 
 
-def draw_words(seeds: Tensor, frames: Tensor, codebook: int, codes: Tensor) -> Tensor:
-    """The first word of Philox4x32-10, as `philox4x32` in sampling.py has it, for codes [rows, n] int64 -> int64."""
+def sample(logits: Tensor, packed: Tensor, seeds: Tensor, frames: Tensor, codebook: int) -> Tensor:
+    """`BatchSampler.sample` with `philox_noise`: logits [rows, vocab] float32 -> codes [rows] int64.
+
+    `packed` [rows, options] int32; `seeds` and `frames` [rows] int64.
+    """
     assert _built is not None
-    codes, seeds, frames = codes.contiguous(), seeds.contiguous(), frames.contiguous()
-    words = torch.empty_like(codes)
-    pointers = (each.data_ptr() for each in (words, codes, seeds, frames))
-    _built.draw_words(*pointers, codebook, *codes.shape)
-    return words
+    assert logits.dtype is torch.float32
+    rows, vocab = logits.shape
+    codes, scratch = torch.empty(rows, dtype=torch.long), torch.empty(2, vocab)
+    given = [each.contiguous() for each in (logits, packed, seeds, frames)]
+    pointers = (each.data_ptr() for each in (codes, *given))
+    _built.sample(*pointers, codebook, rows, vocab, scratch.data_ptr())
+    return codes

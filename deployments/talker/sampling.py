@@ -78,7 +78,7 @@ def philox_noise(draw: Draw, codes: Tensor) -> Tensor:
 
     The logarithm runs in float64, so that vector and scalar code paths round to the same float32.
     """
-    words = _first_words_cpu(draw, codes) if codes.is_cpu else _first_words(draw, codes)
+    words = _first_words_numpy(draw, codes) if codes.is_cpu else _first_words(draw, codes)
     uniform = (words.double() + 0.5) / 2**32
     return (-uniform.log()).float()
 
@@ -90,10 +90,8 @@ def _first_words(draw: Draw, codes: Tensor) -> Tensor:
     return philox4x32(counter, key)[0]
 
 
-def _first_words_cpu(draw: Draw, codes: Tensor) -> Tensor:
-    """`_first_words` by a kernel; without it in NumPy, in which its hundred operations take a third of torch's time."""
-    if cpu_kernels.BUILT:
-        return cpu_kernels.draw_words(draw.seeds, draw.frames, draw.codebook, codes)
+def _first_words_numpy(draw: Draw, codes: Tensor) -> Tensor:
+    """`_first_words` in NumPy, because its hundred small operations take a CPU three times as long in torch."""
     mask, half = np.uint64(_MASK), np.uint64(32)
     first, third = codes.numpy().astype(np.uint64), draw.frames.numpy().astype(np.uint64)[:, None]
     second, fourth = np.full((1, 1), draw.codebook, np.uint64), np.zeros((1, 1), np.uint64)
@@ -169,6 +167,8 @@ class BatchSampler:
 
     def sample(self, logits: Tensor, draw: Draw, noise: NoiseSource = philox_noise) -> Tensor:
         """Logits [rows, vocab] float32 -> codes [rows] int64."""
+        if cpu_kernels.BUILT and logits.is_cpu and noise is philox_noise:
+            return cpu_kernels.sample(logits, self.packed, draw.seeds, draw.frames, draw.codebook)
         vocab = logits.shape[-1]
         wanted = self.breadth.num_candidates
         count = vocab if wanted is None else min(wanted, vocab)

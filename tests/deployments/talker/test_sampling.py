@@ -12,13 +12,14 @@ from transformers.generation.logits_process import (
 )
 
 from deployments.protocol import FILTERS, Sampling
+from deployments.talker import cpu_kernels
 from deployments.talker.sampling import (
     OPTION_COLUMNS,
     BatchSampler,
     Draw,
     FilterOptions,
     _first_words,
-    _first_words_cpu,
+    _first_words_numpy,
     penalise_repetition,
     philox4x32,
     philox_noise,
@@ -94,7 +95,7 @@ def test_a_cpu_draws_what_a_gpu_draws() -> None:
     frames = torch.randint(2**20, (9, 2), generator=generator)[:, 1]  # a column, as in the state of a batch
     for codebook in (0, 15):
         drawn = Draw(seeds, frames, codebook)
-        assert torch.equal(_first_words_cpu(drawn, codes), _first_words(drawn, codes))
+        assert torch.equal(_first_words_numpy(drawn, codes), _first_words(drawn, codes))
 
 
 def test_noise_counts_code_codebook_and_frame_under_the_seed() -> None:
@@ -171,6 +172,8 @@ def test_top_k_keeps_what_equals_the_kth() -> None:
     options = FilterOptions(do_sample=True, temperature=1.0, top_k=3, top_p=1.0)
     assert support(logits, options) == [1, 2, 3, 5, 6, 7]
     assert (hugging_face(logits[None], options)[0] > -torch.inf).nonzero()[:, 0].tolist() == [1, 2, 3, 5, 6, 7]
+    drawn = sampler_of([options] * 200).sample(logits.expand(200, -1), draw(200))
+    assert drawn.unique().tolist() == [1, 2, 3, 5, 6, 7]
 
 
 def test_top_p_keeps_at_least_the_best() -> None:
@@ -200,6 +203,26 @@ def test_rows_with_options_of_their_own_do_not_touch_each_other() -> None:
     order = torch.randperm(len(options), generator=torch.Generator().manual_seed(0))
     shuffled = Draw(torch.ones(len(options), dtype=torch.long), order, 0)
     assert torch.equal(sampler_of([options[row] for row in order]).sample(logits[order], shuffled), together[order])
+
+
+@pytest.mark.skipif(not cpu_kernels.BUILT, reason="no C compiler built the kernels")
+@pytest.mark.parametrize("vocab", [20, 1024])
+def test_the_kernel_chooses_as_torch_does(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [each for each in (GREEDY, *OPTIONS) for _ in range(20)]
+    logits, drawn = random_logits(len(options), vocab), draw(len(options), codebook=3, seed=-(2**40) - 1)
+    logits[:, 1:4] = -torch.inf
+    logits[::5, 5:] = -torch.inf  # fewer codes than most values of top-k
+    by_kernel = sampler_of(options).sample(logits, drawn)
+    monkeypatch.setattr(cpu_kernels, "BUILT", False)
+    assert torch.equal(by_kernel, sampler_of(options).sample(logits, drawn))
+
+
+@pytest.mark.parametrize("options", [GREEDY, *OPTIONS], ids=str)
+def test_logits_that_are_no_numbers_give_a_code(options: FilterOptions) -> None:
+    """The runner reports such a row afterwards, but looks up the code's embedding first."""
+    logits = torch.stack([torch.full((30,), value) for value in (torch.nan, -torch.inf, torch.inf)])
+    codes = sampler_of([options] * 3).sample(logits, draw(3))
+    assert ((codes >= 0) & (codes < 30)).all()
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.05, 2.0, 0.8])
