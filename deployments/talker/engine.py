@@ -4,9 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import partial
-from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -30,6 +28,8 @@ _LAUNCH_NS = 800_000  # from the host's choice of a step's sequences to the star
 _AUDIO_POLL_S = 0.0002
 # With at most so many rows `advance` of a step waits until a first frame is decoded, because a listener waits.
 _FEW_ROWS = 8
+# Beside a step with more listeners than this, newcomers wait for the next step: the lane would make the step longer.
+_MOST_BESIDE_LANE = 96
 _MAX_FAILED_PREFILLS = 3  # so many in a row are the fault of the engine, not of the requests
 
 
@@ -41,22 +41,16 @@ class StepOutput:
     failures: tuple[tuple[int, TalkrayError], ...] = ()
 
 
-class StepStage(Enum):
-    """How far the last step has come."""
-
-    CODES = auto()  # the device makes its frames, and the host has not taken them
-    ADVANCE = auto()  # the host has its frames, and the talker reads them
-    OVER = auto()
-
-
 @dataclass(slots=True)
 class StepInFlight:
-    """The step that was launched last."""
+    """The step that was launched last, or that of a lane."""
 
     launched: LaunchedStep
-    previous: LaunchedStep | None  # the step before it, whose `advance` is over once this one has codes
-    num_starting: int  # the last so many sequences of the batch: the decoder has their frames before the host has them
-    stage: StepStage = StepStage.CODES
+    runner: ModelRunner
+    going: list[Sequence]  # the batch: these, then `starting`, whose frames the decoder has before the host has them
+    starting: list[Sequence]
+    previous: LaunchedStep | None = None  # the step before it, whose `advance` is over once this one has codes
+    is_collected: bool = False  # the host has its frames, and the talker reads them
     next_launch_ns: int = 0  # when to launch the next step: earlier fewer requests join it, later the device is idle
 
 
@@ -70,13 +64,18 @@ class Engine:
         codec    |                     | first frames 1 | other frames 1 | ...
         host     | launch 1 | wait     | collect 1: codes leave, ends are found | launch 2 at `next_launch_ns` | wait
 
-    `_launch_step` queues both halves, so the device has work while the host collects. `_starting` names the sequences
-    that cannot end yet: a GPU decodes their frames without asking the host. On a CPU `_launch_step` returns when the
-    frames exist, `_collect_step` hands them on, and `_finish_step` runs `advance` at the next call: no listener waits
-    for it.
+    `_launch_step` queues both halves, so the device has work while the host collects. A GPU decodes the frames of
+    `starting` sequences without asking the host. On a CPU `_launch_step` returns when the frames exist, `_collect_step`
+    hands them on, and the runner puts `advance` off until the next call: no listener waits for it.
 
-    The host's buffers of a step are used again. `LaunchedStep.result` has to be read before the next launch. `readings`
-    are complete once the next step has its codes, and have to be read before the launch after that.
+    A GPU has lanes too. A newcomer that comes while a step runs does not wait for it:
+
+        lane     | prefill | predict | advance |             on a CUDA stream of high priority
+        codec              |         | its first frame |
+        talker   | predict 1  | advance 1    | predict 2 | advance 2 | predict 3, with the newcomer | ...
+
+    `_launch_lane` takes it from the line. `_collect_lane` takes its frame, and lets it join the next step once the lane
+    has run `advance`.
     """
 
     def __init__(
@@ -94,6 +93,8 @@ class Engine:
         self.outgoing = Outgoing(audio, info, on_gpu=runner.device.type != "cpu")
         self.intake = Intake(info, prompts, limits)
         self._step: StepInFlight | None = None
+        self._lane_steps: list[StepInFlight] = []  # each until its sequences have joined the others
+        self._advance_ns: dict[int, int] = {}  # how long `advance` takes, by `_size` of the step
         self._failures: list[tuple[int, TalkrayError]] = []  # of the step under way
         self._num_failed_prefills = 0  # in a row
         self._num_not_finite = 0  # sequences since the start
@@ -103,16 +104,13 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether a step would do nothing."""
-        step = self._step
-        works = step is not None and (
-            step.stage is StepStage.CODES or (step.stage is StepStage.ADVANCE and self._goes_on(step))
-        )
+        works = self._is_running or bool(self._lane_steps) or self.runner.has_pending_advance
         return self.scheduler.is_idle and self.outgoing.is_idle and not works
 
     @property
     def poll_timeout_s(self) -> float:
         """For how long the host may wait for new requests before the device is idle."""
-        if self._step is None or self._step.stage is StepStage.CODES:
+        if self._step is None or self._is_running or self._lane_steps:
             return 0.0
         return min(max(0.0, (self._step.next_launch_ns - time.perf_counter_ns()) / 1e9), _AUDIO_POLL_S)
 
@@ -139,11 +137,13 @@ class Engine:
         if sequence is not None and known is None:
             self._queue(sequence)
         elif sequence is not None and len(sequence.prompt.trailing) > num_known:
+            self._await_lane_of(sequence_id)
             self.runner.extend_text(sequence, num_known)
 
     def abort(self, sequence_id: int) -> None:
         """Stop a sequence and free what it holds. A sequence that has ended meanwhile is no error."""
         self.intake.close(sequence_id)
+        self._await_lane_of(sequence_id)
         self.scheduler.abort(sequence_id)
         self.outgoing.close(sequence_id)
 
@@ -160,9 +160,10 @@ class Engine:
         join the next step. `meanwhile` is called repeatedly while the device works, and may add and abort. Raises if
         the engine itself is at fault.
         """
-        self._finish_step()
+        self.runner.run_pending_advance()
         self._launch_step()
-        self._collect_step(meanwhile)
+        if self._await_codes(meanwhile):
+            self._collect_step()
         chunks = self.outgoing.take(self.scheduler.find)
         failures, self._failures = (*self._failures, *self.audio.take_failures()), []
         for sequence_id, _ in failures:
@@ -193,57 +194,82 @@ class Engine:
         else:
             self.scheduler.add(sequence)
 
-    def _finish_step(self) -> None:
-        """Run `advance` of the last step, which a CPU may still have to do."""
-        step = self._step
-        if step is None or step.stage is not StepStage.ADVANCE:
-            return
-        step.stage = StepStage.OVER
-        if not self._goes_on(step):
-            self.runner.drop_pending_advance()
-            return
-        self.runner.run_pending_advance()
-
-    def _goes_on(self, step: StepInFlight) -> bool:
-        """Whether a sequence of the step goes on, so that `advance` of the step is needed."""
-        return any(self.scheduler.running.get(sequence.id) is sequence for sequence in step.launched.sequences)
+    @property
+    def _is_running(self) -> bool:
+        """Whether the device makes frames of the last step which the host has not taken."""
+        return self._step is not None and not self._step.is_collected
 
     def _launch_step(self) -> None:
         """Start the next step, unless one runs or the device has work enough for now."""
         last = self._step
-        if last is not None and (last.stage is StepStage.CODES or time.perf_counter_ns() < last.next_launch_ns):
+        if last is not None and (self._is_running or time.perf_counter_ns() < last.next_launch_ns):
             return
         batch = self.scheduler.schedule()
         if batch is None:
             return
-        failed = self._prefill(batch.prefill)
-        for sequence in batch.prefill:  # while the device works on their prompts
-            if sequence not in failed and not self._try_open(sequence):
-                failed.append(sequence)
+        self.runner.begin_step()
+        failed = self._admit(batch.prefill, self.runner)
         decode = [sequence for sequence in batch.decode if sequence not in failed] if failed else batch.decode
         if decode:
-            starting = self._starting(decode)
-            launched = self.runner.launch(decode, partial(self._add_first_frames, starting))
-            self._step = StepInFlight(launched, None if last is None else last.launched, len(starting))
+            self._step = self._launch(decode, self.runner)
+            self._step.previous = None if last is None else last.launched
 
-    def _prefill(self, sequences: list[Sequence]) -> list[Sequence]:
+    def _launch_lane(self) -> None:
+        """Make first frames of newcomers beside the step that runs, which they would have to wait for."""
+        step = self._step
+        if not self.runner.lanes or step is None or not self.scheduler.waiting:
+            return
+        busy = [each.runner for each in self._lane_steps]
+        lane = next((lane for lane in self.runner.lanes if lane not in busy), None)
+        if lane is None:
+            return
+        if sum(not sequence.is_background for sequence in step.launched.sequences) > _MOST_BESIDE_LANE:
+            return
+        newcomers = self.scheduler.start_beside(lane.takes, most=lane.buckets[-1])
+        if not newcomers:
+            return
+        failed = self._admit(newcomers, lane)
+        ready = [sequence for sequence in newcomers if sequence not in failed]
+        if ready:
+            self._lane_steps.append(self._launch(ready, lane))
+
+    def _launch(self, sequences: list[Sequence], runner: ModelRunner) -> StepInFlight:
+        """A GPU decodes frames of `starting` at once: listeners wait for them, and speech never ends with them."""
+        early = [] if runner.device.type == "cpu" else [each for each in sequences if each.num_frames < MIN_NEW_TOKENS]
+        starting = [each for each in early if not each.is_background]
+        going = [each for each in sequences if each not in starting] if starting else sequences
+        launched = runner.launch(going + starting, partial(self._add_first_frames, starting))
+        return StepInFlight(launched, runner, going, starting)
+
+    def _admit(self, sequences: list[Sequence], runner: ModelRunner) -> list[Sequence]:
+        """Prefill sequences that have a row now, and open them at the decoder. Returns those that failed."""
+        failed = self._prefill(sequences, runner)
+        for sequence in [each for each in sequences if each not in failed]:  # while the device works on their prompts
+            try:
+                self.outgoing.open(sequence)
+            except Overloaded as error:
+                self._failures.append((sequence.id, error))
+                failed.append(sequence)
+        return failed
+
+    def _prefill(self, sequences: list[Sequence], runner: ModelRunner) -> list[Sequence]:
         """Prefill sequences together, or one by one if that raises. Returns the sequences that failed alone too.
 
         Raises the device's errors, and the last error after _MAX_FAILED_PREFILLS in a row.
         """
         try:
-            self.runner.prefill(sequences)
+            runner.prefill(sequences)
         except torch.AcceleratorError:
             raise  # the device is lost
         except Exception:
             logger.exception("a prefill of %d sequences failed: each is tried by itself", len(sequences))
-            return [sequence for sequence in sequences if not self._prefill_alone(sequence)]
+            return [sequence for sequence in sequences if not self._prefill_alone(sequence, runner)]
         self._num_failed_prefills = 0 if sequences else self._num_failed_prefills
         return []
 
-    def _prefill_alone(self, sequence: Sequence) -> bool:
+    def _prefill_alone(self, sequence: Sequence, runner: ModelRunner) -> bool:
         try:
-            self.runner.prefill([sequence])
+            runner.prefill([sequence])
         except Exception as error:
             self._num_failed_prefills += 1
             if self._num_failed_prefills >= _MAX_FAILED_PREFILLS or isinstance(error, torch.AcceleratorError):
@@ -253,69 +279,86 @@ class Engine:
         self._num_failed_prefills = 0
         return True
 
-    def _try_open(self, sequence: Sequence) -> bool:
-        """Open the sequence at the decoder. Returns whether the decoder takes it; if not, the sequence has failed."""
-        try:
-            self.outgoing.open(sequence)
-        except Overloaded as error:
-            self._failures.append((sequence.id, error))
-            return False
-        return True
-
-    def _starting(self, sequences: list[Sequence]) -> list[Sequence]:
-        """The sequences at a batch's end whose frames a GPU decodes at once, because speech never ends with these.
-
-        `Pacing` puts new ones there. One that stood elsewhere would be decoded with the others, a little later.
-        """
-        if self.runner.device.type == "cpu":
-            return []
-        return list(takewhile(lambda sequence: sequence.num_frames < MIN_NEW_TOKENS, reversed(sequences)))[::-1]
-
     def _add_first_frames(self, starting: list[Sequence], frames: Tensor) -> None:
-        """Decode the frames of `starting` as soon as they exist. `frames` [sequences, groups] are on the device."""
+        """Decode the frames of `starting` as soon as they exist: the last of `frames` [rows, groups] on the device."""
         if starting:
             self.audio.add_frames([sequence.id for sequence in starting], frames[-len(starting) :].clone())
             if len(frames) <= _FEW_ROWS and not starting[-1].num_frames:
                 self.audio.prioritise_newest_call()
 
-    def _collect_step(self, meanwhile: Callable[[], None]) -> None:
-        """Wait for the frames of the running step and take them. Return earlier if audio is ready."""
-        step, start = self._step, time.perf_counter_ns()
-        if step is None or step.stage is not StepStage.CODES:
-            return
-        while not step.launched.has_codes:  # this keeps a core busy: waking up from a sleep would take longer
-            if self.audio.has_audio:
-                return
-            meanwhile()
+    def _await_codes(self, meanwhile: Callable[[], None]) -> bool:
+        """Wait for the frames of the running step, and meanwhile serve the lane. Returns whether they exist: it returns
+        earlier if audio or frames of the lane are ready.
+        """
+        start = time.perf_counter_ns()
+        while True:
+            self._launch_lane()
+            took = any(self._collect_lane(step) for step in [*self._lane_steps])
+            has_codes = self._step is not None and self._is_running and self._step.launched.has_codes
+            if took or has_codes or not self._is_running or self.audio.has_audio:
+                break
+            meanwhile()  # this keeps a core busy: waking up from a sleep would take longer
+        self.waited_ns += time.perf_counter_ns() - start
+        return has_codes
+
+    def _collect_step(self) -> None:
+        """Take the frames of the running step."""
+        step = self._step
+        assert step is not None
         frames = step.launched.result()
-        now_ns = time.perf_counter_ns()
-        self.waited_ns += now_ns - start
+        step.is_collected, self.num_steps = True, self.num_steps + 1
         if step.previous is not None:
-            step.next_launch_ns = now_ns + step.previous.advance_ns() - _LAUNCH_NS
-        step.stage, self.num_steps = StepStage.ADVANCE, self.num_steps + 1
+            took_ns, size = step.previous.advance_ns(), _size(step.previous)
+            known_ns = self._advance_ns.get(size, took_ns)
+            self._advance_ns[size] = min(took_ns, (7 * known_ns + took_ns) // 8)  # beside a lane it takes longer
+        step.next_launch_ns = time.perf_counter_ns() + self._advance_ns.get(_size(step.launched), 0) - _LAUNCH_NS
         self._add_other_frames(step, frames)
         if step.previous is not None:
             self._follow_text(step.previous)
         self._append_frames(step.launched.sequences, frames)
         self.scheduler.retire(step.launched.sequences)
 
+    def _collect_lane(self, step: StepInFlight) -> bool:
+        """Take a lane's frames; its sequences join the others after `advance`. Returns whether there were frames."""
+        if not step.launched.has_codes:
+            return False
+        if not step.is_collected:
+            step.is_collected = True
+            frames = step.launched.result()
+            self._add_other_frames(step, frames)
+            self._append_frames(step.launched.sequences, frames)
+            if any(sequence.finish_reason is not None for sequence in step.launched.sequences):
+                self.runner.await_lanes()  # it still reads and writes the rows that are free now
+            self.scheduler.retire(step.launched.sequences)
+            return True
+        step.runner.run_pending_advance()
+        if step.launched.is_over:
+            self._lane_steps.remove(step)
+            self._follow_text(step.launched)
+            self.scheduler.join(step.launched.sequences)
+        return False
+
+    def _await_lane_of(self, sequence_id: int) -> None:
+        """If a lane has this sequence: steps that are launched from now on wait for the lane."""
+        if sequence_id in self.scheduler.starting:
+            self.runner.await_lanes()
+
     def _add_other_frames(self, step: StepInFlight, frames: Codes) -> None:
         """Have the codec make samples of the frames that `_add_first_frames` left."""
-        others = range(len(frames) - step.num_starting)
-        rows = [row for row in others if frames[row, 0] not in (NOT_FINITE, self.model.codes.eos)]
-        self.audio.add_frames([step.launched.sequences[row].id for row in rows], torch.from_numpy(frames[rows]))
+        rows = [row for row in range(len(step.going)) if frames[row, 0] not in (NOT_FINITE, self.model.codes.eos)]
+        self.audio.add_frames([step.going[row].id for row in rows], torch.from_numpy(frames[rows]))
 
     def _follow_text(self, step: LaunchedStep) -> None:
         """Find out where in their texts `advance` of `step` read: there the next frames are spoken."""
         for sequence, (mass, moment) in zip(step.sequences, step.readings(), strict=False):
-            if self.scheduler.running.get(sequence.id) is sequence:
+            if self.scheduler.holds(sequence):
                 sequence.progress.read(mass, moment, sequence.prompt)
 
     def _append_frames(self, sequences: list[Sequence], frames: Codes) -> None:
         """Give each sequence its frame, or the end of speech that stands in place of one."""
         now_s = time.monotonic()
         for sequence, frame in zip(sequences, frames, strict=True):
-            if self.scheduler.running.get(sequence.id) is not sequence:
+            if not self.scheduler.holds(sequence):
                 continue  # aborted meanwhile
             if frame[0] == NOT_FINITE:
                 self._failures.append((sequence.id, self._count_not_finite()))
@@ -338,3 +381,8 @@ class Engine:
         if self._num_not_finite > 1:
             raise EngineError("two sequences came to NaN or infinity: the weights or the device are broken")
         return TalkerLost("the stream came to NaN or infinity on this talker")
+
+
+def _size(step: LaunchedStep) -> int:
+    """Steps of one size take about as long."""
+    return len(step.sequences) // 16

@@ -1,5 +1,8 @@
 """The step of a batch in Triton kernels: the same functions as `FrameNetworks`, in a tenth of the launches."""
 
+from functools import partial
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -38,14 +41,25 @@ class FusedNetworks(FrameNetworks):
             self.talker.model, config.talker, max_rows=max_rows, positions=state.size.max_model_len, pdl=pdl
         )
         self.predictor = FusedPredictor(self.talker, max_rows=max_num_seqs, pdl=pdl)
-        self.attention = choose_attention(
-            attention, self.stack.heads, block_size=cache.block_size, dtype=tables.dtype, pdl=pdl
+        self._new_attention = partial(
+            choose_attention, attention, self.stack.heads, block_size=cache.block_size, dtype=tables.dtype, pdl=pdl
         )
-        self.kernels = StateKernels(state, tables.text, padding=tables.pad)
+        self._allocate_for_kernels(max_num_seqs)
+
+    def twin(self, state: BatchState, *, num_rows: int, num_positions: int) -> Self:
+        other = super().twin(state, num_rows=num_rows, num_positions=num_positions)
+        other.stack = self.stack.twin(max(num_rows, num_positions))
+        other.predictor = self.predictor.twin(num_rows)
+        other._allocate_for_kernels(num_rows)
+        return other
+
+    def _allocate_for_kernels(self, num_rows: int) -> None:
+        self.attention = self._new_attention()  # it counts the programs that have come, in memory of its own
+        self.kernels = StateKernels(self.state, self.tables.text, padding=self.tables.pad, num_rows=num_rows)
         # `predict` has `predict_frame` write these sums, and `advance` reads them: one buffer, no copy between.
         self._embeds = self.predictor.totals
-        self._code0 = torch.zeros(max_num_seqs, dtype=torch.long, device=tables.device)
-        self._logits = like_rows(max_num_seqs, config.vocab_size, self.talker.codec_head.weight)
+        self._code0 = torch.zeros(num_rows, dtype=torch.long, device=self.tables.device)
+        self._logits = like_rows(num_rows, self.config.vocab_size, self.talker.codec_head.weight)
 
     @property
     def name(self) -> str:

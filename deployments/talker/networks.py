@@ -6,8 +6,10 @@ predictor complete the frame, whereupon the codes can leave; `advance` feeds the
 ended when codebook 0 is the end of speech; the other codes are no frame then.
 """
 
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -48,15 +50,26 @@ class FrameNetworks:
         self.tables, self.state, self.cache, self._by_rows = tables, state, cache, by_rows
         self.talker, self.config = tables.talker, tables.talker.config
         self.noise: NoiseSource = philox_noise
-        max_num_seqs = state.size.max_num_seqs
-        like = state.hidden
+        self._allocate(state.size.max_num_seqs)
+
+    def twin(self, state: BatchState, *, num_rows: int, num_positions: int) -> Self:
+        """The same weights and cache with buffers of its own, so that both may run at once on different rows.
+        Steps have at most `num_rows` rows, prefill passes at most `num_positions` positions.
+        """
+        other = copy(self)
+        other.state = state
+        other._allocate(num_rows)
+        return other
+
+    def _allocate(self, num_rows: int) -> None:
+        like = self.state.hidden
         # Results of `predict`, by index in the batch: other CUDA streams may read them after the event of the codes.
-        self.codes = torch.zeros((max_num_seqs, self.config.num_code_groups), dtype=torch.int16, device=like.device)
+        self.codes = torch.zeros((num_rows, self.config.num_code_groups), dtype=torch.int16, device=like.device)
         self.given = torch.zeros_like(self.codes, dtype=torch.int32)  # for `feed_given`, by index in the batch
         # Of the last `advance`, by index in the batch: how much of the alignment head's attention is on the text, and
         # the same times the text positions. Zero if no head is known.
-        self.readings = torch.zeros((max_num_seqs, 2), dtype=torch.float32, device=like.device)
-        self._embeds = torch.zeros((max_num_seqs, like.shape[1]), dtype=like.dtype, device=like.device)
+        self.readings = torch.zeros((num_rows, 2), dtype=torch.float32, device=like.device)
+        self._embeds = torch.zeros((num_rows, like.shape[1]), dtype=like.dtype, device=like.device)
 
     @property
     def name(self) -> str:

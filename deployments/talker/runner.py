@@ -5,13 +5,18 @@ is resumed: kernels of our own add in one order, and where they were not built e
 of rows. `advance` of a step comes when its codes have been handed on. On a GPU a batch takes the smallest bucket it
 fits in, all work is replayed from CUDA graphs, and the host waits for the codes only: `advance` of a step still runs
 while the host hands the codes on and prepares the next step.
+
+Other runners, the *lanes*, make first frames on CUDA streams of their own while a step runs. Rows, weights, keys and
+values are shared. Each has all that a kernel or the host writes elsewhere: see `ModelRunner.twin`.
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -32,7 +37,11 @@ from deployments.talker.state import BatchState, StateSize
 # Powers of two, with finer steps above 32; no 4: the kernels are faster with 8 rows (measured).
 BATCHES = (1, 2, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 _PREFILL_POSITIONS = (16, 32, 64, 128, 256, MAX_PASS_POSITIONS)
-
+# A lane takes so many newcomers at once, with prompts of so many positions. With one lane a newcomer in eight waits for
+# another one, at 20 requests a second.
+_LANES, _LANE_ROWS, _LANE_POSITIONS = 2, 8, 256
+_LANE_PRIORITY = -2  # before the codec's stream
+_KEPT_STEPS = 2  # steps whose results the host can still read
 
 OnCodes = Callable[[Tensor], None]
 NetworkKind = Literal["by_rows", "plain", "fused"]
@@ -65,13 +74,22 @@ class _Batch:
     breadth: Breadth
 
 
-@dataclass(frozen=True, slots=True)
+class _HostResults:
+    """Where a step's results come on the host, in pinned memory that later steps use again."""
+
+    def __init__(self, networks: FrameNetworks, *, pinned: bool) -> None:
+        self.codes = torch.zeros_like(networks.codes, device="cpu", pin_memory=pinned)  # [rows, groups] int16
+        self.readings = torch.zeros(networks.readings.shape, pin_memory=pinned)  # [rows, 2] float32
+        self.owner: LaunchedStep | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LaunchedStep:
-    """A step that may still run. Its buffers are used again: `Engine` says until when they can be read."""
+    """A step that may still run. Its results can be read until so many more as _KEPT_STEPS are launched."""
 
     sequences: list[Sequence]
-    _codes: Tensor  # [sequences, groups] int16, pinned
-    _readings: Tensor | None  # [sequences, 2] float32, pinned; None without an alignment head
+    _results: _HostResults
+    _has_readings: bool  # whether the talker has an alignment head
     _codes_event: torch.cuda.Event | None  # the codes are there; None on a CPU, where `launch` waits for them
     _advance_event: torch.cuda.Event | None  # `advance` is over
 
@@ -80,6 +98,11 @@ class LaunchedStep:
         """Whether `result` returns at once."""
         return self._codes_event is None or bool(self._codes_event.query())  # type: ignore[no-untyped-call]
 
+    @property
+    def is_over(self) -> bool:
+        """Whether `advance` has run. On a CPU `run_pending_advance` has it run."""
+        return self._advance_event is None or bool(self._advance_event.query())  # type: ignore[no-untyped-call]
+
     def result(self) -> Codes:
         """Frames [sequences, groups]. A row that starts with the end of speech or NOT_FINITE is no frame.
 
@@ -87,14 +110,14 @@ class LaunchedStep:
         """
         if self._codes_event is not None:
             self._codes_event.synchronize()
-        frames: Codes = self._codes.numpy().copy()
+        assert self._results.owner is self, "a later step has these buffers"
+        frames: Codes = self._results.codes[: len(self.sequences)].numpy().copy()
         return frames
 
     def readings(self) -> list[list[float]]:
-        """[sequences, 2] of `FrameNetworks.readings`; empty without an alignment head. To be called once a later step
-        has its codes, and before the one after that is launched.
-        """
-        return [] if self._readings is None else self._readings.tolist()
+        """[sequences, 2] of `FrameNetworks.readings`, complete once the step is over; empty without such a head."""
+        assert self._results.owner is self, "a later step has these buffers"
+        return self._results.readings[: len(self.sequences)].tolist() if self._has_readings else []
 
     def advance_ns(self) -> int:
         """How long `advance` took; 0 while it runs."""
@@ -113,7 +136,8 @@ class ModelRunner:
         size = StateSize(shape.max_num_seqs, shape.max_model_len, blocks.block_size)
         self.state = BatchState(tables.talker.config, size, dtype=tables.dtype, device=self.device)
         self.networks = _build_networks(tables, self.state, cache, shape)
-        self.graphs = Graphs()
+        self._retraces = shape.deterministic and not shape.by_rows
+        self._given = Staging(self.networks.given.numel(), device=self.device) if self._retraces else None
         pads = self.networks.pads
         sizes: tuple[int, ...] = _PREFILL_POSITIONS
         if shape.by_rows:
@@ -121,17 +145,54 @@ class ModelRunner:
             sizes = (shape.max_num_seqs,) if pads else _PREFILL_POSITIONS[-1:]
         else:
             self.buckets = [shape.max_num_seqs] if shape.deterministic else buckets(shape.max_num_seqs, BATCHES)
-        self._prefills = [PrefillInputs(rows, scratch_row=self.state.scratch_row, tables=tables) for rows in sizes]
-        self._rows = torch.zeros(shape.max_num_seqs, dtype=torch.long, device=self.device)
-        self._staging = Staging(2 * shape.max_num_seqs, device=self.device)
-        self._retraces = shape.deterministic and not shape.by_rows
-        self._given = Staging(self.networks.given.numel(), device=self.device) if self._retraces else None
+        self.cuda_stream: torch.cuda.Stream | None = None
+        self._allocate(sizes)
+        has_lane = shape.networks == "fused" and not shape.deterministic  # its buckets are not those of a step
+        self.lanes: list[ModelRunner] = []
+        self.lanes = [self.twin() for _ in range(_LANES)] if has_lane else []
+
+    def twin(self) -> Self:
+        """A lane: the same rows. Networks, recordings, buffers and the CUDA stream, which goes first, are its own."""
+        other, num_rows = copy(self), min(_LANE_ROWS, self.shape.max_num_seqs)
+        other.state = self.state.twin()
+        other.networks = self.networks.twin(other.state, num_rows=num_rows, num_positions=_LANE_POSITIONS)
+        other.buckets = buckets(num_rows, BATCHES)
+        if not self._on_cpu:
+            other.cuda_stream = torch.cuda.Stream(self.device, priority=_LANE_PRIORITY)  # type: ignore[no-untyped-call]
+        other._allocate([size for size in _PREFILL_POSITIONS if size <= _LANE_POSITIONS])
+        return other
+
+    def _allocate(self, prefill_positions: Iterable[int]) -> None:
+        """Make what follows from `networks`, `buckets`, `cuda_stream` and the sizes of prefill passes."""
+        self.graphs, tables, most = Graphs(self.cuda_stream), self.networks.tables, self.buckets[-1]
+        scratch_row = self.state.scratch_row
+        self._prefills = [PrefillInputs(size, scratch_row=scratch_row, tables=tables) for size in prefill_positions]
+        self._rows = torch.zeros(most, dtype=torch.long, device=self.device)
+        self._staging = Staging(2 * most, device=self.device)
         self._batch: _Batch | None = None
-        self._pending_advance: Callable[[], None] | None = None  # `advance` of the last step, until it is done
-        self._codes = torch.zeros_like(self.networks.codes, device="cpu", pin_memory=not self._on_cpu)
-        num_buffers = 0 if tables.talker.config.text.alignment_head is None else 2  # one is read, one is written
-        buffers = torch.zeros((num_buffers, *self.networks.readings.shape), pin_memory=not self._on_cpu)
-        self._readings = deque(buffers)
+        self._pending: tuple[list[Sequence], Callable[[], None]] | None = None  # of a CPU: `advance` of the last step
+        self._results = deque(_HostResults(self.networks, pinned=not self._on_cpu) for _ in range(_KEPT_STEPS))
+
+    def takes(self, sequence: Sequence) -> bool:
+        """Whether the lane takes this newcomer: not with a cloned voice or frames, whose buffer is there only once."""
+        has_dense = sequence.prompt.dense is not None or sequence.num_frames > 0
+        return not has_dense and sequence.num_positions <= self._prefills[-1].num_positions
+
+    def on_stream(self) -> AbstractContextManager[object]:
+        """The device's work that is queued in the block is on the runner's CUDA stream."""
+        return torch.cuda.stream(self.cuda_stream)
+
+    def begin_step(self) -> None:
+        """Later work of the lanes waits for the work so far, and not for the step that is launched now."""
+        for lane in self.lanes:
+            if lane.cuda_stream is not None:
+                lane.cuda_stream.wait_stream(torch.cuda.current_stream())
+
+    def await_lanes(self) -> None:
+        """Work that is queued from now on waits for the work of the lanes so far."""
+        for lane in self.lanes:
+            if lane.cuda_stream is not None:
+                torch.cuda.current_stream().wait_stream(lane.cuda_stream)
 
     def capture(self, progress: Callable[[int, int], None]) -> None:
         """Record each shape of a step or a prefill on a GPU, the largest first because all share its memory.
@@ -140,15 +201,15 @@ class ModelRunner:
         """
         if self._on_cpu:
             return
-        shapes = list(self._shapes())
-        for number, (key, work) in enumerate(shapes):
+        shapes = [(runner.graphs, key, work) for runner in (self, *self.lanes) for key, work in runner._shapes()]
+        for number, (graphs, key, work) in enumerate(shapes):
             progress(number, len(shapes))
-            self.graphs.capture(key, work)
+            graphs.capture(key, work)
         torch.cuda.synchronize()
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        """Run everything that `capture` records once, without recording it."""
+        """Run everything that `capture` records once, without recording it. Lanes launch the same kernels."""
         for _, work in self._shapes():
             work()
 
@@ -166,7 +227,7 @@ class ModelRunner:
                 yield ("feed_given", bucket), partial(self.networks.feed_given, rows)
         for inputs in reversed(self._prefills):
             inputs.fill([])
-            for length in {0, most if inputs is self._prefills[-1] else 0}:
+            for length in {0, most if inputs.num_positions == MAX_PASS_POSITIONS else 0}:
                 yield (
                     ("prefill", inputs.num_positions, length),
                     partial(self.networks.prefill, inputs.tensors, length=length),
@@ -178,16 +239,17 @@ class ModelRunner:
         self.run_pending_advance()
         if sequences:
             self._batch = None
-        for sequence in sequences:
-            num_frames = 0 if self._retraces else sequence.num_frames
-            self.state.admit(sequence, self.blocks.table(sequence.id), num_frames=num_frames)
         sized = [(each, each.prompt.num_positions if self._retraces else each.num_positions) for each in sequences]
         limit = self._prefills[-1].num_positions
         alone = self._by_rows or self.shape.deterministic
-        for parts in pack(sized, num_positions=limit, together=0 if alone else limit):
-            self._run_prefill(parts)
-        if self._retraces:
-            self._retrace(sequences)
+        with self.on_stream():
+            for sequence in sequences:
+                num_frames = 0 if self._retraces else sequence.num_frames
+                self.state.admit(sequence, self.blocks.table(sequence.id), num_frames=num_frames)
+            for parts in pack(sized, num_positions=limit, together=0 if alone else limit):
+                self._run_prefill(parts)
+            if self._retraces:
+                self._retrace(sequences)
 
     @torch.inference_mode()
     def launch(self, sequences: list[Sequence], on_codes: OnCodes | None = None) -> LaunchedStep:
@@ -197,6 +259,10 @@ class ModelRunner:
         and before later work is.
         """
         self.run_pending_advance()
+        with self.on_stream():
+            return self._launch(sequences, on_codes)
+
+    def _launch(self, sequences: list[Sequence], on_codes: OnCodes | None) -> LaunchedStep:
         batch = self._as_batch(sequences)
         positions = [sequence.num_positions for sequence in sequences]
         for sequence, position in zip(sequences, positions, strict=True):
@@ -204,31 +270,33 @@ class ModelRunner:
                 self._send_block(sequence)
         self._predict(batch)
         frames = self.networks.codes[: len(sequences)]
-        codes = self._codes[: len(sequences)]
-        codes.copy_(frames, non_blocking=True)
+        self._results.rotate()
+        results, has_readings = self._results[0], self.networks.config.text.alignment_head is not None
+        results.codes[: len(sequences)].copy_(frames, non_blocking=True)
         codes_event = self._record_event()
         if on_codes is not None:
             on_codes(frames)
-        self._readings.rotate()
-        readings = self._readings[0][: len(sequences)] if self._readings else None
         length = self._length(max(positions) + 1)
+        readings = results.readings[: len(sequences)] if has_readings else None
         advance = partial(self._advance, batch, length=length, readings=readings)
         if self._on_cpu:
-            self._pending_advance = advance
+            self._pending = sequences, advance
         else:
             advance()
-        return LaunchedStep(sequences, codes, readings, codes_event, self._record_event())
+        results.owner = LaunchedStep(sequences, results, has_readings, codes_event, self._record_event())
+        return results.owner
+
+    @property
+    def has_pending_advance(self) -> bool:
+        """Whether a CPU still has to run `advance` of the last step, because a sequence of it goes on."""
+        return self._pending is not None and any(sequence.row is not None for sequence in self._pending[0])
 
     @torch.inference_mode()
     def run_pending_advance(self) -> None:
-        """Run `advance` of the last step, unless it has run. A step and a prefill do so first."""
-        pending, self._pending_advance = self._pending_advance, None
+        """Have a CPU run `advance` of the last step, if it is needed. A step and a prefill do so first."""
+        pending, self._pending = self._pending if self.has_pending_advance else None, None
         if pending is not None:
-            pending()
-
-    def drop_pending_advance(self) -> None:
-        """Leave `advance` of the last step out, because none of its sequences goes on."""
-        self._pending_advance = None
+            pending[1]()
 
     @torch.inference_mode()
     def extend_text(self, sequence: Sequence, start: int) -> None:

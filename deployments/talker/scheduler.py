@@ -7,15 +7,18 @@ Segments of jobs are called background sequences. They wait in a line of their o
   and the more others there are the fewer.
 - They are preempted only if another sequence would have no row or no blocks else.
 
+A listener's newcomer may enter beside a step that runs, if a *lane* takes it: it is in `starting` until the lane has
+made its first frame and read it.
+
 `Pacing` says which of the sequences with a row sit out. A sequence that sits out for want of text gives its row and
 blocks up if others wait for them. It is prefilled again once no other waits, so that new text waits for one frame
 only.
 """
 
-import heapq
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -52,7 +55,11 @@ class Scheduler:
         self.waiting_background: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}  # in the order of admission, with those of the background
         self._running_background: dict[int, Sequence] = {}  # these by themselves, because each step asks for them
-        self._free_rows = list(range(max_num_seqs))
+        self.starting: dict[int, Sequence] = {}  # in the lane: they have rows, and take part in no step
+        # Rows and blocks are handed out in the order in which they became free. So many of them were free when the last
+        # batch was chosen: its step, which may still run, does not use them.
+        self._free_rows = deque(range(max_num_seqs))
+        self._unused_rows = self._unused_blocks = 0
         self._finished = Rate()
 
     @property
@@ -64,7 +71,7 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Sequences with a row, without those of the background."""
-        return len(self.running) - len(self._running_background)
+        return len(self.running) + len(self.starting) - len(self._running_background)
 
     @property
     def num_background(self) -> int:
@@ -104,15 +111,19 @@ class Scheduler:
 
     def find(self, sequence_id: int) -> Sequence | None:
         """A sequence that runs or waits, else None."""
-        if sequence_id in self.running:
-            return self.running[sequence_id]
+        if placed := self.running.get(sequence_id) or self.starting.get(sequence_id):
+            return placed
         waiting = chain(self.waiting, self.waiting_background)
         return next((sequence for sequence in waiting if sequence.id == sequence_id), None)
 
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether the sequence has a row, and was not aborted."""
+        return sequence in (self.running.get(sequence.id), self.starting.get(sequence.id))
+
     def abort(self, sequence_id: int) -> None:
         """Drop a sequence, running or waiting. One that has ended meanwhile is no error."""
-        if sequence_id in self.running:
-            self._release(self.running[sequence_id])
+        if placed := self.running.get(sequence_id) or self.starting.get(sequence_id):
+            self._release(placed)
         else:
             self.waiting = deque(sequence for sequence in self.waiting if sequence.id != sequence_id)
             self.waiting_background = deque(
@@ -124,22 +135,47 @@ class Scheduler:
         preempted = self._grow_running()
         admitted = [] if preempted else self._admit_waiting() or self._admit_background()
         due = self._pacing.due(self.running.values(), time.monotonic(), self._most_background())
-        return Batch(prefill=admitted, decode=due) if due or admitted else None
+        if not due and not admitted:
+            return None
+        self._unused_rows, self._unused_blocks = len(self._free_rows), self.blocks.num_free
+        return Batch(prefill=admitted, decode=due)
+
+    def start_beside(self, takes: Callable[[Sequence], bool], *, most: int) -> list[Sequence]:
+        """Move at most so many sequences from the line's head to `starting`, while the lane takes them and rows and
+        blocks are free which no step uses.
+        """
+        started: list[Sequence] = []
+        for sequence in [each for each in self.waiting if not each.awaits_text]:
+            needed = self.blocks.blocks_for(sequence.num_positions + 1)
+            has_place = self._unused_rows > 0 and needed <= self._unused_blocks
+            if len(started) == most or not has_place or not takes(sequence):
+                break  # no other sequence overtakes it
+            self.waiting.remove(sequence)
+            self._give_place(sequence)
+            self._unused_rows, self._unused_blocks = self._unused_rows - 1, self._unused_blocks - needed
+            self.starting[sequence.id] = sequence
+            started.append(sequence)
+        return started
+
+    def join(self, sequences: list[Sequence]) -> None:
+        """The lane is done with these: those that were not aborted take part in the next step."""
+        for sequence in sequences:
+            if self.starting.get(sequence.id) is sequence:
+                self.running[sequence.id] = self.starting.pop(sequence.id)
 
     def retire(self, sequences: list[Sequence]) -> None:
         """Free the rows and blocks of a batch's finished sequences. Aborted sequences hold none."""
         now_s = time.monotonic()
         for sequence in sequences:
             sequence.play(now_s)
-            if sequence.finish_reason is not None and self.running.get(sequence.id) is sequence:
+            if sequence.finish_reason is not None and self.holds(sequence):
                 self._release(sequence)
                 self._finished.count(now_s)
 
     def check_integrity(self) -> None:
         """Assert that rows and blocks are each held exactly once."""
-        rows = sorted(
-            [*self._free_rows, *(sequence.row for sequence in self.running.values() if sequence.row is not None)]
-        )
+        placed = chain(self.running.values(), self.starting.values())
+        rows = sorted([*self._free_rows, *(sequence.row for sequence in placed if sequence.row is not None)])
         assert rows == list(range(self.max_num_seqs)), f"rows lost or held twice: {rows}"
         self.blocks.check_integrity()
 
@@ -196,12 +232,15 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> Sequence:
         (self.waiting_background if sequence.is_background else self.waiting).remove(sequence)
-        self.blocks.grow(sequence.id, sequence.num_positions + 1)
-        sequence.row = heapq.heappop(self._free_rows)
+        self._give_place(sequence)
         self.running[sequence.id] = sequence
         if sequence.is_background:
             self._running_background[sequence.id] = sequence
         return sequence
+
+    def _give_place(self, sequence: Sequence) -> None:
+        self.blocks.grow(sequence.id, sequence.num_positions + 1)
+        sequence.row = self._free_rows.popleft()
 
     def _make_place(self, sequence: Sequence) -> bool:
         """Preempt sequences until a row and blocks are free: those of the background, then those that wait for text,
@@ -219,8 +258,8 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.row is not None
-        del self.running[sequence.id]
+        (self.running if sequence.id in self.running else self.starting).pop(sequence.id)
         self._running_background.pop(sequence.id, None)
-        heapq.heappush(self._free_rows, sequence.row)
+        self._free_rows.append(sequence.row)
         sequence.row = None
         self.blocks.free(sequence.id)

@@ -4,6 +4,7 @@ The host writes a row once, when its sequence is admitted; from then on a step m
 is handed to no sequence belongs to the padding of a batch.
 """
 
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +71,14 @@ class BatchState:
         self.packed[:, Columns.PENALTY] = int(np.float32(1.0).view(np.int32))
         for columns in (Columns.TALKER, Columns.PREDICTOR):
             self.packed[:, columns] = torch.from_numpy(FilterOptions().pack()).to(device)
+
+    def twin(self) -> "BatchState":
+        """The same rows, for a host that writes some of them on another CUDA stream. Both streams may write the scratch
+        row at the same time: no row of a sequence depends on it.
+        """
+        other = copy(self)
+        other._staging = Staging(self.size.width, device=self.packed.device)
+        return other
 
     def admit(self, sequence: Sequence, blocks: list[int], *, num_frames: int) -> None:
         """Write the row of a sequence that is about to be prefilled together with `num_frames` of its frames."""

@@ -1,5 +1,7 @@
 """The code predictor of a whole frame as one chain of kernels: nothing else runs between two codebooks."""
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -15,18 +17,29 @@ class FusedPredictor:
 
     @torch.no_grad()
     def __init__(self, talker: Talker, *, max_rows: int, pdl: bool = True) -> None:
-        config, predictor = talker.config, talker.code_predictor
+        self._talker_config = config = talker.config
+        predictor = talker.code_predictor
         self.groups, self.pdl, self.eps = config.num_code_groups, pdl, config.predictor.rms_norm_eps
-        like = talker.codec_head.weight
         self.stack = FusedStack(
             predictor.model, config.predictor, max_rows=2 * max_rows, positions=self.groups + 1, pdl=pdl
         )
-        self.cache = FrameCache(config.predictor, num_rows=max_rows, positions=self.groups, like=like)
         norm = predictor.model.norm.weight
         self.heads = [fold_norm(head.weight, norm) for head in predictor.lm_head if isinstance(head, torch.nn.Linear)]
         self._projection = predictor.small_to_mtp_projection
         tables = [talker.model.codec_embedding, *predictor.embeddings]
         self.tables = [Embeddings(self._projection(table.weight), table.weight.detach()) for table in tables]
+        self._allocate(max_rows)
+
+    def twin(self, max_rows: int) -> "FusedPredictor":
+        """The same weights with buffers of its own, so that both may run at once."""
+        other = copy(self)
+        other.stack = self.stack.twin(2 * max_rows)
+        other._allocate(max_rows)
+        return other
+
+    def _allocate(self, max_rows: int) -> None:
+        config, like = self._talker_config, self.heads[0]
+        self.cache = FrameCache(config.predictor, num_rows=max_rows, positions=self.groups, like=like)
         hidden = config.talker.hidden_size
         self._logits = like_rows(max_rows, config.code_vocab_size, like)
         self._first = like_rows(2 * max_rows, config.predictor.hidden_size, like)

@@ -1,5 +1,6 @@
 """A decoder stack for decoding: one new position per row, five kernels a layer."""
 
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,12 +67,22 @@ class FusedStack:
     def __init__(self, stack: DecoderStack, config: TransformerConfig, *, max_rows: int, positions: int,
                  pdl: bool = True) -> None:  # fmt: skip
         """`positions`: one more than the largest position ever asked for."""
-        self.config, self.max_rows, self.pdl = config, max_rows, pdl
+        self.config, self.pdl = config, pdl
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         like = stack.norm.weight
         cos, sin = rotations(config, positions, like.device)
         self.layers = [_pack(layer, cos, sin, config) for layer in stack.layers if isinstance(layer, DecoderLayer)]
         self.norm = like.detach()
+        self._allocate(max_rows)
+
+    def twin(self, max_rows: int) -> "FusedStack":
+        """The same weights with activations of its own, so that both may run at once."""
+        other = copy(self)
+        other._allocate(max_rows)
+        return other
+
+    def _allocate(self, max_rows: int) -> None:
+        config, like = self.config, self.norm
         width = config.num_heads * config.head_dim
         self._qkv = like_rows(max_rows, width + 2 * config.num_kv_heads * config.head_dim, like)
         self._attended = torch.empty((max_rows, width), dtype=like.dtype, device=like.device)

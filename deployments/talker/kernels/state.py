@@ -105,9 +105,9 @@ class Gathered:
 class StateKernels:
     """Gathers from and scatters to one state; owns the gathered tensors. Results are valid until the next call."""
 
-    def __init__(self, state: BatchState, text: Tensor, *, padding: int) -> None:
+    def __init__(self, state: BatchState, text: Tensor, *, padding: int, num_rows: int) -> None:
         self.state, self.text, self.padding = state, text, padding
-        capacity, device = state.size.max_num_seqs, state.hidden.device
+        capacity, device = num_rows, state.hidden.device  # the rows of a batch, at most
         self._hidden = torch.zeros((capacity, state.hidden.shape[1]), dtype=state.hidden.dtype, device=device)
         self._inputs = torch.zeros_like(self._hidden)
         self._seeds, self._frames, self._slots = torch.zeros((3, capacity), dtype=torch.long, device=device)

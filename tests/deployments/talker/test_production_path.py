@@ -390,3 +390,65 @@ def stepped(engine: Engine, size: int, seed: int, delays: np.ndarray) -> tuple[t
     for number in range(size):
         runner.blocks.free(number)
     return torch.stack(made), hidden
+
+
+@on_gpu
+@needs_gpu
+def test_the_lane_changes_no_bit(place: Place, checkpoint: Path) -> None:
+    """First frames beside steps of others and without them, while delays come between at random."""
+    engine = load(checkpoint, place, streams=24)
+    runner, lane = engine.runner, engine.runner.lanes[0]
+    draw = np.random.default_rng(0)
+    speaking = [prompted(engine, 20 + number, number) for number in range(16)]
+    coming = [prompted(engine, 9 + 7 * number, 16 + number) for number in range(8)]
+    for sequence in speaking:
+        runner.blocks.grow(sequence.id, sequence.num_positions + 3)
+    for turn in range(200):
+        old, new = speaking[: int(draw.choice([1, 8, 16]))], coming[: int(draw.choice([1, 2, 5, 8]))]
+        quiet = beside_the_lane(engine, old, new, np.zeros(6, np.int64), one_by_one=True)
+        delays = np.where(draw.random(6) < 0.7, draw.integers(1, 2_000_000, 6), 0)
+        disturbed = beside_the_lane(engine, old, new, delays, one_by_one=False)
+        for one, other in zip(quiet, disturbed, strict=True):
+            assert torch.equal(one, other), f"turn {turn}: {len(old)} streams, {len(new)} newcomers"
+    assert lane.graphs.num_eager == 0
+
+
+@torch.inference_mode()
+def beside_the_lane(
+    engine: Engine, old: list[Sequence], new: list[Sequence], delays: np.ndarray, *, one_by_one: bool
+) -> list[torch.Tensor]:
+    """Three steps of `old` and the first frames of `new`: codes, and what the state has of all. Before each piece of
+    work so many clock cycles pass on its CUDA stream; `one_by_one` nothing runs beside another.
+    """
+    runner, lane, cycles = engine.runner, engine.runner.lanes[0], iter(delays.tolist())
+
+    def piece(of: ModelRunner) -> None:
+        if one_by_one:
+            torch.cuda.synchronize()
+        with of.on_stream():
+            torch.cuda._sleep(next(cycles))  # type: ignore[no-untyped-call]
+
+    for sequence in old:
+        sequence.frames.clear()
+    piece(runner)
+    runner.prefill(old)
+    torch.cuda.synchronize()
+    codes, first = [], None
+    for number in range(3):
+        piece(runner)
+        step = runner.launch(old)
+        if number == 0:
+            piece(lane)
+            lane.prefill(new)
+        if number == 1:
+            piece(lane)
+            first = lane.launch(new)
+        codes.append(step.result())
+        for sequence, frame in zip(old, codes[-1], strict=True):
+            sequence.frames.append(frame)
+    assert first is not None
+    codes.append(first.result())
+    torch.cuda.synchronize()
+    rows = [sequence.row for sequence in (*old, *new)]
+    state = runner.state.hidden[rows], runner.state.packed[rows], runner.state.seen[rows]
+    return [*map(torch.from_numpy, codes), *(each.clone() for each in state)]

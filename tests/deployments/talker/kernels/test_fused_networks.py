@@ -95,6 +95,27 @@ def test_frames_are_those_of_the_plain_step(talker: Talker) -> None:
     assert torch.equal(fused.state.seen[:3], plain.state.seen[:3])
 
 
+def test_the_lane_and_a_step_do_not_disturb_each_other(talker: Talker) -> None:
+    """A newcomer's prompt, first frame and `advance` between the two halves of a step of others: the same bits."""
+    quiet, beside = (runner(talker, "fused") for _ in range(2))
+    made: list[tuple[list[list[int]], ...]] = []
+    for made_by in (quiet, beside):
+        *old, new = prepared(made_by, talker, count=1)
+        made_by.prefill(old)
+        step = made_by.launch(old)  # `advance` is still to come
+        if made_by is quiet:
+            made_by.run_pending_advance()
+        made_by.lanes[0].prefill([new])
+        first = made_by.lanes[0].launch([new])
+        if made_by is beside:
+            made_by.run_pending_advance()
+        made_by.lanes[0].run_pending_advance()
+        made.append((step.result().tolist(), first.result().tolist()))
+    assert made[0] == made[1]
+    for tensor in ("hidden", "packed", "seen"):
+        assert torch.equal(getattr(quiet.state, tensor)[:3], getattr(beside.state, tensor)[:3]), tensor
+
+
 def test_deterministic_frames_depend_on_nothing_else(talker: Talker) -> None:
     """Alone, together, and preempted after two frames: the same bits."""
     together = runner(talker, "fused", deterministic=True)
