@@ -35,3 +35,11 @@ def test_a_second_of_the_device_under_load_is_split_by_what_ran() -> None:
         "predictor": (pytest.approx(100), pytest.approx(100)),
         "copies": (pytest.approx(100), pytest.approx(100)),
     }
+
+
+def test_work_of_the_lane_does_not_change_what_a_step_does() -> None:
+    step = [("_gather", 0, 10), ("matmul", 10, 60), ("_feed", 60, 70), ("matmul", 70, 100)]
+    lane = [("_prompt", 5, 25), ("_gather", 25, 35), ("matmul", 35, 55)]
+    ran = [Ran(*kernel, stream=7) for kernel in step] + [Ran(*kernel, stream=11) for kernel in lane]
+    ms = {busy.part: busy.ms for busy in busy_of(ran, rate=80) if busy.ms}
+    assert ms == {"predictor": pytest.approx(600), "prompts": pytest.approx(200), "talker": pytest.approx(400)}

@@ -119,16 +119,17 @@ def busy_of(ran: Iterable[Ran], *, rate: float) -> list[Busy]:
 def _by_part(ran: list[Ran]) -> Iterator[tuple[str, Ran]]:
     """Kernels in the order of their starts, each with the kind of work that it belongs to."""
     codec = {kernel.stream for kernel in ran if kernel.name in _CODEC}
-    half = "prompts"
+    halves: dict[int, str] = {}  # by CUDA stream: a step's, and the lane's
     for kernel in ran:
         if kernel.name.startswith(("Memcpy", "Memset")):
             yield "copies", kernel
         elif kernel.stream in codec:
             yield "codec", kernel
         else:
-            half = {"_gather": "predictor", "_feed": "talker"}.get(kernel.name, half)
+            before = halves.get(kernel.stream, "prompts")
+            half = {"_gather": "predictor", "_feed": "talker"}.get(kernel.name, before)
             yield half, kernel
-            half = "prompts" if kernel.name == "_settle" else half
+            halves[kernel.stream] = "prompts" if kernel.name == "_settle" else half
 
 
 def shares_of(ran: Iterable[Ran], *, batch: int, runs: int) -> list[Share]:
