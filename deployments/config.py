@@ -30,6 +30,8 @@ class TalkerConfig(Strict):
     # weights, codec and recorded work, and never more than they can use. `kv_cache_bytes` is their size itself.
     gpu_memory_fraction: Annotated[float | None, Field(gt=0, le=1)] = None
     kv_cache_bytes: Annotated[int | None, Field(ge=1)] = None
+    # False: its GPU holds no codec decoder, which takes 1.4 GiB or more. `codec.placement: pool` then makes the audio.
+    makes_audio: bool = True
     # On a GPU: after so many seconds without a request the engine's memory moves to the host's, and the GPU is free for
     # others (driver 570 or newer). The next request brings it back. Unset: it stays.
     keep_alive_s: Annotated[float | None, Field(gt=0)] = None

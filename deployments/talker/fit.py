@@ -10,6 +10,7 @@ import json
 import math
 import sys
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -45,16 +46,19 @@ class Fit:
 
 def choose(directory: Path, config: TalkerConfig, total: int, free: int) -> TalkerConfig:
     """`config` for a GPU with `free` of `total` bytes: on a small one with as few rows as still speak the most streams
-    of twenty seconds, and with shorter sequences where else none fits. Raises EngineError where nothing fits.
+    of twenty seconds, and with shorter sequences where else none fits. Where none fits beside the codec decoder, CPUs
+    make the audio (`makes_audio`). Raises EngineError where nothing fits.
     """
     if free >= SMALL_BYTES:
         return config
     own = config.model_copy(update={"gpu_memory_fraction": max(0.01, (free - _SPARE_BYTES) / total)})
     most, chosen = 0, None
-    for length in (own.max_model_len, *(each for each in _SHORTER if each < own.max_model_len)):
+    lengths = own.max_model_len, *(each for each in _SHORTER if each < own.max_model_len)
+    for makes_audio, length in product((True, False) if own.makes_audio else (False,), lengths):
         rows = own.max_num_seqs
         while rows >= min(_LEAST_ROWS, own.max_num_seqs):
-            tried = own.model_copy(update={"max_num_seqs": rows, "max_model_len": length})
+            sizes = {"max_num_seqs": rows, "max_model_len": length, "makes_audio": makes_audio}
+            tried = own.model_copy(update=sizes)
             with contextlib.suppress(EngineError):
                 usual = predict(directory, tried, total, free).usual
                 if usual >= most:
@@ -72,9 +76,9 @@ def predict(directory: Path, config: TalkerConfig, total: int, free: int) -> Fit
     size = config.kv_block_size or block_size_of(device, config.attention)
     dtype = dtype_of(config, device)
     block_bytes = KVCache.bytes_per_position(model.talker, dtype) * size
-    clones = model.speaker_encoder is not None
+    num_slots = 2 * config.max_num_seqs if config.makes_audio else 0
     loaded = _talker_bytes(directory, model, dtype)
-    loaded += _codec_bytes(directory, 2 * config.max_num_seqs, free - CONTEXT_BYTES, clones=clones)
+    loaded += _codec_bytes(directory, num_slots, free - CONTEXT_BYTES, clones=model.speaker_encoder is not None)
     share = gpu_share(config, block_bytes, size)
     kv = config.kv_cache_bytes or share.kv_bytes(total, loaded, others=total - free)
     blocks = kv // block_bytes - 1
@@ -94,13 +98,14 @@ def _talker_bytes(directory: Path, model: ModelConfig, dtype: torch.dtype) -> in
 
 
 def _codec_bytes(directory: Path, num_slots: int, within_reach: int, *, clones: bool) -> int:
-    """Bytes of the codec decoder with so many streams, where so many bytes are `within_reach`; for a model that
-    `clones` with the encoder of recordings and the decoder's states after recordings.
+    """Bytes of the codec decoder with so many streams (0: there is none), where so many bytes are `within_reach`; for a
+    model that `clones` with the encoder of recordings and the decoder's states after recordings.
     """
     folder, shapes = directory / "speech_tokenizer", read_shapes(directory / "speech_tokenizer")
     slots, config = slots_on(torch.device("cuda"), folder), SpeechTokenizerConfig.load(folder).decoder
     weights = _count(shapes, "decoder.")
     decoder = slots.gpu_bytes(config, num_weights=weights, num_slots=num_slots, within_reach=within_reach)
+    decoder *= num_slots > 0
     states = num_slots // SLOTS_PER_RECORDING * slots.state_bytes(config)
     return decoder + clones * (_count(shapes, "encoder.") * torch.float32.itemsize + states)
 

@@ -131,7 +131,7 @@ def _load_engine(directory: Path, config: TalkerConfig, clock: StartClock) -> En
     compiling = _compiling_ahead(clock, _facts(directory, config)) if fused else nullcontext(prepare_nothing)
     with compiling as prepare:
         engine = build_engine(directory, config, clock=clock, prepare=prepare)
-    warm_up(engine, clock)
+    warm_up(engine, clock, makes_audio=config.makes_audio)
     return engine
 
 
@@ -208,7 +208,7 @@ def build_engine(
     return Engine(info, prompts, limits, runner, scheduler, audio)
 
 
-def warm_up(engine: Engine, clock: StartClock | None = None) -> None:
+def warm_up(engine: Engine, clock: StartClock | None = None, *, makes_audio: bool = True) -> None:
     """Capture graphs and run one short utterance, so that the first request meets warm code paths.
 
     Raises EngineError if even that fails: such an engine must not take requests.
@@ -219,12 +219,12 @@ def warm_up(engine: Engine, clock: StartClock | None = None) -> None:
         with clock.phase("recording GPU work"):
             engine.runner.capture(throttled("recording GPU work", clock.report))
     with clock.phase("speaking a warm-up"):
-        _speak(engine, on_gpu=on_gpu)
+        _speak(engine, on_gpu=on_gpu, gpu_frames=2 if on_gpu and makes_audio else 0)
     if on_gpu:
         torch.cuda.empty_cache()  # memory of the runs before each recording
 
 
-def _speak(engine: Engine, *, on_gpu: bool) -> None:
+def _speak(engine: Engine, *, on_gpu: bool, gpu_frames: int) -> None:
     """A short utterance in each way that there is: with audio on a GPU, with a cloned voice where it can."""
     voice = next(iter(engine.model.speakers), None)
     options = Sampling(max_new_tokens=3)
@@ -233,7 +233,7 @@ def _speak(engine: Engine, *, on_gpu: bool) -> None:
         num_samples = engine.prompts.speaker_encoder.shape.sample_rate
         hiss = np.random.default_rng(0).normal(0, 0.01, num_samples).astype(np.float32)
         request = replace(request, reference=Reference(hiss, "Hiss.", x_vector_only=not on_gpu))
-    engine.add(-1, GenerateRequest(request, gpu_frames=2 if on_gpu else 0))
+    engine.add(-1, GenerateRequest(request, gpu_frames=gpu_frames))
     while not engine.is_idle:
         for _, error in engine.step().failures:
             raise EngineError(f"the engine fails before its first request: {error}") from error
@@ -267,7 +267,9 @@ def _load_audio(
     clock: StartClock,
     prepare: Prepare,
 ) -> AudioStreams:
-    """The decoder that shares the talker's device; on a CPU it is loaded when the first stream asks for audio."""
+    """The decoder that shares the talker's device. On a CPU, and on a GPU that makes no audio, it is loaded when the
+    first stream asks for audio.
+    """
     folder = directory / "speech_tokenizer"
     # A stream that has ended in the talker may still hold its slot while another one has taken its row.
     num_slots = 2 * config.max_num_seqs
@@ -276,7 +278,8 @@ def _load_audio(
         kind = slots_on(device, folder)
         return kind.load(folder, num_slots=num_slots, device=device, prepare=prepare, report=clock.report)
 
-    if device.type == "cpu":
+    if device.type == "cpu" or not config.makes_audio:
+        torch.cuda.empty_cache()  # the talker's text embedding, which is in its table now
         return AudioStreams(load, frame_s=codec.frame_s, precision="float32")
     with clock.phase("loading and recording the codec"):
         slots = load()

@@ -126,7 +126,8 @@ def _smallest(address: Address) -> Card | None:
 
 
 def for_this_card(config: AppConfig, address: Address) -> AppConfig:
-    """The settings with a talker that the GPU carries: fewer rows, and shorter sequences, on a small or shared one.
+    """The settings with a talker that the GPU carries: fewer rows and shorter sequences on a small or shared one. Where
+    the codec decoder does not fit beside it, CPUs make the audio.
 
     Several models, and one whose weights are not here, stay as they are. Raises StartError where nothing fits.
     """
@@ -139,7 +140,15 @@ def for_this_card(config: AppConfig, address: Address) -> AppConfig:
     if done.returncode:
         raise StartError(f"{config.model} on {card.name}: {(done.stdout or done.stderr).strip()}")
     talker = TalkerConfig.model_validate(json.loads(done.stdout)["talker"])
-    return config.model_copy(update={"talker": talker})
+    codec = config.codec
+    if not talker.makes_audio:
+        codec = codec.model_copy(update={"placement": "pool", "workers": _codec_workers()})
+    return config.model_copy(update={"talker": talker, "codec": codec})
+
+
+def _codec_workers() -> int:
+    """Workers beside an engine, a proxy and ingresses; with more than three the first audio would come later."""
+    return max(1, min(3, len(os.sched_getaffinity(0)) // 2 - 1))
 
 
 def _ask_fit(directory: Path, talker: TalkerConfig, card: Card, *options: str) -> subprocess.CompletedProcess[str]:
@@ -188,8 +197,9 @@ def _fit(found: Path, own: AppConfig, card: Card, name: str) -> tuple[Finding, i
         return Finding(False, "GPU memory", name + (done.stdout or done.stderr).strip()), 0
     fit = json.loads(done.stdout)["fit"]
     loaded, kv = (f"{size / (1 << 30):.1f}" for size in (fit["loaded"], fit["kv"]))
+    what = "weights and codec" if own.talker.makes_audio else "weights, while CPUs make the audio"
     text = (
-        f"{name}of {_gib(card.total)}, {_gib(card.free)} free, about {loaded} for weights and codec, {kv} for keys and"
+        f"{name}of {_gib(card.total)}, {_gib(card.free)} free, about {loaded} for {what}, {kv} for keys and"
         f" values: {fit['usual']} streams of twenty seconds at once, {fit['longest']} of the greatest length"
     )
     return Finding(True, "GPU memory", text), fit["loaded"] + fit["kv"] + fit["beside"]

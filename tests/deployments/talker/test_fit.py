@@ -107,6 +107,23 @@ def test_settings_follow_a_small_gpu(
     assert TalkerConfig.model_validate(json.loads(capsys.readouterr().out)["talker"]) == chosen
 
 
+@pytest.mark.parametrize(
+    ("name", "free", "rows", "length"), [("0.6B-CustomVoice", 3.6, 16, 4096), ("1.7B-CustomVoice", 5.8, 4, 4096)]
+)
+def test_cpus_make_the_audio_where_the_codec_does_not_fit(
+    name: str, free: float, rows: int, length: int, shaped: Callable[[str], Path]
+) -> None:
+    total, left = (int(gib * (1 << 30)) for gib in (free * 30 / 29, free))
+    chosen = choose(directory := shaped(name), INSTALLED, total, left)
+    fit = predict(directory, chosen, total, left)
+    assert not chosen.makes_audio
+    assert (chosen.max_num_seqs >= rows, chosen.max_model_len) == (True, length)
+    assert fit.usual >= rows
+    assert fit.loaded + fit.kv + fit.beside <= left - (128 << 20)
+    with pytest.raises(EngineError, match=r"talker\.makes_audio: false"):
+        predict(directory, chosen.model_copy(update={"makes_audio": True}), total, left)
+
+
 def test_a_large_gpu_keeps_its_settings(shaped: Callable[[str], Path]) -> None:
     assert choose(shaped("1.7B-CustomVoice"), INSTALLED, 80 << 30, 79 << 30) == INSTALLED
 
@@ -170,30 +187,37 @@ def all_but(left: int) -> Iterator[tuple[int, int]]:
 def speak(directory: Path, config: TalkerConfig, num_streams: int) -> tuple[int, int]:
     """In a process of its own: streams at once, and frames, of a start on what is left of the GPU."""
     engine = load_engine(directory, config, StartClock(report=print))
+    gpu_frames = 100 if config.makes_audio else 0
     sampling, voice = Sampling(max_new_tokens=101), engine.info.voices[0]
     for number in range(num_streams):
         request = SynthesisRequest("r", "Few of us.", voice=voice, sampling=sampling, ignore_eos=True, seed=number)
-        engine.add(number, GenerateRequest(request, gpu_frames=100))
+        engine.add(number, GenerateRequest(request, gpu_frames=gpu_frames))
     frames = most_at_once = 0
     while not engine.is_idle:
         output = engine.step()
         assert output.failures == ()
         most_at_once = max(most_at_once, len(engine.scheduler.running))
         frames += sum(len(chunk.codes) for _, chunk in output.chunks)
+    sys.stdout.write(f"left of the GPU at the end: {torch.cuda.mem_get_info()[0] >> 20} MiB\n")
     return most_at_once, frames
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize(("name", "gib"), [("1.7B-CustomVoice", 8), ("0.6B-CustomVoice", 6)])
-def test_a_start_on_what_others_leave_of_a_gpu(name: str, gib: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [("1.7B-CustomVoice", 8), ("0.6B-CustomVoice", 6), ("1.7B-CustomVoice", 6), ("0.6B-CustomVoice", 3.75)],
+)
+def test_a_start_on_what_others_leave_of_a_gpu(name: str, gib: float, tmp_path: Path) -> None:
     """A card of so many GiB, of which the driver keeps a thirtieth, holds the settings that are chosen for it."""
     write_checkpoint(tmp_path / name, SHAPES[name], Options())
     gc.collect()
     torch.cuda.empty_cache()
     with all_but(int(gib * 29 / 30 * (1 << 30))) as (free, total):
         config = choose(tmp_path / name, INSTALLED, total, free).model_copy(update={"device": "cuda"})
-        sys.stdout.write(f"{name} in {gib} GiB: {config.max_num_seqs} rows of {config.max_model_len}\n")
+        sys.stdout.write(
+            f"{name} in {gib} GiB: {config.max_num_seqs} rows of {config.max_model_len}, {config.makes_audio=}\n"
+        )
         num_streams = min(config.max_num_seqs, predict(tmp_path / name, config, total, free).usual)
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other:
             assert other.submit(speak, tmp_path / name, config, num_streams).result() == (

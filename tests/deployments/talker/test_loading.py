@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from deployments.config import TalkerConfig
 from deployments.talker import loading
 from deployments.talker.loading import StartClock, throttled, turn_on_gpu
 
@@ -65,6 +66,28 @@ def test_an_engine_runs_on_the_cpus_near_its_gpu(
     said = loading._use_cpus_near(torch.device("cuda"))
     assert pinned == ([] if used is None else [used])
     assert said == (None if used is None else f"{len(used)} of {len(set(allowed))} CPUs, those near GPU 0001:9b:00.0")
+
+
+def test_a_talker_that_makes_no_audio_has_no_codec_on_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allocator gives back what loading the talker has freed, or it would be missing for keys and values."""
+    done = list[str]()
+
+    class Slots:
+        precision = "float16"
+
+        @classmethod
+        def load(cls, *_: object, **__: object) -> "Slots":
+            done.append("loaded")
+            return cls()
+
+    monkeypatch.setattr(loading, "slots_on", lambda device, folder: Slots)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
+    gpu, codec = torch.device("cuda"), SimpleNamespace(frame_s=0.08)
+    for makes_audio, expected in ((False, ["emptied"]), (True, ["loaded", "emptied"])):
+        done.clear()
+        config = TalkerConfig(makes_audio=makes_audio)
+        loading._load_audio(tmp_path, config, codec, gpu, StartClock(), loading.prepare_nothing)  # type: ignore[arg-type]
+        assert done == expected
 
 
 def test_engines_of_one_gpu_start_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deployments.config import TalkerConfig
+from deployments.config import CodecConfig, TalkerConfig
 from deployments.errors import StartError
 from deployments.talker.fit import main as fit_main
 from deployments.weights.store import embedded_path
@@ -249,6 +249,25 @@ def test_settings_of_no_file_follow_a_shared_gpu(nvidia_smi: Callable[..., None]
     assert "2.5 GiB free" in finding.text
     nvidia_smi(80_000)
     assert for_this_card(many, Address("127.0.0.1", free_port())) == many
+
+
+@pytest.mark.usefixtures("in_process")
+def test_cpus_make_the_audio_where_the_codec_does_not_fit(
+    nvidia_smi: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedded_path()
+    inline = ON_GPU.model_copy(update={"codec": CodecConfig(placement="inline")})
+    monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda _: range(6))
+    nvidia_smi(80_000, 2_560)
+    assert for_this_card(inline, Address("127.0.0.1", free_port())).codec == inline.codec
+    nvidia_smi(80_000, 1_850)
+    chosen = for_this_card(inline, Address("127.0.0.1", free_port()))
+    assert not chosen.talker.makes_audio
+    assert (chosen.codec.placement, chosen.codec.workers) == ("pool", 2)
+    AppConfig.model_validate(chosen.model_dump())
+    [finding] = predicted(inline, follows_card=True)
+    assert finding.ok
+    assert "for weights, while CPUs make the audio" in finding.text
 
 
 @pytest.mark.usefixtures("in_process")
