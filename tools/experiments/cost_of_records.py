@@ -1,28 +1,96 @@
-"""What lines, stages, usage and spans of requests cost: two servers here, one with all of them and one with none.
+"""What lines, stages, usage and spans of requests cost: one server, in which a switch turns all of them on and off.
+`python -m tools.experiments.cost_of_records --seconds 150`.
 
-They are asked in turns, so that whatever else the machine does is the same for both. Printed are the medians of the
-time to the first byte of the body, and the median of the differences of neighbours with its interval of 95 %.
+A block has three turns of requests in random order: with all records, with none, and with none once more. The same
+seeds are asked for in each turn. A turn counts as the median of its times to the first byte of the body. Printed are
+the medians of two differences of the turns of a block, each with an interval of 95 %: all minus none is the cost, none
+minus none is what this program finds where there is nothing to find.
 """
 
 import argparse
+import http.client
 import http.server
 import json
+import mmap
+import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from unittest import mock
+from urllib.parse import urlsplit
 
-from serve_app.cli.ray_settings import free_port
+from ray.serve.handle import DeploymentHandle
 
+from serve_app import ingress
+from serve_app.api.record_keeper import RecordKeeper, RecordSink
+from serve_app.api.request_log import RequestRecord
+from serve_app.config import ApiSettings, AppConfig, RecordSettings, read_config
+from serve_app.ingress import Deployed, Ingress
+from tests.e2e.application import running
+
+LIMIT_MS = 0.2
+_ALL, _NONE, _NULL = "all", "none", "null"
 _TEXT = "Hi."
 _RESAMPLES = 2000
+_SETTLED_S = 0.15  # the keeper's thread looks for records every 0.05 s
+_SWITCH = "TALKRAY_COST_OF_RECORDS"
+
+
+class Switch:
+    """A byte that all processes of this machine see at once."""
+
+    def __init__(self, file: Path) -> None:
+        with file.open("r+b") as opened:
+            self._byte = mmap.mmap(opened.fileno(), 1)
+
+    @property
+    def is_on(self) -> bool:
+        return self._byte[0] == 1
+
+    def turn(self, *, on: bool) -> None:
+        self._byte[0] = int(on)
+
+
+class SwitchedKeeper(RecordKeeper):
+    """Keeps the records of requests that end while the switch is on."""
+
+    def __init__(self, switch: Switch, sinks: Sequence[RecordSink]) -> None:
+        super().__init__(sinks)
+        self._switch = switch
+
+    def keep(self, record: RequestRecord) -> None:
+        if self._switch.is_on:
+            super().keep(record)
+
+
+class SwitchedRecords:
+    """Settings of records, whose stages are on while the switch is."""
+
+    def __init__(self, switch: Switch, settings: RecordSettings) -> None:
+        self._switch = switch
+        self.lines, self.usage = settings.lines, settings.usage
+        self.traces, self.trace_share = settings.traces, settings.trace_share
+
+    @property
+    def stages(self) -> bool:
+        return self._switch.is_on
+
+
+class SwitchedIngress(Ingress):
+    """Reads the switch for each request."""
+
+    def __init__(self, settings: ApiSettings, models: Sequence[Deployed], jobs: DeploymentHandle) -> None:
+        switch = Switch(Path(os.environ[_SWITCH]))
+        switched = settings.model_copy(update={"records": SwitchedRecords(switch, settings.records)})
+        with mock.patch.object(ingress, "RecordKeeper", partial(SwitchedKeeper, switch)):
+            super().__init__(switched, models, jobs)
 
 
 class Collector(http.server.BaseHTTPRequestHandler):
@@ -45,37 +113,25 @@ def collecting() -> Iterator[str]:
         server.shutdown()
 
 
-@contextmanager
-def serving(records: dict[str, object], model: str) -> Iterator[str]:
-    """The URL of a server with these settings of `api.records`."""
-    port = free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "config.yaml"
-        arguments = {"model": model, "api": {"records": records}}
-        application = {"name": "talkray", "route_prefix": "/", "import_path": "serve_app.app:build_app"}
-        config.write_text(json.dumps({"applications": [{**application, "args": arguments}]}))
-        command = [sys.executable, "-m", "serve_app", "serve", "--config", str(config), "--port", str(port), "--quiet"]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert server.stdout is not None
-            if not any("Ctrl-C" in line for line in server.stdout):
-                raise SystemExit(f"a server did not start: {' '.join(command)}")
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
-            server.wait()
-
-
-def first_byte_ms(url: str, seed: int) -> float:
+def first_byte_ms(connection: http.client.HTTPConnection, seed: int) -> float:
     body = {"model": "tts-1", "input": _TEXT, "voice": "alloy", "response_format": "pcm", "seed": seed}
-    asked = urllib.request.Request(f"{url}/v1/audio/speech", json.dumps(body).encode())
-    asked.add_header("Content-Type", "application/json")
     began_s = time.perf_counter()
-    with urllib.request.urlopen(asked) as answer:
-        answer.read(1)
-        took_ms = (time.perf_counter() - began_s) * 1e3
-        answer.read()
+    connection.request("POST", "/v1/audio/speech", json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    first = answer.read(1)
+    took_ms = (time.perf_counter() - began_s) * 1e3
+    rest = answer.read()
+    if answer.status != 200 or not first:
+        raise SystemExit(f"a request was answered with {answer.status}: {(first + rest)[:200]!r}")
     return took_ms
+
+
+def turn_ms(connection: http.client.HTTPConnection, switch: Switch, turn: str, seeds: Sequence[int]) -> float:
+    """The median of a turn, behind a request that is not counted."""
+    time.sleep(_SETTLED_S)  # the records of the turn before are where they belong
+    switch.turn(on=turn == _ALL)
+    first_byte_ms(connection, seeds[0])
+    return statistics.median(first_byte_ms(connection, seed) for seed in seeds)
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:
@@ -85,28 +141,58 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
     return medians[_RESAMPLES // 40], medians[-_RESAMPLES // 40]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=300)
+def verdict(blocks: Sequence[dict[str, float]]) -> tuple[list[str], bool]:
+    """What the medians of the turns of all blocks say, in lines; whether the cost is proven to be under LIMIT_MS."""
+    typical = {name: statistics.median(each[name] for each in blocks) for name in (_ALL, _NONE, _NULL)}
+    lines = [f"to the first byte, {name}: {took_ms:.2f} ms" for name, took_ms in typical.items()]
+    bounds = {}
+    for name in (_ALL, _NULL):
+        differences = [each[name] - each[_NONE] for each in blocks]
+        bounds[name] = low, high = interval(differences)
+        middle = statistics.median(differences)
+        lines.append(f"{name} minus none, {len(blocks)} blocks: {middle:+.3f} ms ({low:+.3f} to {high:+.3f})")
+    is_fair = bounds[_NULL][0] <= 0 <= bounds[_NULL][1]
+    is_proven = is_fair and bounds[_ALL][1] < LIMIT_MS
+    if not is_fair:
+        lines.append("not comparable: the two turns with none differ")
+    lines.append(f"{'proven' if is_proven else 'NOT proven'} to be under {LIMIT_MS:g} ms")
+    return lines, is_proven
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=150, help="of measurement, without the start")
+    parser.add_argument("--turn", type=int, default=8, help="requests of a turn")
+    parser.add_argument("--config", type=Path, help="a Serve config file; without: a CPU")
     parser.add_argument("--model", default="embedded")
+    parser.add_argument("--without-spans", action="store_true", help="the extra `tracing` is not installed")
     options = parser.parse_args()
     with ExitStack() as stack:
-        collector = stack.enter_context(collecting())
-        on = stack.enter_context(serving({"traces": collector}, options.model))
-        off = stack.enter_context(serving({"lines": False, "stages": False, "usage": False}, options.model))
-        for url in (on, off) * 5:
-            first_byte_ms(url, 0)
-        taken: dict[str, list[float]] = {on: [], off: []}
-        for pair in range(options.pairs):
-            for url in (on, off) if pair % 2 else (off, on):
-                taken[url].append(first_byte_ms(url, pair))
-    differences = [with_all - with_none for with_all, with_none in zip(taken[on], taken[off], strict=True)]
-    low, high = interval(differences)
-    with_all, with_none = (statistics.median(taken[url]) for url in (on, off))
-    print(f"to the first byte: with all {with_all:.2f} ms, with none {with_none:.2f} ms")
-    middle = statistics.median(differences)
-    print(f"median of {len(differences)} differences: {middle:+.3f} ms ({low:+.3f} to {high:+.3f})")
+        collector = None if options.without_spans else stack.enter_context(collecting())
+        config = AppConfig() if options.config is None else read_config(options.config)
+        api = config.api.model_copy(update={"records": RecordSettings(traces=collector)})
+        one = config.ingress_pool.model_copy(update={"replicas": 1})  # all turns are one process's
+        config = config.model_copy(update={"model": options.model, "api": api, "ingress_pool": one})
+        file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "switch"
+        file.write_bytes(b"\0")
+        switch = Switch(file)
+        stack.enter_context(mock.patch.dict(os.environ, {_SWITCH: str(file)}))
+        stack.enter_context(mock.patch("serve_app.app.Ingress", SwitchedIngress))
+        url = urlsplit(stack.enter_context(running(config)))
+        connection = http.client.HTTPConnection(url.hostname or "", url.port)
+        draw, blocks = random.Random(0), list[dict[str, float]]()
+        for seed in range(20):
+            first_byte_ms(connection, seed)
+        until_s = time.monotonic() + options.seconds
+        while time.monotonic() < until_s:
+            seeds = [draw.randrange(1 << 31) for _ in range(options.turn)]
+            order = draw.sample((_ALL, _NONE, _NULL), 3)
+            taken = {turn: turn_ms(connection, switch, turn, seeds) for turn in order}
+            blocks.append({turn: taken[turn] for turn in (_ALL, _NONE, _NULL)})
+    lines, is_proven = verdict(blocks)
+    print("\n".join(lines))
+    return 0 if is_proven else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
