@@ -176,8 +176,9 @@ def _chunk(context_id: str, audio: bytes) -> dict[str, object]:
     return {"type": "chunk", "context_id": context_id, "data": data, **step}
 
 
-def _done(context_id: str, reason: FinishReason | None) -> dict[str, object]:
-    return {"type": "done", "context_id": context_id, "status_code": 200, "done": True, "finish_reason": reason}
+def _done(context_id: str, reason: FinishReason | None, answer: Mapping[str, object]) -> dict[str, object]:
+    step = {"status_code": 200, "done": True, "finish_reason": reason}
+    return {"type": "done", "context_id": context_id, **step, **answer}
 
 
 def _error(context_id: str | None, reply: ErrorReply) -> dict[str, object]:
@@ -212,7 +213,7 @@ async def _events(
         raise
     if times is not None and (words := times.take()):
         yield named_event(_timestamps(context_id, words))
-    yield named_event(_done(context_id, usage.finish_reason))
+    yield named_event(_done(context_id, usage.finish_reason, usage.answer))
 
 
 class CartesiaSocket(ContextConnection):
@@ -265,9 +266,9 @@ class CartesiaSocket(ContextConnection):
             case Failed(error):
                 self._flushes.pop(name, None)
                 await self.socket.send_json(_error(name, self.failure(error, self.request_id)) | self.told(name))
-            case Done(reason):
+            case Done(reason, answer):
                 self._flushes.pop(name, None)
-                await self.socket.send_json(_done(name, reason) | self.told(name))
+                await self.socket.send_json(_done(name, reason, answer) | self.told(name))
 
 
 _OUTPUT = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000}

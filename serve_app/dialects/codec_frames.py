@@ -142,7 +142,7 @@ class FramesSocket(Connection):
                 async for data in records:
                     await self.socket.send_bytes(data)
             frames, reason = record.usage.frames, record.usage.finish_reason
-            told = wish.notes()
+            told = wish.notes() | record.usage.answer
             await self.send("done", request_id=request_id, finish_reason=reason, frames=frames, **told)
         except (WebSocketDisconnect, RuntimeError):  # the client left
             raise

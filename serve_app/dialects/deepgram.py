@@ -150,7 +150,8 @@ class AuraSocket(TurnSocket):
             case Audio(_, data):
                 await self.socket.send_bytes(data)
             case Flushed(turn):
-                await self.send("Flushed", sequence_id=self._num_flushed, finish_reason=turn.finish_reason)
+                told = {"finish_reason": turn.finish_reason, **turn.usage.answer}
+                await self.send("Flushed", sequence_id=self._num_flushed, **told)
                 self._num_flushed += 1
             case Cleared():
                 await self.send("Cleared", sequence_id=self._num_cleared)

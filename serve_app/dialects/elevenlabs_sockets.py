@@ -141,8 +141,8 @@ class _Contexts(ContextConnection, WishedConnection):
             case Failed(error):
                 await self._tell(name, self.failure(error, self.request_id))
                 await self._finish(name)
-            case Done(reason):
-                await self._finish(name, finish_reason=reason)
+            case Done(reason, answer):
+                await self._finish(name, finish_reason=reason, **answer)
 
     async def _finish(self, name: str, **ended: object) -> None:
         self._ending.discard(name)

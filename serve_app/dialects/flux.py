@@ -126,7 +126,7 @@ class FluxSocket(TurnSocket):
         self._characters, self._num_ended = self._characters + len(turn.text), turn.number
         self._told_ms += self._ms(samples)
         metadata = self._metadata(self._speech_id(turn), samples=samples, characters=len(turn.text))
-        await self.send("SpeechMetadata", **metadata, finish_reason=turn.finish_reason)
+        await self.send("SpeechMetadata", **metadata, finish_reason=turn.finish_reason, **turn.usage.answer)
 
     async def _tell_interrupted(self, cleared: Cleared) -> None:
         """Only the client knows how much was played, and tells it; from there on the session counts."""

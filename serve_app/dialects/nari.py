@@ -33,6 +33,7 @@ class NariSocket(WishedConnection):
         self._session: Session | None = None
         self._sequence = -1  # of the last message that brought text
         self._num_chunks, self._stop_reason = 0, "stop"
+        self._spoke: dict[str, object] = {}
         await self.send("session.created", protocol=PROTOCOL, audio=self._audio)
 
     async def obey(self, fields: dict[str, object]) -> None:
@@ -94,10 +95,10 @@ class NariSocket(WishedConnection):
                 self._num_chunks += 1
                 await self.socket.send_bytes(data)
             case Flushed(turn):
-                self._stop_reason = turn.finish_reason
+                self._stop_reason, self._spoke = turn.finish_reason, turn.usage.answer
 
     async def finish(self) -> None:
-        done = {"stop_reason": self._stop_reason, "audio_chunks": self._num_chunks}
+        done = {"stop_reason": self._stop_reason, "audio_chunks": self._num_chunks, **self._spoke}
         await self.send("response.done", request_id=self.request_id, **done)
         await super().finish()
 

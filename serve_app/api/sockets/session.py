@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -154,9 +154,10 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The session was closed, and all its text has been spoken. `finish_reason`: the first of its turns but STOP."""
+    """All of a closed session is spoken. `finish_reason`: the first of its turns but STOP. `answer`: the last's."""
 
     finish_reason: FinishReason
+    answer: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,9 +315,8 @@ class Session:
             if not self._delivery.files and (rest := await self._rendering.close()):
                 await self._events.put(Rest(rest))
             endings = (turn.finish_reason for turn in self._over)
-            await self._events.put(
-                Done(next((one for one in endings if one is not FinishReason.STOP), FinishReason.STOP))
-            )
+            reason = next((one for one in endings if one is not FinishReason.STOP), FinishReason.STOP)
+            await self._events.put(Done(reason, self._over[-1].usage.answer if self._over else {}))
         except Exception as error:
             self.has_ended = True
             if self._turns:

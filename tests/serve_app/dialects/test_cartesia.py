@@ -42,6 +42,8 @@ async def test_a_context_is_written_in_pieces_and_done_once() -> None:
             messages, _ = await client.until(type="done", context_id=context)
             assert audio_of(messages, context) == fake.pcm_of(fake.utterance())
             assert {message["type"] for message in messages} == {"chunk", "done"}
+            spoke = {"seed": synthesizer.requests[-1].seed, "model": fake.CUSTOM_VOICE.name, "voice": "ryan"}
+            assert messages[-1].items() >= spoke.items()
             assert synthesizer.texts[-1] == "Hello there. And bye."
             assert {request.voice for request in synthesizer.requests} == {"ryan"}
 

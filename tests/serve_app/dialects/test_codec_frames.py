@@ -80,7 +80,10 @@ async def test_utterances_on_a_socket() -> None:
         for number in (1, 2):
             client.send(SPEAK)
             (done,), stream = await client.until(type="done")
-            assert done == {"type": "done", "request_id": f"conn-{number}", "finish_reason": "stop", "frames": 11}
+            spoke = {"seed": done["seed"], "model": CUSTOM_VOICE.name, "voice": "vivian"}
+            assert done["seed"] == synthesizer.requests[number - 1].seed
+            ended = {"request_id": f"conn-{number}", "finish_reason": "stop", "frames": 11}
+            assert done == {"type": "done", **ended, **spoke}
             assert records(stream)[-1] == ("e", 0)
     assert [request.request_id for request in synthesizer.requests] == ["conn-1", "conn-2"]
 

@@ -27,7 +27,8 @@ async def test_words_become_one_turn_with_one_flushed() -> None:
         for number in (0, 1):
             client.send(*(speak(f"{word} ") for word in ("Hello", "there.", "Bye")), FLUSH)
             messages, audio = await client.until(type="Flushed")
-            assert messages == [{"type": "Flushed", "sequence_id": number, "finish_reason": "stop"}]
+            spoke = {"seed": synthesizer.requests[number].seed, "model": CUSTOM_VOICE.name, "voice": "serena"}
+            assert messages == [{"type": "Flushed", "sequence_id": number, "finish_reason": "stop", **spoke}]
             assert audio == pcm_of(utterance())
     assert synthesizer.texts == ["Hello there. Bye"] * 2
 
@@ -59,10 +60,10 @@ async def test_clear_ends_the_turn_and_nothing_of_it_follows() -> None:
         assert synthesizer.closed.is_set()
         synthesizer.script = utterance(1)
         client.send(speak("New"), FLUSH)
-        assert await client.until(type="Flushed") == (
-            [{"type": "Flushed", "sequence_id": 0, "finish_reason": "stop"}],
-            pcm_of(utterance(1)),
-        )
+        [flushed], audio = await client.until(type="Flushed")
+        assert flushed.items() >= {"type": "Flushed", "sequence_id": 0, "finish_reason": "stop"}.items()
+        assert flushed["seed"] == synthesizer.requests[-1].seed
+        assert audio == pcm_of(utterance(1))
 
 
 async def test_close_drains_and_ends() -> None:

@@ -47,6 +47,9 @@ async def test_a_context_drains_when_it_ends() -> None:
             assert audio_of(messages) == 2 * fake.pcm_of(fake.utterance())
             assert {message["contextId"] for message in messages} == {context}
             assert [message.get("isFinal") for message in messages].count(True) == 1
+            last = synthesizer.requests[-1]
+            spoke = {"seed": last.seed, "model": fake.CUSTOM_VOICE.name, "voice": last.voice}
+            assert messages[-1] == {"contextId": context, "isFinal": True, "finish_reason": "stop", **spoke}
     assert synthesizer.texts == ["Hello there.", "Bye."] * 2
     assert "model_id (the loaded model is" in client.headers["x-ignored"]
     assert "sync_alignment" not in client.headers["x-ignored"]
@@ -158,7 +161,8 @@ async def test_keepalives_and_unknown_contexts_say_nothing() -> None:
     async with talking(fake.FakeSynthesizer(script=fake.utterance(1)), CONTEXTS) as client:
         client.send({"text": ""}, {"text": "", "context_id": "one"}, {"context_id": "gone", "close_context": True})
         client.send(begin(), *end())
-        assert (await client.until(isFinal=True))[0] == [{"contextId": "one", "isFinal": True, "finish_reason": "stop"}]
+        [final], _ = await client.until(isFinal=True)
+        assert final.items() >= {"contextId": "one", "isFinal": True, "finish_reason": "stop"}.items()
         client.send({"close_socket": True})
         await client.until(closed=1000)
         await client.connection.task

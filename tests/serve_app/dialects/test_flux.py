@@ -33,7 +33,7 @@ connected = partial(talking, greeting="Connected")
 async def test_turns_have_a_beginning_and_an_end() -> None:
     synthesizer = fake.FakeSynthesizer(script=fake.utterance())
     async with connected(synthesizer, PATH) as client:
-        for _ in range(2):
+        for number in range(2):
             client.send(speak("Hel"), speak("lo "), FLUSH)
             messages, audio = await client.until(type="SpeechMetadata")
             assert sorted(map(str, kinds(messages))) == ["Flushed", "SpeechMetadata", "SpeechStarted"]
@@ -48,6 +48,9 @@ async def test_turns_have_a_beginning_and_an_end() -> None:
                 "billable_character_count": 6,
                 "controls_applied": NO_CONTROLS,
                 "finish_reason": "stop",
+                "seed": synthesizer.requests[number].seed,
+                "model": fake.CUSTOM_VOICE.name,
+                "voice": "ryan",
             }
         client.send(CLOSE)
         messages, _ = await client.until(closed=1000)

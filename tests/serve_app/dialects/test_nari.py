@@ -45,6 +45,9 @@ async def test_one_utterance_a_socket() -> None:
         "request_id": acks[0]["request_id"],
         "stop_reason": "stop",
         "audio_chunks": 4,
+        "seed": synthesizer.requests[0].seed,
+        "model": CUSTOM_VOICE.name,
+        "voice": "aiden",
     }
     assert audio == pcm_of(utterance())
     assert synthesizer.texts == ["Hello there."]

@@ -104,7 +104,8 @@ async def test_its_end_tells_the_first_bad_end_of_any_turn_that_was_not_cleared(
             assert turn.finish_reason is reason
         session.close()
         rest = [event async for event in events]
-    assert rest[-1] == Done(FinishReason.LOOP)
+    assert rest[-1] == Done(FinishReason.LOOP, turn.usage.answer)
+    assert turn.usage.answer["seed"] == synthesizer.requests[-1].seed
 
 
 async def test_a_turn_is_spoken_while_it_is_written() -> None:
