@@ -21,7 +21,7 @@ class TalkerConfig(Strict):
     device: Device = "auto"  # auto: cuda where the replica was given a GPU, else cpu
     dtype: DType = "auto"  # auto: bfloat16 on cuda, float16 on a GPU of before Ampere, float32 on cpu
     threads: Annotated[int, Field(ge=1)] = 1  # torch threads of the engine process
-    max_num_seqs: Annotated[int, Field(ge=1)] = 8  # sequences in one batch; on CPU also the fixed number of rows
+    max_num_seqs: Annotated[int, Field(ge=1)] = 8  # sequences in one batch
     max_num_waiting: Annotated[int, Field(ge=0)] = 16  # sequences that may wait for a place in the batch
     max_model_len: Annotated[int, Field(ge=64)] = 4096  # rows of one sequence: prompt and frames
     # Positions of a KV block. Unset: 16 on a CPU; on a GPU 64, with flash-attn 256, as it takes no less.

@@ -28,7 +28,7 @@ _FIRST_JOB = 1_000_000  # listeners have smaller ids
 _SETTLE_S = 1.0
 
 
-class Traffic:
+class EngineTraffic:
     """Listeners at `rate` a second, and jobs, at one engine."""
 
     def __init__(self, engine: Engine, rate: float, *, jobs: bool) -> None:
@@ -82,7 +82,7 @@ def compare(engine: Engine, rate: float, seconds: float) -> None:
     for jobs in (False, True):
         for lanes in (without, with_lanes):
             engine.runner.lanes = lanes
-            traffic = Traffic(engine, rate, jobs=jobs)
+            traffic = EngineTraffic(engine, rate, jobs=jobs)
             traffic.run(seconds)
             job_s = traffic.job_frames * engine.info.frame_samples / engine.info.sample_rate
             p50, p95 = np.percentile(list(traffic.waited_ms.values()), [50, 95])
