@@ -29,6 +29,7 @@ from deployments.weights.checkpoint import read_shapes
 _TEXT_EMBEDDING = "talker.model.text_embedding.weight"
 _USUAL_POSITIONS = 320  # about twenty seconds of speech, and its prompt
 _SPARE_BYTES = 128 << 20  # of a small GPU, that the engine leaves
+_UNCOUNTED_BYTES = 256 << 20  # beside the tensors of a talker without a codec; 200 MiB were seen on an H100
 _LEAST_ROWS = 4
 _SHORTER = (2048, 1024)  # positions: 160 and 80 seconds; texts are spoken in segments of about a minute
 
@@ -79,6 +80,7 @@ def predict(directory: Path, config: TalkerConfig, total: int, free: int) -> Fit
     num_slots = 2 * config.max_num_seqs if config.makes_audio else 0
     loaded = _talker_bytes(directory, model, dtype)
     loaded += _codec_bytes(directory, num_slots, free - CONTEXT_BYTES, clones=model.speaker_encoder is not None)
+    loaded += 0 if config.makes_audio else _UNCOUNTED_BYTES
     share = gpu_share(config, block_bytes, size)
     kv = config.kv_cache_bytes or share.kv_bytes(total, loaded, others=total - free)
     blocks = kv // block_bytes - 1
