@@ -219,6 +219,8 @@ class AudioStreams:
 
     def _launch_next(self) -> _RunningCall | None:
         """Launch a call if it is time for one."""
+        if not self._streams:
+            return None  # and no decoder is loaded for nobody
         streams, largest = self._streams.values(), self._decoder.largest_batch
         chosen = choose_call(streams, time.monotonic(), is_busy=bool(self._calls), largest_batch=largest)
         return None if chosen is None else self._launch_call(chosen.streams, chosen.frames)

@@ -11,7 +11,7 @@ from torch import Tensor
 from deployments.audio.recording_cache import VOICE_BYTES
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.encoder import CodecEncoder
-from deployments.codec.slots import CODE_RING, Pcm, PlainSlots
+from deployments.codec.slots import CODE_RING, Pcm, PlainSlots, SlotDecoder
 from deployments.codec.state import DecoderState
 from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import ALL_FRAMES, Codes, Reference
@@ -573,3 +573,17 @@ def test_a_stream_that_is_not_looked_at_wants_no_call(clock: Clock, monkeypatch:
         audio.take()
     assert len(sizes) > 1000
     assert all(sizes)
+
+
+def test_no_decoder_is_loaded_while_nobody_wants_audio() -> None:
+    """Where others make the audio there may be no memory for it."""
+
+    def load() -> SlotDecoder:
+        raise AssertionError("the decoder was loaded")
+
+    audio = AudioStreams(load, frame_s=FRAME_S)
+    audio.open(1, None, frames=0)
+    audio.add_frames([1], frames_of(1))
+    assert audio.take() == []
+    assert not audio.finish(1)
+    assert audio.is_idle
