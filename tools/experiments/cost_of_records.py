@@ -26,6 +26,10 @@ from pathlib import Path
 from unittest import mock
 from urllib.parse import urlsplit
 
+from serve_app.cli import ray_settings
+
+ray_settings.apply_local()
+
 from ray.serve.handle import DeploymentHandle
 
 from serve_app import ingress
