@@ -48,18 +48,28 @@ _SWITCH = "TALKRAY_COST_OF_RECORDS"
 
 
 class Switch:
-    """A byte that all processes of this machine see at once."""
+    """A byte that all processes of this machine see at once, and behind it the number of records that were kept."""
+
+    NUM_BYTES = 16
 
     def __init__(self, file: Path) -> None:
         with file.open("r+b") as opened:
-            self._byte = mmap.mmap(opened.fileno(), 1)
+            self._bytes = mmap.mmap(opened.fileno(), self.NUM_BYTES)
 
     @property
     def is_on(self) -> bool:
-        return self._byte[0] == 1
+        return self._bytes[0] == 1
 
     def turn(self, *, on: bool) -> None:
-        self._byte[0] = int(on)
+        self._bytes[0] = int(on)
+
+    @property
+    def num_kept(self) -> int:
+        return int.from_bytes(self._bytes[8:], "little")
+
+    def count(self) -> None:
+        """For the one process that keeps records."""
+        self._bytes[8:] = (self.num_kept + 1).to_bytes(8, "little")
 
 
 class SwitchedKeeper(RecordKeeper):
@@ -72,6 +82,7 @@ class SwitchedKeeper(RecordKeeper):
     def keep(self, record: RequestRecord) -> None:
         if self._switch.is_on:
             super().keep(record)
+            self._switch.count()
 
 
 class SwitchedRecords:
@@ -138,6 +149,12 @@ def turn_ms(connection: http.client.HTTPConnection, switch: Switch, turn: str, s
     return statistics.median(first_byte_ms(connection, seed) for seed in seeds)
 
 
+def check_kept(num_kept: int, num_with_all: int) -> None:
+    """Raises SystemExit where the ingress did not follow the switch: nothing would have been compared."""
+    if num_kept != num_with_all:
+        raise SystemExit(f"the ingress kept {num_kept} records of {num_with_all} requests of the turns with all")
+
+
 def interval(differences: Sequence[float]) -> tuple[float, float]:
     """Of the median, by resampling."""
     draw = random.Random(1)
@@ -178,7 +195,7 @@ def main() -> int:
         one = config.ingress_pool.model_copy(update={"replicas": 1})  # all turns are one process's
         config = config.model_copy(update={"model": options.model, "api": api, "ingress_pool": one})
         file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "switch"
-        file.write_bytes(b"\0")
+        file.write_bytes(bytes(Switch.NUM_BYTES))
         switch = Switch(file)
         stack.enter_context(mock.patch.dict(os.environ, {_SWITCH: str(file)}))
         stack.enter_context(mock.patch("serve_app.app.Ingress", SwitchedIngress))
@@ -193,6 +210,8 @@ def main() -> int:
             order = draw.sample((_ALL, _NONE, _NULL), 3)
             taken = {turn: turn_ms(connection, switch, turn, seeds) for turn in order}
             blocks.append({turn: taken[turn] for turn in (_ALL, _NONE, _NULL)})
+        time.sleep(_SETTLED_S)
+        check_kept(switch.num_kept, len(blocks) * (options.turn + 1))
     lines, is_proven = verdict(blocks)
     print("\n".join(lines))
     return 0 if is_proven else 1

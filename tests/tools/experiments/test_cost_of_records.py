@@ -7,7 +7,7 @@ import pytest
 
 from serve_app.api.record_keeper import RecordSink
 from serve_app.config import RecordSettings
-from tools.experiments.cost_of_records import Switch, SwitchedKeeper, SwitchedRecords, verdict
+from tools.experiments.cost_of_records import Switch, SwitchedKeeper, SwitchedRecords, check_kept, verdict
 
 
 class Sink(RecordSink):
@@ -23,7 +23,7 @@ class Sink(RecordSink):
 
 @pytest.fixture
 def switch(tmp_path: Path) -> Switch:
-    (tmp_path / "switch").write_bytes(b"\0")
+    (tmp_path / "switch").write_bytes(bytes(Switch.NUM_BYTES))
     return Switch(tmp_path / "switch")
 
 
@@ -66,3 +66,10 @@ def test_records_are_kept_while_the_switch_is_on(switch: Switch) -> None:
     keeper.keep(dropped)  # type: ignore[arg-type]
     keeper.close()
     assert sink.taken == [kept]
+    assert switch.num_kept == 1
+
+
+def test_a_switch_that_the_ingress_does_not_follow_proves_nothing() -> None:
+    check_kept(18, 18)
+    with pytest.raises(SystemExit, match="kept 0 records of 18 requests"):
+        check_kept(0, 18)
