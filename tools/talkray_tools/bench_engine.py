@@ -37,9 +37,9 @@ from talkray_tools.step_profile import Busy, Share, profile_load, profile_step
 
 TEXT = "The quick brown fox jumps over the lazy dog, and then it rests in the shade of a tree."
 _WARM_UP_STEPS = 5
-_STREAM_FRAMES = 71  # 5.7 s of speech
+STREAM_FRAMES = 71  # 5.7 s of speech
 _TAILS = (12, 25)  # frames of earlier speech: one and two seconds
-_LENGTH_SIGMA = 0.35  # standard deviation of the logarithm of a stream's length under load
+LENGTH_SIGMA = 0.35  # standard deviation of the logarithm of a stream's length under load
 _SETTLE_S, _LOAD_S = 1.5, 1.0
 
 
@@ -187,7 +187,7 @@ class EngineBench:
 
     def arrivals(self, rate: float, *, streams: int) -> ArrivalResult:
         """Whether streams that arrive at random, `rate` a second, get the codes that they get alone."""
-        requests = [self._request(seed, frames=_STREAM_FRAMES) for seed in range(streams)]
+        requests = [self._request(seed, frames=STREAM_FRAMES) for seed in range(streams)]
         alone = [self._speak([0.0], [request])[0][0] for request in requests]
         draw = random.Random(0)
         due = list(itertools.accumulate(draw.expovariate(rate) for _ in requests))
@@ -303,7 +303,7 @@ class _Arriving:
             self._engine.step()
 
     def _add(self) -> None:
-        frames = _STREAM_FRAMES * self._draw.lognormvariate(0.0, _LENGTH_SIGMA)
+        frames = STREAM_FRAMES * self._draw.lognormvariate(0.0, LENGTH_SIGMA)
         self._engine.add(self._number, self._request(self._number, frames=round(frames), audio=True))
         self._number += 1
         self._due_s += self._draw.expovariate(self._rate)

@@ -18,11 +18,10 @@ from deployments.serving.collector import leave_loaded_alone
 from deployments.talker.engine import Engine
 from deployments.talker.loading import StartClock, load_engine
 from deployments.talker.runner import ModelRunner
+from talkray_tools.bench_engine import LENGTH_SIGMA, STREAM_FRAMES, TEXT
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 
-_TEXT = "The quick brown fox jumps over the lazy dog, and then it rests in the shade of a tree."
-_FRAMES, _SIGMA = 71, 0.35  # of a listener's speech: the median, and the standard deviation of the logarithm
 _JOB_FRAMES, _JOBS_WAITING = 300, 4
 _FIRST_JOB = 1_000_000  # listeners have smaller ids
 _SETTLE_S = 1.0
@@ -61,7 +60,7 @@ class EngineTraffic:
             self._engine.add(_FIRST_JOB + self._num_jobs, self._request(_JOB_FRAMES, background=True))
             self._num_jobs += 1
         while self._due_s <= (now_s := time.perf_counter()):
-            number, frames = len(self._added_s), _FRAMES * self._draw.lognormvariate(0.0, _SIGMA)
+            number, frames = len(self._added_s), STREAM_FRAMES * self._draw.lognormvariate(0.0, LENGTH_SIGMA)
             self._added_s[number] = now_s
             self._engine.add(number, self._request(round(frames), background=False))
             self._due_s += self._draw.expovariate(self._rate)
@@ -69,7 +68,7 @@ class EngineTraffic:
     def _request(self, frames: int, *, background: bool) -> GenerateRequest:
         """Half of the listeners ask for a text that stands in the prompt."""
         synthesis = SynthesisRequest(
-            "newcomer", _TEXT, voice="ryan", language="english", sampling=Sampling(max_new_tokens=frames + 1),
+            "newcomer", TEXT, voice="ryan", language="english", sampling=Sampling(max_new_tokens=frames + 1),
             seed=len(self._added_s), non_streaming_mode=not background and self._draw.random() < 0.5, ignore_eos=True,
             background=background,
         )  # fmt: skip
