@@ -1,51 +1,45 @@
 """The talker's own kernels for CPUs, of cpu_kernels.c; torch and NumPy do the same without them.
 
-They are used where a C compiler built them, and on x86 where the CPU has AVX2.
-
-They are called through ctypes, whose calls leave Python to other threads. A row's result depends on that row alone.
+They are used where a C compiler built them, and on x86 where the CPU has AVX2. ctypes calls them, which leaves Python
+to other threads. A row's result depends on that row alone.
 """
 
 import ctypes
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
 
+from deployments.cpu import COUNT, POINTER, built_library
 from deployments.talker.model.config import TransformerConfig
 from deployments.talker.model.layers import DecoderLayer, DecoderStack, RotaryTable
 
 _INTERFACE = 2  # version of the functions and their arguments; both files change it together
 _TILE = 16  # outputs of a product whose weights stand side by side
 _WIDEST = 512  # hidden sizes: the weights of wider stacks are read by several threads
-_POINTER, _COUNT = ctypes.c_void_p, ctypes.c_ssize_t
+_PARAMETERS = {
+    "multiply": [*[POINTER] * 3, *[COUNT] * 3],
+    "run_stack": [*[POINTER] * 4, COUNT, *[POINTER] * 4, *[COUNT] * 3, POINTER],
+    "sample": [*[POINTER] * 5, *[COUNT] * 3, POINTER],
+}
 
 
 class _Shape(ctypes.Structure):
-    _fields_ = (*((name, _COUNT) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim")),
+    _fields_ = (*((name, COUNT) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim")),
                 ("eps", ctypes.c_float))  # fmt: skip
 
 
 class _Cache(ctypes.Structure):
-    _fields_ = (("keys", _POINTER), ("values", _POINTER), ("layer", _COUNT), ("tables", _POINTER), ("width", _COUNT),
-                ("block", _COUNT))  # fmt: skip
+    _fields_ = (("keys", POINTER), ("values", POINTER), ("layer", COUNT), ("tables", POINTER), ("width", COUNT),
+                ("block", COUNT))  # fmt: skip
 
 
-def _library() -> ctypes.CDLL | None:
-    spec = find_spec("deployments.talker._cpu_kernels")
-    if spec is None or spec.origin is None:
-        return None
-    library = ctypes.CDLL(spec.origin)
-    if library.interface() != _INTERFACE or not library.suits():
-        return None
-    library.multiply.argtypes, library.multiply.restype = [*[_POINTER] * 3, *[_COUNT] * 3], None
-    library.run_stack.argtypes = [*[_POINTER] * 4, _COUNT, *[_POINTER] * 4, *[_COUNT] * 3, _POINTER]
-    library.run_stack.restype = None
-    library.sample.argtypes, library.sample.restype = [*[_POINTER] * 5, *[_COUNT] * 3, _POINTER], None
-    return library
+def _suited_library() -> ctypes.CDLL | None:
+    library = built_library("deployments.talker._cpu_kernels", _PARAMETERS, interface=_INTERFACE)
+    return library if library is not None and library.suits() else None
 
 
-_built = _library()
+_built = _suited_library()
 BUILT = _built is not None
 
 
@@ -90,7 +84,7 @@ class CpuStack:
         self._config, self._rotary = config, rotary
         self._tensors = [tensor for layer in stack.layers for tensor in self._of_layer(layer)]
         self._tensors.append(stack.norm.weight.float().contiguous())
-        self._pointers = (_POINTER * len(self._tensors))(*(tensor.data_ptr() for tensor in self._tensors))
+        self._pointers = (POINTER * len(self._tensors))(*(tensor.data_ptr() for tensor in self._tensors))
         self._shape = _Shape(
             config.num_layers, config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
             config.head_dim, config.rms_norm_eps,

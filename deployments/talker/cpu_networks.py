@@ -40,22 +40,16 @@ class CpuNetworks(FrameNetworks):
 
     def prefill(self, tensors: PrefillTensors, *, length: int) -> None:
         used = int((tensors.owners != self.state.scratch_row).sum())
-        some = replace(
-            tensors,
-            text_ids=tensors.text_ids[:used],
-            codec_ids=tensors.codec_ids[:used],
-            owners=tensors.owners[:used],
-            positions=tensors.positions[:used],
-        )
+        by_position = ("text_ids", "codec_ids", "owners", "positions")
+        some = replace(tensors, **{name: getattr(tensors, name)[:used] for name in by_position})
         super().prefill(some, length=length)
 
     def _first_logits(self, hidden: Tensor) -> Tensor:
         return self._first_head(hidden)
 
     def _complete(self, hidden: Tensor, code0: Tensor, *, sample: SampleCode) -> tuple[Tensor, Tensor]:
-        talker, rows = self.talker, len(hidden)
-        groups = self.config.num_code_groups
-        where = RowCache(self._frame_keys, self._frame_values, self._frame_tables[:rows], groups)
+        talker, tables = self.talker, self._frame_tables[: len(hidden)]
+        where = RowCache(self._frame_keys, self._frame_values, tables, self.config.num_code_groups)
         codes, total = [code0], talker.model.codec_embedding(code0)
         self._next_position(hidden, 0, where)
         row = total
@@ -72,9 +66,11 @@ class CpuNetworks(FrameNetworks):
         return self._predictor.run(row, torch.full((len(row),), position, dtype=torch.int32), where)[0]
 
     def _step(self, inputs: Tensor, context: Context, length: int) -> tuple[Tensor, Tensor | None]:
-        where = RowCache(self.cache.keys, self.cache.values, context.block_tables, self.cache.block_size)
-        return self._stack.run(inputs, context.positions, where, followed=self.config.text.alignment_head)
+        followed = self.config.text.alignment_head
+        return self._stack.run(inputs, context.positions, self._where(context), followed=followed)
 
     def _run_rows(self, inputs: Tensor, context: Context, length: int) -> Tensor:
-        where = RowCache(self.cache.keys, self.cache.values, context.block_tables, self.cache.block_size)
-        return self._stack.run(inputs, context.positions, where)[0]
+        return self._stack.run(inputs, context.positions, self._where(context))[0]
+
+    def _where(self, context: Context) -> RowCache:
+        return RowCache(self.cache.keys, self.cache.values, context.block_tables, self.cache.block_size)

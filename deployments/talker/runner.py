@@ -392,11 +392,8 @@ def _build_networks(tables: InputTables, state: BatchState, cache: KVCache, shap
         from deployments.talker.fused_networks import FusedNetworks  # needs Triton, which a CPU has not
 
         return FusedNetworks(tables, state, cache, attention=shape.attention, pdl=tables.device.type == "cuda")
-    if (
-        shape.by_rows
-        and tables.dtype is torch.float32
-        and fits(tables.talker.config.talker, tables.talker.config.predictor)
-    ):
+    config = tables.talker.config
+    if shape.by_rows and tables.dtype is torch.float32 and fits(config.talker, config.predictor):
         return CpuNetworks(tables, state, cache)
     return FrameNetworks(tables, state, cache, by_rows=shape.by_rows)
 

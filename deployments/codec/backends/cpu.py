@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from enum import IntEnum
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from deployments.codec.fold import ConvNeXt, Snake
+from deployments.cpu import COUNT, POINTER, built_library
 
 _Function = Callable[..., int]
 New = Callable[[str, Sequence[int], torch.dtype], Tensor]  # memory for one of the results, of a shape and a type
@@ -23,21 +23,20 @@ SIDE = 32  # inputs and outputs of the blocks that a product is made of
 _HALF = SIDE // 2  # and rows
 _LINE = 64  # bytes
 _MOST = 256  # keys of a query, and values of each
-_POINTER, _COUNT = ctypes.c_void_p, ctypes.c_ssize_t
 _INTERFACE = 4  # version of the functions and their arguments; both files change it together
 _GATHERS = [f"gather_{source}_{target}" for source in _TYPES.values() for target in _TYPES.values()]
 _PARAMETERS = {
-    **{name: [*[_POINTER] * 6, *[_COUNT] * 3] for name in _GATHERS},
-    "add_bfloat16": [*[_POINTER] * 2, _COUNT],
-    "convolve_to_one": [*[_POINTER] * 4, *[_COUNT] * 3],
-    "convolve": [*[_COUNT] * 2, *[_POINTER] * 5, *[_COUNT] * 6],
-    "multiply": [_COUNT, *[_POINTER] * 4, *[_COUNT] * 3],
-    "unfold": [*[_POINTER] * 2, *[_COUNT] * 5],
-    "embed": [*[_POINTER] * 4, *[_COUNT] * 3],
-    "norm": [*[_POINTER] * 2, _COUNT, _POINTER, *[_COUNT] * 2],
-    "attend": [*[_POINTER] * 6, *[_COUNT] * 5, _POINTER],
-    "depthwise_norm": [*[_POINTER] * 7, *[_COUNT] * 3],
-    "replay": [_POINTER, _COUNT],
+    **{name: [*[POINTER] * 6, *[COUNT] * 3] for name in _GATHERS},
+    "add_bfloat16": [*[POINTER] * 2, COUNT],
+    "convolve_to_one": [*[POINTER] * 4, *[COUNT] * 3],
+    "convolve": [*[COUNT] * 2, *[POINTER] * 5, *[COUNT] * 6],
+    "multiply": [COUNT, *[POINTER] * 4, *[COUNT] * 3],
+    "unfold": [*[POINTER] * 2, *[COUNT] * 5],
+    "embed": [*[POINTER] * 4, *[COUNT] * 3],
+    "norm": [*[POINTER] * 2, COUNT, POINTER, *[COUNT] * 2],
+    "attend": [*[POINTER] * 6, *[COUNT] * 5, POINTER],
+    "depthwise_norm": [*[POINTER] * 7, *[COUNT] * 3],
+    "replay": [POINTER, COUNT],
 }
 _WORDS = 16  # a step of a replay has so many: the function and its arguments
 
@@ -54,15 +53,8 @@ class Epilogue(IntEnum):
 
 
 def _built() -> dict[str, _Function]:
-    spec = find_spec("deployments.codec.backends._cpu_kernels")
-    if spec is None or spec.origin is None:
-        return {}
-    library = ctypes.CDLL(spec.origin)
-    if library.interface() != _INTERFACE:
-        return {}
-    for name, parameters in _PARAMETERS.items():
-        getattr(library, name).argtypes, getattr(library, name).restype = parameters, None
-    return {name: getattr(library, name) for name in ("matrix_units", *_PARAMETERS)}
+    library = built_library("deployments.codec.backends._cpu_kernels", _PARAMETERS, interface=_INTERFACE)
+    return {} if library is None else {name: getattr(library, name) for name in ("matrix_units", *_PARAMETERS)}
 
 
 _functions = _built()

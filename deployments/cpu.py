@@ -1,0 +1,23 @@
+"""Libraries of C kernels for CPUs, which are built with the package where there is a compiler (pyproject.toml)."""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+
+POINTER, COUNT = ctypes.c_void_p, ctypes.c_ssize_t
+
+
+def built_library(module: str, parameters: Mapping[str, Sequence[object]], *, interface: int) -> ctypes.CDLL | None:
+    """The library that stands in place of `module`, with the parameters of its functions, which return nothing. None
+    where it was not built, or for functions of another `interface`.
+    """
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        return None
+    library = ctypes.CDLL(spec.origin)
+    if library.interface() != interface:
+        return None
+    for name, own in parameters.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = own, None
+    return library
