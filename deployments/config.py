@@ -30,8 +30,6 @@ class TalkerConfig(Strict):
     # weights, codec and recorded work, and never more than they can use. `kv_cache_bytes` is their size itself.
     gpu_memory_fraction: Annotated[float | None, Field(gt=0, le=1)] = None
     kv_cache_bytes: Annotated[int | None, Field(ge=1)] = None
-    # False: its GPU holds no codec decoder, which takes 1.4 GiB or more. `codec.placement: pool` then makes the audio.
-    makes_audio: bool = True
     # On a GPU: after so many seconds without a request the engine's memory moves to the host's, and the GPU is free for
     # others (driver 570 or newer). The next request brings it back. Unset: it stays.
     keep_alive_s: Annotated[float | None, Field(gt=0)] = None
@@ -64,7 +62,7 @@ class CodecConfig(Strict):
     precision: DType = "auto"
     # The device that decodes: hybrid leaves the first frames of a stream to the talker's GPU, and all frames where the
     # pool is full. inline leaves all to it; the ingress then asks the talkers itself, and the pool only encodes
-    # recordings to clone, for a talker on a CPU.
+    # recordings to clone, for a talker on a CPU. pool leaves none to it: a talker loads no codec decoder (1.4 GiB).
     placement: CodecPlacement = "hybrid"
     gpu_frames: Annotated[int, Field(ge=1)] = 9  # hybrid, with an idle pool: time for a CPU to take over
     # Decode in a replica: one is a thread, more are processes, on a GPU threads.

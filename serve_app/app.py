@@ -86,7 +86,7 @@ def _talker(config: AppConfig, name: str, own: AppConfig) -> Application:
         callers=config.ingress_pool.replicas + codecs,
     )
     deployment = serve.deployment(name=_of_model("Talker", name), **talker_options, **_ROUTING)(TalkerReplica)
-    return deployment.bind(own.model, own.talker, name)
+    return deployment.bind(own.model, own.talker, name, makes_audio=own.codec.placement != "pool")
 
 
 def _deployed(config: AppConfig, configs: Mapping[str, AppConfig]) -> Iterator[Deployed]:

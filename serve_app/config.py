@@ -300,16 +300,6 @@ class AppConfig(Strict):
             taken.add(name.lower())
         return self
 
-    @model_validator(mode="after")
-    def _audio_is_made_somewhere(self) -> Self:
-        for name, own in self.by_model().items():
-            if not own.talker.makes_audio and own.codec.placement != "pool":
-                of = f"models: {name}: " if name else ""
-                raise ValueError(
-                    f"{of}talker.makes_audio: false needs codec.placement: pool, where CPUs make the audio"
-                )
-        return self
-
     def by_model(self) -> dict[str, "AppConfig"]:
         """The configuration of each model as if it were the only one, by its name; that of a single `model` is ""."""
         return {served.name: self._with(served) for served in self.models} or {"": self}

@@ -20,6 +20,7 @@ from deployments.serving import mailbox, metrics
 from deployments.serving.reports import report_stage
 from deployments.serving.starvation import any_runnable
 from deployments.talker import channel
+from deployments.weights.store import Report
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +39,16 @@ Item = FrameChunk | Exception
 class EngineClient:
     """Owns one engine process. Constructing it blocks until the model is loaded."""
 
-    def __init__(self, model: str, config: TalkerConfig, report: Callable[[str], None] = report_stage) -> None:
-        """`report` is called with each stage of the start."""
+    def __init__(
+        self, model: str, config: TalkerConfig, report: Report = report_stage, *, makes_audio: bool = True
+    ) -> None:
+        """`report` is called with each stage of the start. `makes_audio`: False where no stream asks for audio."""
         self._report = report
         self._socket, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "deployments.talker.process", str(theirs.fileno()), model]
-            self._process = subprocess.Popen([*command, config.model_dump_json()], pass_fds=[theirs.fileno()])
+            command += [config.model_dump_json(), str(makes_audio)]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         self._unpacker = channel.Unpacker()
         self._streams: dict[int, asyncio.Queue[Item]] = {}
         self._forgetting: deque[asyncio.Future[int]] = deque()  # the engine answers in their order

@@ -53,11 +53,11 @@ class StartNotes:
 class TalkerReplica:
     """One replica of the GPU pool. It is ready once its engine process has loaded the model and warmed up."""
 
-    def __init__(self, model: str, config: TalkerConfig, name: str = "") -> None:
-        """`name`: of one of several models, for metrics."""
+    def __init__(self, model: str, config: TalkerConfig, name: str = "", *, makes_audio: bool = True) -> None:
+        """`name`: of one of several models, for metrics. `makes_audio`: as of `EngineClient`."""
         ray_metrics.install(name, pool="talker")
         with StartNotes() as notes:
-            self._engine = EngineClient(model, config, notes.report)
+            self._engine = EngineClient(model, config, notes.report, makes_audio=makes_audio)
         self._engine.on_sleep, self._watches_idleness = notes.sleep, config.keep_alive_s is not None
         metrics.codec_precision("talker", self._engine.info.codec_precision)
         self._replica = Replica(TalkerLost, self._failure)

@@ -10,7 +10,6 @@ import json
 import math
 import sys
 from dataclasses import asdict, dataclass
-from itertools import product
 from pathlib import Path
 
 import torch
@@ -45,42 +44,39 @@ class Fit:
     beside: int = BESIDE_BYTES  # bytes of CUDA and of a step
 
 
-def choose(directory: Path, config: TalkerConfig, total: int, free: int) -> TalkerConfig:
+def choose(directory: Path, config: TalkerConfig, total: int, free: int, *, makes_audio: bool = True) -> TalkerConfig:
     """`config` for a GPU with `free` of `total` bytes: on a small one with as few rows as still speak the most streams
-    of twenty seconds, and with shorter sequences where else none fits. Where none fits beside the codec decoder, CPUs
-    make the audio (`makes_audio`). Raises EngineError where nothing fits.
+    of twenty seconds, and with shorter sequences where else none fits. Raises EngineError where nothing fits.
     """
     if free >= SMALL_BYTES:
         return config
     own = config.model_copy(update={"gpu_memory_fraction": max(0.01, (free - _SPARE_BYTES) / total)})
     most, chosen = 0, None
-    lengths = own.max_model_len, *(each for each in _SHORTER if each < own.max_model_len)
-    for makes_audio, length in product((True, False) if own.makes_audio else (False,), lengths):
+    for length in (own.max_model_len, *(each for each in _SHORTER if each < own.max_model_len)):
         rows = own.max_num_seqs
         while rows >= min(_LEAST_ROWS, own.max_num_seqs):
-            sizes = {"max_num_seqs": rows, "max_model_len": length, "makes_audio": makes_audio}
-            tried = own.model_copy(update=sizes)
+            tried = own.model_copy(update={"max_num_seqs": rows, "max_model_len": length})
             with contextlib.suppress(EngineError):
-                usual = predict(directory, tried, total, free).usual
+                usual = predict(directory, tried, total, free, makes_audio=makes_audio).usual
                 if usual >= most:
                     most, chosen = usual, tried
             rows //= 2
         if chosen is not None:
             return chosen
-    predict(directory, tried, total, free)  # says why
+    predict(directory, tried, total, free, makes_audio=makes_audio)  # says why
     raise AssertionError("the smallest settings fit after all")
 
 
-def predict(directory: Path, config: TalkerConfig, total: int, free: int) -> Fit:
+def predict(directory: Path, config: TalkerConfig, total: int, free: int, *, makes_audio: bool = True) -> Fit:
     """The load that fits a GPU with `free` of `total` bytes. Raises EngineError if no sequence fits."""
     model, device = ModelConfig.load(directory), torch.device("cuda")
     size = config.kv_block_size or block_size_of(device, config.attention)
     dtype = dtype_of(config, device)
     block_bytes = KVCache.bytes_per_position(model.talker, dtype) * size
-    num_slots = 2 * config.max_num_seqs if config.makes_audio else 0
+    num_slots = 2 * config.max_num_seqs if makes_audio else 0
     loaded = _talker_bytes(directory, model, dtype)
     loaded += _codec_bytes(directory, num_slots, free - CONTEXT_BYTES, clones=model.speaker_encoder is not None)
-    loaded += 0 if config.makes_audio else _UNCOUNTED_BYTES
+    loaded += 0 if makes_audio else _UNCOUNTED_BYTES
     share = gpu_share(config, block_bytes, size)
     kv = config.kv_cache_bytes or share.kv_bytes(total, loaded, others=total - free)
     blocks = kv // block_bytes - 1
@@ -124,12 +120,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("free", type=int, help="bytes of it that no process has")
     parser.add_argument("config", help="the settings of the talker, as JSON")
     parser.add_argument("--choose", action="store_true", help="settings that fit, like these")
+    parser.add_argument("--no-audio", dest="makes_audio", action="store_false", help="codec.placement: pool")
     options = parser.parse_args(arguments)
     config, memory = TalkerConfig.model_validate_json(options.config), (options.total, options.free)
     try:
         if options.choose:
-            config = choose(options.directory, config, *memory)
-        fit = predict(options.directory, config, *memory)
+            config = choose(options.directory, config, *memory, makes_audio=options.makes_audio)
+        fit = predict(options.directory, config, *memory, makes_audio=options.makes_audio)
     except TalkrayError as error:
         sys.stdout.write(f"{error}\n")
         return 1

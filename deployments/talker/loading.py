@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 
 from deployments.codec.config import SpeechTokenizerConfig
 from deployments.codec.encoder import CodecEncoder
-from deployments.codec.slots import Prepare, SlotDecoder, slots_on
+from deployments.codec.slots import Prepare, slots_on
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
 from deployments.gpu.card import AMPERE, Capability, Card, half_precision, torch_cuda, why_not
@@ -36,7 +37,7 @@ from deployments.talker.sequence import LengthLimits
 from deployments.talker.tokenizer import TextTokenizer
 from deployments.weights.checkpoint import load_strict, without_values
 from deployments.weights.description import described
-from deployments.weights.store import cache_directory
+from deployments.weights.store import Report, cache_directory
 
 _SYSFS = Path("/sys")
 # Defaults: the share of a GPU's memory, and the size of keys and values on a CPU.
@@ -46,8 +47,6 @@ _CPU_CACHE_BYTES = GIB
 _MAX_LEAD_S = 8.0
 _WORTH_SAYING_S = 0.05
 _REPORT_S = 1.0
-
-Report = Callable[[str], None]
 
 
 class StartClock:
@@ -112,13 +111,13 @@ def turn_on_gpu(report: Report) -> Iterator[None]:
         yield
 
 
-def load_engine(directory: Path, config: TalkerConfig, clock: StartClock) -> Engine:
+def load_engine(directory: Path, config: TalkerConfig, clock: StartClock, *, makes_audio: bool = True) -> Engine:
     """An engine that is ready: loaded, compiled, recorded, warmed up. Engines of one GPU start one after the other."""
     with turn_on_gpu(clock.report) if _device(config).type == "cuda" else nullcontext():
-        return _load_engine(directory, config, clock)
+        return _load_engine(directory, config, clock, makes_audio=makes_audio)
 
 
-def _load_engine(directory: Path, config: TalkerConfig, clock: StartClock) -> Engine:
+def _load_engine(directory: Path, config: TalkerConfig, clock: StartClock, *, makes_audio: bool) -> Engine:
     with clock.phase("starting the device"):
         device = _device(config)
         if device.type == "cuda":
@@ -128,10 +127,10 @@ def _load_engine(directory: Path, config: TalkerConfig, clock: StartClock) -> En
         fused = _networks(config, device, dtype_of(config, device)) == "fused"
     if where is not None:
         clock.report(f"on {where}")
-    compiling = _compiling_ahead(clock, _facts(directory, config)) if fused else nullcontext(prepare_nothing)
-    with compiling as prepare:
-        engine = build_engine(directory, config, clock=clock, prepare=prepare)
-    warm_up(engine, clock, makes_audio=config.makes_audio)
+    facts = _facts(directory, config, makes_audio=makes_audio) if fused else ""
+    with _compiling_ahead(clock, facts) if fused else nullcontext(prepare_nothing) as prepare:
+        engine = build_engine(directory, config, clock=clock, prepare=prepare, makes_audio=makes_audio)
+    warm_up(engine, clock, makes_audio=makes_audio)
     return engine
 
 
@@ -166,7 +165,12 @@ def _use_cpus_near(device: torch.device) -> str | None:
 
 
 def build_engine(
-    directory: Path, config: TalkerConfig, *, clock: StartClock | None = None, prepare: Prepare = prepare_nothing
+    directory: Path,
+    config: TalkerConfig,
+    *,
+    clock: StartClock | None = None,
+    prepare: Prepare = prepare_nothing,
+    makes_audio: bool = True,
 ) -> Engine:
     """An engine whose first requests record and compile what they need."""
     torch.set_num_threads(config.threads)
@@ -186,7 +190,9 @@ def build_engine(
         encode = CodecEncoder.load(directory / "speech_tokenizer", device=device).encode
     with clock.phase("loading the tokenizer"):
         prompts = PromptBuilder(tables, TextTokenizer(directory, model.tokens), speaker_encoder, encode)
-    audio = _load_audio(directory, config, codec, device, clock, prepare)
+    # A stream that has ended in the talker may still hold its slot while another one has taken its row.
+    num_slots = 2 * config.max_num_seqs
+    audio = _load_audio(directory, num_slots, device, clock, prepare, makes_audio=makes_audio)
     size = config.kv_block_size or block_size_of(device, config.attention)
     blocks = BlockManager(_num_blocks(config, model, dtype, size, memory), size)
     cache = KVCache(model.talker, num_blocks=blocks.num_blocks, block_size=size, dtype=dtype, device=device)
@@ -260,31 +266,22 @@ def load_speaker_encoder(directory: Path, config: ModelConfig, *, device: torch.
 
 
 def _load_audio(
-    directory: Path,
-    config: TalkerConfig,
-    codec: SpeechTokenizerConfig,
-    device: torch.device,
-    clock: StartClock,
-    prepare: Prepare,
+    directory: Path, num_slots: int, device: torch.device, clock: StartClock, prepare: Prepare, *, makes_audio: bool
 ) -> AudioStreams:
     """The decoder that shares the talker's device. On a CPU, and on a GPU that makes no audio, it is loaded when the
     first stream asks for audio.
     """
     folder = directory / "speech_tokenizer"
-    # A stream that has ended in the talker may still hold its slot while another one has taken its row.
-    num_slots = 2 * config.max_num_seqs
-
-    def load() -> SlotDecoder:
-        kind = slots_on(device, folder)
-        return kind.load(folder, num_slots=num_slots, device=device, prepare=prepare, report=clock.report)
-
-    if device.type == "cpu" or not config.makes_audio:
+    frame_s = SpeechTokenizerConfig.load(folder).frame_s
+    kind, report = slots_on(device, folder), clock.report
+    load = partial(kind.load, folder, num_slots=num_slots, device=device, prepare=prepare, report=report)
+    if device.type == "cpu" or not makes_audio:
         torch.cuda.empty_cache()  # the talker's text embedding, which is in its table now
-        return AudioStreams(load, frame_s=codec.frame_s, precision="float32")
+        return AudioStreams(load, frame_s=frame_s, precision="float32")
     with clock.phase("loading and recording the codec"):
         slots = load()
     torch.cuda.empty_cache()  # memory that loading needed for a moment
-    return AudioStreams(lambda: slots, frame_s=codec.frame_s, precision=slots.precision)
+    return AudioStreams(lambda: slots, frame_s=frame_s, precision=slots.precision)
 
 
 def _num_blocks(
@@ -380,7 +377,7 @@ def _digest(facts: str) -> str:
     return state.hexdigest()[:32]
 
 
-def _facts(directory: Path, config: TalkerConfig) -> str:
+def _facts(directory: Path, config: TalkerConfig, *, makes_audio: bool) -> str:
     files = [directory / "config.json", directory / "speech_tokenizer" / "config.json"]
-    versions = [torch.__version__, torch.cuda.get_device_name(), config.model_dump_json()]
+    versions = [torch.__version__, torch.cuda.get_device_name(), config.model_dump_json(), f"{makes_audio=}"]
     return "\n".join([*versions, *(file.read_text(encoding="utf-8") for file in files)])

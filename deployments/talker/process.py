@@ -129,10 +129,10 @@ class EngineProcess:
         self.first_audio_marks = FirstAudioMarks()
         self._sending = threading.Lock()  # the watchdog sends too
 
-    def run(self, model: str, config: TalkerConfig) -> None:
+    def run(self, model: str, config: TalkerConfig, *, makes_audio: bool = True) -> None:
         """Load the model, then serve until the socket closes."""
         try:
-            engine, info = self._load(model, config)
+            engine, info = self._load(model, config, makes_audio=makes_audio)
         except Exception as error:
             self._send(channel.RequestFailed(None, error))
             raise
@@ -189,11 +189,11 @@ class EngineProcess:
         with self.first_audio_marks.begin(command.sequence_id, command.request):
             engine.add(command.sequence_id, command.request)
 
-    def _load(self, model: str, config: TalkerConfig) -> tuple[Engine, ModelInfo]:
+    def _load(self, model: str, config: TalkerConfig, *, makes_audio: bool) -> tuple[Engine, ModelInfo]:
         self._send(channel.Loading(f"looking for {model}"))
         directory = locate(model, report=lambda line: self._send(channel.Loading(line)))
         clock = StartClock(lambda stage: self._send(channel.Loading(stage)))
-        engine = load_engine(directory, config, clock)
+        engine = load_engine(directory, config, clock, makes_audio=makes_audio)
         frame_s = engine.info.frame_samples / engine.info.sample_rate
         room = f"room for {engine.scheduler.blocks.capacity * frame_s / 60:.0f} minutes of speech at once"
         self._send(channel.Loading(f"{engine.runner.networks.name} on {engine.runner.device}, {room}"))
@@ -228,11 +228,12 @@ class EngineProcess:
             self.connection.sendall(channel.encode(report))
 
 
-def main(descriptor: int, model: str, config: str) -> None:
-    """`config`: the talker's settings as JSON."""
+def main(descriptor: int, model: str, config: str, makes_audio: str) -> None:
+    """`config`: the talker's settings as JSON; `makes_audio`: "True" or "False"."""
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))  # compiled kernels outlive the process
     with socket.socket(fileno=descriptor) as connection, contextlib.suppress(ConnectionError):
-        EngineProcess(connection).run(model, TalkerConfig.model_validate_json(config))
+        settings = TalkerConfig.model_validate_json(config)
+        EngineProcess(connection).run(model, settings, makes_audio=makes_audio == "True")
 
 
 if __name__ == "__main__":

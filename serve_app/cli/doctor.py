@@ -136,14 +136,12 @@ def for_this_card(config: AppConfig, address: Address) -> AppConfig:
     card, found = _smallest(address), find(config.model)
     if card is None or card.free >= SMALL_BYTES or found is None:
         return config
-    done = _ask_fit(found, config.talker, card, "--choose")
-    if done.returncode:
-        raise StartError(f"{config.model} on {card.name}: {(done.stdout or done.stderr).strip()}")
-    talker = TalkerConfig.model_validate(json.loads(done.stdout)["talker"])
-    codec = config.codec
-    if not talker.makes_audio:
-        codec = codec.model_copy(update={"placement": "pool", "workers": _codec_workers()})
-    return config.model_copy(update={"talker": talker, "codec": codec})
+    pool = config.codec.model_copy(update={"placement": "pool", "workers": _codec_workers()})
+    for own in (config, config.model_copy(update={"codec": pool})):
+        done = _ask_fit(found, own, card, "--choose")
+        if not done.returncode:
+            return own.model_copy(update={"talker": TalkerConfig.model_validate(json.loads(done.stdout)["talker"])})
+    raise StartError(f"{config.model} on {card.name}: {(done.stdout or done.stderr).strip()}")
 
 
 def _codec_workers() -> int:
@@ -151,10 +149,11 @@ def _codec_workers() -> int:
     return max(1, min(3, len(os.sched_getaffinity(0)) // 2 - 1))
 
 
-def _ask_fit(directory: Path, talker: TalkerConfig, card: Card, *options: str) -> subprocess.CompletedProcess[str]:
+def _ask_fit(directory: Path, own: AppConfig, card: Card, *options: str) -> subprocess.CompletedProcess[str]:
     """Another process does the engine's arithmetic, because importing torch takes longer than all other checks."""
     command = [sys.executable, "-m", "deployments.talker.fit", str(directory), str(card.total), str(card.free)]
-    return subprocess.run([*command, talker.model_dump_json(), *options], capture_output=True, text=True, check=False)
+    command += [own.talker.model_dump_json(), *options, *["--no-audio"] * (own.codec.placement == "pool")]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -> Iterator[Finding]:
@@ -192,12 +191,12 @@ def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -
 
 def _fit(found: Path, own: AppConfig, card: Card, name: str) -> tuple[Finding, int]:
     """What fits of one model, and the bytes that it takes with all."""
-    done = _ask_fit(found, own.talker, card)
+    done = _ask_fit(found, own, card)
     if done.returncode:
         return Finding(False, "GPU memory", name + (done.stdout or done.stderr).strip()), 0
     fit = json.loads(done.stdout)["fit"]
     loaded, kv = (f"{size / (1 << 30):.1f}" for size in (fit["loaded"], fit["kv"]))
-    what = "weights and codec" if own.talker.makes_audio else "weights, while CPUs make the audio"
+    what = "weights, while CPUs make the audio" if own.codec.placement == "pool" else "weights and codec"
     text = (
         f"{name}of {_gib(card.total)}, {_gib(card.free)} free, about {loaded} for {what}, {kv} for keys and"
         f" values: {fit['usual']} streams of twenty seconds at once, {fit['longest']} of the greatest length"

@@ -140,7 +140,7 @@ def serve(
             _fetch(own.model, progress)
         if config is None and (fitted := for_this_card(settings, address)) != settings:
             settings, talker = fitted, fitted.talker
-            audio = "" if talker.makes_audio else "; CPUs make the audio"
+            audio = "; CPUs make the audio" if settings.codec.placement == "pool" else ""
             progress.done(f"this GPU carries {talker.max_num_seqs} rows of {talker.max_model_len} positions{audio}")
         server = stack.enter_context(running(settings, address, progress.report, show=show))
         keyed = settings.api.access.keys_file is not None

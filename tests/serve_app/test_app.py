@@ -11,12 +11,20 @@ from ray.serve._private.build_app import BuiltApplication
 from ray.serve._private.build_app import build_app as build
 from ray.serve.config import AutoscalingConfig
 
-from deployments.config import TalkerConfig
+from deployments.config import CodecPlacement, TalkerConfig
 from deployments.errors import StartError
 from deployments.serving import ray_metrics, ray_private
 from serve_app.app import LONGEST_STREAM_S, build_app, codec_scaling, health_check_s, options, report_s, talker_scaling
 from serve_app.cli.ray_settings import CLUSTER, TUNED
-from serve_app.config import ApiSettings, AppConfig, CodecScalingConfig, PoolConfig, TalkerScalingConfig
+from serve_app.config import (
+    ApiSettings,
+    AppConfig,
+    CodecConfig,
+    CodecScalingConfig,
+    PoolConfig,
+    ServedModel,
+    TalkerScalingConfig,
+)
 from serve_app.scaling.policies import CodecPolicy, TalkerPolicy
 
 
@@ -67,6 +75,27 @@ def test_each_pool_gets_its_own_settings() -> None:
     assert (talker.num_replicas, talker.max_ongoing_requests, talker.max_queued_requests) == (3, 10, 9)
     assert talker.ray_actor_options is not None
     assert (talker.ray_actor_options["num_cpus"], talker.ray_actor_options["num_gpus"]) == (4, 0.5)
+
+
+def test_a_talker_has_a_codec_decoder_where_a_stream_may_ask_it_for_audio() -> None:
+    one, many = {}, {}
+    for placement in ("inline", "hybrid", "pool"):
+        config = AppConfig(model="embedded", codec=CodecConfig(placement=placement))
+        one[placement] = talkers(config)["Talker"]
+        models = tuple(ServedModel(name=name, model="embedded", placement=own) for name, own in PLACED.items())
+        many[placement] = talkers(AppConfig(models=models, codec=config.codec))
+    assert one == {"inline": True, "hybrid": True, "pool": False}
+    told = {"Talker-inline": True, "Talker-hybrid": True, "Talker-pool": False}
+    assert many == {own: {**told, "Talker-else": makes_audio} for own, makes_audio in one.items()}
+
+
+PLACED: dict[str, CodecPlacement | None] = {"inline": "inline", "hybrid": "hybrid", "pool": "pool", "else": None}
+
+
+def talkers(config: AppConfig) -> dict[str, bool]:
+    """Which deployments of talkers are told to make audio."""
+    found = (item for item in built(config).deployments if item.name.startswith("Talker"))
+    return {item.name: item.init_kwargs["makes_audio"] for item in found}
 
 
 def test_replicas_run_on_the_nodes_that_their_pool_names() -> None:

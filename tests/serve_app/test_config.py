@@ -214,18 +214,6 @@ def test_a_model_takes_from_the_application_what_it_leaves_out(file: Path) -> No
     assert config.ingress_requests == 2 * (config.api.admission.max_streams + 8)
 
 
-def test_a_talker_without_a_codec_needs_a_pool_that_makes_the_audio() -> None:
-    silent = {"makes_audio": False}
-    AppConfig.model_validate({"talker": silent, "codec": {"placement": "pool"}})
-    for placement in ("inline", "hybrid"):
-        with pytest.raises(ValidationError, match=r"talker\.makes_audio: false needs codec\.placement: pool"):
-            AppConfig.model_validate({"talker": silent, "codec": {"placement": placement}})
-    models = [{"name": "one", "model": "embedded"}, {"name": "two", "model": "embedded", "talker": silent}]
-    with pytest.raises(ValidationError, match=r"models: two: talker\.makes_audio"):
-        AppConfig.model_validate({"models": models})
-    AppConfig.model_validate({"models": [models[0], {**models[1], "placement": "pool"}]})
-
-
 def test_a_single_model_is_the_configuration_itself() -> None:
     config = AppConfig(model="embedded")
     assert config.by_model() == {"": config}

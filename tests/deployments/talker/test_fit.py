@@ -112,17 +112,24 @@ def test_settings_follow_a_small_gpu(
     [("0.6B-CustomVoice", 3.87, 16, 4096), ("0.6B-CustomVoice", 3.6, 8, 2048), ("1.7B-CustomVoice", 5.8, 4, 2048)],
 )
 def test_cpus_make_the_audio_where_the_codec_does_not_fit(
-    name: str, free: float, rows: int, length: int, shaped: Callable[[str], Path]
+    name: str,
+    free: float,
+    rows: int,
+    length: int,
+    shaped: Callable[[str], Path],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     total, left = (int(gib * (1 << 30)) for gib in (free * 30 / 29, free))
-    chosen = choose(directory := shaped(name), INSTALLED, total, left)
-    fit = predict(directory, chosen, total, left)
-    assert not chosen.makes_audio
+    with pytest.raises(EngineError, match=r"codec\.placement: pool"):
+        choose(directory := shaped(name), INSTALLED, total, left)
+    chosen = choose(directory, INSTALLED, total, left, makes_audio=False)
+    fit = predict(directory, chosen, total, left, makes_audio=False)
     assert (chosen.max_num_seqs >= rows, chosen.max_model_len) == (True, length)
     assert fit.usual >= rows
     assert fit.loaded + fit.kv + fit.beside <= left - (128 << 20)
-    with pytest.raises(EngineError, match=r"talker\.makes_audio: false"):
-        predict(directory, chosen.model_copy(update={"makes_audio": True}), total, left)
+    arguments = [str(directory), str(total), str(left), INSTALLED.model_dump_json(), "--choose"]
+    assert (main(arguments), main([*arguments, "--no-audio"])) == (1, 0)
+    assert Fit(**json.loads(capsys.readouterr().out.splitlines()[1])["fit"]) == fit
 
 
 def test_a_large_gpu_keeps_its_settings(shaped: Callable[[str], Path]) -> None:
@@ -185,10 +192,10 @@ def all_but(left: int) -> Iterator[tuple[int, int]]:
         holder.kill()
 
 
-def speak(directory: Path, config: TalkerConfig, num_streams: int) -> tuple[int, int]:
+def speak(directory: Path, config: TalkerConfig, num_streams: int, makes_audio: bool) -> tuple[int, int]:
     """In a process of its own: streams at once, and frames, of a start on what is left of the GPU."""
-    engine = load_engine(directory, config, StartClock(report=print))
-    gpu_frames = 100 if config.makes_audio else 0
+    engine = load_engine(directory, config, StartClock(report=print), makes_audio=makes_audio)
+    gpu_frames = 100 if makes_audio else 0
     sampling, voice = Sampling(max_new_tokens=101), engine.info.voices[0]
     for number in range(num_streams):
         request = SynthesisRequest("r", "Few of us.", voice=voice, sampling=sampling, ignore_eos=True, seed=number)
@@ -206,22 +213,27 @@ def speak(directory: Path, config: TalkerConfig, num_streams: int) -> tuple[int,
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize(
-    ("name", "gib"),
-    [("1.7B-CustomVoice", 8), ("0.6B-CustomVoice", 6), ("1.7B-CustomVoice", 6), ("0.6B-CustomVoice", 4)],
+    ("name", "gib", "makes_audio"),
+    [
+        ("1.7B-CustomVoice", 8, True),
+        ("0.6B-CustomVoice", 6, True),
+        ("1.7B-CustomVoice", 6, False),
+        ("0.6B-CustomVoice", 4, False),
+    ],
 )
-def test_a_start_on_what_others_leave_of_a_gpu(name: str, gib: float, tmp_path: Path) -> None:
+def test_a_start_on_what_others_leave_of_a_gpu(name: str, gib: float, makes_audio: bool, tmp_path: Path) -> None:
     """A card of so many GiB, of which the driver keeps a thirtieth, holds the settings that are chosen for it."""
     write_checkpoint(tmp_path / name, SHAPES[name], Options())
     gc.collect()
     torch.cuda.empty_cache()
     with all_but(int(gib * 29 / 30 * (1 << 30))) as (free, total):
-        config = choose(tmp_path / name, INSTALLED, total, free).model_copy(update={"device": "cuda"})
-        sys.stdout.write(
-            f"{name} in {gib} GiB: {config.max_num_seqs} rows of {config.max_model_len}, {config.makes_audio=}\n"
-        )
-        num_streams = min(config.max_num_seqs, predict(tmp_path / name, config, total, free).usual)
+        chosen = choose(tmp_path / name, INSTALLED, total, free, makes_audio=makes_audio)
+        config = chosen.model_copy(update={"device": "cuda"})
+        sys.stdout.write(f"{name} in {gib} GiB: {config.max_num_seqs} rows of {config.max_model_len}, {makes_audio=}\n")
+        fit = predict(tmp_path / name, config, total, free, makes_audio=makes_audio)
+        num_streams = min(config.max_num_seqs, fit.usual)
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other:
-            assert other.submit(speak, tmp_path / name, config, num_streams).result() == (
+            assert other.submit(speak, tmp_path / name, config, num_streams, makes_audio).result() == (
                 num_streams,
                 100 * num_streams,
             )

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from deployments.config import TalkerConfig
 from deployments.talker import loading
 from deployments.talker.loading import StartClock, throttled, turn_on_gpu
 
@@ -82,11 +81,11 @@ def test_a_talker_that_makes_no_audio_has_no_codec_on_its_gpu(tmp_path: Path, mo
 
     monkeypatch.setattr(loading, "slots_on", lambda device, folder: Slots)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
-    gpu, codec = torch.device("cuda"), SimpleNamespace(frame_s=0.08)
+    monkeypatch.setattr(loading.SpeechTokenizerConfig, "load", lambda folder: SimpleNamespace(frame_s=0.08))
     for makes_audio, expected in ((False, ["emptied"]), (True, ["loaded", "emptied"])):
         done.clear()
-        config = TalkerConfig(makes_audio=makes_audio)
-        loading._load_audio(tmp_path, config, codec, gpu, StartClock(), loading.prepare_nothing)  # type: ignore[arg-type]
+        start = torch.device("cuda"), StartClock(), loading.prepare_nothing
+        loading._load_audio(tmp_path, 16, *start, makes_audio=makes_audio)
         assert done == expected
 
 
