@@ -13,6 +13,11 @@ from pathlib import Path
 
 import aiohttp
 import numpy as np
+
+from serve_app.cli import ray_settings
+
+ray_settings.apply_local()
+
 import ray
 from ray import serve
 
