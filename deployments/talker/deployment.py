@@ -59,7 +59,8 @@ class TalkerReplica:
         with StartNotes() as notes:
             self._engine = EngineClient(model, config, notes.report, makes_audio=makes_audio)
         self._engine.on_sleep, self._watches_idleness = notes.sleep, config.keep_alive_s is not None
-        metrics.codec_precision("talker", self._engine.info.codec_precision)
+        if makes_audio:
+            metrics.codec_precision("talker", self._engine.info.codec_precision)
         self._replica = Replica(TalkerLost, self._failure)
         self._heartbeat = FrameChunk(np.zeros((0, self._engine.info.num_code_groups), np.int16), 0)
 

@@ -4,6 +4,8 @@ import asyncio
 import math
 import shutil
 import signal
+import socket
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -20,6 +22,7 @@ from deployments.errors import CheckpointError, EngineError, InvalidRequest, Ove
 from deployments.gpu import asleep
 from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, GenerateRequest, Mailbox
 from deployments.serving.mailbox import MailboxServer, WrittenText
+from deployments.talker import loading, process
 from deployments.talker.client import EngineClient, _next_chunk
 from deployments.talker.deployment import TalkerReplica
 from deployments.talker.engine import Engine
@@ -152,6 +155,31 @@ async def test_a_process_that_dies_or_stands_still_ends_every_stream(model: str,
 async def _first_frame(stream: AsyncIterator[FrameChunk]) -> FrameChunk:
     """The first chunk that is no sign of life."""
     return await anext(chunk async for chunk in stream if len(chunk.codes))
+
+
+@pytest.mark.parametrize("makes_audio", [True, False])
+def test_what_a_replica_is_told_of_audio_reaches_the_codec_decoder(
+    model: str, makes_audio: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(command: list[str], **_: object) -> None:
+        raise RuntimeError(*command[4:])
+
+    told: list[bool] = []
+
+    def load_audio(*_: object, makes_audio: bool) -> None:
+        told.append(makes_audio)
+        raise EngineError("this is enough")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    ours, replica, engine = socket.socketpair(), *socket.socketpair()
+    monkeypatch.setattr(socket, "socketpair", lambda: ours)
+    monkeypatch.setattr(loading, "_load_audio", load_audio)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "unused")  # else the process sets it for good
+    with ours[0], pytest.raises(RuntimeError, match="max_num_seqs") as started:
+        TalkerReplica(model, SMALL, makes_audio=makes_audio)
+    with replica, pytest.raises(EngineError, match="this is enough"):
+        process.main(engine.detach(), *started.value.args)
+    assert told == [makes_audio]
 
 
 def test_a_checkpoint_that_does_not_load_fails_the_constructor(model: str, tmp_path: Path) -> None:
