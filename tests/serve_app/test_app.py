@@ -11,7 +11,7 @@ from ray.serve._private.build_app import BuiltApplication
 from ray.serve._private.build_app import build_app as build
 from ray.serve.config import AutoscalingConfig
 
-from deployments.config import CodecPlacement, TalkerConfig
+from deployments.config import CodecConfig, CodecPlacement, TalkerConfig
 from deployments.errors import StartError
 from deployments.serving import ray_metrics, ray_private
 from serve_app.app import LONGEST_STREAM_S, build_app, codec_scaling, health_check_s, options, report_s, talker_scaling
@@ -19,7 +19,6 @@ from serve_app.cli.ray_settings import CLUSTER, TUNED
 from serve_app.config import (
     ApiSettings,
     AppConfig,
-    CodecConfig,
     CodecScalingConfig,
     PoolConfig,
     ServedModel,
