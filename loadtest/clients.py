@@ -1,6 +1,7 @@
 """One request to an OpenAI-compatible speech server, and what is written down while its audio streams in."""
 
 import asyncio
+import base64
 import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -10,6 +11,7 @@ from typing import Any
 import aiohttp
 
 from loadtest.arrivals import LEAVES_S, RequestKind
+from loadtest.dialects import SocketForm
 from loadtest.live import converse_live
 from loadtest.recording import NotAudioError, Recording, read_layout
 from loadtest.settings import Settings, Transport
@@ -33,11 +35,13 @@ async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
 
 async def speak(session: aiohttp.ClientSession, settings: Settings, *, recording: Recording) -> None:
     """Send the recording's request and record its answer to the end. Failures are recorded, not raised."""
-    exchanges = {Transport.HTTP: _exchange, Transport.WEBSOCKET: _converse, Transport.LIVE: converse_live}
+    exchange = _exchange if settings.form.socket is None else _converse
+    if settings.transport is Transport.LIVE:
+        exchange = converse_live
     leaves = recording.request.kind is RequestKind.LEAVES
     try:
         async with asyncio.timeout(LEAVES_S if leaves else settings.timeout_s):
-            await exchanges[settings.transport](session, settings, recording)
+            await exchange(session, settings, recording)
     except TimeoutError:
         if leaves:
             recording.trace.left_s = recording.clock.now_s()
@@ -99,14 +103,17 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 async def _converse(session: aiohttp.ClientSession, settings: Settings, recording: Recording) -> None:
-    async with session.ws_connect(
-        settings.speech_url + "/ws", headers=settings.headers, compress=0, max_msg_size=0
-    ) as socket:
-        await socket.send_json({"type": "speak", **settings.body(recording.request)})
+    form = settings.form.socket
+    assert form is not None
+    async with session.ws_connect(settings.speech_url, headers=settings.headers, compress=0, max_msg_size=0) as socket:
+        for said in (*form.before, settings.body(recording.request), *form.after):
+            await socket.send_json(said)
+        recording.trace.layout = PcmLayout(24000, 1)
         async for message in socket:
             if message.type is aiohttp.WSMsgType.BINARY:
+                recording.trace.status = 200
                 recording.receive(message.data)
-            elif not _heed(recording, json.loads(message.data)):
+            elif not _heed(recording, json.loads(message.data), form):
                 return
     if socket.close_code == TRY_AGAIN_LATER:
         recording.fail(Failure.REFUSED, "the server closed the WebSocket: try again later (1013)")
@@ -114,20 +121,25 @@ async def _converse(session: aiohttp.ClientSession, settings: Settings, recordin
         recording.fail(Failure.BROKEN_BODY, f"the WebSocket was closed with {socket.close_code} before the audio ended")
 
 
-def _heed(recording: Recording, event: Mapping[str, Any]) -> bool:
+def _heed(recording: Recording, event: Mapping[str, Any], form: SocketForm) -> bool:
     """Take one JSON message of the WebSocket; False if it is the last one."""
-    match event.get("type"):
-        case "started":
-            recording.trace.status = 200
-            recording.trace.request_id = event.get("request_id")
-            recording.trace.layout = PcmLayout(int(event["sample_rate"]), int(event["channels"]))
-        case "done":
-            recording.check_complete()
-        case "error":
-            refused = event["error"].get("code") == "rate_limit_exceeded"
-            kind = Failure.REFUSED if refused else Failure.BROKEN_BODY if recording.chunks else Failure.HTTP
-            recording.fail(kind, str(event["error"].get("message")))
-    return event.get("type") not in ("done", "error")
+    if "error" in event or event.get("type") == "Error":
+        error = event["error"] if isinstance(event.get("error"), dict) else event
+        refused = error.get("code") in ("rate_limit_exceeded", REFUSED_STATUS)
+        kind = Failure.REFUSED if refused else Failure.BROKEN_BODY if recording.chunks else Failure.HTTP
+        recording.fail(kind, str(error.get("message") or error))
+        return False
+    recording.trace.status = 200
+    recording.trace.request_id = event.get("request_id", recording.trace.request_id)
+    if "sample_rate" in event:
+        recording.trace.layout = PcmLayout(int(event["sample_rate"]), int(event.get("channels", 1)))
+    if form.audio is not None and event.get(form.audio):
+        recording.receive(base64.b64decode(event[form.audio]))
+    name, value = form.over
+    if event.get(name) != value:
+        return True
+    recording.check_complete()
+    return False
 
 
 def error_message(body: bytes) -> str:

@@ -8,19 +8,30 @@ _OPENAI = {"text": "input", "voice": "voice", "model": "model"}
 
 
 @dataclass(frozen=True, slots=True)
+class SocketForm:
+    """What a WebSocket has beside the message with the text. Samples have 24 kHz unless a message says otherwise."""
+
+    over: tuple[str, object]  # field and value of the last message
+    before: tuple[Mapping[str, object], ...] = ()
+    after: tuple[Mapping[str, object], ...] = ()
+    audio: str | None = None  # the field with samples in base64; None: binary messages
+
+
+@dataclass(frozen=True, slots=True)
 class RequestForm:
-    """One maker's HTTP request for raw 16-bit mono audio that streams."""
+    """One maker's request for raw 16-bit mono audio that streams: over HTTP, or on a WebSocket for each text."""
 
     name: str
-    path: str = _SPEECH  # behind the server's URL; {voice} is filled in
+    path: str = _SPEECH  # behind the server's URL; {voice} and {model} are filled in
     names: Mapping[str, str] = field(default_factory=lambda: _OPENAI)  # of the fields `text`, `voice` and `model`
     always: Mapping[str, object] = field(default_factory=lambda: {"response_format": "pcm"})
     is_form: bool = False  # multipart, in place of JSON
     answers_wav: bool = False  # a WAV file that streams: what its header says is read, and is no audio
     has_lengths: bool = False  # knows `max_new_tokens` and `ignore_eos`
+    socket: SocketForm | None = None
 
-    def url(self, base: str, voice: str) -> str:
-        return base.rstrip("/").removesuffix("/v1") + self.path.format(voice=voice)
+    def url(self, base: str, options: Mapping[str, object]) -> str:
+        return base.rstrip("/").removesuffix("/v1") + self.path.format(**{"voice": "", "model": "", **options})
 
     def body(self, text: str, options: Mapping[str, object]) -> dict[str, object]:
         """`options`: `voice`, `model`, and what else every body of this server is to have, under its own names."""
@@ -29,6 +40,7 @@ class RequestForm:
         return {**{name: value for name, value in options.items() if name not in known}, **said, **self.always}
 
 
+TALKRAY_WS = "talkray-ws"
 _STREAMED = {"response_format": "pcm", "stream": True}
 DIALECTS = {
     each.name: each
@@ -45,6 +57,22 @@ DIALECTS = {
         RequestForm(
             "elevenlabs", "/v1/text-to-speech/{voice}/stream?output_format=pcm_24000",
             {"text": "text", "model": "model_id"}, {},
+        ),
+        RequestForm(
+            TALKRAY_WS, f"{_SPEECH}/ws", always={"type": "speak", "response_format": "pcm"}, has_lengths=True,
+            socket=SocketForm(over=("type", "done")),
+        ),
+        RequestForm(
+            "elevenlabs-ws", "/v1/text-to-speech/{voice}/stream-input?output_format=pcm_24000&model_id={model}",
+            {"text": "text"}, {},
+            socket=SocketForm(
+                over=("isFinal", True), before=({"text": " "},), after=({"text": " "}, {"text": ""}), audio="audio",
+            ),
+        ),
+        RequestForm(
+            "deepgram-ws", "/v1/speak?model={voice}&encoding=linear16&sample_rate=24000",
+            {"text": "text"}, {"type": "Speak"},
+            socket=SocketForm(over=("type", "Flushed"), after=({"type": "Flush"},)),
         ),
     )
 }  # fmt: skip

@@ -75,8 +75,19 @@ def settings_from_options(
         typer.Option(help="websocket: Talkray's /v1/audio/speech/ws; live: a text while it is written (Flux)."),
     ] = Transport.HTTP,
     dialect: Annotated[
-        Literal["talkray", "openai", "vllm-omni", "sglang-omni", "nari", "voxserve", "elevenlabs"],
-        typer.Option(help="Whose HTTP request the server understands."),
+        Literal[
+            "talkray",
+            "openai",
+            "vllm-omni",
+            "sglang-omni",
+            "nari",
+            "voxserve",
+            "elevenlabs",
+            "talkray-ws",
+            "elevenlabs-ws",
+            "deepgram-ws",
+        ],
+        typer.Option(help="Whose request the server understands; -ws: on a WebSocket for each text."),
     ] = "talkray",
     words: Annotated[float, typer.Option(callback=positive, help="Live text: words a second.")] = 30.0,
     interrupted: Annotated[

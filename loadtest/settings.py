@@ -19,7 +19,7 @@ from loadtest.arrivals import (
     mix,
     plan_requests,
 )
-from loadtest.dialects import DIALECTS, RequestForm
+from loadtest.dialects import DIALECTS, TALKRAY_WS, RequestForm
 from loadtest.metrics import Limits
 
 # Fields of the body that only requests of these kinds have.
@@ -46,7 +46,7 @@ class Settings:
     arrivals: Arrivals = Arrivals.POISSON
     seed: int = 0
     transport: Transport = Transport.HTTP
-    dialect: str = "talkray"  # of DIALECTS: how the server is asked over HTTP
+    dialect: str = "talkray"  # of DIALECTS: how the server is asked
     options: Mapping[str, object] = field(default_factory=dict)  # fields of every body: model, voice, extensions
     headers: Mapping[str, str] = field(default_factory=dict)
     lengths: SpeechLengths | None = None
@@ -63,12 +63,12 @@ class Settings:
     @property
     def form(self) -> RequestForm:
         """What the server's maker calls the fields of a request."""
-        return DIALECTS[self.dialect]
+        return DIALECTS[TALKRAY_WS if self.transport is Transport.WEBSOCKET else self.dialect]
 
     @property
     def speech_url(self) -> str:
         """The speech endpoint; `url` may end in /v1, as OpenAI's clients have it."""
-        return self.form.url(self.url, str(self.options.get("voice", "")))
+        return self.form.url(self.url, self.options)
 
     @property
     def live_url(self) -> str:

@@ -1,3 +1,4 @@
+import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -83,6 +84,73 @@ async def test_every_end_has_its_name(messages: list[object], failure: Failure, 
         return socket
 
     assert (await one(handler, tmp_path)).failure is failure
+
+
+QUARTER = base64.b64encode(LOUD).decode()
+ELEVENLABS = [{"text": " "}, {"text": "Hi."}, {"text": " "}, {"text": ""}]
+DEEPGRAM = [{"type": "Speak", "text": "Hi."}, {"type": "Flush"}]
+METADATA = {"type": "Metadata", "request_id": "r2"}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "path", "asked", "told", "failure"),
+    [
+        (
+            "elevenlabs-ws",
+            "/v1/text-to-speech/sol/stream-input?output_format=pcm_24000&model_id=flash",
+            ELEVENLABS,
+            [{"audio": QUARTER, "isFinal": None}, {"audio": QUARTER}, {"audio": None, "isFinal": True}],
+            None,
+        ),
+        (
+            "elevenlabs-ws",
+            "/v1/text-to-speech/sol/stream-input?output_format=pcm_24000&model_id=flash",
+            ELEVENLABS,
+            [{"message": "too many", "error": "rate_limit_exceeded", "code": "rate_limit_exceeded"}],
+            Failure.REFUSED,
+        ),
+        (
+            "deepgram-ws",
+            "/v1/speak?model=sol&encoding=linear16&sample_rate=24000",
+            DEEPGRAM,
+            [METADATA, LOUD, LOUD, {"type": "Flushed", "sequence_id": 0}],
+            None,
+        ),
+        (
+            "deepgram-ws",
+            "/v1/speak?model=sol&encoding=linear16&sample_rate=24000",
+            DEEPGRAM,
+            [METADATA, LOUD, {"type": "Error", "code": "engine_error", "description": "lost"}],
+            Failure.BROKEN_BODY,
+        ),
+    ],
+)
+async def test_sockets_of_other_makers(
+    dialect: str, path: str, asked: list[object], told: list[object], failure: Failure | None, tmp_path: Path
+) -> None:
+    heard: list[object] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        assert (request.path_qs, request.headers["X-Key"]) == (path, "k")
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        heard.extend([json.loads(await socket.receive_str()) for _ in asked])
+        for message in told:
+            await (socket.send_bytes(message) if isinstance(message, bytes) else socket.send_json(message))
+        await socket.receive()
+        return socket
+
+    app = web.Application()
+    app.router.add_get(path.partition("?")[0], handler)
+    async with TestServer(app) as server:
+        options = {"voice": "sol", "model": "flash"}
+        target = Settings(str(server.make_url("/")), dialect=dialect, options=options, headers={"X-Key": "k"})
+        runner = Runner(target, schedule("Hi."), folder=TraceFolder(tmp_path))
+        assert await runner.run()
+    [trace] = runner.traces
+    assert (heard, trace.failure) == (asked, failure)
+    assert trace.audio_s == pytest.approx({None: 0.2, Failure.REFUSED: 0.0, Failure.BROKEN_BODY: 0.1}[failure])
+    assert trace.request_id == ("r2" if dialect == "deepgram-ws" else None)
 
 
 async def test_a_socket_closed_with_try_again_later_is_a_refusal(tmp_path: Path) -> None:
