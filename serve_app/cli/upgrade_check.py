@@ -84,11 +84,17 @@ def _deployments(config: AppConfig) -> list[str]:
 
 
 def _warning(ours: AppConfig, theirs: AppConfig) -> str:
-    """Whether a checkpoint would change under its streams."""
+    """Why the change is not for a deployment in place, where replicas of both configurations speak with each other."""
     new = theirs.by_model()
-    if all(own.model == new[name].model for name, own in ours.by_model().items() if name in new):
-        return ""
-    return ". Another checkpoint: do not deploy it in place, where a stream may go on in another voice"
+    both = [(own, new[name]) for name, own in ours.by_model().items() if name in new]
+    if any(old.model != own.model for old, own in both):
+        return ". Another checkpoint: do not deploy it in place, where a stream may go on in another voice"
+    if any(old.codec.placement != "pool" == own.codec.placement and own.talker_pool.num_gpus for old, own in both):
+        return (
+            ". codec.placement: pool: do not deploy it in place, where old replicas ask new talkers for audio, which"
+            " have loaded no codec decoder"
+        )
+    return ""
 
 
 def _different(where: str, before: Any, after: Any) -> Iterator[tuple[str, object, object]]:

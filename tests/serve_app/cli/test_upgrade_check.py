@@ -162,3 +162,17 @@ def test_a_wrong_setting_is_named(ask: Any) -> None:
     new["applications"][0]["args"]["modell"] = "x"
     with pytest.raises(ConfigError, match=r"new.yaml: modell"):
         ask(new)
+
+
+@pytest.mark.parametrize(
+    ("placement", "num_gpus", "warns"), [("pool", 1, True), ("inline", 1, False), ("pool", 0, False)]
+)
+def test_talkers_that_lose_their_codec_decoder_are_warned_of(
+    ask: Any, placement: str, num_gpus: int, warns: bool
+) -> None:
+    new = production()
+    args = new["applications"][0]["args"]
+    args.setdefault("codec", {})["placement"] = placement
+    args.setdefault("talker_pool", {})["num_gpus"] = num_gpus
+    told = [change.line() for change in ask(new) if change.setting == "args.codec.placement"]
+    assert [("loaded no codec decoder" in line) for line in told] == [warns]
