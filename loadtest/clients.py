@@ -116,6 +116,7 @@ async def _converse(session: aiohttp.ClientSession, settings: Settings, recordin
             elif not _heed(recording, json.loads(message.data), form):
                 return
     if socket.close_code == TRY_AGAIN_LATER:
+        recording.trace.status = REFUSED_STATUS
         recording.fail(Failure.REFUSED, "the server closed the WebSocket: try again later (1013)")
     else:
         recording.fail(Failure.BROKEN_BODY, f"the WebSocket was closed with {socket.close_code} before the audio ended")
@@ -127,7 +128,9 @@ def _heed(recording: Recording, event: Mapping[str, Any], form: SocketForm) -> b
         error = event["error"] if isinstance(event.get("error"), dict) else event
         refused = error.get("code") in ("rate_limit_exceeded", REFUSED_STATUS)
         kind = Failure.REFUSED if refused else Failure.BROKEN_BODY if recording.chunks else Failure.HTTP
-        recording.fail(kind, str(error.get("message") or error))
+        if refused:  # as HTTP says it, and as tables count it
+            recording.trace.status = REFUSED_STATUS
+        recording.fail(kind, str(error.get("message") or error.get("error") or error))
         return False
     recording.trace.status = 200
     recording.trace.request_id = event.get("request_id", recording.trace.request_id)

@@ -106,7 +106,7 @@ METADATA = {"type": "Metadata", "request_id": "r2"}
             "elevenlabs-ws",
             "/v1/text-to-speech/sol/stream-input?output_format=pcm_24000&model_id=flash",
             ELEVENLABS,
-            [{"message": "too many", "error": "rate_limit_exceeded", "code": "rate_limit_exceeded"}],
+            [{"contextId": None, "error": "too many", "code": "rate_limit_exceeded"}],
             Failure.REFUSED,
         ),
         (
@@ -151,6 +151,8 @@ async def test_sockets_of_other_makers(
     assert (heard, trace.failure) == (asked, failure)
     assert trace.audio_s == pytest.approx({None: 0.2, Failure.REFUSED: 0.0, Failure.BROKEN_BODY: 0.1}[failure])
     assert trace.request_id == ("r2" if dialect == "deepgram-ws" else None)
+    if failure is Failure.REFUSED:
+        assert (trace.status, trace.error) == (429, "too many")
 
 
 async def test_a_socket_closed_with_try_again_later_is_a_refusal(tmp_path: Path) -> None:
@@ -161,7 +163,8 @@ async def test_a_socket_closed_with_try_again_later_is_a_refusal(tmp_path: Path)
         await socket.close(code=1013)
         return socket
 
-    assert (await one(handler, tmp_path)).failure is Failure.REFUSED
+    trace = await one(handler, tmp_path)
+    assert (trace.failure, trace.status) == (Failure.REFUSED, 429)
 
 
 async def test_a_handshake_answered_with_429_is_a_refusal_with_its_advice(tmp_path: Path) -> None:
