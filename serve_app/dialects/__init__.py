@@ -2,6 +2,7 @@
 
 from serve_app.dialects import (
     cartesia,
+    cartesia_lexicons,
     codec_frames,
     dashscope,
     deepgram,
@@ -25,8 +26,8 @@ from serve_app.own_routes import jobs, stored_voices, voice_design
 _MODULES = (
     *(openai_speech, deepgram, flux, elevenlabs, elevenlabs_sockets, elevenlabs_designs, elevenlabs_lexicons),
     # voice_design before stored_voices, for which "design" would be the name of a voice.
-    *(cartesia, realtime, dashscope, vllm_omni, voice_design, stored_voices, voxserve, kokoro, codec_frames, native),
-    *(nari, jobs, openai_batches),
+    *(cartesia, cartesia_lexicons, realtime, dashscope, vllm_omni, voice_design, stored_voices, voxserve, kokoro),
+    *(codec_frames, native, nari, jobs, openai_batches),
 )
 # In the order of /docs; of several keys that a request has, the first header's counts.
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in _MODULES)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket
 
-from deployments.errors import InvalidRequest
+from deployments.errors import InvalidRequest, NotFound
 from deployments.protocol import FinishReason
 from serve_app.api import catalogue
 from serve_app.api.answers.response import named_event
@@ -31,6 +31,7 @@ from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.languages import language_name
 from serve_app.speech.word_times import Word, WordTimes, marked
 from serve_app.voices.library import Details, SentRecording
+from serve_app.voices.store import StoreFailed
 
 RAW = {
     "pcm_s16le": AudioFormat.PCM,
@@ -39,6 +40,7 @@ RAW = {
     "pcm_alaw": AudioFormat.ALAW,
 }
 _CONTAINERS = {"wav": AudioFormat.WAV, "mp3": AudioFormat.MP3}
+_DICTIONARY = "pronunciation_dict_id"
 _NAMES: field_names.Names = {
     "transcript": "input",
     "model_id": "model",
@@ -53,6 +55,7 @@ _NAMES: field_names.Names = {
     "generation_config.speed": "speed",
     "generation_config.emotion": "instructions",
     "add_timestamps": "word_timestamps",
+    _DICTIONARY: None,
 }
 _SOCKET_NAMES: field_names.Names = {**_NAMES, **dict.fromkeys(("context_id", "continue", "flush", "cancel"))}
 _CLONED = ("clip", "name", "language", "description", "consent", "ref_text", "reference_text", "transcript", "prepare")
@@ -150,6 +153,8 @@ async def _wished(
     sent = field_names.flat(fields, names)
     _check_phonemes(sent.get("transcript"))
     container, found = str(sent.get("output_format.container", "raw")), dict(reasons or {})
+    if _DICTIONARY in sent:
+        overrides = {**(overrides or {}), "lexicon": await _words(service, sent[_DICTIONARY], found)}
     audio_format = format_named("output_format.encoding", str(sent.get("output_format.encoding", "pcm_s16le")), RAW)
     if container != "raw" and format_named("output_format.container", container, _CONTAINERS) is AudioFormat.MP3:
         audio_format = AudioFormat.MP3
@@ -160,6 +165,15 @@ async def _wished(
     bit_rate = number("output_format.bit_rate", sent.get("output_format.bit_rate"))
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate), in_wav=container == "wav")
     return await lenient_wish(service.offer, sent, names, delivery=delivery, overrides=overrides, reasons=found)
+
+
+async def _words(service: SpeechService, dictionary_id: object, reasons: dict[str, str]) -> dict[str, str]:
+    """The words of a pronunciation dictionary; `reasons` learns why it has no effect."""
+    try:
+        return (await service.voices.get_lexicon(str(dictionary_id))).words
+    except (NotFound, StoreFailed) as error:
+        reasons[_DICTIONARY] = str(error)
+        return {}
 
 
 def _check_phonemes(text: object) -> None:

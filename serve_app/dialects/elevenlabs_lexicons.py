@@ -1,7 +1,5 @@
 """ElevenLabs' pronunciation dictionaries, of aliases: a stored lexicon that requests name by its id."""
 
-from collections.abc import Mapping
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -11,7 +9,7 @@ from serve_app.api.reading.http_request import read_object, text_of
 from serve_app.api.speech_service import SpeechService
 from serve_app.dialects.table import Dialect, Route
 from serve_app.speech.lexicon import Lexicon, from_pls, to_pls
-from serve_app.voices.record import VISITOR, StoredLexicon, new_id, new_version, now
+from serve_app.voices.record import StoredLexicon
 
 Json = dict[str, object]
 
@@ -21,7 +19,8 @@ _BASE = "/v1/pronunciation-dictionaries"
 async def add_from_rules(service: SpeechService, request: Request) -> Response:
     """Stores a dictionary of `rules` with a `name`."""
     fields = await read_object(request)
-    return await _add(service, text_of(fields, "name"), _words(fields.get("rules")))
+    made = await service.voices.add_lexicon(text_of(fields, "name"), _words(fields.get("rules")))
+    return JSONResponse(_told(made))
 
 
 async def add_from_file(service: SpeechService, request: Request) -> Response:
@@ -30,7 +29,8 @@ async def add_from_file(service: SpeechService, request: Request) -> Response:
     files = form.files_of("file")
     if len(files) != 1:
         raise InvalidRequest("file is required: one PLS lexicon.", "file", "missing_required_parameter")
-    return await _add(service, form.required("name"), from_pls(files[0].data, "file"))
+    made = await service.voices.add_lexicon(form.required("name"), from_pls(files[0].data, "file"))
+    return JSONResponse(_told(made))
 
 
 async def add_rules(service: SpeechService, request: Request, dictionary_id: str) -> Response:
@@ -70,14 +70,6 @@ async def download(service: SpeechService, dictionary_id: str, version_id: str) 
     if version_id != found.version:
         raise InvalidRequest(f"version_id: only {found.version}, the newest version, is kept.", "version_id")
     return Response(to_pls(found.words.items(), "en"), media_type="application/pls+xml")
-
-
-async def _add(service: SpeechService, name: str, words: Mapping[str, str]) -> Response:
-    values = {"id": new_id("lexicon"), "created_at": now(), "version": new_version(), "owner": VISITOR.get().name or ""}
-    if not name.isprintable():
-        raise InvalidRequest("name has 1 to 80 printable characters.", "name")
-    made = StoredLexicon.made(**values, name=name, words=dict(words))
-    return JSONResponse(_told(await service.voices.keep_lexicon(made)))
 
 
 def _words(rules: object) -> dict[str, str]:

@@ -16,8 +16,9 @@ MAX_WORDS = 1000
 LONGEST_WORD, LONGEST_RESPELLING = 80, 200
 MAX_PLS_BYTES = 1 << 20
 _PLS = "http://www.w3.org/2005/01/pronunciation-lexicon"
-# Letters of the IPA that no spelling has, and its marks of stress and length; stressed vowels of the CMU dictionary.
-_PHONEMES = re.compile("[\u0250-\u0258\u025a-\u02af\u02b0-\u02b8\u02c8\u02cc\u02d0\u02d1]|\\b[A-Z]{2}[0-2]\\b")
+# Letters of the IPA that no spelling has, and its marks of stress and length; stressed vowels of the CMU dictionary;
+# what begins phonemes at Cartesia.
+_PHONEMES = re.compile("[\u0250-\u0258\u025a-\u02af\u02b0-\u02b8\u02c8\u02cc\u02d0\u02d1]|<<|\\b[A-Z]{2}[0-2]\\b")
 _ATOM = re.compile(r"\s+|\w+|[^\w\s]")
 _LONGEST_PART = 256
 

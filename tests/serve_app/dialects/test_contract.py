@@ -43,6 +43,8 @@ STORING = {
     "/v1/pronunciation-dictionaries/add-from-file",
     "/v1/pronunciation-dictionaries/{dictionary_id}/add-rules",
     "/v1/pronunciation-dictionaries/{dictionary_id}/remove-rules",
+    "/pronunciation-dicts",
+    "/pronunciation-dicts/",
     "/v1/audio/voices/design",
     "/v1/audio/voice_consents",
     "/v1/audio/voice_consents/{consent_id}",

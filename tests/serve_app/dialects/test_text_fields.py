@@ -237,6 +237,40 @@ async def test_pronunciation_dictionaries_of_elevenlabs(tmp_path: Path) -> None:
         assert (await client.get(f"{DICTIONARIES}/lexicon_0")).status_code == 404
 
 
+CARTESIA_DICTIONARIES = "/pronunciation-dicts/"
+
+
+async def test_pronunciation_dictionaries_of_cartesia(tmp_path: Path) -> None:
+    synthesizer = FakeSynthesizer(script=utterance(1))
+    api = server_of(tmp_path / "store", synthesizer)
+    items = [{"text": "SQL", "alias": "sequel"}, {"text": "Polish", "alias": "pole ish", "case_sensitive": True}]
+    async with client_of(api) as client:
+        made = (await client.post(CARTESIA_DICTIONARIES, json={"name": "it", "items": items})).json()
+        assert (made["name"], made["items"][0]) == ("it", {"text": "sql", "alias": "sequel", "case_sensitive": False})
+        own = CARTESIA_DICTIONARIES + made["id"]
+        fields = {"transcript": "Sql, Polish polish", "voice": "ryan", "pronunciation_dict_id": made["id"]}
+        for path in ("/tts/bytes", "/tts/sse"):
+            answer = await client.post(path, json=fields)
+            assert "pronunciation_dict_id" not in answer.headers.get("x-ignored", "")
+            assert synthesizer.texts.pop() == "sequel, pole ish polish"
+        changed = (await client.patch(own, json={"items": [{"text": "SQL", "alias": "S Q L"}]})).json()
+        assert (changed["name"], (await client.get(own)).json()) == ("it", changed)
+        await client.patch(own, json={"name": "other"})
+        (listed,) = (await client.get(CARTESIA_DICTIONARIES)).json()["data"]
+        assert (listed["name"], listed["items"]) == ("other", changed["items"])
+        after = await client.get(CARTESIA_DICTIONARIES, params={"starting_after": made["id"]})
+        assert after.json() == {"data": [], "has_more": False}
+        for bad, code in (([{"text": "a"}], "invalid_value"), ([{"text": "a", "alias": "<<h|i>>"}], "phonemes")):
+            refused = (await client.patch(own, json={"items": bad})).json()["error"]
+            assert refused["param"] == "items"
+            assert code in f"{refused['code']}"
+        assert (await client.delete(own)).status_code == 204
+        assert (await client.get(own)).status_code == 404
+        gone = await client.post("/tts/bytes", json=fields)
+        assert f"pronunciation_dict_id (No lexicon '{made['id']}' is stored" in gone.headers["x-ignored"]
+        assert synthesizer.texts.pop() == "Sql, Polish polish"
+
+
 FIGURES = "Der Zug fährt um 8:05 und kostet 3,50 €."
 IN_WORDS = "Der Zug fährt um acht Uhr fünf und kostet drei Euro fünfzig."
 

@@ -47,6 +47,7 @@ def test_cuts_change_nothing(seed: int) -> None:
     [
         ({"tomato": "təˈmeɪtoʊ"}, "lexicon.tomato: .* is a phoneme"),
         ({"tomato": "T AH0 M EY1"}, "AH0.* is a phoneme"),
+        ({"tomato": "<<t|o>>"}, "lexicon.tomato: '<<' is a phoneme"),
         ({"": "x"}, "1 to 80 characters"),
         ({"a" * 81: "x"}, "1 to 80 characters"),
         ({"a": "x" * 201}, "at most 200 characters"),
