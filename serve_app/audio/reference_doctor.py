@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from deployments.errors import InvalidRequest
 from serve_app.audio.recordings import MAX_SECONDS, decode_file
+from serve_app.speech.characters import letters
 
 Samples = NDArray[np.float32]
 Severity = Literal["problem", "warning", "note"]
@@ -300,7 +301,7 @@ def _flaws_of_words(spoken_s: float, transcript: str | None, heard: HeardWords |
 
 def reading_time_s(text: str) -> float:
     """About how long a text takes to say without pauses, by its letters and digits in any script."""
-    return sum(map(_character_s, unicodedata.normalize("NFKC", text)))
+    return sum(map(_character_s, letters(text)))
 
 
 def _character_s(character: str) -> float:

@@ -5,6 +5,8 @@ import unicodedata
 from collections import Counter
 from functools import lru_cache
 
+from serve_app.speech.characters import letters
+
 # ISO 639-1, then 639-2 and 639-3; a region or script after it, as in zh-CN, changes nothing.
 _CODES = {
     "zh": "chinese", "en": "english", "fr": "french", "de": "german", "it": "italian", "ja": "japanese",
@@ -106,8 +108,7 @@ def _likely(text: str, languages: tuple[str, ...]) -> tuple[str, set[str], int, 
 
 
 def _scripts(text: str) -> Counter[str]:
-    plain = unicodedata.normalize("NFKC", text)
-    return Counter(_script(char) for char in plain if unicodedata.category(char) in _LETTERS)
+    return Counter(_script(char) for char in letters(text) if unicodedata.category(char) in _LETTERS)
 
 
 @lru_cache(maxsize=4096)

@@ -16,7 +16,7 @@ from serve_app.speech.lexicon import MAX_WORDS, Lexicon, from_pls
 from serve_app.speech.segments import Segments, SynthesisRequest
 from serve_app.speech.spoken_text import TURN_CHARS, TextReader, TextRules, read
 from tests.fuzz.conftest import Cases
-from tests.fuzz.texts import text
+from tests.fuzz.texts import FLOODS, REPEATED, text
 from tests.processor_time import times_as_long
 from tests.serve_app.asgi import post
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
@@ -72,11 +72,16 @@ UNITS = [
     ),
     *("<spell>a", "[^1]", " ", "--"),
 ]
+# Halves of surrogate pairs come to no text.
+UNITS += [
+    unit for unit in dict.fromkeys((*REPEATED, *FLOODS)) if unit not in UNITS and not "\ud800" <= unit <= "\udfff"
+]
 RULES = [
     TextRules("auto", 0.5, WORDS),
     TextRules("auto", 0.5, WORDS, "english"),
     TextRules("none", 0.5, WORDS, "english"),
     TextRules("ssml", 0.5, WORDS),
+    TextRules("auto", 0.5, normalised="german"),
 ]
 # A sixth of the units in each way in `make test`, all of them in `make fuzz`.
 IS_WHOLE = "TALKRAY_FUZZ_CASES" in os.environ
@@ -99,7 +104,7 @@ def in_parts(sent: str, rules: TextRules) -> None:
     reader.feed("", is_last=True)
 
 
-@pytest.mark.parametrize("rules", RULES, ids=lambda rules: f"{rules.markup}-{rules.spoken_form}")
+@pytest.mark.parametrize("rules", RULES, ids=lambda rules: f"{rules.markup}-{rules.spoken_form or rules.normalised}")
 @pytest.mark.parametrize(
     ("way", "unit"),
     [*((whole, unit) for unit in UNITS[::STEP]), *((in_parts, unit) for unit in UNITS[1::STEP])],

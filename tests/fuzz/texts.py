@@ -38,10 +38,11 @@ def _from(alphabet: str | list[str], most: int) -> Callable[[random.Random], str
     return lambda chance: "".join(chance.choice(alphabet) for _ in range(chance.randint(1, most)))
 
 
+REPEATED = ("a", "1", ".", "-", "(", "'", "$", "/", "é", "水", "🙂", "ﷺ", "<|", "1,", "a.b.", "\u0301", "\u0301\u0323")
+
+
 def _repeated(chance: random.Random) -> str:
-    return chance.choice(
-        ["a", "1", ".", "-", "(", "'", "$", "/", "é", "水", "🙂", "ﷺ", "<|", "1,", "a.b.", "\u0301"]
-    ) * (chance.randint(1, LONGEST // 2))
+    return chance.choice(REPEATED) * (chance.randint(1, LONGEST // 2))
 
 
 _MAKERS: tuple[Callable[[random.Random], str], ...] = (
@@ -65,12 +66,12 @@ _MAKERS: tuple[Callable[[random.Random], str], ...] = (
 )
 
 
-_FLOODS = ("<", "[", "- a\n", "- a ", "](", "<aaaa ", "a ", "1", "\ud83d", "\ude00", '{"word":"', "\u0301\u0323", "漢")
+FLOODS = ("<", "[", "- a\n", "- a ", "](", "<aaaa ", "a ", "1", "\ud83d", "\ude00", '{"word":"', "\u0301\u0323", "漢")
 
 
 def flood(chance: random.Random) -> str:
     """64 KiB of one thing, in front of which there may be something that never ends."""
-    return (chance.choice(("", "- ", "[ ", "<b ")) + chance.choice(_FLOODS) * (1 << 16))[: 1 << 16]
+    return (chance.choice(("", "- ", "[ ", "<b ")) + chance.choice(FLOODS) * (1 << 16))[: 1 << 16]
 
 
 def text(chance: random.Random) -> str:

@@ -1,8 +1,11 @@
 import unicodedata
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from serve_app.speech.characters import clean
+from serve_app.speech.characters import clean, letters
+from tests.processor_time import times_as_long
 
 
 @pytest.mark.parametrize(
@@ -21,6 +24,24 @@ from serve_app.speech.characters import clean
 )
 def test_clean(text: str, spoken: str) -> None:
     assert clean(text) == spoken
+
+
+MARKS = [chr(point) for point in range(0x110000) if unicodedata.category(chr(point))[0] == "M"]
+
+
+@given(
+    text=st.text(
+        st.sampled_from(["a", " ", "!", "\u1e69", "\u0f73", "\u0344", "\u0323", "\u0301", *MARKS]), max_size=200
+    )
+)
+def test_any_number_of_marks_is_what_nfc_makes_of_them(text: str) -> None:
+    assert clean(text) == " ".join(unicodedata.normalize("NFC", text).split())
+
+
+@pytest.mark.parametrize("unit", ["\u0301\u0323", "\u0f73", "\U0001d165\u0301\u0323"])
+def test_the_time_of_many_marks_grows_with_their_number(unit: str) -> None:
+    for read in (clean, letters):
+        assert times_as_long(read, unit, short=1 << 12, long=1 << 15, limit=16) <= 16, read
 
 
 def test_clean_of_every_character_is_stable_and_normal() -> None:
