@@ -142,7 +142,10 @@ def check_head(engine: Engine, spoken: list[tuple[GenerateRequest, Codes]], dire
     try:
         noted = f"noted in {write_head(directory, best)}, which belongs to the checkpoint"
     except OSError as error:
-        return Check(name, False, f"{best}, but it cannot be noted: {error}", asdict(best))
+        advice = (
+            f'let it be written and run this again, or write {{"alignment_head": [{best.layer}, {best.head}]}} into it'
+        )
+        return Check(name, False, f"{best}, but it cannot be noted: {error}: {advice}", asdict(best))
     return Check(name, True, f"{best}: {noted}", asdict(best))
 
 
