@@ -1,5 +1,6 @@
 """Every example of docs/text.md is true."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import pytest
 from httpx import ASGITransport, AsyncClient
 
-from serve_app.config import ApiSettings
+from serve_app.cli.say import SayRequest, show_text
+from serve_app.config import ApiSettings, TextSettings
+from tests.serve_app.dialects.test_interruptions import serving
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 from tests.serve_app.one_model import one_api
 
@@ -30,8 +33,8 @@ def rows(*heads: str) -> list[tuple[str, ...]]:
     return found
 
 
-async def shown(**fields: object) -> tuple[int, dict[str, object]]:
-    api = one_api(FakeSynthesizer(CUSTOM_VOICE), ApiSettings())
+async def shown(settings: ApiSettings | None = None, **fields: object) -> tuple[int, dict[str, object]]:
+    api = one_api(FakeSynthesizer(CUSTOM_VOICE), settings or ApiSettings())
     async with AsyncClient(transport=ASGITransport(api), base_url="http://127.0.0.1") as client:
         answer = await client.post("/v1/audio/text", json={"voice": "alloy", **fields})
         return answer.status_code, answer.json()
@@ -42,6 +45,18 @@ async def test_the_dry_run() -> None:
     status, told = await shown(**json.loads(example))
     assert status == 200
     assert {name: told[name] for name in json.loads(answer)} == json.loads(answer)
+
+
+async def test_the_command_prints_the_same() -> None:
+    example, answer = (json.loads(each) for each in re.findall(r"```json (?:example|answer)\n(.*?)```", TEXT, re.S))
+    async with serving(FakeSynthesizer(CUSTOM_VOICE)) as url:
+        printed = await asyncio.to_thread(show_text, url, SayRequest(example["input"], example["voice"]))
+    assert f"spoken:   {answer['spoken']}\n" in printed
+    left_out = ", ".join(f"{each['what']} ({each['count']})" for each in answer["left_out"])
+    assert f"left out: {left_out}\n" in printed
+    for segment in answer["segments"]:
+        pause = f"{segment['pause_s']:g} s of silence, then: " if segment["pause_s"] else ""
+        assert f"\n  {pause}{segment['text']}" in printed
 
 
 @pytest.mark.parametrize(("sent", "spoken"), rows("sent", "spoken"))
@@ -75,3 +90,48 @@ async def test_each_element_is_read(element: str) -> None:
     assert status == 200
     assert not told["left_out"]
     assert told["spoken"] != f"One {whole} two"
+
+
+@pytest.mark.parametrize("pause", ['<break time="2s"/>', *re.findall(r"`(\[pause[^`]*\])`", TEXT)])
+async def test_pauses_of_each_form_are_the_same(pause: str) -> None:
+    assert pauses((await shown(input=f"One {pause} two", markup="ssml"))[1]) == [0, 2]
+
+
+def pauses(told: dict[str, object]) -> list[float]:
+    return [segment["pause_s"] for segment in told["segments"]]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["characters", *re.findall(r"with `(.*?)` \|$", TEXT, re.M)[0].split("`")[::2]])
+async def test_what_is_said_letter_by_letter(kind: str) -> None:
+    told = (await shown(input=f'Say <say-as interpret-as="{kind}">A74</say-as>', markup="ssml"))[1]
+    assert told["spoken"] == "Say A 7 4"
+
+
+@pytest.mark.parametrize(("rate", "speed"), [("80%", 0.8), ("slow", 0.75), ("25%", 0.25), ("400%", 4.0)])
+async def test_a_rate_is_the_speed_of_its_part(rate: str, speed: float) -> None:
+    told = (await shown(input=f'A <prosody rate="{rate}">b</prosody>', markup="ssml"))[1]
+    assert [segment["speed"] for segment in told["segments"]] == [1.0, speed]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("rate", ["24%", "401%"])
+async def test_a_rate_beyond_what_the_document_says_is_refused(rate: str) -> None:
+    assert "within 25 % and 400 %" in TEXT
+    status, told = await shown(input=f'A <prosody rate="{rate}">b</prosody>', markup="ssml")
+    assert (status, "prosody rate" in told["error"]["message"]) == (400, True)  # type: ignore[index]
+
+
+async def test_stated_pauses_have_the_limits_of_the_document() -> None:
+    assert "silence of up to 10 s" in TEXT
+    assert "Stated pauses of a text add up to 120 s at most." in TEXT
+    told = (await shown(input="One [pause 11s] two" + " [pause 10s] and" * 12))[1]
+    assert pauses(told) == [0, *12 * [10.0]]
+    (left_out,) = told["left_out"]  # type: ignore[misc]
+    assert left_out == {"what": "pause beyond 10 s, or 120 s in all", "count": 2}  # type: ignore[has-type]
+
+
+async def test_a_paragraph_begins_a_segment_after_the_pause_that_is_set() -> None:
+    default = TextSettings().paragraph_pause_s
+    assert f"`api.text.paragraph_pause_s` ({default:g})" in TEXT
+    for pause_s, expected in ((default, [0.0, default]), (2.0, [0.0, 2.0]), (0.0, [0.0])):
+        settings = ApiSettings(text=TextSettings(paragraph_pause_s=pause_s))
+        assert pauses((await shown(settings, input="One.\n\nTwo."))[1]) == expected

@@ -147,6 +147,49 @@ async def test_bad_ssml_in_a_conversation_is_an_error_and_adds_nothing() -> None
     assert "text: this is no SSML that can be spoken" in messages[-1]["error"]
 
 
+WAYS = {
+    "whole": (SPEECH, [{"voice": "ryan"}], {}),
+    "ours": (
+        "/v1/audio/speech/ws",
+        [{"type": "speak", "voice": "ryan"}],
+        {"type": "done"},
+    ),
+    "nari": (
+        "/v1/audio/speech/ws",
+        [{"type": "request.start", "voice": "ryan"}, {"type": "input_text.append"}, {"type": "input_text.end"}],
+        {"closed": 1000},
+    ),
+    "vllm-omni": (
+        "/v1/audio/speech/stream",
+        [{"type": "session.config", "voice": "ryan"}, {"type": "input.text"}, {"type": "input.done"}],
+        {"type": "session.done"},
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("markup", "texts"),
+    [("auto", ["Hi", "you"]), ("none", ["**Hi** <break time='1s'/> you"]), ("ssml", ["**Hi**", "you"])],
+)
+async def test_a_request_chooses_its_markup_whole_and_live(way: str, markup: str, texts: list[str]) -> None:
+    path, messages, over = WAYS[way]
+    text, synthesizer = "**Hi** <break time='1s'/> you", FakeSynthesizer(script=utterance(1))
+    first, *rest = [{**message} for message in messages]
+    first["markup"] = markup
+    if way in ("whole", "ours"):
+        first["input"] = text
+    if way == "whole":
+        async with client_of(one_api(synthesizer, ApiSettings())) as client:
+            assert (await client.post(path, json=first)).status_code == 200
+    else:
+        async with talking(synthesizer, path, subprotocols=["nari.speech.v1"] if way == "nari" else []) as socket:
+            parts = [{**rest[0], "text": text[at : at + 5]} for at in range(0, len(text), 5)] if rest else []
+            socket.send(first, *parts, *rest[1:])
+            await socket.until(**over)
+    assert [each.strip() for each in synthesizer.texts] == texts
+
+
 async def test_settings_say_how_texts_are_read() -> None:
     synthesizer = FakeSynthesizer(script=utterance(1))
     text = TextSettings(markup="none", paragraph_pause_s=0, max_segment_chars=50)

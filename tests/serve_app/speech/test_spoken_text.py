@@ -73,6 +73,7 @@ def test_wherever_a_text_is_cut_the_same_is_spoken(markup: str, form: str | None
         ("See [the docs](http://x.y/z) now", [("See", "See"), ("the", "the"), ("docs", "docs"), ("now", "now")]),
         ("Ask SQL of nginx!", [("Ask", "Ask"), ("SQL", "sequel"), ("of", "of"), ("nginx!", "engine")]),
         ('One <sub alias="two words">W3C</sub> more', [("One", "One"), ("W3C", "two"), ("more", "more")]),
+        ("**SQL** is fun", [("SQL", "sequel"), ("is", "is"), ("fun", "fun")]),
         ("One.\n\n- Two", [("One.", "One."), ("Two", "Two")]),
         ("In New York today", [("In", "In"), ("New", "the"), ("York", "city"), ("today", "today")]),
     ],
