@@ -21,14 +21,12 @@ from deployments.codec.fold import fold
 from deployments.codec.layers import LayerScale
 from talkray_tools.unfolded_codec import AveragedCodebook, ConvNeXtBlock, DecoderNetwork
 from tools.demo_voice.shape import NUM_PHONES, PHONES_PER_FRAME
-from tools.demo_voice.spectral import mel_filters
+from tools.demo_voice.spectral import LogMel
 
 _DECAY = 0.99
 _KMEANS_STEPS = 12
 _RESIDUAL_SCALE = 0.1  # of the branches of transformer and ConvNeXt blocks before training
 _PHONE_SCALE = 0.5  # of the sounds' entries before training
-_MEL_WINDOW, _MEL_STEP, _MEL_BANDS = 1024, 240, 80  # samples, samples, bands
-_MEL_FLOOR = 1e-3
 _ENCODER_WIDTH = 384
 
 
@@ -94,18 +92,13 @@ def _rows(x: Tensor, count: int) -> Tensor:
 class MelEncoder(nn.Module):
     """Samples to one vector a frame, over a log-mel spectrogram and a little of what comes before and after."""
 
-    window: Tensor
-    filters: Tensor
-
     def __init__(self, config: SpeechTokenizerConfig, channels: int) -> None:
         super().__init__()
-        self.register_buffer("window", torch.hann_window(_MEL_WINDOW), persistent=False)
-        filters = mel_filters(config.sample_rate, _MEL_WINDOW, _MEL_BANDS)
-        self.register_buffer("filters", filters, persistent=False)
         width = _ENCODER_WIDTH
-        assert config.frame_samples == 8 * _MEL_STEP, "three halvings make a frame"
+        assert config.frame_samples == 8 * LogMel.STEP, "three halvings make a frame"
+        self.mel = LogMel(config.sample_rate)
         self.layers = nn.Sequential(
-            nn.Conv1d(_MEL_BANDS, width, 5, padding=2),
+            nn.Conv1d(LogMel.BANDS, width, 5, padding=2),
             nn.GELU(),
             *(layer for _ in range(3) for layer in (nn.Conv1d(width, width, 4, stride=2, padding=1), nn.GELU())),
             nn.Conv1d(width, width, 3, padding=1),
@@ -115,11 +108,7 @@ class MelEncoder(nn.Module):
 
     def forward(self, audio: Tensor) -> Tensor:
         """[B, samples] of whole frames -> [B, frames, channels]."""
-        padding = (_MEL_WINDOW - _MEL_STEP) // 2
-        framed = F.pad(audio, (padding, padding))
-        spectrum = torch.stft(framed, _MEL_WINDOW, _MEL_STEP, window=self.window, center=False, return_complex=True)
-        mel = self.filters @ (spectrum.real.square() + spectrum.imag.square()).clamp(min=1e-8).sqrt()
-        out: Tensor = self.layers(mel.clamp(min=_MEL_FLOOR).log())
+        out: Tensor = self.layers(self.mel(audio))
         return out.transpose(1, 2)
 
 
@@ -145,12 +134,14 @@ class CodecModel(nn.Module):
                 if isinstance(module, ConvNeXtBlock):
                     module.gamma.fill_(_RESIDUAL_SCALE)
 
-    def forward(self, audio: Tensor, phones: Tensor, *, dead: Tensor) -> Reconstruction:
+    def forward(self, audio: Tensor, phones: Tensor, *, dead: Tensor | None) -> Reconstruction:
         """Windows [B, samples] of whole frames and their sounds [B, frames, parts], each as a stream of its own.
 
-        Moves the residual codebooks; their entries used less than `dead` [] of the mean start anew.
+        Moves the residual codebooks; their entries used less than `dead` [] of the mean start anew. Without `dead` the
+        codes stay what they are: neither the codebooks nor the encoder move.
         """
-        x = self.encoder(audio)
+        with torch.set_grad_enabled(dead is not None):
+            x = self.encoder(audio)
         flat = x.flatten(0, 1)
         residual, commitment = flat.detach(), flat.new_zeros(())
         quantized = torch.zeros_like(residual)
@@ -158,7 +149,8 @@ class CodecModel(nn.Module):
             with torch.no_grad():
                 indices = stage.nearest(residual)
                 values = stage.codebook.table()[indices]
-                stage.update(residual, indices, dead=dead)
+                if dead is not None:
+                    stage.update(residual, indices, dead=dead)
             commitment = commitment + (flat - quantized - values).square().mean()
             residual = residual - values
             quantized = quantized + values

@@ -7,7 +7,7 @@ id of the talker's codec vocabulary or a whole frame.
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from tools.demo_voice.tokenizer import cased
 
 NONE = -1  # no codec id, no frame, or no target: every array below uses it
 _LENGTH_STEP = 16  # batches are padded to multiples of this
+_LEAD = 2  # frames of silence that are left out where all text is known before the first frame
 _BREAK_RATE = 0.04  # of the places inside words at which a broken-up text is cut
 
 Ints = NDArray[np.int64]
@@ -34,6 +35,12 @@ class Utterance:
     split: str
     start: int  # first of its frames in the corpus
     frames: int
+
+    def asked(self, tokens: list[int], language: str | None, *, full_text: bool) -> "TrainingSample":
+        """Speech that knows all its text begins at once; streamed text has to come before it can be spoken."""
+        lead = _LEAD if full_text and self.frames > _LEAD else 0
+        spoken = replace(self, start=self.start + lead, frames=self.frames - lead)
+        return TrainingSample(spoken, tokens, language, full_text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +192,8 @@ class Sampler:
     def _sample(self, number: int, draw: np.random.Generator) -> TrainingSample:
         ways = self.tokens[number]
         language = "english" if draw.random() < 0.5 else None
-        return TrainingSample(
-            self.utterances[number], ways[draw.integers(len(ways))], language, bool(draw.random() < self.full_text)
-        )
+        tokens, full_text = ways[draw.integers(len(ways))], bool(draw.random() < self.full_text)
+        return self.utterances[number].asked(tokens, language, full_text=full_text)
 
 
 def written_ways(texts: Sequence[str], tokenizer: TextTokenizer, *, ways: int, seed: int) -> list[list[list[int]]]:

@@ -5,10 +5,11 @@ from talkray_tools.released import SHAPES, Json, Shape, changed
 
 _RELEASED = SHAPES["1.7B-CustomVoice"]
 _TALKER = _RELEASED.config["talker_config"]
-_TEXT_TOKENS, _NUM_CODES = 512, 1024  # what the tokenizer makes itself, and a codebook's entries; other ids follow
+_TEXT_TOKENS, _NUM_CODES = 512, 512  # what the tokenizer makes itself, and a codebook's entries; other ids follow
+_OTHER_IDS = 1024  # of the talker's codec vocabulary, behind the codes
 _PREDICTOR_LAYERS = 3
-_CODE_GROUPS = 8  # half of the released models': the predictor's steps dominate on two cores
-_VOICES = {"nora": 2025, "felix": 2026, "iris": 2027, "hugo": 2028}
+_CODE_GROUPS = 10
+_VOICES = {name: _NUM_CODES + 1001 + number for number, name in enumerate(("nora", "felix", "iris", "hugo"))}
 
 
 def _moved(ids: Json, *, prefix: str = "", by: int) -> Json:
@@ -39,12 +40,12 @@ _TALKER_CHANGES = {
     "num_key_value_heads": 2,
     "head_dim": 64,
     "num_code_groups": _CODE_GROUPS,
-    "vocab_size": 2 * _NUM_CODES,
+    "vocab_size": _NUM_CODES + _OTHER_IDS,
     "text_vocab_size": _TEXT_TOKENS + 64,
     "text_hidden_size": 256,
     "rope_scaling": {**_TALKER["rope_scaling"], "mrope_section": [12, 10, 10]},
     **_moved(_TALKER, prefix="codec_", by=_NUM_CODES - 2048),
-    "codec_language_id": {"english": 1026},
+    "codec_language_id": {"english": _NUM_CODES + 2},
     "spk_id": _VOICES,
     "spk_is_dialect": dict.fromkeys(_VOICES, False),
     "code_predictor_config": _PREDICTOR_CHANGES,
@@ -55,7 +56,7 @@ _CODEC_CHANGES = {
         "latent_dim": 256,
         "codebook_dim": 256,
         "codebook_size": _NUM_CODES,
-        "decoder_dim": 256,
+        "decoder_dim": 512,  # twice the channels take no longer on a CPU: its kernels work in blocks of 32
         "hidden_size": 128,
         "intermediate_size": 384,
         "num_attention_heads": 2,
@@ -75,7 +76,7 @@ _CODEC_CHANGES = {
         "num_filters": 32,
         "num_hidden_layers": 0,  # convolutions alone: recordings of any length look like the training's windows
         "num_key_value_heads": 4,
-        "num_quantizers": 8,
+        "num_quantizers": _CODE_GROUPS,
         "num_residual_layers": 2,
         "upsample_groups": 256,
         "vector_quantization_hidden_dimension": 64,

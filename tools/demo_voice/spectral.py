@@ -1,12 +1,34 @@
-"""Spectral distances between a reconstruction and its recording."""
+"""Spectrograms, and spectral distances between a reconstruction and its recording."""
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 _MEL_SCALES = ((128, 10), (256, 20), (512, 40), (1024, 80), (2048, 128))  # window, bands
 _STFT_SIZES = (512, 1024, 2048)
 _FLOOR = 1e-3  # of magnitudes before the logarithm: what is quieter is silence
+
+
+class LogMel(nn.Module):
+    """A spectrogram of hundredths of a second."""
+
+    WINDOW, STEP, BANDS = 1024, 240, 80  # samples, samples, bands
+    window: Tensor
+    filters: Tensor
+
+    def __init__(self, sample_rate: int) -> None:
+        super().__init__()
+        self.register_buffer("window", torch.hann_window(self.WINDOW), persistent=False)
+        self.register_buffer("filters", mel_filters(sample_rate, self.WINDOW, self.BANDS), persistent=False)
+
+    def forward(self, audio: Tensor) -> Tensor:
+        """[B, samples] -> [B, bands, samples / STEP]."""
+        padding = (self.WINDOW - self.STEP) // 2
+        framed = F.pad(audio, (padding, padding))
+        spectrum = torch.stft(framed, self.WINDOW, self.STEP, window=self.window, center=False, return_complex=True)
+        mel = self.filters @ (spectrum.real.square() + spectrum.imag.square()).clamp(min=1e-8).sqrt()
+        return mel.clamp(min=_FLOOR).log()
 
 
 class SpectralLoss(nn.Module):

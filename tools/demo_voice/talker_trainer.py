@@ -34,7 +34,7 @@ class TalkerRecipe:
     warm_up: float = 0.03  # share of the duration
     weight_decay: float = 0.05  # of matrices that are no embeddings
     clip: float = 1.0
-    dropout: float = 0.15  # of what the talker's layers add
+    dropout: float = 0.1  # of what the talker's layers add
     predictor_dropout: float = 0.05
     wrong_codes: float = 0.12  # at most that share of an utterance's input codes is replaced, half of it on average
     wrong_frames: float = 0.02  # and that share of whole frames
@@ -72,7 +72,10 @@ class DeviceBatch:
         predicted = np.sort(draw.choice(targets, max(1, round(share * len(targets))), replace=False))
         guided = targets[batch.text_count[targets] > 0]
         arrays = [getattr(batch, field.name) for field in fields(batch)]
-        return cls(*(torch.from_numpy(array).to(device, non_blocking=True) for array in (*arrays, guided, predicted)))
+        tensors = [torch.from_numpy(array) for array in (*arrays, guided, predicted)]
+        if device.type == "cuda":  # from other memory a copy waits for the step before
+            tensors = [tensor.pin_memory() for tensor in tensors]
+        return cls(*(tensor.to(device, non_blocking=True) for tensor in tensors))
 
 
 class Losses:

@@ -1,4 +1,4 @@
-"""What the voices read: usage examples of a dictionary, templates of everyday speech, and mixtures of both.
+"""What the voices read: usage examples and definitions of a dictionary, templates of everyday speech, and mixtures.
 
 Every text is in its spoken form: letters, apostrophes and plain punctuation, numbers as words.
 """
@@ -13,7 +13,8 @@ from pathlib import Path
 NUM_HELD_OUT = 100
 MAX_CHARACTERS = 300
 
-_SENTENCES = Path(__file__).parent / "data" / "sentences.txt.gz"
+_DATA = Path(__file__).parent / "data"
+_SENTENCES, _DEFINITIONS = _DATA / "sentences.txt.gz", _DATA / "definitions.txt.gz"
 _ALLOWED = re.compile(r"[A-Za-z][A-Za-z' ,.?!;:-]*[.?!]")
 _CHARACTERS_PER_SECOND = 17.3
 _PAUSES_S = 0.3
@@ -140,13 +141,15 @@ class Line:
 def lines(hours: float, voices: tuple[str, ...], *, seed: int = 0) -> list[Line]:
     """Held-out sentences for every voice, then training lines that last about `hours`, the voices taking turns."""
     generator = random.Random(seed)
-    sentences = read_sentences()
+    sentences = _read(_SENTENCES)
     generator.shuffle(sentences)
     held_out = [sentence for sentence in sentences if len(sentence) in _HELD_OUT_LENGTHS][:NUM_HELD_OUT]
     excluded = set(held_out)
     result = [Line(text, voice, "heldout") for text in held_out for voice in voices]
     remaining_s = hours * 3600.0
-    for text in _endless(generator, [sentence for sentence in sentences if sentence not in excluded]):
+    known = [text for text in (*sentences, *_read(_DEFINITIONS)) if text not in excluded]
+    generator.shuffle(known)
+    for text in _endless(generator, known):
         if remaining_s <= 0:
             return result
         result.append(Line(text, voices[len(result) % len(voices)], "train"))
@@ -154,9 +157,8 @@ def lines(hours: float, voices: tuple[str, ...], *, seed: int = 0) -> list[Line]
     raise AssertionError("the generator of texts has no end")
 
 
-def read_sentences() -> list[str]:
-    """The committed dictionary examples, in file order."""
-    return gzip.decompress(_SENTENCES.read_bytes()).decode().splitlines()
+def _read(texts: Path) -> list[str]:
+    return gzip.decompress(texts.read_bytes()).decode().splitlines()
 
 
 def number_words(number: int) -> str:

@@ -1,11 +1,13 @@
 """Second step: the codec.
 
-    python -m tools.demo_voice.train_codec RUN --minutes 8
+    python -m tools.demo_voice.train_codec RUN --minutes 13
 
-Spectral losses from the start, discriminators from a third of the time on. The learning rates follow the elapsed share
-of --minutes, so that the end is annealed on any machine. RUN/codec/latest.pt is written every minute, and a second call
-goes on from it with the time that was left. Where there is only RUN/codec/weights.pt, a new training starts from there.
-On a GPU a step is captured and replayed: it has thousands of small kernels.
+Spectral losses and a classifier of sounds from the start, discriminators from a third of the time on. What makes codes
+has five minutes: the first call ends there, and a second one, once the corpus is encoded, trains the decoder alone for
+the rest. The learning rates follow the elapsed share of --minutes, so that the end is annealed on any machine.
+RUN/codec/latest.pt is written every minute, and a call that was stopped goes on from it. Where there is only
+RUN/codec/weights.pt, a new training starts from there. On a GPU the decoder's convolutions are compiled, and a step is
+captured and replayed: it has thousands of small kernels.
 Ends with reconstructions by the served networks: RUN/codec/samples.
 """
 
@@ -17,17 +19,24 @@ import sys
 import time
 import wave
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from deployments.codec.decoder import to_pcm16
 from tools.demo_voice.codec_model import CodecModel, served
-from tools.demo_voice.discriminators import Discriminators, discriminator_loss, generator_loss
+from tools.demo_voice.judges import (
+    Discriminators,
+    SoundClassifier,
+    discriminator_loss,
+    generator_loss,
+    sound_loss,
+)
 from tools.demo_voice.shape import PHONE_SAMPLES, PHONES_PER_FRAME, codec_config
 from tools.demo_voice.spectral import SpectralLoss
 
@@ -41,18 +50,19 @@ class CodecRecipe:
     """The training recipe."""
 
     minutes: float
-    batch: int = 16
+    encoder_minutes: float = 5  # of the minutes; what makes codes stays as it is from then on
+    batch: int = 8
     window_frames: int = 32  # longer than the decoder's attention
     unsettled_frames: int = 2  # of a window that begins within speech, where the zero state is wrong
-    judged_frames: int = 16  # what discriminators see of a window
+    judged_frames: int = 8  # what discriminators see of a window
     from_start: float = 0.25  # share of windows that begin with an utterance
     adversarial_from: float = 0.3  # of the time
-    revive_until: float = 0.75
+    revive_until: float = 0.75  # of the time that the codebooks have
     dead: float = 0.05  # entries of a codebook used less than that share of the mean start anew
     warm_up: float = 0.01
-    first_batches: int = 48  # for the codebooks' start
+    first_batches: int = 96  # for the codebooks' start
     rate: float = 4e-4
-    discriminator_rate: float = 2e-4
+    judges_rate: float = 2e-4
     final_rate: float = 0.01  # of the first
     clip: float = 200.0
     log_every: int = 100
@@ -63,6 +73,8 @@ class CodecRecipe:
     commitment_weight: float = 2.0
     score_weight: float = 6.0
     feature_weight: float = 10.0
+    sound_weight: float = 2.0
+    sound_feature_weight: float = 5.0
 
 
 class Captured:
@@ -133,10 +145,13 @@ class Training:
         config = codec_config()
         self.model = CodecModel(config).to(device)
         self.discriminators = Discriminators().to(device)
+        self.classifier = SoundClassifier(config.sample_rate).to(device)
+        self.judges = nn.ModuleList((self.discriminators, self.classifier))
+        self.encoded = (run / "codes.i16").exists()
         self.spectral = SpectralLoss(config.sample_rate).to(device)
         self.windows = Windows(run, settings, frame_samples=config.frame_samples, device=device)
         self.optimizer = _adam(self.model, settings.rate, device)
-        self.discriminator_optimizer = _adam(self.discriminators, settings.discriminator_rate, device)
+        self.judges_optimizer = _adam(self.judges, settings.judges_rate, device)
         self.dead = torch.tensor(settings.dead, device=device)
         self.step = 0
         self.elapsed_s = 0.0
@@ -145,6 +160,12 @@ class Training:
     def progress(self) -> float:
         """Elapsed share of the time, 0 to 1."""
         return min(1.0, self.elapsed_s / (60 * self.settings.minutes))
+
+    @property
+    def _is_done(self) -> bool:
+        settings = self.settings
+        minutes = settings.minutes if self.encoded else min(settings.encoder_minutes, settings.minutes)
+        return self.elapsed_s >= 60 * minutes or 0 < settings.max_steps <= self.step
 
     @property
     def checkpoint(self) -> Path:
@@ -170,7 +191,7 @@ class Training:
         saved_s = self.elapsed_s
         step: Callable[[], Mapping[str, Tensor]] | None = None
         judged = False
-        while self.progress < 1 and (not self.settings.max_steps or self.step < self.settings.max_steps):
+        while not self._is_done:
             adversarial = self.progress >= self.settings.adversarial_from
             if step is None or adversarial != judged:
                 step, judged = self._stepper(adversarial=adversarial), adversarial
@@ -190,27 +211,34 @@ class Training:
     def _stepper(self, *, adversarial: bool) -> Callable[[], Mapping[str, Tensor]]:
         self._set_rates()
         step = partial(self.train_step, adversarial=adversarial)
-        return Captured(step) if self.device.type == "cuda" else step
+        if self.device.type != "cuda":
+            return step
+        for stage in self.model.decoder.decoder:
+            stage.compile(dynamic=False)
+        return Captured(step)
 
     def train_step(self, *, adversarial: bool) -> Mapping[str, Tensor]:
         """One update of the codec and, in their time, of the discriminators; the losses, left on the device."""
         settings = self.settings
         audio, judged, phones = self.windows.draw()
-        result = self.model(audio, phones, dead=self.dead)
+        result = self.model(audio, phones, dead=None if self.encoded else self.dead)
         ours = torch.where(judged, result.audio, audio)
         mel, linear = self.spectral(ours, audio)
         loss = (
             settings.mel_weight * mel + settings.linear_weight * linear + settings.commitment_weight * result.commitment
         )
         losses = {"mel": mel.detach(), "linear": linear.detach(), "commitment": result.commitment.detach()}
-        if adversarial:
-            real, fake = self._slices(audio, ours)
-            losses["discriminators"] = self._train_discriminators(real, fake)
-            self.discriminators.requires_grad_(requires_grad=False)
-            judgement = generator_loss(self.discriminators, real, fake)
-            self.discriminators.requires_grad_(requires_grad=True)
+        parts = self._slices(audio, ours) if adversarial else None
+        losses["judges"] = self._train_judges(audio, phones, parts)
+        self.judges.requires_grad_(requires_grad=False)
+        if parts is not None:
+            judgement = generator_loss(self.discriminators, *parts)
             loss = loss + settings.score_weight * judgement.score + settings.feature_weight * judgement.features
             losses |= {"score": judgement.score.detach(), "features": judgement.features.detach()}
+        judgement = sound_loss(self.classifier, audio, ours, phones)
+        loss = loss + settings.sound_weight * judgement.score + settings.sound_feature_weight * judgement.features
+        losses |= {"sounds": judgement.score.detach(), "sound_features": judgement.features.detach()}
+        self.judges.requires_grad_(requires_grad=True)
         self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         losses["norm"] = nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
@@ -221,9 +249,9 @@ class Training:
         """Write the checkpoint aside and rename it."""
         state = {
             "model": self.model.state_dict(),
-            "discriminators": self.discriminators.state_dict(),
+            "judges": self.judges.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "discriminator_optimizer": self.discriminator_optimizer.state_dict(),
+            "judges_optimizer": self.judges_optimizer.state_dict(),
             "step": self.step,
             "elapsed_s": self.elapsed_s,
         }
@@ -234,9 +262,9 @@ class Training:
     def _load(self) -> None:
         state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
         self.model.load_state_dict(state["model"])
-        self.discriminators.load_state_dict(state["discriminators"])
+        self.judges.load_state_dict(state["judges"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.discriminator_optimizer.load_state_dict(state["discriminator_optimizer"])
+        self.judges_optimizer.load_state_dict(state["judges_optimizer"])
         self.step, self.elapsed_s = state["step"], state["elapsed_s"]
         torch.manual_seed(self.step)  # other windows than before
 
@@ -246,24 +274,29 @@ class Training:
         warm = min(1.0, (self.progress + 1e-4) / settings.warm_up)
         for optimizer, rate in (
             (self.optimizer, settings.rate),
-            (self.discriminator_optimizer, settings.discriminator_rate),
+            (self.judges_optimizer, settings.judges_rate),
         ):
             for group in optimizer.param_groups:
                 group["lr"].fill_(rate * annealed * warm)
-        if self.progress >= settings.revive_until:
+        if self.elapsed_s >= 60 * settings.encoder_minutes * settings.revive_until:
             self.dead.zero_()
 
     def _slices(self, audio: Tensor, ours: Tensor) -> tuple[Tensor, Tensor]:
-        """A settled part of every window; windows are random, so it may be the same part."""
+        """The same settled part of each window [B, samples] and of its reconstruction, another of each."""
         settings, frame = self.settings, self.windows.frame_samples
-        part = slice(settings.unsettled_frames * frame, (settings.unsettled_frames + settings.judged_frames) * frame)
-        return audio[:, part], ours[:, part]
+        last = settings.window_frames - settings.judged_frames
+        first = torch.randint(settings.unsettled_frames, last + 1, (len(audio), 1), device=audio.device)
+        places = first * frame + torch.arange(settings.judged_frames * frame, device=audio.device)
+        return audio.gather(1, places), ours.gather(1, places)
 
-    def _train_discriminators(self, real: Tensor, fake: Tensor) -> Tensor:
-        loss = discriminator_loss(self.discriminators, real, fake)
-        self.discriminator_optimizer.zero_grad(set_to_none=True)
+    def _train_judges(self, audio: Tensor, phones: Tensor, parts: tuple[Tensor, Tensor] | None) -> Tensor:
+        """The classifier learns from recordings alone; the discriminators compare parts of them and of ours."""
+        loss = F.cross_entropy(self.classifier(audio)[-1], phones.flatten(1))
+        if parts is not None:
+            loss = loss + discriminator_loss(self.discriminators, *parts)
+        self.judges_optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
-        self.discriminator_optimizer.step()
+        self.judges_optimizer.step()
         return loss.detach()
 
     def _log(self, values: Mapping[str, float], *, steps_per_s: float) -> None:
@@ -337,16 +370,22 @@ def main(arguments: list[str]) -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.demo_voice.train_codec")
     parser.add_argument("run", type=Path)
-    parser.add_argument("--minutes", type=float, default=8)
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--minutes", type=float, default=13)
+    parser.add_argument("--encoder-minutes", type=float, default=5, help="of them; the rest is the decoder's alone")
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=0, help="stop here, with the time not over; for trials")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true", help="a few small steps")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    settings = CodecRecipe(minutes=options.minutes, batch=options.batch, max_steps=options.steps)
+    settings = CodecRecipe(
+        minutes=options.minutes,
+        encoder_minutes=options.encoder_minutes,
+        batch=options.batch,
+        max_steps=options.steps,
+    )
     if options.smoke:
-        settings = CodecRecipe(minutes=options.minutes, batch=2, first_batches=4, log_every=1, max_steps=options.steps)
+        settings = replace(settings, batch=2, first_batches=4, log_every=1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(options.seed)
     torch.backends.cudnn.benchmark = True

@@ -21,7 +21,7 @@ from torch import Tensor
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.tokenizer import TextTokenizer
 from talkray_tools.released import GENERATION, Json
-from tools.demo_voice.dataset import Corpus, RowLayout, Sampler, TrainingSample, written_ways
+from tools.demo_voice.dataset import Corpus, RowLayout, Sampler, written_ways
 from tools.demo_voice.shape import PHONES_PER_FRAME, SHAPE
 from tools.demo_voice.talker_trainer import DeviceBatch, Losses, TalkerRecipe, Trainer
 from tools.demo_voice.teacher_forcing import Guide
@@ -125,7 +125,7 @@ class TrainingRun:
     def _held_out(self, *, full_text: bool) -> Tensor:
         """[groups + 1], means over batches of similar length."""
         samples = [
-            TrainingSample(utterance, self.tokenizer.encode(utterance.text), "english", full_text)
+            utterance.asked(self.tokenizer.encode(utterance.text), "english", full_text=full_text)
             for utterance in sorted(self.held_out, key=lambda utterance: utterance.frames)
         ]
         draw = np.random.default_rng(_SEED)

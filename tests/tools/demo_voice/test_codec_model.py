@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from tools.demo_voice.codec_model import CodecModel, served
+from tools.demo_voice.judges import SoundClassifier, sound_loss
 from tools.demo_voice.shape import NUM_PHONES, PHONES_PER_FRAME, codec_config
 
 FRAMES = 6
@@ -48,3 +49,31 @@ def test_training_moves_sounds_and_the_rest(model: CodecModel) -> None:
     assert all(parameter.grad is not None for parameter in model.encoder.parameters())
     assert len(before) == PHONES_PER_FRAME
     assert not torch.equal(model.stages[0].codebook.table(), entries)
+
+
+def test_once_the_corpus_is_encoded_only_the_decoder_learns(model: CodecModel) -> None:
+    audio, phones = utterances(model)
+    codes = model.codes(audio, phones)
+    model.zero_grad(set_to_none=True)
+    result = model(audio, phones, dead=None)
+    torch.autograd.backward(result.audio.square().mean() + result.commitment)
+    assert all(parameter.grad is None for parameter in model.encoder.parameters())
+    assert all(codebook.embedding_sum.grad is not None for codebook in model.sounds)
+    assert torch.equal(model.codes(audio, phones), codes)
+
+
+def test_a_sound_that_is_not_heard_costs(model: CodecModel) -> None:
+    """After some steps on two windows the classifier knows their sounds, and tells one from the other."""
+    torch.manual_seed(1)
+    audio = torch.randn(2, FRAMES * model.config.frame_samples) * torch.tensor([[0.01], [1.0]])
+    phones = torch.tensor([3, 7])[:, None, None].expand(2, FRAMES, PHONES_PER_FRAME)
+    classifier = SoundClassifier(model.config.sample_rate)
+    optimizer = torch.optim.AdamW(classifier.parameters(), 1e-3)
+    for _ in range(12):
+        optimizer.zero_grad()
+        torch.autograd.backward(torch.nn.functional.cross_entropy(classifier(audio)[-1], phones.flatten(1)))
+        optimizer.step()
+    same, other = sound_loss(classifier, audio, audio, phones), sound_loss(classifier, audio, audio.flip(0), phones)
+    assert same.features == 0
+    assert other.score > same.score + 1
+    assert other.features > 0.1

@@ -83,3 +83,10 @@ def test_reading_at_the_right_place_costs_least() -> None:
         costs.append(float(guide.loss))
     assert costs == sorted(costs)
     assert costs[0] < 0.1 < costs[1]
+
+
+@pytest.mark.parametrize(("full_text", "first"), [(True, 2), (False, 0)])
+def test_speech_that_knows_its_text_begins_with_one_frame_of_silence(full_text: bool, first: int) -> None:
+    sample = Utterance("Hi.", "x", "train", 40, FRAMES).asked([1], None, full_text=full_text)
+    assert (sample.utterance.start, sample.utterance.frames) == (40 + first, FRAMES - first)
+    assert Utterance("Hi.", "x", "train", 40, 2).asked([1], None, full_text=full_text).utterance.frames == 2

@@ -1,4 +1,5 @@
-"""Discriminators of the codec's adversarial training: over periods of the waveform and over its spectrograms."""
+"""Judges of the codec's training: discriminators over periods of the waveform and over its spectrograms, and a
+classifier of sounds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +10,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from tools.demo_voice.shape import NUM_PHONES
+from tools.demo_voice.spectral import LogMel
+
 _PERIODS = (2, 3, 5, 7, 11)
-_PERIOD_CHANNELS = (32, 64, 128, 256, 256)
+_PERIOD_CHANNELS = (32, 128, 256, 512, 512)
 _RESOLUTIONS = (2048, 1024, 512)
 _SPECTROGRAM_CHANNELS = 32
 _SLOPE = 0.1
@@ -70,6 +74,32 @@ def _features(layers: nn.ModuleList, x: Tensor) -> Features:
     return [*features, layers[-1](x)]
 
 
+class SoundClassifier(nn.Module):
+    """Hears which sound each part of a frame is. It judges whether a reconstruction says what the recording says."""
+
+    _CHANNELS, _BLOCKS, _DROPOUT = 256, 3, 0.1
+
+    def __init__(self, sample_rate: int) -> None:
+        super().__init__()
+        self.mel = LogMel(sample_rate)
+        width = self._CHANNELS
+        self.first = nn.Conv1d(LogMel.BANDS, width, 5, padding=2)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.GELU(), nn.Conv1d(width, width, 5, padding=2), nn.GELU(), nn.Conv1d(width, width, 1))
+            for _ in range(self._BLOCKS)
+        )
+        self.last = nn.Sequential(nn.GELU(), nn.Conv1d(width, width, 4, stride=2, padding=1), nn.GELU())
+        self.scores = nn.Conv1d(width, NUM_PHONES, 3, padding=1)
+
+    def forward(self, audio: Tensor) -> list[Tensor]:
+        """[B, samples] -> features of each layer; the last are the scores [B, NUM_PHONES, frames * parts]."""
+        features = [self.first(F.dropout(self.mel(audio), self._DROPOUT, self.training))]
+        for block in self.blocks:
+            features.append(features[-1] + block(features[-1]))
+        features.append(self.last(features[-1]))
+        return [*features, self.scores(features[-1])]
+
+
 class Discriminators(nn.Module):
     """All of them."""
 
@@ -89,7 +119,7 @@ class Discriminators(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class AdversarialLoss:
+class Judgement:
     """What the generator pays."""
 
     score: Tensor
@@ -106,14 +136,27 @@ def discriminator_loss(discriminators: Discriminators, real: Tensor, fake: Tenso
     return torch.stack(losses).mean()
 
 
-def generator_loss(discriminators: Discriminators, real: Tensor, fake: Tensor) -> AdversarialLoss:
+def generator_loss(discriminators: Discriminators, real: Tensor, fake: Tensor) -> Judgement:
     """How far the scores are from 1, and the distance of the inner features relative to their size; means."""
     with torch.no_grad():
         wanted = discriminators(real)
     judged = discriminators(fake)
     scores = [(1 - features[-1].float()).square().mean() for features in judged]
     distances = [_distance(ours, theirs) for ours, theirs in zip(judged, wanted, strict=True)]
-    return AdversarialLoss(torch.stack(scores).mean(), torch.stack(distances).mean())
+    return Judgement(torch.stack(scores).mean(), torch.stack(distances).mean())
+
+
+def sound_loss(classifier: SoundClassifier, real: Tensor, ours: Tensor, phones: Tensor) -> Judgement:
+    """How well the sounds [B, frames, parts] of reconstructions are heard, and the distance of what was heard in them.
+
+    Audio is [B, samples].
+    """
+    classifier.eval()
+    with torch.no_grad():
+        wanted = classifier(real)
+    heard = classifier(ours)
+    classifier.train()
+    return Judgement(F.cross_entropy(heard[-1], phones.flatten(1)), _distance(heard, wanted))
 
 
 def _distance(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> Tensor:
