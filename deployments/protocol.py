@@ -170,17 +170,8 @@ class Mailbox:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Text that is spoken without a stated pause."""
-
-    text: str  # empty where nothing follows the last pause
-    pause_s: float = 0.0  # silence before it
-    speed: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class SynthesisRequest:
-    """One utterance. The ingress sends it to a codec replica, or with `inline` placement to a talker."""
+    """One segment of an utterance. The ingress sends it to a codec replica, or with `inline` placement to a talker."""
 
     request_id: str
     text: str
@@ -195,7 +186,6 @@ class SynthesisRequest:
     reference: Reference | None = None  # base checkpoints
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0  # 0 <= seed < 2**64
-    redraws: bool = False  # of the ingress: another seed, once, where speech ends badly and was not sent yet
     non_streaming_mode: bool | None = None  # None: as the official package does for this kind of checkpoint
     ignore_eos: bool = False  # nothing but max_new_tokens ends speech
     leading_silence: bool = False  # True keeps quiet leading frames
@@ -203,16 +193,10 @@ class SynthesisRequest:
     # A segment of a job, which nobody waits for: it takes what requests of listeners leave, and counts for no limit.
     background: bool = False
 
-    # A text in several segments, or still being written: set by `LongText` and `LiveTexts` of the ingress. Replicas
-    # read none of `stretches`, `max_segment_chars`, `languages`, `joins` and `redraws`, which say how the ingress makes
-    # segments of an utterance.
+    # A text in several segments, or still being written: set by `Segments` and `LiveText` of the ingress.
     continues: bool = False  # a later segment of a long text: it is not refused and goes first
     following: tuple[str, ...] = ()  # texts of the later segments: the request is refused where one is too long
-    stretches: tuple[Stretch, ...] = ()  # the text, cut at its pauses
-    max_segment_chars: int | None = None  # None: the model's
-    languages: tuple[str, ...] = ()  # each segment is in one of these; where it is not certain, `language` stands
     live: Mailbox | None = None  # where the text is while the client writes it; `text` is empty then
-    joins: bool = False  # each segment goes on from the tail of the one before
     tail: Tail | None = None  # of the segment before, or of an earlier request
 
     # A stream that goes on elsewhere: set by `Received` of deployments/serving/failover.py.
@@ -388,7 +372,7 @@ class ModelInfo:
         return self.frame_samples / self.sample_rate
 
 
-Marked = TypeVar("Marked", SynthesisRequest, FrameChunk, PcmChunk)
+Marked = TypeVar("Marked", bound=SynthesisRequest | FrameChunk | PcmChunk)
 
 
 def with_mark(item: Marked, stage: str) -> Marked:

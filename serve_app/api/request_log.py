@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from deployments.protocol import FinishReason, Marks, ModelInfo, PcmChunk, SynthesisRequest, with_mark
+from deployments.protocol import FinishReason, Marks, ModelInfo, PcmChunk, with_mark
 from deployments.serving import reports
+from serve_app.speech.segments import UtteranceRequest
 from serve_app.voices.record import StoredVoice
 
 SAMPLE_BYTES = 2
@@ -163,8 +164,8 @@ class RequestRecord:
         return replace(self, request_id=request_id, received_ns=time.time_ns(), usage=Usage(), error=None)
 
     def note_speech(
-        self, asked: SynthesisRequest, info: ModelInfo, stored: StoredVoice | None, *, speed: float, is_timed: bool
-    ) -> SynthesisRequest:
+        self, asked: UtteranceRequest, info: ModelInfo, stored: StoredVoice | None, *, speed: float, is_timed: bool
+    ) -> UtteranceRequest:
         """It is going to be spoken: known to the command, which shows it where the server is stopped before its end.
 
         Returns what is asked, with its first marks if it `is_timed`.
@@ -191,9 +192,9 @@ class RequestRecord:
             reports.tell("request", f"{self.request_id} {self.received_ns}", is_over, self.entry())
 
 
-def start_marks(request: SynthesisRequest, received_ns: int) -> SynthesisRequest:
-    """The request with a first mark, at `received_ns` of time.time_ns(). Each later stage then adds its own."""
-    return with_mark(replace(request, marks=(("received", received_ns),)), "request")
+def start_marks(utterance: UtteranceRequest, received_ns: int) -> UtteranceRequest:
+    """The utterance with a first mark, at `received_ns` of time.time_ns(). Each later stage then adds its own."""
+    return with_mark(replace(utterance, marks=(("received", received_ns),)), "request")
 
 
 def line(entry: Entry) -> str:

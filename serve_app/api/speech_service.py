@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from deployments.protocol import ModelInfo, PcmChunk, Stretch, SynthesisRequest
+from deployments.protocol import ModelInfo, PcmChunk
 from serve_app.api.answers.response import (
     AnswerAttempt,
     SpeechResponse,
@@ -33,7 +33,7 @@ from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.speech.redraw import draw_seed, redraw
-from serve_app.speech.segments import Segments
+from serve_app.speech.segments import Segments, Stretch, UtteranceRequest
 from serve_app.speech.synthesizer import silence
 from serve_app.speech.word_times import WordTimes
 from serve_app.voices.library import Voices
@@ -78,7 +78,7 @@ class SpeechService:
         """The parts in which the text will be asked for, each with the silence before it."""
         spoken = wish.spoken
         wanted = spoken.rules.max_segment_chars
-        asked = SynthesisRequest("", spoken.text, stretches=spoken.stretches, max_segment_chars=wanted)
+        asked = UtteranceRequest("", spoken.text, stretches=spoken.stretches, max_segment_chars=wanted)
         return Segments.of(asked, wish.info.max_segment_chars).plan()
 
     def continuation(self) -> Continuation:
@@ -144,7 +144,7 @@ class SpeechService:
         utterance, headers = await self._prepared(request, wish, content_type, previous)
         usage, kept = state_of(request).record.usage, _kept(request, wish)
 
-        def attempt(utterance: SynthesisRequest, usage: Usage) -> AnswerAttempt:
+        def attempt(utterance: UtteranceRequest, usage: Usage) -> AnswerAttempt:
             times = _word_times([wish])
             audio = _audio(self.synthesize(utterance, wish.info), wish, usage, times, kept)
             return AnswerAttempt(audio, usage, make_body, times, drop_tail=partial(self._tails.drop, utterance))
@@ -183,7 +183,7 @@ class SpeechService:
 
     async def _prepared(
         self, request: Request, wish: Wish, content_type: str | None, previous: str
-    ) -> tuple[SynthesisRequest, dict[str, str]]:
+    ) -> tuple[UtteranceRequest, dict[str, str]]:
         """The utterance, which goes on from the request before it if the wish names one, and the response's headers."""
         utterance = await self.make_utterance(request, wish)
         if (previous_id := wish.body.previous_request_id) is not None:
@@ -196,8 +196,8 @@ class SpeechService:
         return utterance, headers if content_type is None else {**headers, "content-type": content_type}
 
     async def _turns(
-        self, request: Request, utterance: SynthesisRequest, turns: Sequence[Wish]
-    ) -> list[SynthesisRequest]:
+        self, request: Request, utterance: UtteranceRequest, turns: Sequence[Wish]
+    ) -> list[UtteranceRequest]:
         """The turns of a dialogue, whose text and first voice `utterance` has."""
         client, request_id = state_of(request).caller.name, utterance.request_id
         first, *later = [
@@ -208,7 +208,7 @@ class SpeechService:
 
     async def make_utterance(
         self, request: HTTPConnection, wish: Wish, *, record: RequestRecord | None = None
-    ) -> SynthesisRequest:
+    ) -> UtteranceRequest:
         """The utterance of a request, or of a socket's message with its own `record`. Raises InvalidRequest."""
         record = record or state_of(request).record
         client = state_of(request).caller.name
@@ -219,7 +219,7 @@ class SpeechService:
         is_timed = record.usage.tells_timing or self.settings.records.stages
         return record.note_speech(asked, wish.info, wish.stored, speed=wish.delivery.speed, is_timed=is_timed)
 
-    def synthesize(self, utterance: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    def synthesize(self, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance. A text with nothing to speak is answered by a moment of silence."""
         return self.models.synthesize(utterance, info) if is_speakable(utterance.text) else _silent(info)
 

@@ -4,18 +4,18 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from deployments.errors import EngineError, TalkrayError
-from deployments.protocol import Codes, FinishReason, ModelInfo, Reference, Stretch, SynthesisRequest
+from deployments.protocol import Codes, FinishReason, ModelInfo, Reference
 from serve_app.api.request_log import RequestRecord, Usage
 from serve_app.jobs.record import JobPlan, Made, Manner, Part, Place, StoredJob
 from serve_app.jobs.store import packed
 from serve_app.speech.long_text import LongText
 from serve_app.speech.redraw import ended_badly, redraw
-from serve_app.speech.segments import Segments, segment_seed
+from serve_app.speech.segments import Segments, UtteranceRequest, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.voices.library import Voices
 from serve_app.voices.record import VISITOR, Visitor
@@ -57,10 +57,10 @@ class SegmentMaker:
         manner, info = plan.manners[part.manner], job.info(plan.manners[part.manner].model)
         await self._check(job, manner, info)
         request = plan.request(job, place, await self._reference(job, manner, info))
-        speech, was_redrawn = await self._speak(request, part.segments[place.segment].speed, info), False
+        speech, was_redrawn = await self._speak(request, info), False
         if part.redraws and ended_badly(speech.finish_reason):
             again = redraw(request, speech.finish_reason, segment_seed(request.seed, 0), model=manner.model)
-            speech, was_redrawn = await self._speak(again, part.segments[place.segment].speed, info), True
+            speech, was_redrawn = await self._speak(again, info), True
         speech.usage.voice = manner.stored_voice or request.voice
         RequestRecord(
             request.request_id,
@@ -95,14 +95,13 @@ class SegmentMaker:
         take, _ = voice.take_for(manner.style)
         return await self._voices.reference(voice, take, info, x_vector_only=manner.x_vector_only)
 
-    async def _speak(self, request: SynthesisRequest, speed: float, info: ModelInfo) -> _Speech:
+    async def _speak(self, request: UtteranceRequest, info: ModelInfo) -> _Speech:
         speech = _Speech(usage=Usage(model=info.name, seed=request.seed))
-        asked = replace(request, stretches=(Stretch(request.text, speed=speed),))
-        segments = Segments.of(asked, max(info.max_segment_chars, len(request.text)))
+        segments = Segments.of(request, max(info.max_segment_chars, len(request.text)))
         first = segments.known_segment(0)
         assert first is not None, "a text has a segment"
         long_text = LongText(self._synthesizers[request.model])
-        async with aclosing(long_text.synthesize_segments(first, segments, info)) as chunks:
+        async with aclosing(long_text.synthesize_segments(first, segments, info, redraws=request.redraws)) as chunks:
             async for chunk in chunks:
                 speech.codes.append(chunk.codes)
                 speech.pcm += chunk.pcm

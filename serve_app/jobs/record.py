@@ -16,7 +16,7 @@ from deployments.protocol import FinishReason, ModelInfo, Reference, Sampling, S
 from serve_app.audio.formats import AudioFormat
 from serve_app.speech.lexicon import Lexicon
 from serve_app.speech.markup import Markup
-from serve_app.speech.segments import segment_seed
+from serve_app.speech.segments import Stretch, UtteranceRequest, segment_seed
 from serve_app.speech.spoken_text import SpokenText, TextRules, read
 
 JOB_ID = re.compile(r"job_[0-9a-f]{24}")
@@ -115,14 +115,15 @@ class JobPlan(Strict):
         """The part's text with its spoken form. Blocks for a long one."""
         return read(part.sent, self.rules[part.rules].text_rules())
 
-    def request(self, job: "StoredJob", place: "Place", reference: Reference | None) -> SynthesisRequest:
+    def request(self, job: "StoredJob", place: "Place", reference: Reference | None) -> UtteranceRequest:
         """The request for one segment."""
         part = self.parts[place.part]
         segment, manner = part.segments[place.segment], self.manners[part.manner]
         same = ("model", "voice", "instructions", "non_streaming_mode", "ignore_eos", "leading_silence")
-        return SynthesisRequest(
+        return UtteranceRequest(
             request_id=f"{job.id}.{place.part}.{place.segment}",
             text=segment.text,
+            stretches=(Stretch(segment.text, speed=segment.speed),),
             client=f"jobs of {job.owner}",
             language=segment.language or manner.language,
             reference=reference,

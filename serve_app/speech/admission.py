@@ -11,13 +11,14 @@ import numpy as np
 
 from deployments.audio.speech_detection import FirstSound
 from deployments.listener import Listener, ReaderWatch
-from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from deployments.serving import metrics
 from serve_app.config import AdmissionSettings
 from serve_app.speech.joints import SpokenEnd, Tails
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.model_state import ModelState, ready
 from serve_app.speech.room import Room
+from serve_app.speech.segments import UtteranceRequest
 from serve_app.speech.speech_start import SpeechStart
 from serve_app.speech.synthesizer import Synthesizer
 
@@ -86,7 +87,7 @@ class Admission:
     async def describe(self) -> ModelInfo:
         return await self._synthesizer.describe()
 
-    async def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    async def synthesize(self, request: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance. The stream is let in or refused, and what is sent is measured.
 
         Raises Overloaded if the audio would come late, NotReady while no talker has started.
@@ -120,7 +121,7 @@ class Admission:
                 metrics.stalled(client.listener.stalled_s, model=self._model)
             room.leave(was_speaking=is_speaking)
 
-    def _live_text(self, request: SynthesisRequest) -> LiveText | None:
+    def _live_text(self, request: UtteranceRequest) -> LiveText | None:
         """The text of the request, if the client is still writing it."""
         if request.live is None or self._live_texts is None:
             return None

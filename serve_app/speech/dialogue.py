@@ -4,15 +4,15 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
-from serve_app.speech.segments import segment_seed
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk
+from serve_app.speech.segments import UtteranceRequest, segment_seed
 from serve_app.speech.spoken_text import SpokenText
 from serve_app.speech.word_times import WordTimes
 
-Synthesize = Callable[[SynthesisRequest], AsyncGenerator[PcmChunk, None]]
+Synthesize = Callable[[UtteranceRequest], AsyncGenerator[PcmChunk, None]]
 
 
-def turns_of(requests: Sequence[SynthesisRequest]) -> list[SynthesisRequest]:
+def turns_of(requests: Sequence[UtteranceRequest]) -> list[UtteranceRequest]:
     """The same requests as turns of the first one: later ones continue speech that is being heard. Their seeds follow
     from the first one's and their number.
     """
@@ -29,7 +29,7 @@ def turns_of(requests: Sequence[SynthesisRequest]) -> list[SynthesisRequest]:
     ]
 
 
-async def in_turns(requests: Sequence[SynthesisRequest], synthesize: Synthesize) -> AsyncGenerator[PcmChunk, None]:
+async def in_turns(requests: Sequence[UtteranceRequest], synthesize: Synthesize) -> AsyncGenerator[PcmChunk, None]:
     """The audio of all turns. A chunk's `segment` is the number of its turn, its `text_positions` are of that turn.
 
     The finish reason comes with the very last chunk; it is the first other than STOP that any turn had.

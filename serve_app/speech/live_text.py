@@ -22,7 +22,7 @@ from deployments.serving.mailbox import MailboxServer, WrittenText
 from serve_app.speech.characters import is_speakable
 from serve_app.speech.joints import Continuation, SpokenEnd
 from serve_app.speech.look_ahead import heed
-from serve_app.speech.segments import Segments, segment_request, segment_start
+from serve_app.speech.segments import Segments, UtteranceRequest, segment_request, segment_start
 from serve_app.speech.splitting import LiveSplit
 from serve_app.speech.spoken_text import TURN_CHARS, SpokenPiece, TextReader, TextRules
 from serve_app.speech.ssml import SsmlCheck
@@ -46,7 +46,7 @@ class LiveTexts:
         self._open: dict[str, LiveText] = {}
 
     async def open(
-        self, request: SynthesisRequest, info: ModelInfo, *, max_chars: int, rules: TextRules | None = None
+        self, utterance: UtteranceRequest, info: ModelInfo, *, max_chars: int, rules: TextRules | None = None
     ) -> "LiveText":
         """An utterance without text so far. It takes at most `max_chars` characters, and ends after a minute without
         any. Without `rules` it is spoken as it is written.
@@ -55,7 +55,7 @@ class LiveTexts:
         """
         await self.server.start()
         rules = rules or TextRules(spoken_form=info.spoken_form)
-        return LiveText(self, request, info, max_chars=max_chars, rules=rules)
+        return LiveText(self, utterance, info, max_chars=max_chars, rules=rules)
 
     def find(self, mailbox: Mailbox) -> "LiveText | None":
         """The text whose first segment is in `mailbox`; None once it is closed."""
@@ -75,18 +75,18 @@ class LiveTexts:
 
 
 class LiveText(Segments):
-    """One utterance while it is written. A synthesizer can speak its `request` from the beginning."""
+    """One utterance while it is written. Its speech can be asked for from the beginning."""
 
     def __init__(
         self,
         texts: LiveTexts,
-        request: SynthesisRequest,
+        utterance: UtteranceRequest,
         info: ModelInfo,
         *,
         max_chars: int,
         rules: TextRules,
     ) -> None:
-        super().__init__("", [])
+        super().__init__(replace(utterance, text=""))
         self._texts, self._max_chars = texts, max_chars
         self._reader, self._speed = TextReader(rules), 1.0
         self._check = SsmlCheck("text") if rules.markup == "ssml" else None
@@ -98,7 +98,7 @@ class LiveText(Segments):
         self._writing: WrittenText | None = None  # the segment that takes the text
         self._mailboxes: list[WrittenText] = []  # by segment
         self._begun_anew: set[int] = set()  # segments before which speech ended while its text was still written
-        self._asked = replace(request, text="", following=(), stretches=(), max_segment_chars=None)
+        self._utterance = replace(utterance, text="")
         self._idling: asyncio.TimerHandle | None = None
         self.parts: list[SpokenPiece] = []  # the text so far, as written and as spoken
         self.text = ""  # the text so far, as it was written
@@ -108,18 +108,18 @@ class LiveText(Segments):
         self._be_patient()
 
     @property
-    def request(self) -> SynthesisRequest:
-        """The request to a synthesizer, for use after `wait_for_words`."""
-        return self._segments[0]
+    def utterance(self) -> UtteranceRequest:
+        """What `Admission` is asked, for use after `wait_for_words`."""
+        return replace(self._utterance, live=self._segments[0].live)
 
-    async def going_on(self, conversation: Continuation) -> SynthesisRequest:
-        """As `request`, going on from what was spoken before, where enough is written in time to be spoken at once."""
-        if (tail := conversation.tail(self.request)) is not None:
+    async def going_on(self, conversation: Continuation) -> UtteranceRequest:
+        """The same, going on from what was spoken before, where enough is written in time to be spoken at once."""
+        if (tail := conversation.tail(self.utterance)) is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(conversation.patience_s):
                     while not self._is_long(0):
                         await self._changed.wait()
-        return replace(self.request, tail=tail if self._is_long(0) else None)
+        return replace(self.utterance, tail=tail if self._is_long(0) else None)
 
     def append(self, text: str) -> None:
         """Add to the text. A long addition becomes spoken text over several turns of the event loop.
@@ -265,7 +265,7 @@ class LiveText(Segments):
         self._mailboxes.append(self._writing)
         mailbox = self._texts.share(self, self._writing)
         self._speeds[len(self._segments)] = self._speed
-        self._segments.append(segment_request(replace(self._asked, live=mailbox), len(self._segments) + 1))
+        self._segments.append(segment_request(replace(self._utterance.plain, live=mailbox), len(self._segments) + 1))
 
     def _end_segment(self) -> None:
         if self._writing is not None:

@@ -10,7 +10,7 @@ from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.speech.look_ahead import LookAhead, SegmentAudio
 from serve_app.speech.redraw import redraw
-from serve_app.speech.segments import Segments, segment_seed
+from serve_app.speech.segments import Segments, UtteranceRequest, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_assembler import UtteranceAssembler
 
@@ -25,41 +25,41 @@ class LongText:
         """`model` is the name of one of several models."""
         self._synthesizer, self._model = synthesizer, model
 
-    def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    def synthesize(self, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, by a call for each segment of its text."""
-        segments = Segments.of(request, info.max_segment_chars)
+        segments = Segments.of(utterance, info.max_segment_chars)
         first = segments.known_segment(0)
         assert first is not None, "a text has a segment"
-        if not segments.is_plain or request.word_times:
-            return self.synthesize_segments(first, segments, info)
+        if not segments.is_plain or utterance.word_times:
+            return self.synthesize_segments(first, segments, info, redraws=utterance.redraws)
         return self._synthesize_segment(first, info)
 
     async def synthesize_segments(
-        self, first: SynthesisRequest, segments: Segments, info: ModelInfo
+        self, first: SynthesisRequest, segments: Segments, info: ModelInfo, *, redraws: bool
     ) -> AsyncGenerator[PcmChunk, None]:
         """The audio of all segments in order, beginning with `first`. The next one is asked for as soon as there is
         one and this one begins to sound, or where it joins this one, has ended.
 
-        Sampling options hold for each segment on its own: `max_new_tokens` bounds a segment, not the whole. A request
-        that redraws ends where its first segment ends badly and can be made again by the caller. Later ones are made
-        again here.
+        Sampling options hold for each segment on its own: `max_new_tokens` bounds a segment, not the whole. With
+        `redraws`, speech ends where its first segment ends badly and can be made again by the caller. Later ones are
+        made again here.
         """
         assembler, number, listener = UtteranceAssembler(info), 0, Listener()
 
         def open_segment(request: SynthesisRequest) -> SegmentAudio:
             return self._open_segment(request, info)
 
-        look_ahead = LookAhead(segments, open_segment, joins=first.joins)
+        look_ahead = LookAhead(segments, open_segment)
         async with look_ahead, ReaderWatch(look_ahead.drop) as reader:
             look_ahead.ask(first)
             if pause_s := segments.pause_s(0):
                 yield assembler.pause(pause_s)
             while (segment := look_ahead.pop()) is not None:
                 assembler.start_segment(number, segments.start(number), speed=segments.speed(number))
-                if number and first.redraws and await segment.hear(listener.due_s):
+                if number and redraws and await segment.hear(listener.due_s):
                     segments.leave(number)
                 while (chunk := await segment.next()) is not None:
-                    has_failed = first.redraws and assembler.has_failed(chunk)
+                    has_failed = redraws and assembler.has_failed(chunk)
                     part = await assembler.add(chunk, is_last=segments.is_last(number))
                     if has_failed:
                         yield chunk

@@ -85,9 +85,9 @@ class SegmentAudio:
 class LookAhead:
     """Asks for segments, each while the one before it is spoken. Its end cancels all that it has asked for."""
 
-    def __init__(self, segments: Segments, open_segment: Callable[[SynthesisRequest], SegmentAudio], *, joins: bool):
-        """`open_segment` asks for one. `joins`: a segment goes on from the end of the one before."""
-        self._segments, self._open_segment, self._joins = segments, open_segment, joins
+    def __init__(self, segments: Segments, open_segment: Callable[[SynthesisRequest], SegmentAudio]) -> None:
+        """`open_segment` asks for one."""
+        self._segments, self._open_segment = segments, open_segment
         self._next: SegmentAudio | None = None
         self._opened = AsyncExitStack()
 
@@ -108,7 +108,7 @@ class LookAhead:
 
         `chunk`: the latest one of the `current` segment.
         """
-        if self._next is None and (current.end.is_over if self._joins else chunk.pcm):
+        if self._next is None and (current.end.is_over if self._segments.joins else chunk.pcm):
             self.ask(self._segments.joined(number + 1, current.end))
 
     async def ensure_asked(self, number: int, before: SegmentAudio) -> None:

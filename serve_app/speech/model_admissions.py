@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from deployments.errors import NotReady
-from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import ModelInfo, PcmChunk
 from serve_app.speech.admission import Admission
 from serve_app.speech.model_state import ModelState
+from serve_app.speech.segments import UtteranceRequest
 
 
 class ModelAdmissions:
@@ -34,7 +35,7 @@ class ModelAdmissions:
     def __len__(self) -> int:
         return len(self._admissions)
 
-    def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    def synthesize(self, request: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, by the Admission of the request's model. Raises as that does."""
         return self._admissions[request.model].synthesize(request, info)
 

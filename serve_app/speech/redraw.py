@@ -7,11 +7,15 @@ chunk, `LongText` of a later segment that it has heard ahead, and `WholeResponse
 import logging
 import secrets
 from dataclasses import replace
+from typing import TypeVar
 
 from deployments.protocol import FinishReason, SynthesisRequest
 from deployments.serving import metrics
+from serve_app.speech.segments import UtteranceRequest
 
 logger = logging.getLogger(__name__)
+
+Asked = TypeVar("Asked", bound=SynthesisRequest)
 
 _SEED_BITS = 53  # JavaScript's numbers keep so many, and a client may send the seed back
 
@@ -26,11 +30,12 @@ def ended_badly(reason: FinishReason | None) -> bool:
     return reason is not None and not reason.is_good
 
 
-def redraw(request: SynthesisRequest, reason: FinishReason | None, seed: int, *, model: str) -> SynthesisRequest:
+def redraw(request: Asked, reason: FinishReason | None, seed: int, *, model: str) -> Asked:
     """The request of another attempt, which is counted and logged. There is no third one.
 
     `reason`: why the first attempt ended, None if it ended without samples. `model`: the name of one of several.
     """
     metrics.redrawn(reason, model=model)
     logger.warning("request %s ended before it was sent (%s): another seed", request.request_id, reason)
-    return replace(request, seed=seed, redraws=False)
+    again = replace(request, seed=seed)
+    return replace(again, redraws=False) if isinstance(again, UtteranceRequest) else again

@@ -1,10 +1,10 @@
-"""The segments of a text: what each says, and the pause and the speed it has."""
+"""An utterance, and the segments of its text: what each says, and the pause and the speed it has."""
 
 import hashlib
 import re
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
-from deployments.protocol import Stretch, SynthesisRequest
+from deployments.protocol import SynthesisRequest
 from serve_app.speech.detection import detected
 from serve_app.speech.joints import SpokenEnd
 from serve_app.speech.splitting import split_text
@@ -13,31 +13,56 @@ _SEED_BYTES = 8
 _SPACES = re.compile(r"\s*+")
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Text that is spoken without a stated pause."""
+
+    text: str  # empty where nothing follows the last pause
+    pause_s: float = 0.0  # silence before it
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UtteranceRequest(SynthesisRequest):
+    """A request for the whole of a text, and how the ingress makes segments of it. No replica gets one."""
+
+    stretches: tuple[Stretch, ...] = ()  # the text, cut at its pauses
+    max_segment_chars: int | None = None  # None: the model's
+    languages: tuple[str, ...] = ()  # each segment is in one of these; where it is not certain, `language` stands
+    joins: bool = False  # each segment goes on from the tail of the one before
+    redraws: bool = False  # another seed, once, where speech ends badly and was not sent yet
+
+    @property
+    def plain(self) -> SynthesisRequest:
+        """The same for a replica."""
+        return SynthesisRequest(**{each.name: getattr(self, each.name) for each in fields(SynthesisRequest)})
+
+
 class Segments:
     """The parts of a text that are spoken one after the other, counted from 0. Here all are known from the start."""
 
-    def __init__(self, text: str, requests: list[SynthesisRequest]) -> None:
-        """`text` is all of the spoken text; `requests` has one for each segment."""
-        self._text, self._segments = text, requests
+    def __init__(self, utterance: UtteranceRequest) -> None:
+        self._text, self.joins = utterance.text, utterance.joins
+        self._segments: list[SynthesisRequest] = []
         self._pauses_s: dict[int, float] = {}  # in front of segments
         self._speeds: dict[int, float] = {}  # of segments that are faster or slower than the others
 
     @classmethod
-    def of(cls, request: SynthesisRequest, max_chars: int) -> "Segments":
-        """The segments of a whole text: none has more than `max_chars` characters, or more than the request wants."""
-        max_chars = min(max_chars, request.max_segment_chars or max_chars)
+    def of(cls, utterance: UtteranceRequest, max_chars: int) -> "Segments":
+        """The segments of a whole text: none has more than `max_chars` characters, or more than the utterance wants."""
+        max_chars = min(max_chars, utterance.max_segment_chars or max_chars)
         texts: list[str] = []
-        made = cls(request.text, [])
-        for stretch in request.stretches or (Stretch(request.text),):
+        made = cls(utterance)
+        for stretch in utterance.stretches or (Stretch(utterance.text),):
             if stretch.pause_s:
                 made._pauses_s[len(texts)] = stretch.pause_s
             parts = split_text(stretch.text, max_chars)
             if stretch.speed != 1:
                 made._speeds |= dict.fromkeys(range(len(texts), len(texts) + len(parts)), stretch.speed)
             texts += parts
-        made._segments = _requests(replace(request, stretches=(), max_segment_chars=None), texts or [request.text])
-        if request.languages:
-            made._segments = [_in_its_language(each, request.languages) for each in made._segments]
+        made._segments = _requests(utterance.plain, texts or [utterance.text])
+        if utterance.languages:
+            made._segments = [_in_its_language(each, utterance.languages) for each in made._segments]
         return made
 
     def plan(self) -> list[Stretch]:
@@ -74,7 +99,7 @@ class Segments:
     def joined(self, number: int, before: SpokenEnd) -> SynthesisRequest | None:
         """The known segment, going on from the end of the segment `before` if segments are joined."""
         request = self.known_segment(number)
-        if request is None or not request.joins:
+        if request is None or not self.joins:
             return request
         return replace(request, tail=before.tail(self.segment_text(number - 1)))
 
@@ -113,7 +138,7 @@ def _requests(request: SynthesisRequest, texts: list[str]) -> list[SynthesisRequ
 
 
 def _in_its_language(request: SynthesisRequest, languages: tuple[str, ...]) -> SynthesisRequest:
-    return replace(request, language=detected(request.text, languages) or request.language, languages=())
+    return replace(request, language=detected(request.text, languages) or request.language)
 
 
 def segment_request(request: SynthesisRequest, number: int) -> SynthesisRequest:

@@ -9,12 +9,13 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 
 from deployments.errors import Overloaded
-from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from deployments.serving import metrics
 from serve_app.speech.live_text import LiveText, without_clicks
 from serve_app.speech.long_text import LongText
 from serve_app.speech.redraw import draw_seed, ended_badly, redraw
 from serve_app.speech.room import Room
+from serve_app.speech.segments import UtteranceRequest
 from serve_app.speech.synthesizer import Synthesizer
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class SpeechStart:
         self._long_text, self._room = LongText(synthesizer, model=room.model), room
 
     async def await_first_audio(
-        self, request: SynthesisRequest, live: LiveText | None, info: ModelInfo, opened: AsyncExitStack
+        self, request: UtteranceRequest, live: LiveText | None, info: ModelInfo, opened: AsyncExitStack
     ) -> PeekedSpeech:
         """Speech whose first samples have come, which they have to within a time limit. `opened` closes its calls.
 
@@ -86,7 +87,7 @@ class SpeechStart:
         return speech
 
     async def _until_audio(
-        self, request: SynthesisRequest, live: LiveText | None, info: ModelInfo, opened: AsyncExitStack
+        self, request: UtteranceRequest, live: LiveText | None, info: ModelInfo, opened: AsyncExitStack
     ) -> PeekedSpeech:
         """Speech with its first samples. What ends badly with them is made again, once, if the request allows it:
         nothing of it was sent.
@@ -99,7 +100,7 @@ class SpeechStart:
 
     async def _attempt(
         self,
-        request: SynthesisRequest,
+        request: UtteranceRequest,
         live: LiveText | None,
         info: ModelInfo,
         opened: AsyncExitStack,
@@ -112,13 +113,13 @@ class SpeechStart:
         await speech.peek(seed=seed)
         return speech
 
-    def _live_audio(self, request: SynthesisRequest, live: LiveText, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    def _live_audio(self, request: UtteranceRequest, live: LiveText, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of a text while the client writes it. It is silent while the client pauses."""
-        speech = self._long_text.synthesize_segments(request, live, info)
+        speech = self._long_text.synthesize_segments(request.plain, live, info, redraws=request.redraws)
         return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_over)
 
     @asynccontextmanager
-    async def _start_told(self, request: SynthesisRequest, is_starting: bool) -> AsyncIterator[None]:
+    async def _start_told(self, request: UtteranceRequest, is_starting: bool) -> AsyncIterator[None]:
         """If the model `is_starting`, logs every _TOLD_S seconds how far its start is."""
 
         async def tell() -> None:

@@ -13,12 +13,12 @@ from typing import Protocol
 
 from deployments.embedded_voice.english import spoken_english
 from deployments.embedded_voice.live_english import LiveEnglish, TextPart
-from deployments.protocol import Stretch
 from serve_app.speech.characters import clean, is_speakable
 from serve_app.speech.lexicon import Lexicon, LiveLexicon
 from serve_app.speech.live_plain import LivePlain
 from serve_app.speech.markup import LiveMarkup, Markup
 from serve_app.speech.normalisation import LiveNormaliser
+from serve_app.speech.segments import Stretch
 from serve_app.speech.ssml import SsmlCheck
 
 LEFT_OUT = "\ue000"  # of no script

@@ -1,8 +1,8 @@
-"""The interface between the HTTP surface and the part that makes audio.
+"""The interface between what stands in front of the replicas and the calls to them.
 
-A request passes three objects with this interface: `ModelAdmissions` finds its model, `Admission` bounds the load, and
-`HandleSynthesizer` of the ingress calls the replicas. Between the last two, `SpeechStart` waits for the first audio and
-`LongText` cuts a long text into segments. Tests put a fake in place of `HandleSynthesizer`.
+An `UtteranceRequest` passes `ModelAdmissions`, which finds its model, `Admission`, which bounds the load,
+`SpeechStart`, which waits for the first audio, and `LongText`, which makes a `SynthesisRequest` of each segment of its
+text. A `Synthesizer` has the replicas speak those: `HandleSynthesizer` of the ingress, and a fake in tests.
 """
 
 from collections.abc import AsyncGenerator
@@ -17,14 +17,14 @@ SILENCE_S, _SAMPLE_BYTES = 0.1, 2
 
 
 class Synthesizer(Protocol):
-    """Speaks with a loaded checkpoint."""
+    """Speaks with a loaded checkpoint. Its classes know Ray, which the rooms that use it do not."""
 
     async def describe(self) -> ModelInfo:
         """The loaded checkpoint. Raises NotReady while the replicas are loading."""
         ...
 
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of one utterance, as it comes. Closing the generator cancels all calls that it has made.
+        """The audio of one segment, as it comes. Closing the generator cancels all calls that it has made.
 
         `info` is what `describe` tells of the request's model. Raises InvalidRequest, Overloaded, NotReady, ReplicaLost
         or EngineError from any step.

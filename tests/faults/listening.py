@@ -22,6 +22,7 @@ from serve_app.cli.serve.local_server import APP_NAME
 from serve_app.ingress import HandleSynthesizer
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.long_text import LongText
+from serve_app.speech.segments import UtteranceRequest
 from tests.serve_app.one_model import one_deployed
 from tools.experiments.faults import polite
 
@@ -71,7 +72,7 @@ class Listener:
         async with self._more_sound:
             await self._more_sound.wait_for(lambda: self._num_sounding >= count)
 
-    async def listen(self, request: SynthesisRequest, word_s: float = 0.0) -> Heard:
+    async def listen(self, request: UtteranceRequest, word_s: float = 0.0) -> Heard:
         """Where a word takes time, the text is written while it is spoken."""
         codes, pcm, arrivals_s, reason = [np.zeros((0, 16), np.int16)], [], [], None
         error = None
@@ -92,7 +93,7 @@ class Listener:
         return Heard(request.request_id, np.concatenate(codes), b"".join(pcm), tuple(arrivals_s), reason, error)
 
     @asynccontextmanager
-    async def _speech(self, request: SynthesisRequest, word_s: float) -> AsyncIterator[AsyncGenerator[PcmChunk, None]]:
+    async def _speech(self, request: UtteranceRequest, word_s: float) -> AsyncIterator[AsyncGenerator[PcmChunk, None]]:
         info = await self._synthesizer.describe()
         if not word_s:
             yield self._long_text.synthesize(request, info)
@@ -100,7 +101,7 @@ class Listener:
         with await self._live_texts.open(request, info, max_chars=len(request.text)) as live:
             writing = asyncio.create_task(_write(live, request.text, word_s))
             await live.wait_for_words()
-            yield self._long_text.synthesize_segments(live.request, live, info)
+            yield self._long_text.synthesize_segments(live.utterance.plain, live, info, redraws=False)
             await writing
 
     async def _count(self) -> None:
@@ -139,16 +140,16 @@ def gaps_after(moment_s: float, streams: Sequence[Heard]) -> list[float]:
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind."
 
 
-def requests(count: int, *, frames: int) -> list[SynthesisRequest]:
+def requests(count: int, *, frames: int) -> list[UtteranceRequest]:
     """Different utterances of about the same length."""
     options = Sampling(max_new_tokens=frames + 1)
     return [
-        SynthesisRequest(f"r{seed}", TEXT, voice="ryan", sampling=options, seed=seed, ignore_eos=True)
+        UtteranceRequest(f"r{seed}", TEXT, voice="ryan", sampling=options, seed=seed, ignore_eos=True)
         for seed in range(count)
     ]
 
 
-def long_requests(count: int, *, frames: int) -> list[SynthesisRequest]:
+def long_requests(count: int, *, frames: int) -> list[UtteranceRequest]:
     """Texts that are spoken in several segments of so many frames each."""
     return [
         replace(request, request_id=f"long{request.seed}", text=" ".join([TEXT] * 30))
@@ -160,7 +161,7 @@ class Speaking:
     """Streams, a fixed number at once."""
 
     def __init__(
-        self, streams: list[SynthesisRequest], *, at_once: int, word_s: float = 0.0, inline: bool = False
+        self, streams: list[UtteranceRequest], *, at_once: int, word_s: float = 0.0, inline: bool = False
     ) -> None:
         """Where a word takes time, texts are written while they are spoken. `inline` as in Listener."""
         self._word_s = word_s
@@ -181,7 +182,7 @@ class Speaking:
         ended, self._going = ray.wait(self._going, timeout=0.05) if self._going else ([], [])
         self.heard += ray.get(ended)
 
-    def add(self, streams: list[SynthesisRequest]) -> None:
+    def add(self, streams: list[UtteranceRequest]) -> None:
         """More of them, behind the others."""
         self._left.extend(streams)
 

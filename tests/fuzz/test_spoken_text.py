@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from deployments.errors import InvalidRequest
 from serve_app.config import ApiSettings
 from serve_app.speech.lexicon import MAX_WORDS, Lexicon, from_pls
-from serve_app.speech.segments import Segments, SynthesisRequest
+from serve_app.speech.segments import Segments, UtteranceRequest
 from serve_app.speech.spoken_text import TURN_CHARS, TextReader, TextRules, read
 from tests.fuzz.conftest import Cases
 from tests.fuzz.texts import FLOODS, REPEATED, text
@@ -94,7 +94,7 @@ def whole(sent: str, rules: TextRules) -> None:
     except InvalidRequest:
         assert rules.markup == "ssml"
         return
-    Segments.of(SynthesisRequest("", spoken.text, stretches=spoken.stretches), 300)
+    Segments.of(UtteranceRequest("", spoken.text, stretches=spoken.stretches), 300)
 
 
 def in_parts(sent: str, rules: TextRules) -> None:

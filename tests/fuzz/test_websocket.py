@@ -49,7 +49,7 @@ class Steps:
         self.told: asyncio.Queue[str | Exception] = asyncio.Queue()
         self.num_open = 0
         self.num_opened = 0
-        self.is_redrawn = False  # what ended unheard is asked for again, and ends again
+        self.unheard = ""  # the id of what ended unheard; it may be asked for again, and ends again
 
     async def describe(self) -> ModelInfo:
         return CUSTOM_VOICE
@@ -60,12 +60,13 @@ class Steps:
         heard = False
         try:
             while True:
-                told = "end" if self.is_redrawn else await self.told.get()
+                told = "end" if request.request_id == self.unheard else await self.told.get()
                 match told:
                     case Exception() as error:
                         raise error
                     case "end":
-                        self.is_redrawn = request.redraws and not heard
+                        again = request.request_id == self.unheard
+                        self.unheard = "" if heard or again else request.request_id
                         yield utterance(0)[-1]
                         return
                     case _:

@@ -10,7 +10,7 @@ from typing import Self
 from starlette.websockets import WebSocketDisconnect
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
+from deployments.protocol import FinishReason, PcmChunk
 from serve_app.api.context import RequestState
 from serve_app.api.errors import translate
 from serve_app.api.request_log import RequestRecord, Usage
@@ -26,10 +26,12 @@ from serve_app.speech.characters import (
     without_cjk_spaces,
     without_halves,
 )
-from serve_app.speech.joints import Continuation, Tails
+from serve_app.speech.joints import Continuation
 from serve_app.speech.live_text import LiveText, LiveTexts
+from serve_app.speech.model_admissions import ModelAdmissions
+from serve_app.speech.segments import UtteranceRequest
 from serve_app.speech.spoken_text import SpokenText, read
-from serve_app.speech.synthesizer import Synthesizer, silence
+from serve_app.speech.synthesizer import silence
 from serve_app.speech.word_times import Spoken, Word, WordTimes
 from serve_app.voices.library import Voices
 
@@ -48,7 +50,7 @@ class Turn:
     text: str = ""  # the whole text so far
     half: str = ""  # half of a surrogate pair that follows the text
     is_complete: bool = False
-    request: SynthesisRequest | None = None  # None until speech is asked for
+    request: UtteranceRequest | None = None  # None until speech is asked for
     live: LiveText | None = None  # None where it is spoken once it is complete
     taken: int = 0  # characters that are being spoken, or have been
     times: WordTimes | None = None  # None where the client asked for no word times
@@ -179,28 +181,27 @@ class Session:
 
     def __init__(
         self,
-        synthesizer: Synthesizer,
+        models: ModelAdmissions,
         settings: ApiSettings,
         wish: Wish,
         *,
         asker: RequestState,
         request_id: str,
         voices: Voices,
-        continuation: Continuation | None = None,
+        continuation: Continuation,
         live_texts: LiveTexts | None = None,
     ) -> None:
         """`wish` is everything but the text. With `live_texts` a turn is spoken while it is written, else when it is
         complete. Turns have `request_id` with their number after it, that of a session without `live_texts` the bare
         one. `continuation`: what its turns go on from.
         """
-        self._synthesizer, self._settings, self._voices, self._wish = synthesizer, settings, voices, wish
+        self._models, self._settings, self._voices, self._wish = models, settings, voices, wish
         self._info, self._body, self._delivery, self._rules = wish.info, wish.body, wish.delivery, wish.spoken.rules
-        self._asker, self._request_id, self._live_texts = asker, request_id, live_texts
-        self._continuation = continuation or Continuation(Tails(), joins=False)
+        self._asker, self._request_id = asker, request_id
+        self._continuation, self._live_texts = continuation, live_texts
         self._turns: deque[Turn] = deque()  # the one that is spoken first
         self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
-        self._num_turns = 0
-        self._is_closed = False
+        self._num_turns, self._is_closed = 0, False
         self.has_ended = False  # nothing that is written now will be spoken
         self._changed = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue(_MOST_UNSENT)
@@ -378,7 +379,7 @@ class Session:
         turn.request = replace(request, tail=self._continuation.tail(request))
         self._follow(turn, spoken)
         if is_speakable(turn.request.text):
-            async with aclosing(self._synthesizer.synthesize(turn.request, self._info)) as chunks:
+            async with aclosing(self._models.synthesize(turn.request, self._info)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
@@ -391,13 +392,13 @@ class Session:
             turn.write()
             if await live.wait_for_words():
                 turn.request = await live.going_on(self._continuation)
-                async with aclosing(self._synthesizer.synthesize(turn.request, self._info)) as chunks:
+                async with aclosing(self._models.synthesize(turn.request, self._info)) as chunks:
                     async for chunk in chunks:
                         yield chunk
 
     async def _request(
         self, turn: Turn, body: SpeechBody, spoken: SpokenText, *, live: bool = False
-    ) -> SynthesisRequest:
+    ) -> UtteranceRequest:
         self._asker.caller.request()
         who = {"request_id": turn.record.request_id, "client": self._asker.caller.name}
         # A turn may come an hour after the wish: by then its voice may have another version, or be gone.
@@ -412,11 +413,10 @@ class Session:
             turn.times = WordTimes(text, self._info, speed=self._body.speed)
 
     async def _tell_words(self, turn: Turn, chunk: PcmChunk) -> None:
-        if turn.times is None:
-            return
-        turn.times.feed(chunk)
-        if words := turn.times.take():
-            await self._events.put(Words(turn, tuple(words)))
+        if turn.times is not None:
+            turn.times.feed(chunk)
+            if words := turn.times.take():
+                await self._events.put(Words(turn, tuple(words)))
 
     async def _send(self, turn: Turn, audio: bytes) -> None:
         for start in range(0, len(audio), MAX_AUDIO_BYTES):

@@ -3,7 +3,7 @@
 import asyncio
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import ModelInfo, ModelKind, Reference, SynthesisRequest
+from deployments.protocol import ModelInfo, ModelKind, Reference
 from serve_app.api import catalogue
 from serve_app.api.wishes.speech_body import SpeechBody, check_length
 from serve_app.api.wishes.wish import Wish
@@ -14,6 +14,7 @@ from serve_app.speech.characters import clean, is_speakable
 from serve_app.speech.detection import DETECT, detected
 from serve_app.speech.languages import foreign_language, language_name
 from serve_app.speech.redraw import draw_seed
+from serve_app.speech.segments import UtteranceRequest
 from serve_app.speech.spoken_text import SpokenText
 from serve_app.voices.library import Voices
 from serve_app.voices.record import StoredVoice
@@ -30,7 +31,7 @@ async def build_request(
     request_id: str,
     client: str,
     live: bool = False,
-) -> SynthesisRequest:
+) -> UtteranceRequest:
     """One utterance for the model that was chosen for the wish. Raises InvalidRequest that names the field.
 
     A `live` request has no text yet. The text of others may have nothing to speak, as "..." has: see `is_speakable`.
@@ -46,7 +47,7 @@ async def build_request(
     if language == DETECT:
         whole = await asyncio.to_thread(detected, spoken.text, info.languages) if of_each else None
         language = whole or "auto"
-    return SynthesisRequest(
+    return UtteranceRequest(
         request_id=request_id,
         client=client,
         voice=speaker,

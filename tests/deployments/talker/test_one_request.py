@@ -11,12 +11,13 @@ import pytest
 from httpx import ASGITransport, AsyncClient
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, SynthesisRequest
+from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.frames import talker_audio
 from deployments.talker.engine import Engine
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes.wish import Wish
 from serve_app.config import ApiSettings, RecordSettings, VoiceSettings
+from serve_app.speech.segments import UtteranceRequest
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 from tests.serve_app.one_model import one_api
 
@@ -30,7 +31,7 @@ async def test_a_request_has_the_forms_of_the_document(
     tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = {name.strip("`"): values for name, values in ROW.findall(PAGE.read_text(encoding="utf-8"))}
-    wish, asked = await forms_at_the_ingress(shown["JSON"], tmp_path, monkeypatch)
+    wish, utterance, asked = await forms_at_the_ingress(shown["JSON"], tmp_path, monkeypatch)
     generate = await form_for_a_talker(asked)
     sequence = engine.intake.add(1, generate)
     assert sequence is not None, "a text that is whole is a sequence at once"
@@ -46,6 +47,7 @@ async def test_a_request_has_the_forms_of_the_document(
                 "ignored": wish.ignored,
             }
         ),
+        "UtteranceRequest": listed({name: value for name, value in told(utterance).items() if name not in told(asked)}),
         "SynthesisRequest": listed(told(asked)),
         "GenerateRequest": listed({"gpu_frames": generate.gpu_frames}),
         "Sequence": listed(
@@ -61,22 +63,30 @@ async def test_a_request_has_the_forms_of_the_document(
 
 async def forms_at_the_ingress(
     sent: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Wish, SynthesisRequest]:
+) -> tuple[Wish, UtteranceRequest, SynthesisRequest]:
     """What the API makes of a JSON body."""
     wishes, respond = list[Wish](), SpeechService.respond
+    utterances, synthesize = list[UtteranceRequest](), SpeechService.synthesize
+
+    def synthesizing(
+        service: SpeechService, utterance: UtteranceRequest, info: ModelInfo
+    ) -> AsyncGenerator[PcmChunk, None]:
+        utterances.append(utterance)
+        return synthesize(service, utterance, info)
 
     async def noting(service: SpeechService, request: object, wish: Wish) -> object:
         wishes.append(wish)
         return await respond(service, request, wish)  # type: ignore[arg-type]
 
     monkeypatch.setattr(SpeechService, "respond", noting)
+    monkeypatch.setattr(SpeechService, "synthesize", synthesizing)
     synthesizer = FakeSynthesizer(CUSTOM_VOICE)
     untimed = RecordSettings(lines=False, stages=False, usage=False)  # each run would show other times
     api = one_api(synthesizer, ApiSettings(voices=VoiceSettings(store=str(folder)), records=untimed))
     async with AsyncClient(transport=ASGITransport(api), base_url="http://127.0.0.1") as client:
         answer = await client.post("/v1/audio/speech", content=sent, headers={"X-Request-ID": "one"})
     assert answer.status_code == 200
-    return wishes[0], synthesizer.requests[0]
+    return wishes[0], utterances[0], synthesizer.requests[0]
 
 
 async def form_for_a_talker(request: SynthesisRequest) -> GenerateRequest:

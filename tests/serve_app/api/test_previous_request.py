@@ -115,10 +115,11 @@ async def test_another_voice_does_not_go_on(synthesizer: FakeSynthesizer) -> Non
 @pytest.mark.parametrize("joints", [False, True])
 async def test_segments_are_joined_only_where_a_setting_says_so(synthesizer: FakeSynthesizer, *, joints: bool) -> None:
     api = surface(synthesizer, joints=joints)
-    first = await post(api)
-    await post(api, previous_request_id=first.headers["x-request-id"])
-    assert [request.joins for request in synthesizer.requests] == [joints] * 2
-    assert synthesizer.requests[1].tail is not None
+    text = "A sentence of some thirty letters. " * 3
+    first = await post(api, input=text, max_segment_chars=50)
+    await post(api, input=text, max_segment_chars=50, previous_request_id=first.headers["x-request-id"])
+    joined = [request.tail is not None for request in synthesizer.requests]
+    assert joined == [False, joints, joints, True, joints, joints]
 
 
 async def test_of_elevenlabs_ids_the_last_one_counts_and_text_alone_does_not(synthesizer: FakeSynthesizer) -> None:

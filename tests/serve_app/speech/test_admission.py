@@ -15,12 +15,13 @@ from serve_app.config import AdmissionSettings
 from serve_app.speech import admission, room, speech_start
 from serve_app.speech.admission import Admission
 from serve_app.speech.live_text import LiveTexts
+from serve_app.speech.segments import UtteranceRequest
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
 
 pytestmark = pytest.mark.anyio
 
-REQUEST = SynthesisRequest("id", "Hello.")
+REQUEST = UtteranceRequest("id", "Hello.")
 PROMPT = AdmissionSettings(max_streams=8, max_line_s=1000, max_wait_s=1000)
 
 
@@ -51,7 +52,7 @@ class Line:
         self.speaking.append(asyncio.create_task(self.speak(client)))
         await self.synthesizer.waiting.wait()
 
-    async def speak(self, client: str = "", *, request: SynthesisRequest = REQUEST) -> bytes:
+    async def speak(self, client: str = "", *, request: UtteranceRequest = REQUEST) -> bytes:
         asked = replace(request, client=client)
         return pcm_of([item async for item in self.admission.synthesize(asked, CUSTOM_VOICE)])
 
@@ -71,7 +72,7 @@ async def test_what_is_admitted_is_passed_on_whole() -> None:
     chunks = [item async for item in line.admission.synthesize(REQUEST, CUSTOM_VOICE)]
     assert [item.pcm for item in chunks] == [item.pcm for item in [chunk(b""), *utterance(2)]]
     assert chunks[-1].finish_reason is FinishReason.STOP
-    assert line.synthesizer.requests == [REQUEST]
+    assert line.synthesizer.requests == [REQUEST.plain]
 
 
 async def test_no_more_streams_than_there_is_room_for() -> None:
@@ -125,7 +126,7 @@ async def test_what_a_writer_takes_is_no_line(clock: Clock) -> None:
     line = Line(AdmissionSettings(max_line_s=3, max_wait_s=0.02), live_texts=texts)
     with await texts.open(REQUEST, CUSTOM_VOICE, max_chars=1000) as live:
         live.append("Well, ")
-        speaking = asyncio.create_task(line.speak(request=live.request))
+        speaking = asyncio.create_task(line.speak(request=live.utterance))
         await line.synthesizer.waiting.wait()
         await asyncio.sleep(0.05)
         assert not speaking.done()
@@ -145,7 +146,7 @@ async def test_a_short_text_that_is_over_has_been_written() -> None:
         live.append("Well")
         live.finish()
         with pytest.raises(Overloaded):
-            await line.speak(request=live.request)
+            await line.speak(request=live.utterance)
     await texts.aclose()
 
 
@@ -231,7 +232,7 @@ async def test_a_listener_who_is_slow_is_no_reason_to_refuse_others(clock: Clock
 
 async def test_a_recording_takes_its_time_and_is_no_line(clock: Clock) -> None:
     line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
-    request = SynthesisRequest("id", "Hello.", reference=Reference(np.zeros(24000, np.float32), "Hello."))
+    request = UtteranceRequest("id", "Hello.", reference=Reference(np.zeros(24000, np.float32), "Hello."))
     cloning = asyncio.create_task(anext(line.admission.synthesize(request, CUSTOM_VOICE)))
     await line.synthesizer.waiting.wait()
     clock.now_s += 60

@@ -13,6 +13,7 @@ from serve_app.speech import joints
 from serve_app.speech.joints import SpokenEnd, Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.long_text import LongText
+from serve_app.speech.segments import UtteranceRequest
 from serve_app.speech.spoken_text import TextRules
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 INFO = replace(CUSTOM_VOICE, max_segment_chars=40)
 TEXT = "The boat drifted on the lake. The hen settled on the nest. Teamwork it takes."
-REQUEST = SynthesisRequest("id", TEXT, client="me", voice="ryan", seed=7, joins=True)
+REQUEST = UtteranceRequest("id", TEXT, client="me", voice="ryan", seed=7, joins=True)
 
 
 def numbered(frames: int, *, start: int = 0, reason: FinishReason | None = None) -> PcmChunk:
@@ -142,7 +143,9 @@ async def test_a_live_segment_is_joined_where_its_text_is_long_enough(rest: str,
         rules = TextRules("auto", paragraph_pause_s=0.6)
         with await texts.open(asked, info, max_chars=1000, rules=rules) as live:
             live.append("The boat drifted on the lake.\n\n" + rest + "And so")
-            async with aclosing(LongText(synthesizer).synthesize_segments(live.request, live, info)) as chunks:
+            async with aclosing(
+                LongText(synthesizer).synthesize_segments(live.utterance.plain, live, info, redraws=False)
+            ) as chunks:
                 while len(synthesizer.requests) < 2:
                     await anext(chunks)
             first, second = synthesizer.requests[:2]
@@ -160,7 +163,9 @@ async def test_a_live_segment_that_ended_before_its_text_has_no_tail() -> None:
     try:
         with await texts.open(replace(REQUEST, text=""), CUSTOM_VOICE, max_chars=1000) as live:
             live.append("The boat drifted on the lake and ")
-            async with aclosing(LongText(synthesizer).synthesize_segments(live.request, live, CUSTOM_VOICE)) as chunks:
+            async with aclosing(
+                LongText(synthesizer).synthesize_segments(live.utterance.plain, live, CUSTOM_VOICE, redraws=False)
+            ) as chunks:
                 await anext(chunks)
                 await anext(chunks)
                 going_on = asyncio.ensure_future(anext(chunks))

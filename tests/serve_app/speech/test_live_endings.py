@@ -11,11 +11,12 @@ from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import read
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.long_text import LongText
+from serve_app.speech.segments import UtteranceRequest
 from serve_app.speech.spoken_text import TextRules
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of
 
 pytestmark = pytest.mark.anyio
-REQUEST = SynthesisRequest("id", "", voice="ryan", seed=7, redraws=True)
+REQUEST = UtteranceRequest("id", "", voice="ryan", seed=7, redraws=True)
 BAD = [FinishReason.EARLY, FinishReason.RUNAWAY, FinishReason.LOOP]
 STOP = FinishReason.STOP
 
@@ -57,7 +58,7 @@ async def texts() -> AsyncIterator[LiveTexts]:
     await texts.aclose()
 
 
-async def opened(texts: LiveTexts, request: SynthesisRequest = REQUEST) -> LiveText:
+async def opened(texts: LiveTexts, request: UtteranceRequest = REQUEST) -> LiveText:
     """Two paragraphs, of which the second may go on."""
     live = await texts.open(request, CUSTOM_VOICE, max_chars=1000, rules=TextRules("auto", paragraph_pause_s=0.1))
     live.append("One two three.\n\nFour five six ")
@@ -65,7 +66,11 @@ async def opened(texts: LiveTexts, request: SynthesisRequest = REQUEST) -> LiveT
 
 
 async def heard(live: LiveText, synthesizer: Scripted) -> list[PcmChunk]:
-    async with aclosing(LongText(synthesizer).synthesize_segments(live.request, live, CUSTOM_VOICE)) as chunks:
+    async with aclosing(
+        LongText(synthesizer).synthesize_segments(
+            live.utterance.plain, live, CUSTOM_VOICE, redraws=live.utterance.redraws
+        )
+    ) as chunks:
         return [item async for item in chunks if item.pcm.strip(b"\0") or item.finish_reason]
 
 
@@ -100,7 +105,11 @@ async def test_what_the_listener_needs_is_sent_and_the_end_says_so(texts: LiveTe
     synthesizer = Scripted([sound(1, seconds=0.5), end(STOP)], [sound(2), may_end, end(reason)])
     with await opened(texts) as live:
         live.finish()
-        async with aclosing(LongText(synthesizer).synthesize_segments(live.request, live, CUSTOM_VOICE)) as chunks:
+        async with aclosing(
+            LongText(synthesizer).synthesize_segments(
+                live.utterance.plain, live, CUSTOM_VOICE, redraws=live.utterance.redraws
+            )
+        ) as chunks:
             async for item in chunks:
                 if item.pcm == sound(2).pcm:
                     may_end.set()
@@ -124,7 +133,11 @@ async def test_what_is_written_after_an_end_that_was_not_sent_yet_is_spoken_once
     ways = [[sound(2), end(reason)]] + [[sound(3), end(STOP)]] * (not reason.is_good) + [[sound(4), end(STOP)]]
     synthesizer = Scripted([sound(1), end(STOP)], *ways, hasty=[1])
     with await opened(texts) as live:
-        async with aclosing(LongText(synthesizer).synthesize_segments(live.request, live, CUSTOM_VOICE)) as chunks:
+        async with aclosing(
+            LongText(synthesizer).synthesize_segments(
+                live.utterance.plain, live, CUSTOM_VOICE, redraws=live.utterance.redraws
+            )
+        ) as chunks:
             pcm = b""
             while not pcm.endswith((sound(2).pcm, sound(3).pcm)):
                 pcm += (await anext(chunks)).pcm

@@ -17,12 +17,13 @@ from serve_app.speech.characters import clean
 from serve_app.speech.live_plain import LivePlain
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.long_text import LongText
+from serve_app.speech.segments import UtteranceRequest
 from serve_app.speech.spoken_text import TURN_CHARS, TextRules
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
 
 pytestmark = pytest.mark.anyio
 ENGLISH = replace(CUSTOM_VOICE, spoken_form="english", max_segment_chars=300)
-REQUEST = SynthesisRequest("r", "", voice="ryan", seed=1)
+REQUEST = UtteranceRequest("r", "", voice="ryan", seed=1)
 LONG = 100_000
 TEXT = (
     "# Hello there\n\nIt's 3:45 p.m. on May 5th, and Dr. Smith (who lives on St. Paul Ave.) owes $1,234.56 to NASA. "
@@ -220,13 +221,15 @@ async def test_a_writer_that_falls_silent_has_finished(texts: LiveTexts, monkeyp
 
 async def test_a_closed_text_is_found_no_more(texts: LiveTexts) -> None:
     with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
-        assert live.request.live is not None
-        assert texts.find(live.request.live) is live
-    assert texts.find(live.request.live) is None
+        assert live.utterance.live is not None
+        assert texts.find(live.utterance.live) is live
+    assert texts.find(live.utterance.live) is None
 
 
 async def speak(live: LiveText, synthesizer: FakeSynthesizer) -> AsyncIterator[object]:
-    async with aclosing(LongText(synthesizer).synthesize_segments(live.request, live, ENGLISH)) as chunks:
+    async with aclosing(
+        LongText(synthesizer).synthesize_segments(live.utterance.plain, live, ENGLISH, redraws=False)
+    ) as chunks:
         async for item in chunks:
             yield item
 

@@ -16,6 +16,7 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisReq
 from serve_app.config import AdmissionSettings
 from serve_app.speech import admission, room, speech_start
 from serve_app.speech.admission import Admission
+from serve_app.speech.segments import UtteranceRequest
 from tests.serve_app.fake import CUSTOM_VOICE, chunk
 
 FRAME_S = 0.08
@@ -108,7 +109,7 @@ async def listen(admission: Admission, frames: int) -> Heard:
     heard, empty_s = Heard(loop.time()), 0.0
     try:
         async with aclosing(
-            admission.synthesize(SynthesisRequest("id", "Hello.", seed=frames), CUSTOM_VOICE)
+            admission.synthesize(UtteranceRequest("id", "Hello.", seed=frames), CUSTOM_VOICE)
         ) as chunks:
             async for item in chunks:
                 if heard.ttfb_s is None:

@@ -11,14 +11,14 @@ from deployments.errors import EngineError, Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app.config import ApiSettings
 from serve_app.speech.long_text import LongText
-from serve_app.speech.segments import Segments
+from serve_app.speech.segments import Segments, UtteranceRequest
 from tests.serve_app.fake import CUSTOM_VOICE, NUM_TEXT_TOKENS, FakeSynthesizer, Step, chunk, pcm_of, utterance
 from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
 TEXT = "One two. Three four. Five six."
-REQUEST = SynthesisRequest("id", TEXT, seed=7, sampling=Sampling(max_new_tokens=9))
+REQUEST = UtteranceRequest("id", TEXT, seed=7, sampling=Sampling(max_new_tokens=9))
 INFO = replace(CUSTOM_VOICE, max_segment_chars=12)
 STOP = chunk(b"", frames=0, finish_reason=FinishReason.STOP)
 
@@ -255,14 +255,14 @@ async def test_an_error_closes_the_segment_ahead() -> None:
     assert sorted(recorder.log) == ["begin 1", "begin 2", "close 1", "close 2"]
 
 
-def requests(request: SynthesisRequest, max_chars: int) -> list[SynthesisRequest | None]:
+def requests(request: UtteranceRequest, max_chars: int) -> list[SynthesisRequest | None]:
     segments = Segments.of(request, max_chars)
     return [segments.known_segment(number) for number in range(len(request.text)) if segments.known_segment(number)]
 
 
 async def test_requests_of_the_segments() -> None:
     first, second, third = requests(REQUEST, INFO.max_segment_chars)
-    assert first == replace(REQUEST, text="One two.", following=("Three four.", "Five six."))
+    assert first == replace(REQUEST.plain, text="One two.", following=("Three four.", "Five six."))
     assert (second.text, third.text) == ("Three four.", "Five six.")
     assert (second.request_id, third.request_id) == ("id.2", "id.3")
     assert (first.continues, second.continues, third.continues) == (False, True, True)
@@ -270,7 +270,8 @@ async def test_requests_of_the_segments() -> None:
     assert len({first.seed, second.seed, third.seed}) == 3
     assert all(0 <= request.seed < 2**64 for request in (second, third))
     assert requests(REQUEST, INFO.max_segment_chars) == [first, second, third]
-    assert requests(REQUEST, 1000) == [REQUEST]
+    assert requests(REQUEST, 1000) == [REQUEST.plain]
+    assert {type(each) for each in (first, second, third)} == {SynthesisRequest}  # replicas know no other
 
 
 async def post(synthesizer: FakeSynthesizer, text: str) -> httpx.Response:

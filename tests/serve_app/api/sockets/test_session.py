@@ -25,6 +25,7 @@ from serve_app.api.wishes.speech_body import SpeechBody
 from serve_app.api.wishes.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings, VoiceSettings
+from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.long_text import LongText
 from serve_app.speech.spoken_text import TextRules, read
@@ -57,6 +58,7 @@ async def open_session(
         asker=asker,
         request_id="talk",
         voices=Voices(None, VoiceSettings()),
+        continuation=Continuation(Tails(), joins=False),
         live_texts=texts,
     )
     async with session:
