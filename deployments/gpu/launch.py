@@ -3,6 +3,7 @@
 A kernel lets its successor start once its own predecessor has finished. When a kernel starts, all kernels before its
 predecessor have therefore finished: their results may be read before `wait_for_predecessor`, past the first-level
 cache, which may be stale (`cache_modifier=".cg"`). Results of the predecessor may be read only after it.
+tests/deployments/talker/kernels/test_launch_order.py checks the talker's launches by the addresses that they touch.
 """
 
 import triton

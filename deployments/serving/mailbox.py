@@ -54,9 +54,8 @@ class WrittenText:
 class MailboxServer:
     """Serves the texts of this process, each to readers with its token."""
 
-    def __init__(self, host: str, port: int = 0) -> None:
-        """`port` 0: a free one."""
-        self._host, self._port = host, port
+    def __init__(self, host: str) -> None:
+        self._host = host
         self._texts: dict[str, WrittenText] = {}
         self._starting: asyncio.Task[asyncio.Server] | None = None
         self._readers: set[asyncio.Task[None]] = set()
@@ -91,7 +90,7 @@ class MailboxServer:
         await asyncio.gather(*self._readers, return_exceptions=True)
 
     async def _start(self) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, self._host, self._port, limit=_MAX_REQUEST_BYTES)
+        return await asyncio.start_server(self._serve, self._host, 0, limit=_MAX_REQUEST_BYTES)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -16,7 +16,6 @@ from serve_app.speech.segments import segment_start
 from serve_app.speech.word_times import WordTimes
 
 _LONGEST_WAV = 2**32 - 4096  # with its header
-OF_KNOWN_LENGTH = (AudioFormat.PCM, AudioFormat.WAV)
 
 
 class StoredAudio:

@@ -40,9 +40,9 @@ _PLENTY_CHARS = 40  # so many characters make audio, even if the client writes n
 class LiveTexts:
     """The live texts of one ingress process, and the address at which talkers read them."""
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         """`host`: this node's address for talkers on other nodes."""
-        self.server = MailboxServer(host, port)
+        self.server = MailboxServer(host)
         self._open: dict[str, LiveText] = {}
 
     async def open(

@@ -61,7 +61,8 @@ class FusedStack:
     """The same function as a `DecoderStack`, for one position a row. Not reentrant: it owns its activations.
 
     With `pdl` the order of launches has a meaning: each kernel may read early what kernels before its predecessor wrote
-    (gpu/launch.py), so that a kernel which is moved, added or removed can make another one read what is not there yet.
+    (gpu/launch.py), so that a kernel which is moved, added or removed can make another one read what is not there yet:
+    test_launch_order.py finds that.
     """
 
     def __init__(self, stack: DecoderStack, config: TransformerConfig, *, max_rows: int, positions: int,
