@@ -79,10 +79,7 @@ def create_api(
     live_texts, voices = live_texts or LiveTexts(), voices or Voices.of(settings.voices)
     tails = tails or Tails()
     models = ModelAdmissions(
-        {
-            name: _admission(name, *each, node=node, live_texts=live_texts, tails=tails)
-            for name, each in synthesizers.items()
-        }
+        {name: _admission(name, *each, node=node, tails=tails) for name, each in synthesizers.items()}
     )
     api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # FastAPI's page loads its scripts from a CDN
     key_headers = tuple(name for dialect in DIALECTS for name in dialect.key_headers)
@@ -127,14 +124,12 @@ def _admission(
     settings: AdmissionSettings,
     *,
     node: Node | None,
-    live_texts: LiveTexts,
     tails: Tails,
 ) -> Admission:
     return Admission(
         synthesizer,
         settings,
         is_running=partial(node.is_running, model) if node else always,
-        live_texts=live_texts,
         state=partial(node.state, model) if node else ready,
         model=model,
         tails=tails,

@@ -15,7 +15,7 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from deployments.serving import metrics
 from serve_app.config import AdmissionSettings
 from serve_app.speech.joints import SpokenEnd, Tails
-from serve_app.speech.live_text import LiveText, LiveTexts
+from serve_app.speech.live_text import LiveText
 from serve_app.speech.model_state import ModelState, ready
 from serve_app.speech.room import Room
 from serve_app.speech.segments import UtteranceRequest
@@ -71,15 +71,12 @@ class Admission:
         settings: AdmissionSettings,
         *,
         is_running: Callable[[], bool] = always,
-        live_texts: LiveTexts | None = None,
         state: Callable[[], ModelState] = ready,
         model: str = "",
         tails: Tails | None = None,
     ) -> None:
-        """`live_texts`: the texts that clients are still writing, if there may be any. `tails` keeps the ends of
-        finished requests.
-        """
-        self._synthesizer, self._live_texts, self._tails = synthesizer, live_texts, tails
+        """`tails` keeps the ends of finished requests."""
+        self._synthesizer, self._tails = synthesizer, tails
         self.state, self._model, self._max_late_s = state, model, settings.max_late_s
         self.room = Room(settings, is_running=is_running, state=state, model=model)
         self._start = SpeechStart(synthesizer, self.room)
@@ -95,13 +92,13 @@ class Admission:
         room = self.room
         if not request.is_underway:
             room.check(request.client)
-        came_s, live = time.monotonic(), self._live_text(request)
+        came_s, live = time.monotonic(), request.writing
         is_speaking, end = False, SpokenEnd()
         client = _Client(info.sample_rate, live, came_s=came_s)
         room.enter()
         try:
             async with AsyncExitStack() as opened, ReaderWatch(room.leave_place, room.come_back) as reader:
-                speech = await self._start.await_first_audio(request, live, info, opened)
+                speech = await self._start.await_first_audio(request, info, opened)
                 is_speaking = True
                 room.begin_speaking()
                 while (chunk := await speech.next()) is not None:
@@ -120,12 +117,6 @@ class Admission:
             if client.listener.has_begun:
                 metrics.stalled(client.listener.stalled_s, model=self._model)
             room.leave(was_speaking=is_speaking)
-
-    def _live_text(self, request: UtteranceRequest) -> LiveText | None:
-        """The text of the request, if the client is still writing it."""
-        if request.live is None or self._live_texts is None:
-            return None
-        return self._live_texts.find(request.live)
 
     def _measure(self, chunk: PcmChunk, client: _Client) -> None:
         """Count a chunk that is sent now."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from deployments.errors import InvalidRequest
 from deployments.listener import Listener
-from deployments.protocol import Mailbox, ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from serve_app.speech.characters import is_speakable
 from serve_app.speech.joints import Continuation, SpokenEnd
@@ -43,7 +43,6 @@ class LiveTexts:
     def __init__(self, host: str = "127.0.0.1") -> None:
         """`host`: this node's address for talkers on other nodes."""
         self.server = MailboxServer(host)
-        self._open: dict[str, LiveText] = {}
 
     async def open(
         self, utterance: UtteranceRequest, info: ModelInfo, *, max_chars: int, rules: TextRules | None = None
@@ -55,20 +54,7 @@ class LiveTexts:
         """
         await self.server.start()
         rules = rules or TextRules(spoken_form=info.spoken_form)
-        return LiveText(self, utterance, info, max_chars=max_chars, rules=rules)
-
-    def find(self, mailbox: Mailbox) -> "LiveText | None":
-        """The text whose first segment is in `mailbox`; None once it is closed."""
-        return self._open.get(mailbox.token)
-
-    def share(self, live: "LiveText", text: WrittenText) -> Mailbox:
-        mailbox = self.server.share(secrets.token_hex(_TOKEN_BYTES), text)
-        self._open[mailbox.token] = live
-        return mailbox
-
-    def unshare(self, mailbox: Mailbox) -> None:
-        self._open.pop(mailbox.token, None)
-        self.server.remove(mailbox.token)
+        return LiveText(self.server, utterance, info, max_chars=max_chars, rules=rules)
 
     async def aclose(self) -> None:
         await self.server.aclose()
@@ -79,7 +65,7 @@ class LiveText(Segments):
 
     def __init__(
         self,
-        texts: LiveTexts,
+        server: MailboxServer,
         utterance: UtteranceRequest,
         info: ModelInfo,
         *,
@@ -87,7 +73,7 @@ class LiveText(Segments):
         rules: TextRules,
     ) -> None:
         super().__init__(replace(utterance, text=""))
-        self._texts, self._max_chars = texts, max_chars
+        self._server, self._max_chars = server, max_chars
         self._reader, self._speed = TextReader(rules), 1.0
         self._check = SsmlCheck("text") if rules.markup == "ssml" else None
         self._split = LiveSplit(min(info.max_segment_chars, rules.max_segment_chars or info.max_segment_chars))
@@ -110,7 +96,7 @@ class LiveText(Segments):
     @property
     def utterance(self) -> UtteranceRequest:
         """What `Admission` is asked, for use after `wait_for_words`."""
-        return replace(self._utterance, live=self._segments[0].live)
+        return replace(self._utterance, writing=self, live=self._segments[0].live)
 
     async def going_on(self, conversation: Continuation) -> UtteranceRequest:
         """The same, going on from what was spoken before, where enough is written in time to be spoken at once."""
@@ -150,7 +136,7 @@ class LiveText(Segments):
         self._end()
         for segment in self._segments:
             assert segment.live is not None
-            self._texts.unshare(segment.live)
+            self._server.remove(segment.live.token)
 
     async def wait_for_words(self) -> bool:
         """Wait until the text is sure to have a word; False where it ends without one.
@@ -263,7 +249,7 @@ class LiveText(Segments):
     def _begin_segment(self) -> None:
         self._writing = WrittenText()
         self._mailboxes.append(self._writing)
-        mailbox = self._texts.share(self, self._writing)
+        mailbox = self._server.share(secrets.token_hex(_TOKEN_BYTES), self._writing)
         self._speeds[len(self._segments)] = self._speed
         self._segments.append(segment_request(replace(self._utterance.plain, live=mailbox), len(self._segments) + 1))
 

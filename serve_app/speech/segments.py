@@ -3,11 +3,15 @@
 import hashlib
 import re
 from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 from deployments.protocol import SynthesisRequest
 from serve_app.speech.detection import detected
 from serve_app.speech.joints import SpokenEnd
 from serve_app.speech.splitting import split_text
+
+if TYPE_CHECKING:
+    from serve_app.speech.live_text import LiveText
 
 _SEED_BYTES = 8
 _SPACES = re.compile(r"\s*+")
@@ -31,6 +35,7 @@ class UtteranceRequest(SynthesisRequest):
     languages: tuple[str, ...] = ()  # each segment is in one of these; where it is not certain, `language` stands
     joins: bool = False  # each segment goes on from the tail of the one before
     redraws: bool = False  # another seed, once, where speech ends badly and was not sent yet
+    writing: "LiveText | None" = None  # its segments, where the client still writes the text
 
     @property
     def plain(self) -> SynthesisRequest:

@@ -55,11 +55,11 @@ class SpeechStart:
         self._long_text, self._room = LongText(synthesizer, model=room.model), room
 
     async def await_first_audio(
-        self, request: UtteranceRequest, live: LiveText | None, info: ModelInfo, opened: AsyncExitStack
+        self, request: UtteranceRequest, info: ModelInfo, opened: AsyncExitStack
     ) -> PeekedSpeech:
         """Speech whose first samples have come, which they have to within a time limit. `opened` closes its calls.
 
-        `live`: the text of the request, if the client is still writing it. Raises Overloaded, NotReady.
+        Raises Overloaded, NotReady.
         """
         room, settings = self._room, self._room.settings
         is_starting = not room.is_running()
@@ -73,8 +73,8 @@ class SpeechStart:
                 room.join_line(ticket, request.client)
 
         try:
-            async with _limited(allowed_s, live, join_line), self._start_told(request, is_starting):
-                speech = await self._until_audio(request, live, info, opened)
+            async with _limited(allowed_s, request.writing, join_line), self._start_told(request, is_starting):
+                speech = await self._until_audio(request, info, opened)
         except Overloaded:
             metrics.refused("stage", model=room.model)
             raise
@@ -83,31 +83,29 @@ class SpeechStart:
         finally:
             room.leave_line(ticket)
         if is_in_line:
-            room.count_start(time.monotonic() - came_s if live is None else None)
+            room.count_start(time.monotonic() - came_s if request.writing is None else None)
         return speech
 
-    async def _until_audio(
-        self, request: UtteranceRequest, live: LiveText | None, info: ModelInfo, opened: AsyncExitStack
-    ) -> PeekedSpeech:
+    async def _until_audio(self, request: UtteranceRequest, info: ModelInfo, opened: AsyncExitStack) -> PeekedSpeech:
         """Speech with its first samples. What ends badly with them is made again, once, if the request allows it:
         nothing of it was sent.
         """
-        speech = await self._attempt(request, live, info, opened)
+        speech = await self._attempt(request, info, opened)
         if not (request.redraws and speech.has_failed):
             return speech
         again = redraw(request, speech.reason, draw_seed(), model=self._room.model)
-        return await self._attempt(again, live, info, opened, seed=again.seed)
+        return await self._attempt(again, info, opened, seed=again.seed)
 
     async def _attempt(
         self,
         request: UtteranceRequest,
-        live: LiveText | None,
         info: ModelInfo,
         opened: AsyncExitStack,
         *,
         seed: int | None = None,
     ) -> PeekedSpeech:
         """One call for the audio, with its first samples. `seed`: of a second attempt."""
+        live = request.writing
         audio = self._long_text.synthesize(request, info) if live is None else self._live_audio(request, live, info)
         speech = PeekedSpeech(await opened.enter_async_context(aclosing(audio)))
         await speech.peek(seed=seed)

@@ -36,15 +36,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Line:
     """An admission in front of a synthesizer whose streams wait until they are let go."""
 
-    def __init__(
-        self, settings: AdmissionSettings = PROMPT, *, talkers: int = 1, live_texts: LiveTexts | None = None
-    ) -> None:
+    def __init__(self, settings: AdmissionSettings = PROMPT, *, talkers: int = 1) -> None:
         self.talkers = talkers
         self.gate = asyncio.Event()
         self.synthesizer = FakeSynthesizer(script=[chunk(b""), self.gate, *utterance(2)])
-        self.admission = Admission(
-            self.synthesizer, settings, is_running=lambda: self.talkers > 0, live_texts=live_texts
-        )
+        self.admission = Admission(self.synthesizer, settings, is_running=lambda: self.talkers > 0)
         self.speaking: list[asyncio.Task[bytes]] = []
 
     async def join(self, client: str = "") -> None:
@@ -123,7 +119,7 @@ async def test_a_line_of_many_clients_takes_nobody(clock: Clock) -> None:
 
 async def test_what_a_writer_takes_is_no_line(clock: Clock) -> None:
     texts = LiveTexts()
-    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=0.02), live_texts=texts)
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=0.02))
     with await texts.open(REQUEST, CUSTOM_VOICE, max_chars=1000) as live:
         live.append("Well, ")
         speaking = asyncio.create_task(line.speak(request=live.utterance))
@@ -141,7 +137,7 @@ async def test_what_a_writer_takes_is_no_line(clock: Clock) -> None:
 
 async def test_a_short_text_that_is_over_has_been_written() -> None:
     texts = LiveTexts()
-    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=0.02), live_texts=texts)
+    line = Line(AdmissionSettings(max_line_s=3, max_wait_s=0.02))
     with await texts.open(REQUEST, CUSTOM_VOICE, max_chars=1000) as live:
         live.append("Well")
         live.finish()

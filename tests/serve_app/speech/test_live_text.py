@@ -10,8 +10,9 @@ import pytest
 
 from deployments.embedded_voice.english import spoken_english
 from deployments.embedded_voice.live_english import LONGEST_UNCUT
-from deployments.errors import InvalidRequest
+from deployments.errors import InvalidRequest, TalkerLost
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
+from deployments.serving import mailbox
 from deployments.serving.mailbox import read
 from serve_app.speech.characters import clean
 from serve_app.speech.live_plain import LivePlain
@@ -219,11 +220,16 @@ async def test_a_writer_that_falls_silent_has_finished(texts: LiveTexts, monkeyp
         assert live.is_over
 
 
-async def test_a_closed_text_is_found_no_more(texts: LiveTexts) -> None:
+async def test_a_closed_text_is_read_no_more(texts: LiveTexts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox, "_DELAYS_S", ())
     with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
-        assert live.utterance.live is not None
-        assert texts.find(live.utterance.live) is live
-    assert texts.find(live.utterance.live) is None
+        live.append("Hello there.")
+        live.finish()
+        address = live.utterance.live
+        assert address is not None
+        assert "".join([part async for part in mailbox.read(address)]) == "Hello there."
+    with pytest.raises(TalkerLost):
+        await anext(mailbox.read(address))
 
 
 async def speak(live: LiveText, synthesizer: FakeSynthesizer) -> AsyncIterator[object]:
