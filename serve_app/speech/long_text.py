@@ -8,6 +8,7 @@ from contextlib import aclosing
 from deployments.errors import Overloaded
 from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
+from serve_app.speech.live_text import without_clicks
 from serve_app.speech.look_ahead import LookAhead, SegmentAudio
 from serve_app.speech.redraw import redraw
 from serve_app.speech.segments import Segments, UtteranceRequest, segment_seed
@@ -26,7 +27,12 @@ class LongText:
         self._synthesizer, self._model = synthesizer, model
 
     def synthesize(self, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of one utterance, by a call for each segment of its text."""
+        """The audio of one utterance, by a call for each segment of its text. It is silent while the client that writes
+        the text pauses.
+        """
+        if (live := utterance.writing) is not None:
+            speech = self.synthesize_segments(utterance.plain, live, info, redraws=utterance.redraws)
+            return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_over)
         segments = Segments.of(utterance, info.max_segment_chars)
         first = segments.known_segment(0)
         assert first is not None, "a text has a segment"

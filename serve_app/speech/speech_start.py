@@ -11,7 +11,7 @@ from dataclasses import replace
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from deployments.serving import metrics
-from serve_app.speech.live_text import LiveText, without_clicks
+from serve_app.speech.live_text import LiveText
 from serve_app.speech.long_text import LongText
 from serve_app.speech.redraw import draw_seed, ended_badly, redraw
 from serve_app.speech.room import Room
@@ -97,24 +97,13 @@ class SpeechStart:
         return await self._attempt(again, info, opened, seed=again.seed)
 
     async def _attempt(
-        self,
-        request: UtteranceRequest,
-        info: ModelInfo,
-        opened: AsyncExitStack,
-        *,
-        seed: int | None = None,
+        self, request: UtteranceRequest, info: ModelInfo, opened: AsyncExitStack, *, seed: int | None = None
     ) -> PeekedSpeech:
         """One call for the audio, with its first samples. `seed`: of a second attempt."""
-        live = request.writing
-        audio = self._long_text.synthesize(request, info) if live is None else self._live_audio(request, live, info)
+        audio = self._long_text.synthesize(request, info)
         speech = PeekedSpeech(await opened.enter_async_context(aclosing(audio)))
         await speech.peek(seed=seed)
         return speech
-
-    def _live_audio(self, request: UtteranceRequest, live: LiveText, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of a text while the client writes it. It is silent while the client pauses."""
-        speech = self._long_text.synthesize_segments(request.plain, live, info, redraws=request.redraws)
-        return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_over)
 
     @asynccontextmanager
     async def _start_told(self, request: UtteranceRequest, is_starting: bool) -> AsyncIterator[None]:
