@@ -53,7 +53,7 @@ class StartNotes:
 class TalkerReplica:
     """One replica of the GPU pool. It is ready once its engine process has loaded the model and warmed up."""
 
-    def __init__(self, model: str, config: TalkerConfig, name: str = "", *, makes_audio: bool = True) -> None:
+    def __init__(self, model: str, config: TalkerConfig, name: str = "", *, makes_audio: bool) -> None:
         """`name`: of one of several models, for metrics. `makes_audio`: as of `EngineClient`."""
         ray_metrics.install(name, pool="talker")
         with StartNotes() as notes:

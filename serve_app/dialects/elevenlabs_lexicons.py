@@ -19,7 +19,7 @@ _BASE = "/v1/pronunciation-dictionaries"
 async def add_from_rules(service: SpeechService, request: Request) -> Response:
     """Stores a dictionary of `rules` with a `name`."""
     fields = await read_object(request)
-    made = await service.voices.add_lexicon(text_of(fields, "name"), _words(fields.get("rules")))
+    made = await service.voices.keep_lexicon(StoredLexicon.named(text_of(fields, "name"), _words(fields.get("rules"))))
     return JSONResponse(_told(made))
 
 
@@ -29,7 +29,9 @@ async def add_from_file(service: SpeechService, request: Request) -> Response:
     files = form.files_of("file")
     if len(files) != 1:
         raise InvalidRequest("file is required: one PLS lexicon.", "file", "missing_required_parameter")
-    made = await service.voices.add_lexicon(form.required("name"), from_pls(files[0].data, "file"))
+    made = await service.voices.keep_lexicon(
+        StoredLexicon.named(form.required("name"), from_pls(files[0].data, "file"))
+    )
     return JSONResponse(_told(made))
 
 

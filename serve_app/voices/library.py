@@ -143,14 +143,6 @@ class Voices:
             raise NotFound(message, "lexicon", "lexicon_not_found")
         return found
 
-    async def add_lexicon(self, name: str, words: Mapping[str, str]) -> StoredLexicon:
-        """Store one of the caller's, of checked words. Raises InvalidRequest, Conflict."""
-        if not name.isprintable():
-            raise InvalidRequest("name has 1 to 80 printable characters.", "name")
-        values = {"id": new_id("lexicon"), "owner": VISITOR.get().name or "", "created_at": now()}
-        made = StoredLexicon.made(**values, name=name, version=new_version(), words=dict(words))
-        return await self.keep_lexicon(made)
-
     async def keep_lexicon(self, lexicon: StoredLexicon) -> StoredLexicon:
         """Store a new one or its next version. Raises Conflict."""
         self._check_quota(lexicon)

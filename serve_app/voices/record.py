@@ -226,6 +226,14 @@ class StoredLexicon(Stored):
     words: dict[str, str]  # respelling by word
     for_all: bool = False  # whether it holds for every request of the server
 
+    @classmethod
+    def named(cls, name: str, words: Mapping[str, str]) -> Self:
+        """The first version of one of the caller's, of checked words. Raises InvalidRequest."""
+        if not name.isprintable():
+            raise InvalidRequest("name has 1 to 80 printable characters.", "name")
+        values = {"id": new_id("lexicon"), "owner": VISITOR.get().name or "", "created_at": now()}
+        return cls.made(**values, name=name, version=new_version(), words=dict(words))
+
     def with_words(self, words: Mapping[str, str]) -> Self:
         """The next version. Raises InvalidRequest."""
         return self.model_copy(update={"words": Lexicon.checked(words, "words").words, "version": new_version()})

@@ -131,7 +131,7 @@ async def test_overload_arrives_before_the_first_frame(client: EngineClient) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_process_that_dies_or_stands_still_ends_every_stream(model: str, number: int) -> None:
-    talker = TalkerReplica(model, SMALL)
+    talker = TalkerReplica(model, SMALL, makes_audio=True)
     streams = [await talker.generate(ENDLESS) for _ in range(3)]  # the third one waits for a row
     await asyncio.gather(*(_first_frame(stream) for stream in streams[:2]))
     third = asyncio.create_task(_first_frame(streams[2]))
