@@ -244,7 +244,7 @@ async def test_files_end_when_jobs_do(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(desk, "_SWEEP_S", 0.0)
     monkeypatch.setattr(desk, "_LOOK_S", 0.01)
-    async with serving(tmp_path, Speaker(), retention_s=1e-3) as (_, client):
+    async with serving(tmp_path, Speaker(), retention_s=0.3) as (_, client):
         file = await uploaded(client, line("a", "One."))
         await so(lambda: not files_in(tmp_path))
         with pytest.raises(openai.NotFoundError):
