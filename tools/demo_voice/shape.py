@@ -5,11 +5,10 @@ from talkray_tools.released import SHAPES, Json, Shape, changed
 
 _RELEASED = SHAPES["1.7B-CustomVoice"]
 _TALKER = _RELEASED.config["talker_config"]
-_TEXT_TOKENS, _NUM_CODES = 512, 512  # what the tokenizer makes itself, and a codebook's entries; other ids follow
+_TEXT_TOKENS = 512  # what the tokenizer makes itself; other ids follow
 _OTHER_IDS = 1024  # of the talker's codec vocabulary, behind the codes
 _PREDICTOR_LAYERS = 3
-_CODE_GROUPS = 10
-_VOICES = {name: _NUM_CODES + 1001 + number for number, name in enumerate(("nora", "felix", "iris", "hugo"))}
+_VOICES = ("nora", "felix", "iris", "hugo")
 
 
 def _moved(ids: Json, *, prefix: str = "", by: int) -> Json:
@@ -21,78 +20,85 @@ def _moved(ids: Json, *, prefix: str = "", by: int) -> Json:
     }
 
 
-_PREDICTOR_CHANGES = {
-    "hidden_size": 192,
-    "intermediate_size": 512,
-    "num_hidden_layers": _PREDICTOR_LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "num_code_groups": _CODE_GROUPS,
-    "vocab_size": _NUM_CODES,
-    "layer_types": ["full_attention"] * _PREDICTOR_LAYERS,
-}
-_TALKER_CHANGES = {
-    "hidden_size": 256,
-    "intermediate_size": 768,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "num_code_groups": _CODE_GROUPS,
-    "vocab_size": _NUM_CODES + _OTHER_IDS,
-    "text_vocab_size": _TEXT_TOKENS + 64,
-    "text_hidden_size": 256,
-    "rope_scaling": {**_TALKER["rope_scaling"], "mrope_section": [12, 10, 10]},
-    **_moved(_TALKER, prefix="codec_", by=_NUM_CODES - 2048),
-    "codec_language_id": {"english": _NUM_CODES + 2},
-    "spk_id": _VOICES,
-    "spk_is_dialect": dict.fromkeys(_VOICES, False),
-    "code_predictor_config": _PREDICTOR_CHANGES,
-}
-_CODEC_CHANGES = {
-    "encoder_valid_num_quantizers": _CODE_GROUPS,
-    "decoder_config": {
-        "latent_dim": 256,
-        "codebook_dim": 256,
-        "codebook_size": _NUM_CODES,
-        "decoder_dim": 512,  # twice the channels take no longer on a CPU: its kernels work in blocks of 32
-        "hidden_size": 128,
-        "intermediate_size": 384,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "num_hidden_layers": 4,
-        "num_quantizers": _CODE_GROUPS,
-        "sliding_window": 20,  # within the windows of the training, so that no distance is new to it
-        "vector_quantization_hidden_dimension": 64,
-    },
-    "encoder_config": {
-        "codebook_dim": 64,
-        "codebook_size": _NUM_CODES,
-        "head_dim": 64,
-        "hidden_size": 256,
+def shape(num_codes: int, code_groups: int, decoder_dim: int) -> Shape:
+    """With so many entries in each of so many codebooks, and so many channels where the codec begins to upsample."""
+    voices = {name: num_codes + 1001 + number for number, name in enumerate(_VOICES)}
+    predictor: Json = {
+        "hidden_size": 192,
         "intermediate_size": 512,
+        "num_hidden_layers": _PREDICTOR_LAYERS,
         "num_attention_heads": 4,
-        "num_filters": 32,
-        "num_hidden_layers": 0,  # convolutions alone: recordings of any length look like the training's windows
-        "num_key_value_heads": 4,
-        "num_quantizers": _CODE_GROUPS,
-        "num_residual_layers": 2,
-        "upsample_groups": 256,
-        "vector_quantization_hidden_dimension": 64,
-    },
-}
-SHAPE = Shape(
-    config=changed(
-        _RELEASED.config,
-        {
-            **_moved(_RELEASED.config, by=_TEXT_TOKENS - _RELEASED.text_tokens),
-            "assistant_token_id": _TEXT_TOKENS - 1,
-            "talker_config": _TALKER_CHANGES,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "num_code_groups": code_groups,
+        "vocab_size": num_codes,
+        "layer_types": ["full_attention"] * _PREDICTOR_LAYERS,
+    }
+    talker: Json = {
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "num_code_groups": code_groups,
+        "vocab_size": num_codes + _OTHER_IDS,
+        "text_vocab_size": _TEXT_TOKENS + 64,
+        "text_hidden_size": 256,
+        "rope_scaling": {**_TALKER["rope_scaling"], "mrope_section": [12, 10, 10]},
+        **_moved(_TALKER, prefix="codec_", by=num_codes - 2048),
+        "codec_language_id": {"english": num_codes + 2},
+        "spk_id": voices,
+        "spk_is_dialect": dict.fromkeys(voices, False),
+        "code_predictor_config": predictor,
+    }
+    codec: Json = {
+        "encoder_valid_num_quantizers": code_groups,
+        "decoder_config": {
+            "latent_dim": 256,
+            "codebook_dim": 256,
+            "codebook_size": num_codes,
+            "decoder_dim": decoder_dim,
+            "hidden_size": 128,
+            "intermediate_size": 384,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "num_hidden_layers": 4,
+            "num_quantizers": code_groups,
+            "sliding_window": 20,  # within the windows of the training, so that no distance is new to it
+            "vector_quantization_hidden_dimension": 64,
         },
-    ),
-    codec=changed(_RELEASED.codec, _CODEC_CHANGES),
-)
+        "encoder_config": {
+            "codebook_dim": 64,
+            "codebook_size": num_codes,
+            "head_dim": 64,
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "num_attention_heads": 4,
+            "num_filters": 32,
+            "num_hidden_layers": 0,  # convolutions alone: recordings of any length look like the training's windows
+            "num_key_value_heads": 4,
+            "num_quantizers": code_groups,
+            "num_residual_layers": 2,
+            "upsample_groups": 256,
+            "vector_quantization_hidden_dimension": 64,
+        },
+    }
+    return Shape(
+        config=changed(
+            _RELEASED.config,
+            {
+                **_moved(_RELEASED.config, by=_TEXT_TOKENS - _RELEASED.text_tokens),
+                "assistant_token_id": _TEXT_TOKENS - 1,
+                "talker_config": talker,
+            },
+        ),
+        codec=changed(_RELEASED.codec, codec),
+    )
+
+
+# 512 channels take no longer than 256 on a CPU: its kernels work in blocks of 32, and the last layers have a sixteenth.
+SHAPE = shape(512, 10, 512)
 
 
 def codec_config() -> SpeechTokenizerConfig:

@@ -59,6 +59,7 @@ from loadtest.terminal import output_console, print_table
 from serve_app.config import AdmissionSettings
 from serve_app.speech import admission, room, speech_start
 from serve_app.speech.admission import Admission
+from serve_app.speech.segments import UtteranceRequest
 
 INFO = ModelInfo(
     name="modelled",
@@ -286,7 +287,7 @@ class Heard:
 async def _listen(gateway: Admission, request: ScheduledRequest, costs: Costs, heard: Heard) -> None:
     now_s, segments = asyncio.get_running_loop().time, LONG_SEGMENTS if request.kind is RequestKind.LONG else 1
     assert request.frames is not None
-    asked = SynthesisRequest(
+    asked = UtteranceRequest(
         f"{request.index}",
         request.text,
         voice="ryan",

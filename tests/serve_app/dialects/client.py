@@ -29,9 +29,11 @@ async def connect(
     texts = LiveTexts()
     api = one_api(synthesizer, settings or ApiSettings(), live_texts=texts, tails=tails)
     named = {"x-request-id": "conn", **(headers or {})}
-    async with asgi.websocket(api, path, headers=named, subprotocols=subprotocols) as connection:
-        yield connection
-    await texts.aclose()
+    try:
+        async with asgi.websocket(api, path, headers=named, subprotocols=subprotocols) as connection:
+            yield connection
+    finally:
+        await texts.aclose()
 
 
 class Client:

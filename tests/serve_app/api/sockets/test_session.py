@@ -61,9 +61,11 @@ async def open_session(
         continuation=Continuation(Tails(), joins=False),
         live_texts=texts,
     )
-    async with session:
-        yield session
-    await texts.aclose()
+    try:
+        async with session:
+            yield session
+    finally:
+        await texts.aclose()
 
 
 async def events_of(session: Session) -> list[Event]:
