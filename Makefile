@@ -27,9 +27,10 @@ lint: $(VENV)/.installed-dev ## Format, lint, types, import rules, rules of size
 unit: $(VENV)/.installed-dev ## Tests without Ray
 	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz and not clients and not page"
 
-kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpreted on the CPU (installs Triton)
+kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpreted on the CPU; compiled for GPUs that are not here (installs Triton)
 	$(PIP) "triton>=3.6"
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/deployments/talker/kernels tests/deployments/codec/backends/test_triton.py
+	$(BIN)/python -m pytest -q tests/deployments/gpu
 
 e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
 	$(BIN)/python -m pytest -q -m "e2e and not faults" tests/e2e

@@ -6,9 +6,26 @@ cache, which may be stale (`cache_modifier=".cg"`). Results of the predecessor m
 tests/deployments/talker/kernels/test_launch_order.py checks the talker's launches by the addresses that they touch.
 """
 
+from functools import cache
+
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+def launches_early(device: torch.device) -> bool:
+    """Whether the GPU has it: Hopper (9.0) and newer. Elsewhere its instructions do not compile."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@cache
+def shared_bytes(device: torch.device) -> int:
+    """How much shared memory a program may have, from 99 KiB (L4, RTX) to 227 (Hopper); 0 for the interpreter."""
+    if device.type == "cpu":
+        return 0
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 @triton.jit

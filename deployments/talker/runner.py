@@ -389,9 +389,10 @@ class ModelRunner:
 
 def _build_networks(tables: InputTables, state: BatchState, cache: KVCache, shape: RunnerShape) -> FrameNetworks:
     if shape.networks == "fused":
-        from deployments.talker.fused_networks import FusedNetworks  # needs Triton, which a CPU has not
+        from deployments.gpu.launch import launches_early  # they need Triton, which a CPU has not
+        from deployments.talker.fused_networks import FusedNetworks
 
-        return FusedNetworks(tables, state, cache, attention=shape.attention, pdl=tables.device.type == "cuda")
+        return FusedNetworks(tables, state, cache, attention=shape.attention, pdl=launches_early(tables.device))
     config = tables.talker.config
     if shape.by_rows and tables.dtype is torch.float32 and fits(config.talker, config.predictor):
         return CpuNetworks(tables, state, cache)

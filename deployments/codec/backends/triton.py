@@ -10,7 +10,6 @@ from itertools import accumulate
 from math import log
 
 import torch
-import triton
 from torch import Tensor
 
 from deployments.codec.backends import triton_kernels
@@ -19,6 +18,7 @@ from deployments.codec.decoder import PCM_SCALE
 from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake, map_tensors
 from deployments.codec.forward import ForwardPass, Signal, latents, waveform
 from deployments.codec.state import DecoderState
+from deployments.gpu.launch import launches_early, shared_bytes
 
 _MIN_DOT = 16
 _TILES = ((128, 128), (128, 64), (64, 64), (32, 32))
@@ -26,7 +26,6 @@ _ENOUGH_BLOCKS = 100  # an H200 has 132 multiprocessors
 _SMALL_BLOCKS = 90  # fewer blocks of 32 columns are cut once more
 _MANY_BLOCKS = 640  # several for each: then blocks of fewer threads, two of them at once, are faster
 _SHORT_CALL_FRAMES = 16
-_DEPENDENT_LAUNCH = (9, 0)  # the least compute capability that has it
 _LAYER_NORM_EPS = 1e-6
 
 
@@ -52,9 +51,8 @@ class TritonDecoder:
         self.folded = _place(folded, self.device, dtype)
         self.config = config = folded.config
         self.frame_samples = config.frame_samples
-        self.shared_bytes = _shared_bytes(self.device)  # one block may use so many
-        is_cuda = self.device.type == "cuda"
-        self.launches_early = is_cuda and torch.cuda.get_device_capability(self.device) >= _DEPENDENT_LAUNCH
+        self.shared_bytes = shared_bytes(self.device)  # one block may use so many
+        self.launches_early = launches_early(self.device)
         self.scratch_slot = num_slots
         self.ring = config.cached_frames
         self.memories = self._allocate(num_slots + 1)
@@ -299,13 +297,6 @@ def choose_tiles(
         "num_warps": 8 if block_m * block_n > 128 * 64 and not has_many else 4,
         "num_stages": min(most_stages, max(2, shared_bytes // stage_bytes)),
     }
-
-
-def _shared_bytes(device: torch.device) -> int:
-    if device.type == "cpu":  # interpreted
-        return 0
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 def _place(folded: FoldedDecoder, device: torch.device, dtype: torch.dtype) -> FoldedDecoder:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deployments.gpu.launch import prefetch_to_l2, wait_for_predecessor
+from deployments.gpu.launch import prefetch_to_l2, shared_bytes, wait_for_predecessor
 from deployments.talker.kernels.measured_tiles import MEASURED
 
 # Rows up to which plain multiply-adds beat the tensor cores' padding to 16 rows.
@@ -42,7 +42,7 @@ class Tile:
     block_n: int
     block_k: int
     warps: int
-    stages: int = 1  # a pipeline has so many
+    stages: int = 1  # a pipeline has so many, or as many as the GPU has shared memory for
     chains: int = 1  # a pipeline has so many sums that do not wait for each other, each over a part of `block_k`
     block_m: int = 16  # rows that a program on tensor cores covers at least; from SHARED_ROWS on no more either
 
@@ -333,11 +333,18 @@ def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, tile: Tile
         out.squares if leave_squares else None, num_rows, rows_stride, product.eps or 0.0,
         n_size=n_size, k_size=k_size, parts=parts, gated=product.gated, pdl=product.pdl,
         block_m=block_m, block_n=tile.block_n, block_k=tile.block_k,
-        stages=tile.stages, chains=tile.chains, warps=tile.warps,
+        stages=_stages(tile, block_m, values, gated=product.gated), chains=tile.chains, warps=tile.warps,
         num_warps=tile.warps, launch_pdl=product.pdl,
     )  # fmt: skip
     if leave_squares:
         out.parts = n_size // tile.block_n
+
+
+def _stages(tile: Tile, block_m: int, x: Tensor, *, gated: bool) -> int:
+    """How deep a pipeline is. Its depth changes no sum. A stage has a part of the rows and of each matrix."""
+    stage_bytes = (block_m + (2 if gated else 1) * tile.block_n) * tile.block_k * x.element_size()
+    room = shared_bytes(x.device)
+    return min(tile.stages, room // stage_bytes) if room and tile.form is Form.PIPELINED else tile.stages
 
 
 def measure_squares(x: Activations, *, pdl: bool = False) -> None:
