@@ -15,6 +15,7 @@ from loadtest.recording import Recording
 from loadtest.settings import Settings
 from loadtest.traces import Clock, PcmLayout
 from serve_app.config import ApiSettings
+from serve_app.speech.live_text import LiveTexts
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
 from tests.serve_app.one_model import one_api
 
@@ -24,8 +25,9 @@ FRAMES = 10
 
 @contextlib.asynccontextmanager
 async def served(synthesizer: FakeSynthesizer) -> AsyncIterator[str]:
-    config = uvicorn.Config(one_api(synthesizer, ApiSettings()), lifespan="off", log_level="error")
-    server = uvicorn.Server(config)
+    texts = LiveTexts()
+    api = one_api(synthesizer, ApiSettings(), live_texts=texts)
+    server = uvicorn.Server(uvicorn.Config(api, lifespan="off", log_level="error"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -33,6 +35,7 @@ async def served(synthesizer: FakeSynthesizer) -> AsyncIterator[str]:
         finally:
             server.should_exit = True
             await serving
+            await texts.aclose()
 
 
 async def test_our_own_server_speaks_in_every_form() -> None:
