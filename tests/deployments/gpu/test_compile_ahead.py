@@ -2,7 +2,7 @@
 
 import logging
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,15 @@ from deployments.gpu.compile_ahead import CompileWorkers, Kernel, compile_kernel
 from deployments.talker.kernels.matmul import like_rows, measure_squares  # noqa: E402
 
 
+@dataclass
 class Driver:
     """What Triton asks of a GPU before it launches."""
 
+    capability: tuple[int, int] = (9, 0)
+
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        major, minor = self.capability
+        return GPUTarget("cuda", 10 * major + minor, 32)
 
     def get_current_device(self) -> int:
         return 0

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ triton = pytest.importorskip("triton", reason="needs Triton: make kernels instal
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime.errors import PTXASError  # noqa: E402
 
 from deployments.gpu import compile_ahead, launch  # noqa: E402
@@ -29,25 +28,10 @@ from deployments.talker.prompt import InputTables  # noqa: E402
 from deployments.talker.runner import ModelRunner, RunnerShape  # noqa: E402
 from deployments.talker.sampling import WIDE  # noqa: E402
 from talkray_tools.released import SHAPES  # noqa: E402
+from tests.deployments.gpu.test_compile_ahead import Driver  # noqa: E402
 
 A100, L4, H100, RTX_5090 = (8, 0), (8, 9), (9, 0), (12, 0)
 SHARED_BYTES = {A100: 163 << 10, L4: 99 << 10, H100: 227 << 10, RTX_5090: 99 << 10}
-
-
-@dataclass
-class Driver:
-    """What Triton asks of a GPU before it launches."""
-
-    capability: tuple[int, int]
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 10 * self.capability[0] + self.capability[1], 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
 
 
 @pytest.fixture(params=[A100, L4, H100, RTX_5090], ids=["A100", "L4", "H100", "RTX 5090"])
