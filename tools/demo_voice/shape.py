@@ -97,7 +97,8 @@ def shape(num_codes: int, code_groups: int, decoder_dim: int) -> Shape:
     )
 
 
-# 512 channels take no longer than 256 on a CPU: its kernels work in blocks of 32, and the last layers have a sixteenth.
+# 512 channels cost a CPU with matrix units little more than 256: its kernels work in blocks of 32, and the last layers
+# have a sixteenth.
 SHAPE = shape(512, 10, 512)
 
 

@@ -1,6 +1,6 @@
 """Second step: the codec.
 
-    python -m tools.demo_voice.train_codec RUN --minutes 13
+    python -m tools.demo_voice.train_codec RUN --minutes 14
 
 Spectral losses and a classifier of sounds from the start, discriminators from a third of the time on. What makes codes
 has five minutes: the first call ends there, and a second one, once the corpus is encoded, trains the decoder alone for
@@ -370,7 +370,7 @@ def main(arguments: list[str]) -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.demo_voice.train_codec")
     parser.add_argument("run", type=Path)
-    parser.add_argument("--minutes", type=float, default=13)
+    parser.add_argument("--minutes", type=float, default=14)
     parser.add_argument("--encoder-minutes", type=float, default=5, help="of them; the rest is the decoder's alone")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=0, help="stop here, with the time not over; for trials")
