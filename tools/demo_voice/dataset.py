@@ -19,7 +19,8 @@ from tools.demo_voice.shape import PHONES_PER_FRAME
 from tools.demo_voice.tokenizer import cased
 
 NONE = -1  # no codec id, no frame, or no target: every array below uses it
-_LENGTH_STEP = 16  # batches are padded to multiples of this
+END = -2  # as a target: the end of speech
+_LENGTH_STEP = 32  # batches are padded to multiples of this
 _LEAD = 2  # frames of silence that are left out where all text is known before the first frame
 _BREAK_RATE = 0.04  # of the places inside words at which a broken-up text is cut
 
@@ -95,10 +96,14 @@ class TrainingBatch:
     text: Ints  # [samples, length]: text ids
     codec: Ints  # [samples, length]: ids of the talker's codec vocabulary
     frames: Ints  # [samples, length]: the row's frame as its number in the corpus
-    target_rows: Ints  # [targets]: rows, counted through samples * length, that predict codebook 0
-    target_frames: Ints  # [targets]: the frame each of them predicts; NONE is end of speech
-    text_first: Ints  # [targets]: first of the rows before them with the utterance's text
-    text_count: Ints  # [targets]: tokens there; 0 where the text comes beside the frames
+    targets: Ints  # [samples, length]: the frame that the row predicts, or END
+    text_first: Ints  # [samples]: first of the rows with the text, where all of it comes before the frames
+    text_count: Ints  # [samples]: tokens there; 0 where the text comes beside the frames
+
+
+def padded(length: int) -> int:
+    """Rows of a sequence in a batch: few different numbers, because each shape of batch is recorded by itself."""
+    return -(-length // _LENGTH_STEP) * _LENGTH_STEP
 
 
 class RowLayout:
@@ -111,22 +116,21 @@ class RowLayout:
         """Rows of a sample: its prompt and its frames."""
         return len(self._head(sample)) + self._lead(sample) + 1 + sample.utterance.frames
 
-    def batch(self, samples: Sequence[TrainingSample]) -> TrainingBatch:
-        """Pad samples of similar length to one batch."""
-        longest = max(self.length(sample) for sample in samples)
-        shape = (len(samples), -(-longest // _LENGTH_STEP) * _LENGTH_STEP)
+    def batch(self, samples: Sequence[TrainingSample], *, max_rows: int = 0) -> TrainingBatch:
+        """Pad samples of similar length to one batch, and the batch to as many samples as `max_rows` hold."""
+        length = padded(max(self.length(sample) for sample in samples))
+        shape = (max(len(samples), max_rows // length), length)
         text = np.full(shape, self.config.tokens.tts_pad)
-        codec, frames = np.full(shape, NONE), np.full(shape, NONE)
-        rows, targets, texts = [], [], []
+        codec, frames, targets = np.full(shape, NONE), np.full(shape, NONE), np.full(shape, NONE)
+        text_first, text_count = np.zeros(shape[0], np.int64), np.zeros(shape[0], np.int64)
         for number, sample in enumerate(samples):
             first = self._fill(sample, text=text[number], codec=codec[number], frames=frames[number])
             count = sample.utterance.frames
-            rows.append(number * shape[1] + first + np.arange(count + 1))
-            targets.append(np.append(sample.utterance.start + np.arange(count), NONE))
-            tokens = len(sample.tokens) if sample.full_text else 0
-            texts.append(np.tile([[first - self._lead(sample)], [tokens]], count + 1))
-        text_first, text_count = np.concatenate(texts, axis=1)
-        return TrainingBatch(text, codec, frames, np.concatenate(rows), np.concatenate(targets), text_first, text_count)
+            targets[number, first : first + count] = sample.utterance.start + np.arange(count)
+            targets[number, first + count] = END
+            text_first[number] = first - self._lead(sample)
+            text_count[number] = len(sample.tokens) if sample.full_text else 0
+        return TrainingBatch(text, codec, frames, targets, text_first, text_count)
 
     def _fill(self, sample: TrainingSample, *, text: Ints, codec: Ints, frames: Ints) -> int:
         """Write a sample's rows; returns the row that predicts its first frame."""
@@ -172,7 +176,7 @@ class Sampler:
         while True:
             groups = self._epoch(max_rows, draw)
             for number in draw.permutation(len(groups)):
-                yield self.layout.batch(groups[number])
+                yield self.layout.batch(groups[number], max_rows=max_rows)
 
     def _epoch(self, max_rows: int, draw: np.random.Generator) -> list[list[TrainingSample]]:
         """Every utterance once, grouped by length; the order within about a length is random."""
@@ -182,10 +186,10 @@ class Sampler:
         groups: list[list[TrainingSample]] = [[]]
         longest = 0
         for number in order:
-            longest = max(longest, lengths[number] + _LENGTH_STEP)
+            longest = max(longest, padded(lengths[number]))
             if groups[-1] and longest * (len(groups[-1]) + 1) > max_rows:
                 groups.append([])
-                longest = lengths[number] + _LENGTH_STEP
+                longest = padded(lengths[number])
             groups[-1].append(samples[number])
         return groups
 

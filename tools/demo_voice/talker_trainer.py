@@ -1,8 +1,9 @@
 """The talker's training step: losses on known frames, the update, the averaged weights."""
 
 import copy
+import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -10,13 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import IterableDataset, get_worker_info
 
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.layers import DecoderLayer, RMSNorm
 from deployments.talker.model.talker import Talker
-from tools.demo_voice.dataset import NONE, Corpus, TrainingBatch
+from tools.demo_voice.dataset import END, NONE, Corpus, Sampler, TrainingBatch
 from tools.demo_voice.shape import NUM_PHONES, PHONES_PER_FRAME
 from tools.demo_voice.teacher_forcing import Guide, Places, input_rows, predictor_logits, talker_hidden
+from tools.demo_voice.train_codec import Captured
 
 _SEED = 20
 _POSITIONS = 2048
@@ -28,7 +31,7 @@ class TalkerRecipe:
     """How the talker is trained. Times are in seconds."""
 
     duration: float
-    max_rows: int = 16384  # padded rows of one step
+    max_rows: int = 32768  # padded rows of one step
     learning_rate: float = 1.5e-3
     final_learning_rate: float = 2e-5
     warm_up: float = 0.03  # share of the duration
@@ -41,12 +44,12 @@ class TalkerRecipe:
     hidden_frames: float = 0.5  # and that share is hidden: speech so far must not be enough to know how it goes on
     guide_weight: float = 0.3
     full_text: float = 0.5  # share of utterances with all text in the prompt
-    predicted_frames: float = 0.5  # share of a step's frames the predictor is trained on
+    num_predicted: int = 8192  # frames of one step that the predictor is trained on
     ema: float = 0.999
     ways: int = 4  # writings of each text
-    report_steps: int = 100
+    report_steps: int = 200
     save_every: float = 60
-    check_every: float = 20
+    check_every: float = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +59,43 @@ class DeviceBatch:
     text: Tensor  # [samples, length]
     codec: Tensor  # [samples, length]
     frames: Tensor  # [samples, length]
-    target_rows: Tensor  # [targets]
-    target_frames: Tensor  # [targets]
-    text_first: Tensor  # [targets]
-    text_count: Tensor  # [targets]
-    guided: Tensor  # [n]: the targets whose text stands before them
-    predicted: Tensor  # [frames]: the targets whose other codebooks are predicted
+    targets: Tensor  # [samples, length]
+    text_first: Tensor  # [samples]
+    text_count: Tensor  # [samples]
+    predicted: Tensor  # [frames]: rows, counted through all samples, whose frame's other codebooks are predicted
 
     @classmethod
-    def of(
-        cls, batch: TrainingBatch, *, device: torch.device, share: float, draw: np.random.Generator
-    ) -> "DeviceBatch":
-        """Copy a batch over; `share` of its frames, drawn at random, goes to the predictor."""
-        targets = np.flatnonzero(batch.target_frames != NONE)
-        predicted = np.sort(draw.choice(targets, max(1, round(share * len(targets))), replace=False))
-        guided = targets[batch.text_count[targets] > 0]
-        arrays = [getattr(batch, field.name) for field in fields(batch)]
-        tensors = [torch.from_numpy(array) for array in (*arrays, guided, predicted)]
-        if device.type == "cuda":  # from other memory a copy waits for the step before
-            tensors = [tensor.pin_memory() for tensor in tensors]
-        return cls(*(tensor.to(device, non_blocking=True) for tensor in tensors))
+    def of(cls, tensors: Sequence[Tensor], device: torch.device) -> "DeviceBatch":
+        """Copy what `batch_tensors` made over."""
+        return cls(*(tensor.to(device) for tensor in tensors))
+
+    def fill(self, tensors: Sequence[Tensor]) -> None:
+        """Copy a batch of the same shape over; from pinned memory that does not wait for the step before."""
+        for field, tensor in zip(fields(self), tensors, strict=True):
+            getattr(self, field.name).copy_(tensor, non_blocking=True)
+
+
+def batch_tensors(batch: TrainingBatch, *, num_predicted: int, draw: np.random.Generator) -> list[Tensor]:
+    """A `DeviceBatch` before it is copied. The predictor gets so many of the frames, drawn at random, 0 means all."""
+    rows = np.flatnonzero(batch.targets >= 0)
+    if num_predicted:
+        rows = draw.choice(rows, num_predicted, replace=len(rows) < num_predicted)
+    arrays = [getattr(batch, field.name) for field in fields(batch)]
+    return [torch.from_numpy(array) for array in (*arrays, np.sort(rows))]
+
+
+class BatchSource(IterableDataset[list[Tensor]]):
+    """A sampler's batches without end, which processes of their own make while the GPU trains."""
+
+    def __init__(self, sampler: Sampler, settings: TalkerRecipe, *, seed: tuple[int, ...]) -> None:
+        self.sampler, self.settings, self.seed = sampler, settings, seed
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        gc.freeze()  # the texts stay, and there are millions of objects
+        worker = get_worker_info()
+        draw = np.random.default_rng((*self.seed, worker.id if worker else 0))
+        for batch in self.sampler.batches(self.settings.max_rows, draw=draw):
+            yield batch_tensors(batch, num_predicted=self.settings.num_predicted, draw=draw)
 
 
 class Losses:
@@ -93,21 +113,22 @@ class Losses:
         `inputs` [samples, length, groups] are the known frames.
         """
         guide = Guide(self._places(batch))
-        states = talker_hidden(talker, input_rows(talker, batch.text, batch.codec, inputs), guide)
-        hidden = states.index_select(0, batch.target_rows)
+        hidden = talker_hidden(talker, input_rows(talker, batch.text, batch.codec, inputs), guide)
         first = F.linear(hidden, talker.codec_head.weight.index_select(0, self.kept))
-        code0 = torch.where(batch.target_frames >= 0, self.codes[batch.target_frames, 0], len(self.kept) - 1)
-        frames = self.codes[batch.target_frames[batch.predicted]]
+        frames = self.codes[batch.targets.flatten()[batch.predicted]]
         rest = predictor_logits(talker, hidden.index_select(0, batch.predicted), frames)
         entropies = F.cross_entropy(rest.float().flatten(0, 1), frames[:, 1:].flatten(), reduction="none")
-        return torch.cat(
-            (F.cross_entropy(first.float(), code0)[None], entropies.view(len(frames), -1).mean(0), guide.loss[None])
-        )
+        code0 = F.cross_entropy(first.float(), self._first(batch.targets.flatten()), ignore_index=NONE)
+        return torch.cat((code0[None], entropies.view(len(frames), -1).mean(0), guide.loss[None]))
+
+    def _first(self, targets: Tensor) -> Tensor:
+        """[rows]: which of the logits that are kept is right, NONE where nothing is predicted."""
+        code0 = self.codes[targets.clamp(min=0), 0]
+        return torch.where(targets >= 0, code0, torch.where(targets == END, len(self.kept) - 1, NONE))
 
     def _places(self, batch: DeviceBatch) -> Places:
-        guided = batch.guided
-        share = self.spoken[batch.target_frames[guided]]
-        return Places(batch.target_rows[guided], batch.text_first[guided], batch.text_count[guided], share)
+        share = torch.where(batch.targets >= 0, self.spoken[batch.targets.clamp(min=0)], 1.0)
+        return Places(batch.text_first, batch.text_count, share, batch.targets != NONE)
 
     def known(self, frames: Tensor) -> Tensor:
         """Codes [samples, length, groups] of the frames numbered [samples, length]; NONE where there is none."""
@@ -137,9 +158,19 @@ class Trainer:
         self.talker.prepare(max_positions=_POSITIONS)
         self.averaged = copy.deepcopy(self.talker).requires_grad_(requires_grad=False).eval()
         add_dropout(self.talker, settings)
+        on_gpu = self.device.type == "cuda"
         self.optimizer = torch.optim.AdamW(
-            _parameter_groups(self.talker, settings), lr=0.0, betas=_BETAS, fused=self.device.type == "cuda"
+            _parameter_groups(self.talker, settings),
+            lr=torch.zeros((), device=self.device),
+            betas=_BETAS,
+            fused=on_gpu,
+            capturable=on_gpu,
         )
+        self._learnt: list[Tensor] = list(self.talker.parameters())
+        self._kept: list[Tensor] = list(self.averaged.parameters())
+        # On a GPU each shape of batch has its recording: launched one by one, its small operations take three times
+        # as long.
+        self._recorded: dict[torch.Size, tuple[DeviceBatch, Captured]] = {}
         self.steps, self.seconds, self.best = 0, 0.0, math.inf
 
     @property
@@ -154,35 +185,45 @@ class Trainer:
         rate = settings.final_learning_rate + cosine * (settings.learning_rate - settings.final_learning_rate)
         return rate * min(1.0, (progress + 1e-3) / settings.warm_up)
 
-    def step(self, batch: DeviceBatch) -> Tensor:
-        """One update; returns the losses [groups + 1], detached."""
-        self.talker.train()
+    def step(self, tensors: Sequence[Tensor]) -> Tensor:
+        """One update by what `batch_tensors` made; returns the losses [groups + 1], detached."""
+        for group in self.optimizer.param_groups:
+            group["lr"].fill_(self.learning_rate)
+        losses = self._replayed(tensors) if self.device.type == "cuda" else self._update(DeviceBatch(*tensors))
+        with torch.no_grad():
+            torch._foreach_lerp_(self._kept, self._learnt, max(1 - self.settings.ema, 1 / (self.steps + 2)))
+        self.steps += 1
+        return losses
+
+    def _replayed(self, tensors: Sequence[Tensor]) -> Tensor:
+        shape = tensors[0].shape
+        if shape not in self._recorded:
+            batch = DeviceBatch.of(tensors, self.device)
+            pool = next((recorded.pool for _, recorded in self._recorded.values()), None)
+            self._recorded[shape] = batch, Captured(lambda: {"losses": self._update(batch)}, pool=pool)
+        batch, recorded = self._recorded[shape]
+        batch.fill(tensors)
+        return recorded()["losses"].clone()
+
+    def _update(self, batch: DeviceBatch) -> Tensor:
         inputs = self.losses.corrupted(self.losses.known(batch.frames), self.settings)
         with self._autocast():
             losses = self.losses(self.talker, batch, inputs)
         sounds, rest = losses[:PHONES_PER_FRAME], losses[PHONES_PER_FRAME:-1]
         total = sounds.sum() + 2 * rest.mean() + self.settings.guide_weight * losses[-1]
-        total.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.talker.parameters(), self.settings.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate
-        self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self._average()
-        self.steps += 1
+        total.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self._learnt, self.settings.clip)
+        self.optimizer.step()
         return losses.detach()
 
     @torch.no_grad()
-    def held_out(self, batch: DeviceBatch) -> Tensor:
-        """Losses [groups + 1] of the averaged weights."""
+    def held_out(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Losses [groups + 1] of the averaged weights, by what `batch_tensors` made."""
+        batch = DeviceBatch.of(tensors, self.device)
         with self._autocast():
             known = self.losses.known(batch.frames)
             return self.losses(self.averaged, batch, known)
-
-    @torch.no_grad()
-    def _average(self) -> None:
-        weight = max(1 - self.settings.ema, 1 / (self.steps + 2))
-        torch._foreach_lerp_(list(self.averaged.parameters()), list(self.talker.parameters()), weight)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")

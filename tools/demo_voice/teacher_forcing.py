@@ -15,10 +15,10 @@ _GUIDE_TOKENS, _GUIDE_SHARE = 2.0, 0.04  # how far from its place a head may rea
 class Places:
     """Where in its text each row should be reading."""
 
-    rows: Tensor  # [n]: counted through all sequences
-    first: Tensor  # [n]: the text's first position in the row's sequence
-    count: Tensor  # [n]: its tokens
-    share: Tensor  # [n]: of them that were read before
+    first: Tensor  # [sequences]: the text's first position
+    count: Tensor  # [sequences]: its tokens; 0 where no text is before the row
+    share: Tensor  # [sequences, length]: of them that were read before
+    spoken: Tensor  # [sequences, length]: whether speech is predicted there
 
 
 class Guide:
@@ -36,22 +36,24 @@ class Guide:
 
     def observe(self, layer: int, query: Tensor, key: Tensor) -> None:
         """[sequences, heads, length, head_dim], [sequences, kv_heads, length, head_dim]: keep that head's loss."""
-        if layer != self.LAYER or not len(self.places.rows):
+        if layer != self.LAYER:
             return
         query, key = query[:, self.HEAD], key[:, self.HEAD * key.shape[1] // query.shape[1]]
         with torch.autocast(query.device.type, enabled=False):
             scores = query.float() @ key.float().mT * query.shape[-1] ** -0.5
             future = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device).triu(1)
-            attended = scores.masked_fill(future, -torch.inf).softmax(-1).flatten(0, 1)[self.places.rows]
-            self.loss = -(attended * self._wanted(scores.shape[1])).sum(-1).add(1e-6).log().mean()
+            attended = scores.masked_fill(future, -torch.inf).softmax(-1)
+            costs = -(attended * self._wanted(scores.shape[1])).sum(-1).add(1e-6).log()
+            guided = self.places.spoken & (self.places.count > 0)[:, None]
+            self.loss = torch.where(guided, costs, 0.0).sum() / guided.sum().clamp(min=1)
 
     def _wanted(self, length: int) -> Tensor:
-        """[n, length]: 1 at the place itself, falling to both sides, 0 outside the text."""
+        """[sequences, length, length]: 1 at the place itself, falling to both sides, 0 outside the text."""
         places = self.places
-        token = torch.arange(length, device=places.first.device) - places.first[:, None]
-        count = places.count[:, None]
+        token = (torch.arange(length, device=places.first.device) - places.first[:, None])[:, None]
+        count = places.count[:, None, None]
         width = _GUIDE_TOKENS + _GUIDE_SHARE * count
-        wanted = torch.exp(-0.5 * ((token - places.share[:, None] * count) / width).square())
+        wanted = torch.exp(-0.5 * ((token - places.share[..., None] * count) / width).square())
         return wanted * ((token >= 0) & (token <= count))
 
 

@@ -82,7 +82,10 @@ class Captured:
 
     _WARM_UP = 3
 
-    def __init__(self, step: Callable[[], Mapping[str, Tensor]]) -> None:
+    def __init__(
+        self, step: Callable[[], Mapping[str, Tensor]], *, pool: "torch.cuda._POOL_HANDLE | None" = None
+    ) -> None:
+        """`pool`: of another recording whose memory is free while this one runs."""
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -90,8 +93,9 @@ class Captured:
                 step()
         torch.cuda.current_stream().wait_stream(aside)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, pool=pool):
             self._losses = step()
+        self.pool = self._graph.pool()
 
     def __call__(self) -> Mapping[str, Tensor]:
         """One step; the losses are overwritten by the next."""

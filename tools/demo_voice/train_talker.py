@@ -17,13 +17,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.tokenizer import TextTokenizer
 from talkray_tools.released import GENERATION, Json
 from tools.demo_voice.dataset import Corpus, RowLayout, Sampler, written_ways
 from tools.demo_voice.shape import PHONES_PER_FRAME, SHAPE
-from tools.demo_voice.talker_trainer import DeviceBatch, Losses, TalkerRecipe, Trainer
+from tools.demo_voice.talker_trainer import BatchSource, Losses, TalkerRecipe, Trainer, batch_tensors
 from tools.demo_voice.teacher_forcing import Guide
 from tools.demo_voice.tokenizer import train_tokenizer
 
@@ -37,7 +38,8 @@ TEXT_NEEDS: Json = {"spoken_form": "english", "max_segment_chars": 200, "alignme
 
 _SEED = 20
 _CHECK_BATCH = 100
-_SMOKE = TalkerRecipe(duration=15, max_rows=512, report_steps=2, save_every=4, check_every=6, ways=2)
+_WORKERS = 8  # processes that make batches for a GPU
+_SMOKE = TalkerRecipe(duration=15, max_rows=512, num_predicted=128, report_steps=2, save_every=4, check_every=6, ways=2)
 
 
 def write_model_files(run: Path, corpus: Corpus) -> Path:
@@ -110,10 +112,11 @@ class TrainingRun:
         trainer.save(self.checkpoint)
         self._check()
 
-    def _batches(self) -> Iterator[DeviceBatch]:
-        draw = np.random.default_rng((_SEED, self.trainer.steps))
-        for batch in self.sampler.batches(self.settings.max_rows, draw=draw):
-            yield DeviceBatch.of(batch, device=self.device, share=self.settings.predicted_frames, draw=draw)
+    def _batches(self) -> Iterator[list[Tensor]]:
+        source = BatchSource(self.sampler, self.settings, seed=(_SEED, self.trainer.steps))
+        on_gpu = self.device.type == "cuda"
+        workers: Json = {"num_workers": _WORKERS, "prefetch_factor": 8, "pin_memory": True} if on_gpu else {}
+        yield from DataLoader(source, batch_size=None, **workers)
 
     def _check(self) -> None:
         """Losses of the averaged weights on all held-out utterances, in both text modes; the best weights are kept."""
@@ -130,7 +133,7 @@ class TrainingRun:
         ]
         draw = np.random.default_rng(_SEED)
         losses = [
-            self.trainer.held_out(DeviceBatch.of(self.layout.batch(part), device=self.device, share=1.0, draw=draw))
+            self.trainer.held_out(batch_tensors(self.layout.batch(part), num_predicted=0, draw=draw))
             for part in (samples[first : first + _CHECK_BATCH] for first in range(0, len(samples), _CHECK_BATCH))
         ]
         return torch.stack(losses).mean(0)

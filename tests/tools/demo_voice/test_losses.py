@@ -10,7 +10,7 @@ from torch import Tensor
 from deployments.talker.model.config import ModelConfig
 from deployments.talker.tokenizer import TextTokenizer
 from tools.demo_voice.dataset import NONE, Corpus, RowLayout, TrainingSample, Utterance
-from tools.demo_voice.talker_trainer import DeviceBatch, Losses, TalkerRecipe, Trainer
+from tools.demo_voice.talker_trainer import DeviceBatch, Losses, TalkerRecipe, Trainer, batch_tensors
 from tools.demo_voice.teacher_forcing import Guide, Places
 
 CPU = torch.device("cpu")
@@ -30,8 +30,10 @@ class Setting:
         sample = TrainingSample(utterance, tokenizer.encode("Hi."), None, full_text=True)
         self.losses = Losses(Corpus(codes, [utterance]), config, CPU)
         self.trainer = Trainer(config, self.losses, SETTINGS)
-        batch = RowLayout(config, tokenizer).batch([sample])
-        self.batch = DeviceBatch.of(batch, device=CPU, share=1.0, draw=draw)
+        self.sample, self.layout = sample, RowLayout(config, tokenizer)
+        batch = self.layout.batch([sample])
+        self.tensors = batch_tensors(batch, num_predicted=0, draw=draw)
+        self.batch = DeviceBatch.of(self.tensors, CPU)
         self.known: Tensor = self.losses.known(self.batch.frames)
 
 
@@ -52,11 +54,12 @@ def test_frames_are_hidden_whole(setting: Setting) -> None:
 
 
 def test_training_lowers_every_loss(setting: Setting) -> None:
-    before = setting.trainer.held_out(setting.batch)
+    before = setting.trainer.held_out(setting.tensors)
     setting.trainer.seconds = 6.0  # behind the warm-up
     for _ in range(40):
-        setting.trainer.step(setting.batch)
-    assert (setting.trainer.held_out(setting.batch)[:-1] < before[:-1]).all()
+        setting.trainer.step(setting.tensors)
+    assert (setting.trainer.held_out(setting.tensors)[:-1] < before[:-1]).all()
+    assert all(parameter.is_leaf for parameter in setting.trainer.averaged.parameters())
 
 
 def test_only_better_weights_are_kept(setting: Setting, tmp_path: Path) -> None:
@@ -67,22 +70,36 @@ def test_only_better_weights_are_kept(setting: Setting, tmp_path: Path) -> None:
 
 
 def test_reading_at_the_right_place_costs_least() -> None:
-    length, text_first, count = 40, 4, 16
-    rows = torch.arange(22, length)
-    share = torch.linspace(0, 0.5, len(rows))
-    same = torch.full_like(rows, 1)
-    places = Places(rows, text_first * same, count * same, share)
+    length, text_first, count, first = 40, 4, 16, 22
+    share, spoken = torch.zeros(1, length), torch.zeros(1, length, dtype=torch.bool)
+    share[:, first:], spoken[:, first:] = torch.linspace(0, 0.5, length - first), True
+    places = Places(torch.tensor([text_first]), torch.tensor([count]), share, spoken)
     costs = []
     for distance in (0, 4, 8):
-        read = (text_first + share * count).round().long() + distance
+        read = (text_first + share[0, first:] * count).round().long() + distance
         keys = torch.eye(length)[None, None]
         query = torch.zeros(1, 1, length, length)
-        query[0, 0, rows, read] = 100.0
+        query[0, 0, torch.arange(first, length), read] = 100.0
         guide = Guide(places)
         guide.observe(Guide.LAYER, query, keys)
         costs.append(float(guide.loss))
     assert costs == sorted(costs)
     assert costs[0] < 0.1 < costs[1]
+
+
+def test_text_beside_the_frames_guides_nothing(setting: Setting) -> None:
+    nowhere = replace(setting.batch, text_count=torch.zeros(1, dtype=torch.int64))
+    for batch, guided in ((setting.batch, True), (nowhere, False)):
+        losses = setting.losses(setting.trainer.averaged, batch, setting.known)
+        assert (losses[-1] > 0) == guided
+        assert (losses[:-1] > 0).all()
+
+
+def test_samples_that_fill_a_batch_up_change_no_loss(setting: Setting) -> None:
+    filled = setting.layout.batch([setting.sample], max_rows=3 * setting.batch.text.shape[1])
+    tensors = batch_tensors(filled, num_predicted=0, draw=np.random.default_rng(0))
+    assert tensors[0].shape[0] == 3
+    torch.testing.assert_close(setting.trainer.held_out(tensors), setting.trainer.held_out(setting.tensors))
 
 
 @pytest.mark.parametrize(("full_text", "first"), [(True, 2), (False, 0)])

@@ -16,7 +16,7 @@ from deployments.talker.prompt import InputTables, PromptBuilder
 from deployments.talker.runner import ModelRunner, RunnerShape
 from deployments.talker.sequence import FrameLimit, Sequence
 from deployments.talker.tokenizer import TextTokenizer
-from tools.demo_voice.dataset import NONE, RowLayout, TrainingBatch, TrainingSample, Utterance
+from tools.demo_voice.dataset import END, NONE, RowLayout, TrainingBatch, TrainingSample, Utterance
 from tools.demo_voice.teacher_forcing import input_rows, predictor_logits, talker_hidden
 
 CPU = torch.device("cpu")
@@ -92,8 +92,8 @@ def test_rows_are_the_prompts_and_the_frames(setting: Setting, number: int) -> N
 @pytest.mark.parametrize("number", range(len(ASKED)))
 def test_hidden_states_are_the_engines(setting: Setting, number: int) -> None:
     sample = setting.samples[number]
-    hidden = talker_hidden(setting.talker, setting.rows())[setting.batch.target_rows]
-    first = sum(earlier.utterance.frames + 1 for earlier in setting.samples[:number])
+    hidden = talker_hidden(setting.talker, setting.rows()).view(*setting.batch.targets.shape, -1)[number]
+    first = int(np.flatnonzero(setting.batch.targets[number] != NONE)[0])
     for num_frames in (0, 1, sample.utterance.frames):
         runner, sequence = setting.runner_of(sample, num_frames)
         runner.prefill([sequence])
@@ -104,9 +104,17 @@ def test_targets_are_the_frames_in_their_order_and_then_the_end(setting: Setting
     expected = [
         number
         for sample in setting.samples
-        for number in [*range(sample.utterance.start, sample.utterance.start + sample.utterance.frames), NONE]
+        for number in [*range(sample.utterance.start, sample.utterance.start + sample.utterance.frames), END]
     ]
-    assert setting.batch.target_frames.tolist() == expected
+    assert setting.batch.targets[setting.batch.targets != NONE].tolist() == expected
+
+
+def test_a_batch_is_filled_up_with_samples_that_are_not_learnt_from(setting: Setting) -> None:
+    rows = setting.batch.text.shape[1]
+    filled = setting.layout.batch(setting.samples, max_rows=(len(ASKED) + 2) * rows + 1)
+    assert filled.text.shape == (len(ASKED) + 2, rows)
+    assert (filled.targets[len(ASKED) :] == NONE).all()
+    assert (filled.targets[: len(ASKED)] == setting.batch.targets).all()
 
 
 def test_predictor_logits_are_those_of_one_codebook_after_the_other(setting: Setting) -> None:
