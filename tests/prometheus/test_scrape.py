@@ -86,7 +86,7 @@ async def test_prometheus_sees_what_was_spoken(prometheus_bin: Path, tmp_path: P
             await until(
                 watch,
                 "max by (pool) (ray_talkray_replicas_running)",
-                lambda found: found == {("talker",): 1.0, ("codec",): 1.0, ("ingress",): 1.0},
+                lambda found: found == {(pool,): 1.0 for pool in ("talker", "codec", "ingress", "jobs")},
             )
             await until(
                 watch,
