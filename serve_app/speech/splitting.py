@@ -3,9 +3,9 @@
 # ruff: noqa: RUF001 (characters that look like others are what a part of this file is about)
 
 import re
-import sys
 import unicodedata
 from bisect import bisect_right
+from functools import partial
 from itertools import accumulate
 
 _CLOSING = "\"')\\]»”’」』）》"
@@ -123,7 +123,9 @@ class LiveSplit:
         matches = [match for match in _SENTENCE.finditer(text, self._looked) if match.end() > middle]
         open_matches = [match for match in matches if match.end() > known]
         ends = [match.end() for match in matches if match.end() > known or _ends_sentence(text, match.end())]
-        first = min(ends + [end for end in _ends(_CLAUSE, text, self._looked) if end > late], default=len(text))
+        first = min(
+            ends + [end for end in _ends(_CLAUSE, text, self._looked, len(text)) if end > late], default=len(text)
+        )
         if first <= min(known, limit):
             return first
         words = _ends(_WORD, text, late, limit + 1) if len(text) > limit else [len(text)]
@@ -150,22 +152,20 @@ def _best_end(text: str, start: int, middle: int, limit: int) -> int:
     An end in the first half, up to `middle`, is only taken between words: parts that are too short sound cut off from
     each other.
     """
-    for pattern in (_PARAGRAPH, _SENTENCE, _CLAUSE):
-        if good := [end for end in _ends(pattern, text, start, limit + 1) if middle < end <= limit]:
+    for find_ends in (partial(_ends, _PARAGRAPH), sentence_ends, partial(_ends, _CLAUSE)):
+        if good := [end for end in find_ends(text, start, limit + 1) if middle < end <= limit]:
             return good[-1]
     words = _ends(_WORD, text, start, limit + 1)
     return words[-1] if words and words[-1] > start else _hard_end(text, start, limit)
 
 
-def sentence_ends(text: str) -> list[int]:
-    """Where sentences of the whole `text` end, but for its own end."""
-    return [end for end in _ends(_SENTENCE, text, 0) if end < len(text.rstrip())]
+def sentence_ends(text: str, start: int, stop: int) -> list[int]:
+    """Where sentences end, from `start` up to `stop`."""
+    return [end for end in _ends(_SENTENCE, text, start, stop) if _ends_sentence(text, end)]
 
 
-def _ends(pattern: re.Pattern[str], text: str, start: int, stop: int = sys.maxsize) -> list[int]:
-    """Where matches of `pattern` within these places end; some that look like a sentence's end are none."""
-    ends = [match.end() for match in pattern.finditer(text, start, stop)]
-    return ends if pattern is not _SENTENCE else [end for end in ends if _ends_sentence(text, end)]
+def _ends(pattern: re.Pattern[str], text: str, start: int, stop: int) -> list[int]:
+    return [match.end() for match in pattern.finditer(text, start, stop)]
 
 
 def _ends_sentence(text: str, end: int) -> bool:
