@@ -95,10 +95,7 @@ class Deployed:
 
 
 class HandleSynthesizer:
-    """Asks a model's codec pool, which asks its talkers; or, where the talker's GPU decodes too, the talkers.
-
-    In both cases `describe` asks the codec pool, which asks a talker for the model that is loaded.
-    """
+    """Asks a model's codec pool, which asks its talkers; or, where the talker's GPU decodes too, the talkers."""
 
     def __init__(self, served: Deployed) -> None:
         self._served, self._info = served, served.known_info()
@@ -120,7 +117,11 @@ class HandleSynthesizer:
 
     async def _ask(self) -> ModelInfo:
         """Waits for a talker, however long that takes."""
-        info: ModelInfo = await ask_replica(self._served.codec, "describe", self._served.name, lost=CodecLost)
+        info: ModelInfo
+        if self._served.talker is not None:
+            info = await ask_replica(self._served.talker, "describe", lost=TalkerLost)
+        else:
+            info = await ask_replica(self._served.codec, "describe", self._served.name, lost=CodecLost)
         return info
 
     async def _remember(self) -> None:

@@ -41,6 +41,8 @@ DEAD = ActorUnavailableError("gone", b"0" * 16)
 class Codec:
     """A handle to replicas of which each gives so many frames more, one a chunk, and then dies of an error."""
 
+    deployment_name = "Codec"
+
     def __init__(self, total: int, *scripts: tuple[int, Exception], chunk_bytes: int = 1) -> None:
         self._total, self._chunk_bytes = total, chunk_bytes
         self._scripts = list(scripts)
@@ -149,6 +151,8 @@ async def test_samples_are_sent_until_a_codec_has_answered_for_them() -> None:
 class CloningTalker:
     """A handle to talkers that bring audio with each frame; each dies behind so many frames, the last one does not."""
 
+    deployment_name = "Talker"
+
     def __init__(self, *dies_behind: int) -> None:
         self._dies_behind = list(dies_behind)
         self.requests: list[GenerateRequest] = []
@@ -234,6 +238,8 @@ async def test_a_talker_on_a_cpu_is_asked_where_nothing_is_to_be_read(
 class Talker:
     """A handle to a talker that says nothing."""
 
+    deployment_name = "Talker"
+
     def options(self, *, method_name: str, stream: bool) -> "Talker":
         assert (method_name, stream) == ("generate", True)
         return self
@@ -267,6 +273,8 @@ async def test_a_stream_never_just_ends() -> None:
 class Describing:
     """A handle to a codec pool that tells of a model once it may, and where notes are left meanwhile."""
 
+    deployment_name = "Codec"
+
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.may_tell = asyncio.Event()
@@ -275,8 +283,8 @@ class Describing:
         assert method_name == "describe"
         return self
 
-    async def remote(self, model: str) -> ModelInfo:
-        self.asked.append(model)
+    async def remote(self, *model: str) -> ModelInfo:
+        self.asked += model
         await self.may_tell.wait()
         return CUSTOM_VOICE
 
@@ -311,3 +319,9 @@ async def test_a_model_at_zero_is_described_from_its_files(monkeypatch: pytest.M
     codec = Describing()
     info = await HandleSynthesizer(deployed("embedded", codec)).describe()
     assert (info.name, info.voices[0], codec.asked) == ("clones", "nora", [])
+
+
+async def test_a_talker_that_decodes_is_asked_itself_for_its_model() -> None:
+    talker = Describing()
+    talker.may_tell.set()
+    assert await HandleSynthesizer(one_deployed(Codec(1), talker=talker)).describe() == CUSTOM_VOICE
