@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Generic, TypeVar
 
@@ -13,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost
 from deployments.limits import Rate
 
-_finished = Rate()  # of the streams that ended in this process, which calls one other deployment
+_finished: defaultdict[str, Rate] = defaultdict(Rate)  # of streams that ended in this process, by deployment
 # A call that no replica takes for so long is made again, because it may wait for a replica that hangs.
 _ACCEPT_S = 4.0
 # A stream without a chunk or a heartbeat for so long is lost, because a replica that hangs, or whose host is cut off,
@@ -45,7 +46,7 @@ async def read_replica(
             try:
                 item = items.take()
             except StopAsyncIteration:
-                _finished.count(time.monotonic())
+                _finished[handle.deployment_name].count(time.monotonic())
                 return
             except asyncio.CancelledError:  # Serve's: a cancellation of this task is raised by the wait above
                 raise Moved("Serve has cancelled the call") from None
@@ -53,7 +54,7 @@ async def read_replica(
             yield item
     except Exception as error:
         response.cancel()
-        raise from_ray_error(error, lost) from error
+        raise from_ray_error(error, lost, _finished[handle.deployment_name]) from error
     finally:
         if is_taken or items.has_come:
             response.cancel()
@@ -139,7 +140,7 @@ async def ask_replica(handle: DeploymentHandle, method: str, *arguments: object,
     try:
         return await handle.options(method_name=method).remote(*arguments)
     except Exception as error:
-        raise from_ray_error(error, lost) from error
+        raise from_ray_error(error, lost, _finished[handle.deployment_name]) from error
 
 
 async def ask_all_replicas(handle: DeploymentHandle, method: str, argument: object) -> list[Any]:
@@ -151,11 +152,11 @@ async def ask_all_replicas(handle: DeploymentHandle, method: str, argument: obje
     return results
 
 
-def from_ray_error(error: Exception, lost: type[ReplicaLost]) -> Exception:
+def from_ray_error(error: Exception, lost: type[ReplicaLost], finished: Rate) -> Exception:
     """Our error for an exception of Ray's. An error that the method raised is returned as it was raised there."""
     if isinstance(error, BackPressureError):
         queued = error.args[0]  # calls of this process that wait for a replica with room
-        after_s = _finished.retry_after_s(queued, time.monotonic())
+        after_s = finished.retry_after_s(queued, time.monotonic())
         full = f"Every replica is full (waiting for one with room: {queued}); more replicas raise the limit."
         return Overloaded(full, after_s)
     if isinstance(error, RayActorError | RpcError):

@@ -12,6 +12,7 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overloaded, TalkerLost
+from deployments.limits import Rate
 from deployments.protocol import FinishReason, FrameChunk
 from deployments.serving.failover import with_failover
 from deployments.serving.handles import ItemReader, ask_replica, from_ray_error, read_replica
@@ -56,7 +57,8 @@ class Response:
 class Handle:
     """A deployment handle that answers each call with one response."""
 
-    def __init__(self, *items: object) -> None:
+    def __init__(self, *items: object, name: str = "Talker") -> None:
+        self.deployment_name = name
         self.response = Response(list(items))
         self.calls: list[tuple[object, ...]] = []
 
@@ -88,7 +90,7 @@ async def collect(chunks: AsyncGenerator[object, None]) -> list[object]:
     ],
 )
 def test_what_the_method_raised_comes_back_as_itself(cause: Exception) -> None:
-    translated = from_ray_error(from_replica(cause), TalkerLost)
+    translated = from_ray_error(from_replica(cause), TalkerLost, Rate())
     assert type(translated) is type(cause)
     assert translated.args == cause.args
     assert vars(translated) == vars(cause)
@@ -97,25 +99,32 @@ def test_what_the_method_raised_comes_back_as_itself(cause: Exception) -> None:
 @pytest.mark.parametrize("error", [RayActorError(), ActorDiedError(), ActorUnavailableError("busy", b"0" * 16)])
 @pytest.mark.parametrize("lost", [TalkerLost, CodecLost])
 def test_a_dead_replica_is_a_loss_of_its_kind(error: Exception, lost: type[TalkerLost] | type[CodecLost]) -> None:
-    translated = from_ray_error(error, lost)
+    translated = from_ray_error(error, lost, Rate())
     assert type(translated) is lost
     assert type(error).__name__ in str(translated)
 
 
-def test_backpressure_is_overload_with_a_time_to_wait() -> None:
-    translated = from_ray_error(BackPressureError(8, 8), TalkerLost)
-    assert isinstance(translated, Overloaded)
-    assert translated.retry_after_s > 0
+async def test_a_full_pool_says_when_to_ask_again_by_its_own_streams() -> None:
+    for _ in range(100):
+        await collect(read_replica(Handle("a", name="Talker-fast"), "generate", "request", lost=TalkerLost))
+    after_s = []
+    for name in ("Talker-fast", "Talker-slow"):
+        full = Handle(BackPressureError(8, 8), name=name)
+        with pytest.raises(Overloaded) as refused:
+            await collect(read_replica(full, "generate", "request", lost=TalkerLost))
+        after_s.append(refused.value.retry_after_s)
+    fast_s, slow_s = after_s
+    assert 0 < fast_s < slow_s
 
 
 def test_a_deployment_without_replicas_is_not_ready() -> None:
     error = DeploymentUnavailableError(DeploymentID("Talker", "default"))
-    assert isinstance(from_ray_error(error, TalkerLost), NotReady)
+    assert isinstance(from_ray_error(error, TalkerLost, Rate()), NotReady)
 
 
 def test_other_exceptions_stay_what_they_are() -> None:
     error = ValueError("ours")
-    assert from_ray_error(error, TalkerLost) is error
+    assert from_ray_error(error, TalkerLost, Rate()) is error
 
 
 async def test_a_stream_passes_its_items_on() -> None:
