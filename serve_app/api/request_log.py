@@ -164,17 +164,15 @@ class RequestRecord:
         return replace(self, request_id=request_id, received_ns=time.time_ns(), usage=Usage(), error=None)
 
     def note_speech(
-        self, asked: UtteranceRequest, info: ModelInfo, stored: StoredVoice | None, *, speed: float, is_timed: bool
-    ) -> UtteranceRequest:
-        """It is going to be spoken: known to the command, which shows it where the server is stopped before its end.
-
-        Returns what is asked, with its first marks if it `is_timed`.
-        """
-        self.usage.model, self.usage.seed = info.name, asked.seed
+        self, asked: UtteranceRequest, info: ModelInfo, stored: StoredVoice | None, *, speed: float
+    ) -> None:
+        """It is going to be spoken: known to the command, which shows it where the server is stopped before its end."""
+        self.usage.model = info.name
         self.usage.voice = asked.voice if stored is None else stored.id
-        self.samples_per_s, self.is_speech = info.sample_rate * speed, True
+        self.usage.seed = asked.seed
+        self.samples_per_s = info.sample_rate * speed
+        self.is_speech = True
         self._tell(is_over=False)
-        return start_marks(asked, self.received_ns) if is_timed else asked
 
     def publish(self) -> None:
         """Show it to the command that started this replica, if one did, and keep it."""

@@ -20,7 +20,7 @@ from serve_app.api.answers.response import (
 )
 from serve_app.api.answers.whole_answer import Kept
 from serve_app.api.context import state_of
-from serve_app.api.request_log import RequestRecord, Usage
+from serve_app.api.request_log import RequestRecord, Usage, start_marks
 from serve_app.api.sockets.session import Session
 from serve_app.api.wishes import ignored_fields
 from serve_app.api.wishes.build_request import build_request
@@ -32,7 +32,7 @@ from serve_app.speech.dialogue import DialogueTimes, in_turns, turns_of
 from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.model_admissions import ModelAdmissions
-from serve_app.speech.redraw import draw_seed, redraw
+from serve_app.speech.redraw import draw_seed, report_redraw
 from serve_app.speech.segments import Segments, Stretch, UtteranceRequest
 from serve_app.speech.synthesizer import silence
 from serve_app.speech.word_times import WordTimes
@@ -150,7 +150,8 @@ class SpeechService:
             return AnswerAttempt(audio, usage, make_body, times, drop_tail=partial(self._tails.drop, utterance))
 
         def retry() -> AnswerAttempt:
-            other = redraw(utterance, usage.finish_reason, draw_seed(), model=wish.info.route)
+            report_redraw(utterance.request_id, usage.finish_reason, model=wish.info.route)
+            other = replace(utterance, seed=draw_seed(), redraws=False)
             return attempt(other, usage.another(other.seed))
 
         may_retry = utterance.redraws and not utterance.ignore_eos
@@ -217,7 +218,8 @@ class SpeechService:
         record.characters += len(wish.body.input)
         record.usage.tells_timing = self.settings.server_timing or TIMING_HEADER in request.headers
         is_timed = record.usage.tells_timing or self.settings.records.stages
-        return record.note_speech(asked, wish.info, wish.stored, speed=wish.delivery.speed, is_timed=is_timed)
+        record.note_speech(asked, wish.info, wish.stored, speed=wish.delivery.speed)
+        return start_marks(asked, record.received_ns) if is_timed else asked
 
     def synthesize(self, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance. A text with nothing to speak is answered by a moment of silence."""

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from serve_app.api.request_log import RequestRecord, Usage
 from serve_app.jobs.record import JobPlan, Made, Manner, Part, Place, StoredJob
 from serve_app.jobs.store import packed
 from serve_app.speech.long_text import LongText
-from serve_app.speech.redraw import ended_badly, redraw
+from serve_app.speech.redraw import ended_badly, report_redraw
 from serve_app.speech.segments import Segments, UtteranceRequest, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.voices.library import Voices
@@ -59,7 +59,8 @@ class SegmentMaker:
         request = plan.request(job, place, await self._reference(job, manner, info))
         speech, was_redrawn = await self._speak(request, info), False
         if part.redraws and ended_badly(speech.finish_reason):
-            again = redraw(request, speech.finish_reason, segment_seed(request.seed, 0), model=manner.model)
+            report_redraw(request.request_id, speech.finish_reason, model=manner.model)
+            again = replace(request, seed=segment_seed(request.seed, 0), redraws=False)
             speech, was_redrawn = await self._speak(again, info), True
         speech.usage.voice = manner.stored_voice or request.voice
         RequestRecord(

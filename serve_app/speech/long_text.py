@@ -4,13 +4,14 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 from deployments.errors import Overloaded
 from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.speech.live_text import without_clicks
 from serve_app.speech.look_ahead import LookAhead, SegmentAudio
-from serve_app.speech.redraw import redraw
+from serve_app.speech.redraw import report_redraw
 from serve_app.speech.segments import Segments, UtteranceRequest, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_assembler import UtteranceAssembler
@@ -89,7 +90,8 @@ class LongText:
 
         def again(reason: FinishReason) -> AsyncGenerator[PcmChunk, None]:
             """With another seed, after an end that is no good one."""
-            other = redraw(request, reason, segment_seed(request.seed, 0), model=self._model)
+            report_redraw(request.request_id, reason, model=self._model)
+            other = replace(request, seed=segment_seed(request.seed, 0))
             return self._synthesize_later_segment(other, info)
 
         return SegmentAudio(self._synthesize_segment(request, info), again)

@@ -1,21 +1,17 @@
 """Another attempt at speech that ended badly before any of it was sent: once, with another seed.
 
-Three places know that nothing was sent, and ask for it here: `SpeechStart` of speech that is over with its first
-chunk, `LongText` of a later segment that it has heard ahead, and `WholeResponse` of a whole answer.
+Four places make it, because they know that nothing was sent: `SpeechStart` where speech is over with its first chunk,
+`LongText` with a later segment that it has heard ahead, `SpeechService.whole` with an answer that is sent whole, and
+`SegmentMaker` with a segment of a job.
 """
 
 import logging
 import secrets
-from dataclasses import replace
-from typing import TypeVar
 
-from deployments.protocol import FinishReason, SynthesisRequest
+from deployments.protocol import FinishReason
 from deployments.serving import metrics
-from serve_app.speech.segments import UtteranceRequest
 
 logger = logging.getLogger(__name__)
-
-Asked = TypeVar("Asked", bound=SynthesisRequest)
 
 _SEED_BITS = 53  # JavaScript's numbers keep so many, and a client may send the seed back
 
@@ -30,12 +26,10 @@ def ended_badly(reason: FinishReason | None) -> bool:
     return reason is not None and not reason.is_good
 
 
-def redraw(request: Asked, reason: FinishReason | None, seed: int, *, model: str) -> Asked:
-    """The request of another attempt, which is counted and logged. There is no third one.
+def report_redraw(request_id: str, reason: FinishReason | None, *, model: str) -> None:
+    """Counts and logs that a request gets another attempt.
 
     `reason`: why the first attempt ended, None if it ended without samples. `model`: the name of one of several.
     """
     metrics.redrawn(reason, model=model)
-    logger.warning("request %s ended before it was sent (%s): another seed", request.request_id, reason)
-    again = replace(request, seed=seed)
-    return replace(again, redraws=False) if isinstance(again, UtteranceRequest) else again
+    logger.warning("request %s ended before it was sent (%s): another seed", request_id, reason)

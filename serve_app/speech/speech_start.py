@@ -13,7 +13,7 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from deployments.serving import metrics
 from serve_app.speech.live_text import LiveText
 from serve_app.speech.long_text import LongText
-from serve_app.speech.redraw import draw_seed, ended_badly, redraw
+from serve_app.speech.redraw import draw_seed, ended_badly, report_redraw
 from serve_app.speech.room import Room
 from serve_app.speech.segments import UtteranceRequest
 from serve_app.speech.synthesizer import Synthesizer
@@ -93,7 +93,8 @@ class SpeechStart:
         speech = await self._attempt(request, info, opened)
         if not (request.redraws and speech.has_failed):
             return speech
-        again = redraw(request, speech.reason, draw_seed(), model=self._room.model)
+        report_redraw(request.request_id, speech.reason, model=self._room.model)
+        again = replace(request, seed=draw_seed(), redraws=False)
         return await self._attempt(again, info, opened, seed=again.seed)
 
     async def _attempt(

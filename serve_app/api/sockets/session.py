@@ -13,7 +13,7 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, PcmChunk
 from serve_app.api.context import RequestState
 from serve_app.api.errors import translate
-from serve_app.api.request_log import RequestRecord, Usage
+from serve_app.api.request_log import RequestRecord, Usage, start_marks
 from serve_app.api.wishes.build_request import build_request
 from serve_app.api.wishes.speech_body import SpeechBody, check_length
 from serve_app.api.wishes.wish import Wish, stored_voice
@@ -405,8 +405,8 @@ class Session:
         stored = await stored_voice(body, self._info, self._voices)
         wish = replace(self._wish, body=body, spoken=spoken, stored=stored)
         request = await build_request(wish, self._settings, self._voices, live=live, **who)
-        is_timed = self._settings.records.stages
-        return turn.record.note_speech(request, self._info, stored, speed=body.speed, is_timed=is_timed)
+        turn.record.note_speech(request, self._info, stored, speed=body.speed)
+        return start_marks(request, turn.record.received_ns) if self._settings.records.stages else request
 
     def _follow(self, turn: Turn, text: LiveText | SpokenText) -> None:
         if self._body.word_timestamps:
