@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -133,7 +134,6 @@ class Reference:
 
     @property
     def samples(self) -> NDArray[np.float32]:
-        """The samples; there are none beside a prompt."""
         assert self.audio is not None, "either samples or a prompt"
         return self.audio
 
@@ -176,7 +176,7 @@ class SynthesisRequest:
     request_id: str
     text: str
     client: str = ""  # the client's name, for queues that are fair to clients
-    model: str = ""  # the name of one of several models
+    model: str = ""  # `ModelInfo.route`
     marks: Marks = ()  # empty without `server_timing`
 
     # Who speaks, and how.
@@ -280,8 +280,7 @@ class FrameChunk:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles bytes, in a third of the time of a data class with an array."""
-        beside = self.num_text_tokens, self.finish_reason, self.pcm, self.marks, self.readings
-        return _frame_chunk, (*_packed(self.codes), *beside, self.clone_prompt, self.trail)
+        return _frame_chunk, (*_packed(self.codes), *_beside_frames(self))
 
     def split_end(self) -> tuple["FrameChunk", "FrameChunk"]:
         """A last chunk as its frames and the end of the stream. What comes beside codes and audio is in both."""
@@ -317,10 +316,7 @@ class PcmChunk:
     trail: Marks = ()  # see FrameChunk; of talkers and codecs
 
     def __reduce__(self) -> tuple[object, ...]:
-        """As that of FrameChunk."""
-        beside = self.num_text_tokens, self.finish_reason, self.position, self.marks, self.readings
-        of_ingress = self.text_positions, self.seed, self.segment
-        return _pcm_chunk, (*_packed(self.codes), self.pcm, *beside, *of_ingress, self.clone_prompt, self.trail)
+        return _pcm_chunk, (*_packed(self.codes), *_beside_samples(self))
 
     @property
     def num_samples(self) -> int:
@@ -337,6 +333,11 @@ class PcmChunk:
         )
 
 
+_beside_frames, _beside_samples = (
+    attrgetter(*(each.name for each in fields(kind) if each.name != "codes")) for kind in (FrameChunk, PcmChunk)
+)
+
+
 def _pcm_chunk(codes: bytes, shape: tuple[int, ...], pcm: bytes, *beside: Any) -> PcmChunk:
     return PcmChunk(pcm, np.frombuffer(codes, np.int16).reshape(shape), *beside)
 
@@ -345,7 +346,7 @@ def _pcm_chunk(codes: bytes, shape: tuple[int, ...], pcm: bytes, *beside: Any) -
 class ModelInfo:
     """What the ingress knows of a loaded checkpoint."""
 
-    name: str
+    name: str  # what clients send as `model`: of one of several models its name in the settings, else the checkpoint's
     kind: ModelKind
     voices: tuple[str, ...]  # lower case; empty unless custom_voice
     languages: tuple[str, ...]  # lower case, without "auto"
@@ -359,12 +360,12 @@ class ModelInfo:
     spoken_form: str | None = None  # a language, where the voice has learnt only words and needs figures as words
     max_segment_chars: int = 1000  # longer texts are synthesised in segments
     word_times: bool = False  # whether its alignment head is known: readings are exact, else estimates
-    checkpoint: str = ""  # of one of several models; `name` is then its name in settings. Empty of a single model.
+    checkpoint: str = ""  # of one of several models; empty of a single one
     fingerprint: str = ""  # hash of the weights that make clone prompts, which fit no others. Empty unless base.
 
     @property
     def route(self) -> str:
-        """`SynthesisRequest.model` of requests for this model."""
+        """`SynthesisRequest.model` of requests for this model: its name in the settings, empty of a single one."""
         return self.name if self.checkpoint else ""
 
     @property

@@ -183,7 +183,6 @@ class HandleJobs:
         self._handle = handle
 
     async def call(self, what: str, *arguments: object) -> Any:
-        """Call a method of `JobDesk`, as `Jobs` says."""
         try:
             calling = ask_replica(self._handle, "call", what, *arguments, lost=ReplicaLost)
             return await asyncio.wait_for(calling, _CREATE_TIMEOUT_S if what == "create" else _JOBS_TIMEOUT_S)

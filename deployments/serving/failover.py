@@ -108,7 +108,6 @@ class Attempts:
             self._stage = AttemptStage.ACCEPTED
 
     def take_losses(self) -> Marks:
-        """The losses since the last call."""
         losses, self.losses = self.losses, ()
         return losses
 

@@ -56,7 +56,6 @@ class FrameSource:
         return self._generate(replace(request, synthesis=rest, gpu_frames=gpu_frames))
 
     def note(self, chunk: FrameChunk) -> FrameChunk:
-        """The chunk has come."""
         self._received.add(chunk.codes, self._received.samples + len(chunk.pcm) // 2)
         return chunk
 
@@ -154,7 +153,6 @@ class UntakenFrames:
         return news
 
     def peek(self, count: int) -> list[Frame]:
-        """At most `count` frames, without taking them."""
         return self._frames[:count]
 
 

@@ -74,7 +74,6 @@ def pools(app_name: str) -> dict[str, Pool]:
 
 
 def num_nodes() -> int:
-    """How many nodes of the cluster live."""
     return sum(bool(node["Alive"]) for node in ray.nodes())
 
 

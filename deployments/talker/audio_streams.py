@@ -266,7 +266,6 @@ class AudioStreams:
             self._close_if_over(stream)
 
     def _deliver(self, stream: AudioStream, frames: int, pcm: Pcm) -> None:
-        """Hand on audio of so many frames."""
         if not stream.listener.has_begun and self._is_quiet(pcm, frames):
             stream.drop_quiet(frames)
         else:

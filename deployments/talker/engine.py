@@ -302,7 +302,6 @@ class Engine:
         return has_codes
 
     def _collect_step(self) -> None:
-        """Take the frames of the running step."""
         step = self._step
         assert step is not None
         frames = step.launched.result()

@@ -60,7 +60,6 @@ class Usage:
         return {name: said for name, said in told.items() if said is not None}
 
     def headers(self) -> dict[str, str]:
-        """The same as headers."""
         return {f"x-{name}": quote(str(said), safe=" /(),:") for name, said in self.answer.items()}
 
     def add(self, chunk: PcmChunk) -> None:

@@ -53,7 +53,6 @@ class JobsReplica:
             self._working = asyncio.create_task(self._work())
 
     async def call(self, what: str, *arguments: object) -> Any:
-        """As `Jobs.call`."""
         return await self._desk.call(what, *arguments)
 
     async def forget(self, voices: tuple[bytes, ...]) -> None:

@@ -40,7 +40,6 @@ class Planned:
 
     @property
     def models(self) -> dict[str, dict[str, object]]:
-        """As `StoredJob.models`."""
         return {name: StoredJob.described(info) for name, info in self.infos.items()}
 
 

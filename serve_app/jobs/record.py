@@ -116,7 +116,6 @@ class JobPlan(Strict):
         return read(part.sent, self.rules[part.rules].text_rules())
 
     def request(self, job: "StoredJob", place: "Place", reference: Reference | None) -> UtteranceRequest:
-        """The request for one segment."""
         part = self.parts[place.part]
         segment, manner = part.segments[place.segment], self.manners[part.manner]
         same = ("model", "voice", "instructions", "non_streaming_mode", "ignore_eos", "leading_silence")

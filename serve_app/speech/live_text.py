@@ -286,14 +286,14 @@ async def without_clicks(
     While they `may_pause` the last 10 ms are held back, and faded out where no chunk comes in time.
     """
     size = int(_FADE_S * sample_rate) * _SAMPLE_BYTES
-    clock, held, last, is_silent = Listener(), b"", None, False
+    listener, held, last, is_silent = Listener(), b"", None, False
     coming: asyncio.Future[PcmChunk | None] | None = None
     try:
         while True:
             coming = asyncio.ensure_future(anext(chunks, None))
             coming.add_done_callback(heed)
             if held and last is not None:
-                await asyncio.wait((coming,), timeout=max(0.0, clock.lead_s(time.monotonic()) - _MARGIN_S))
+                await asyncio.wait((coming,), timeout=max(0.0, listener.lead_s(time.monotonic()) - _MARGIN_S))
                 if not coming.done() and may_pause():
                     yield replace(last, pcm=_faded(held, np.linspace(1, 0, len(held) // _SAMPLE_BYTES)))
                     held, is_silent = b"", True
@@ -306,7 +306,7 @@ async def without_clicks(
             pcm, held = held + pcm, b""
             if chunk.finish_reason is None and may_pause():
                 pcm, held = pcm[:-size], pcm[-size:]
-            clock.deliver(len(pcm) / _SAMPLE_BYTES / sample_rate, now_s=time.monotonic())
+            listener.deliver(len(pcm) / _SAMPLE_BYTES / sample_rate, now_s=time.monotonic())
             last = chunk.emptied()
             yield replace(chunk, pcm=pcm)
     finally:

@@ -85,7 +85,6 @@ class Keys:
         return record
 
     def has(self, key: str | None) -> bool:
-        """Whether `find` has a record of it."""
         try:
             self.find(key)
         except Unauthorized:
