@@ -152,7 +152,9 @@ class ModelRunner:
         self.lanes = [self.twin() for _ in range(_LANES)] if has_lane else []
 
     def twin(self) -> Self:
-        """A lane: the same rows. Networks, recordings, buffers and the CUDA stream, which goes first, are its own."""
+        """A lane: a shallow copy, which shares rows and weights. Networks, recordings and the CUDA stream, which goes
+        first, are its own. Each `_allocate` makes anew what a launch writes, because two launches may run at once.
+        """
         other, num_rows = copy(self), min(_LANE_ROWS, self.shape.max_num_seqs)
         other.state = self.state.twin()
         other.networks = self.networks.twin(other.state, num_rows=num_rows, num_positions=_LANE_POSITIONS)
