@@ -184,11 +184,11 @@ class OutgoingAudio:
         pcm = pcm if self._silence is None else self._silence.trim(pcm)
         if len(pcm):
             self._delivered = self._position
-        tokens, (marks, readings, prompt, trail) = self._frames.num_text_tokens, self._frames.take_news()
+        marks, readings, prompt, trail = self._frames.take_news()
         return PcmChunk(
             pcm.tobytes(),
             codes,
-            tokens,
+            self._frames.num_text_tokens,
             finish_reason,
             self._delivered,
             marks,

@@ -73,7 +73,8 @@ class AudioStream:
         """Frames that its next call has, of those that wait; 0 means wait for more. `load` is that of `ChunkPlan`."""
         if self.is_recalling:
             return parts(min(self.num_waiting, self.num_recalled - self.num_called), _CALL_SIZES)[0]
-        lead_s, ended = self.listener.lead_s(now_s) + self._under_way_s, self.num_written == self.num_wanted
+        lead_s = self.listener.lead_s(now_s) + self._under_way_s
+        ended = self.num_written == self.num_wanted
         return self._plan.size(self.num_waiting, ended=ended, lead_s=lead_s, load=load)
 
     def skip_recording(self) -> None:

@@ -87,7 +87,8 @@ class EngineClient:
                 await self._wake()
                 failed.pop_all()
         self._send(channel.Submit(sequence_id, request))
-        live, least = request.synthesis.live, _BACKGROUND_FRAMES if request.synthesis.background else 0
+        live = request.synthesis.live
+        least = _BACKGROUND_FRAMES if request.synthesis.background else 0
         writing = None if live is None else asyncio.create_task(self._write(sequence_id, live))
         try:
             while True:

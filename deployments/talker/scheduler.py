@@ -152,7 +152,8 @@ class Scheduler:
                 break  # no other sequence overtakes it
             self.waiting.remove(sequence)
             self._give_place(sequence)
-            self._unused_rows, self._unused_blocks = self._unused_rows - 1, self._unused_blocks - needed
+            self._unused_rows -= 1
+            self._unused_blocks -= needed
             self.starting[sequence.id] = sequence
             started.append(sequence)
         return started

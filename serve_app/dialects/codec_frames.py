@@ -93,7 +93,9 @@ class Records:
                 self._position = chunk.position
         if chunk.finish_reason is not None:
             records += RECORD.pack(END, END_REASONS.index(chunk.finish_reason))
-        header, self._header = self._header if records else b"", b"" if records else self._header
+        if not records:
+            return b""
+        header, self._header = self._header, b""
         return header + bytes(records)
 
 

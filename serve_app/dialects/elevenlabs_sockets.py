@@ -92,7 +92,8 @@ class _Contexts(ContextConnection, WishedConnection):
     async def _open(self, name: str, fields: Mapping[str, object]) -> Session:
         wish = await self._wish_for(name, fields)
         session = await self.open(name, wish)
-        settings, reasons = fields.get("voice_settings"), {} if wish is self.wish else wish.ignored
+        reasons = {} if wish is self.wish else wish.ignored
+        settings = fields.get("voice_settings")
         speed = settings.get("speed") if isinstance(settings, Mapping) else None
         if isinstance(speed, int | float) and 0.25 <= speed <= 4:
             session.configure(speed=float(speed))

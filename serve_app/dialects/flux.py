@@ -83,7 +83,8 @@ class FluxSocket(TurnSocket):
         elif offset_ms is not None and offset_ms <= self._interrupted_ms:
             await self._warn("INVALID_INTERRUPT_OFFSET", "The offset is not after the offset of the last interrupt.")
         else:
-            self._offset_ms, self._is_interrupting = None if offset_ms is None else int(offset_ms), True
+            self._offset_ms = None if offset_ms is None else int(offset_ms)
+            self._is_interrupting = True
             await self._session.clear(None if offset_ms is None else (offset_ms - self._interrupted_ms) / 1000)
 
     async def _configure(self, speed: object) -> None:

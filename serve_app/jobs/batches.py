@@ -57,8 +57,9 @@ class BatchFiles:
         found = []
         for meta in self._store.listed("files/" if self._sees_all else self._folder):
             if named := _PATH.fullmatch(meta["path"]):
-                name, at_s = bytes.fromhex(named[2]).decode("utf-8", "replace"), meta["last_modified"].timestamp()
-                found.append(BatchFile(named[1], name, meta["size"], int(at_s), path=meta["path"]))
+                name = bytes.fromhex(named[2]).decode("utf-8", "replace")
+                created_at = int(meta["last_modified"].timestamp())
+                found.append(BatchFile(named[1], name, meta["size"], created_at, path=meta["path"]))
         return found
 
     def add(self, name: str, content: bytes, *, most: int) -> BatchFile:

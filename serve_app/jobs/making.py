@@ -54,7 +54,8 @@ class SegmentMaker:
     async def make(self, job: StoredJob, plan: JobPlan, place: Place) -> tuple[Made, bytes]:
         """A segment as `JobStore.keep` takes it. Raises JobStopped, and what a synthesizer raises."""
         part = plan.parts[place.part]
-        manner, info = plan.manners[part.manner], job.info(plan.manners[part.manner].model)
+        manner = plan.manners[part.manner]
+        info = job.info(manner.model)
         await self._check(job, manner, info)
         request = plan.request(job, place, await self._reference(job, manner, info))
         speech, was_redrawn = await self._speak(request, info), False

@@ -73,8 +73,8 @@ async def part_audio(
 
 async def part_words(service: SpeechService, job_id: str, part: int) -> Json:
     """When each word and each segment of a finished part is heard."""
-    track, store = await service.ask_jobs("track", job_id, part), JobStore(service.voices.files())
-    return await asyncio.to_thread(words_of, store, job_id, part, track.made)
+    track = await service.ask_jobs("track", job_id, part)
+    return await asyncio.to_thread(words_of, JobStore(service.voices.files()), job_id, part, track.made)
 
 
 async def whole_audio(service: SpeechService, request: Request, job_id: str, response_format: str = "flac") -> Response:

@@ -302,7 +302,8 @@ async def without_clicks(
                 return
             pcm = chunk.pcm
             if is_silent and pcm:
-                pcm, is_silent = _faded(pcm[:size], np.linspace(0, 1, min(size, len(pcm)) // 2)) + pcm[size:], False
+                pcm = _faded(pcm[:size], np.linspace(0, 1, min(size, len(pcm)) // 2)) + pcm[size:]
+                is_silent = False
             pcm, held = held + pcm, b""
             if chunk.finish_reason is None and may_pause():
                 pcm, held = pcm[:-size], pcm[-size:]

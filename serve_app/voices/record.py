@@ -80,7 +80,8 @@ class Take(Strict):
         text = " ".join((text or "").split()) or None
         checked = check_recording(data, field=field, transcript=text, heard=None, prepare=prepare)
         # 24 bits hold every sample of 16, and the mean of two channels of them. What is louder would wrap around.
-        samples, found = np.clip(checked.audio, -1, 1 - 2**-23), {"changes": checked.changes, "flaws": checked.flaws}
+        samples = np.clip(checked.audio, -1, 1 - 2**-23)
+        found = {"changes": checked.changes, "flaws": checked.flaws}
         return cls.of_samples(samples, checked.sample_rate, "PCM_24", style=style, text=text, **found)
 
     @classmethod

@@ -180,17 +180,16 @@ class Convolution:
         assert snake is None or snake.frequency is None
         assert rows.dtype == torch.bfloat16, rows.dtype
         taps, inputs, outputs = self._shape
-        dilation, streams, time = self._dilation, len(rows), rows.shape[1] - (taps - 1) * self._dilation
+        dilation, streams = self._dilation, len(rows)
+        time = rows.shape[1] - (taps - 1) * dilation
         width = outputs // 2 if self._gated else outputs
         if total is not None:
             out, kind = total, Epilogue.ADDED
         elif wide:
             out, kind = new("out", (streams, time, width), torch.float32), Epilogue.WIDE
         else:
-            out, kind = (
-                new("out", (streams, time, width), torch.bfloat16),
-                Epilogue.GATED if self._gated else Epilogue.ROUNDED,
-            )
+            out = new("out", (streams, time, width), torch.bfloat16)
+            kind = Epilogue.GATED if self._gated else Epilogue.ROUNDED
             kind = Epilogue.GELU if gelu else kind if snake is None else Epilogue.SNAKED
         if taps > 1 and time < _HALF:
             rows, taps, dilation, inputs = unfolded(rows, taps, dilation, new), 1, 1, taps * inputs

@@ -348,7 +348,8 @@ class Session:
         if not has_begun:
             await self._events.put(Started(turn))
         if self._delivery.files:
-            rest, self._rendering = await self._rendering.close(), self._delivery.rendering(self._info)
+            rest = await self._rendering.close()
+            self._rendering = self._delivery.rendering(self._info)
         else:
             rest = await self._rendering.drain()
         await self._send(turn, rest)
@@ -372,10 +373,10 @@ class Session:
             await turn.changed.wait()
         text = turn.take()
         check_length("input", text, self._settings)  # before the text is read, which takes as long as the text is
-        body, spoken = self._body.model_copy(update={"input": text}), read(text, self._rules, field="text")
+        spoken = read(text, self._rules, field="text")
         if self._live_texts is not None and not is_speakable(spoken.text):
             return  # a conversation treats no text as an error
-        request = await self._request(turn, body, spoken)
+        request = await self._request(turn, self._body.model_copy(update={"input": text}), spoken)
         turn.request = replace(request, tail=self._continuation.tail(request))
         self._follow(turn, spoken)
         if is_speakable(turn.request.text):
