@@ -66,11 +66,9 @@ class Room:
             return "starting" if self.state().status is ModelStatus.FAILED else None
         if not self._limit.has_room(self.num_streams):
             return "pauses"
-        longest_s, since_s, now_s = (
-            self._usual_s + self.settings.max_line_s,
-            self._line_since_s(client),
-            time.monotonic(),
-        )
+        longest_s = self._usual_s + self.settings.max_line_s
+        since_s = self._line_since_s(client)
+        now_s = time.monotonic()
         # A line behind which nothing is heard may be a death that is not known yet, and `max_wait_s` bounds that wait.
         silent_s = now_s - max(since_s, self._heard_s)
         return "line" if now_s - since_s > longest_s >= silent_s else None

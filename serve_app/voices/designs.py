@@ -51,7 +51,8 @@ async def keep(voices: Voices, spoken: Sequence[DesignedSpeech], description: De
         await voices.remove(each)
     kept = []
     for speech in spoken:
-        samples, said = np.frombuffer(speech.pcm, "<i2"), {"style": NEUTRAL, "text": speech.text}
+        samples = np.frombuffer(speech.pcm, "<i2")
+        said = {"style": NEUTRAL, "text": speech.text}
         take, flac = await asyncio.to_thread(Take.of_samples, samples, speech.sample_rate, "PCM_16", **said)
         design = StoredDesign(
             id=new_id("design"),

@@ -36,10 +36,6 @@ StreamBody = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGene
 WholeBody = Callable[[bytes, WordTimes | None], Iterable[bytes]]
 
 
-def _nothing() -> None:
-    """Where nothing is to be forgotten."""
-
-
 @dataclass(frozen=True, slots=True)
 class AnswerAttempt:
     """Speech for a whole answer. Another seed makes another attempt at the same text."""
@@ -48,7 +44,7 @@ class AnswerAttempt:
     usage: Usage  # what `body` counts
     make_body: WholeBody | None = None  # makes the answer of all audio; None: the audio is the answer
     times: WordTimes | None = None  # the words of `body`
-    drop_tail: Callable[[], None] = _nothing  # called if it is not sent
+    drop_tail: Callable[[], None] = lambda: None  # called if it is not sent
 
     def parts(self, content: bytes) -> Iterable[bytes]:
         """The answer, of all that `body` made."""
