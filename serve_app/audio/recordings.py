@@ -41,6 +41,7 @@ OPEN_OPTIONS = {
 }
 MAX_BYTES = 10 << 20  # of the file, before base64
 MIN_SECONDS, MAX_SECONDS = 0.5, 30.0
+_MOST = 1e6  # of a sample: the squares of a spectrum of much larger ones leave float32, and the voice becomes NaN
 TIMEOUT_S = 10.0  # for decoding
 MAX_CHANNELS = 8
 _PLAIN_WAV = ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE")
@@ -122,8 +123,8 @@ def decode_file(data: bytes, field: str) -> tuple[NDArray[np.float32], int]:
         audio, rate = _read_wav(data) or _decode(data)
         if audio.size < MIN_SECONDS * rate:
             raise _Unusable(f"shorter than {MIN_SECONDS:g} seconds")
-        if not np.isfinite(audio).all():
-            raise _Unusable("it has samples that are not numbers")
+        if not (np.abs(audio) <= _MOST).all():  # nor is NaN
+            raise _Unusable("it has samples that are not numbers, or far beyond full scale")
     except _Unusable as error:
         raise _bad(field, str(error)) from error
     return audio, rate

@@ -329,11 +329,18 @@ def test_too_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decode(data_url(data)).size == RATE
 
 
-def test_samples_that_are_no_numbers() -> None:
+@pytest.mark.parametrize("sample", [np.nan, np.inf, 1e20, -3e38])
+def test_samples_of_which_no_voice_can_be_made(sample: float) -> None:
     file = io.BytesIO()
-    soundfile.write(file, np.full(RATE, np.nan), RATE, format="WAV", subtype="FLOAT")
-    with pytest.raises(InvalidRequest, match="not numbers"):
+    soundfile.write(file, np.full(RATE, sample), RATE, format="WAV", subtype="FLOAT")
+    with pytest.raises(InvalidRequest, match="not numbers, or far beyond full scale"):
         decode(data_url(file.getvalue()))
+
+
+def test_samples_of_16_bits_as_floats_are_read() -> None:
+    file = io.BytesIO()
+    soundfile.write(file, np.full(RATE, -32768.0), RATE, format="WAV", subtype="FLOAT")
+    assert abs(decode(data_url(file.getvalue()))).max() > 32000
 
 
 def test_many_channels() -> None:
