@@ -176,6 +176,8 @@ def build_engine(
     torch.set_num_threads(config.threads)
     clock = clock or StartClock()
     model, codec = ModelConfig.load(directory), SpeechTokenizerConfig.load(directory / "speech_tokenizer")
+    if config.max_model_len > (most := model.max_position_embeddings):
+        raise EngineError(f"talker.max_model_len is {config.max_model_len}, but {directory} has {most} positions")
     device = _device(config)
     dtype = dtype_of(config, device)
     memory = GpuMemory(device) if device.type == "cuda" else None

@@ -15,6 +15,7 @@ from deployments.weights.store import EMBEDDED, INDEX_FILE, REPOSITORIES, SINGLE
 _PIECE = 1 << 20
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a file that stand for all of it
 _SEGMENT_CHARS = 1000
+_ROWS_A_CHAR = 1.5  # in the prompt and as frames: a slow voice says twelve characters in a second
 _RELEASED = "12 Hz, released"
 # Beside a checkpoint: what Talkray has found out of it. It comes before the section `talkray` of config.json.
 OWN_FACTS = "talkray.json"
@@ -79,7 +80,7 @@ def _info(top: Any, codec: Any, name: str, config: TalkerConfig, *, on_gpu: bool
         talker_on_gpu=on_gpu,
         deterministic=config.deterministic or not (on_gpu or config.kernels == "plain"),
         spoken_form=spoken_form,
-        max_segment_chars=needs.get("max_segment_chars", _SEGMENT_CHARS),
+        max_segment_chars=min(needs.get("max_segment_chars", _SEGMENT_CHARS), int(config.max_model_len / _ROWS_A_CHAR)),
         word_times=needs.get("alignment_head") is not None,
     )
 

@@ -98,11 +98,6 @@ class ModelConfig:
     text: Annotated[TextNeeds, _at("talkray")] = TextNeeds()
 
     @property
-    def num_suppressed(self) -> int:
-        """How many ids at the end of the vocabulary are never sampled, end of speech apart."""
-        return 1024
-
-    @property
     def drops_instructions(self) -> bool:
         """Whether it was not trained on them. For the small CustomVoice model the official package ignores them too; a
         voice that needs a spoken form has learnt nothing but to read.

@@ -9,6 +9,8 @@ from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.layers import Attend, DecoderStack, RotaryTable
 from deployments.talker.model.predictor import CodePredictor
 
+_NUM_SUPPRESSED = 1024  # ids at the end of the vocabulary that are never sampled, end of speech apart
+
 
 class TalkerStack(DecoderStack):
     """The decoder stack together with both embedding tables, as the official checkpoint nests them."""
@@ -42,7 +44,7 @@ class Talker(nn.Module):
         self.rotary = RotaryTable(self.config.talker, positions=max_positions, like=weight)
         self.code_predictor.prepare(like=weight)
         suppressed = torch.zeros(self.config.vocab_size, dtype=torch.bool, device=weight.device)
-        suppressed[self.config.vocab_size - self.config.num_suppressed :] = True
+        suppressed[self.config.vocab_size - _NUM_SUPPRESSED :] = True
         suppressed[self.config.codes.eos] = False
         self.register_buffer("suppressed", suppressed, persistent=False)
 

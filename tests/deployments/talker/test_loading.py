@@ -1,13 +1,16 @@
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from deployments.config import TalkerConfig
+from deployments.errors import EngineError
 from deployments.talker import loading
-from deployments.talker.loading import StartClock, throttled, turn_on_gpu
+from deployments.talker.loading import StartClock, build_engine, throttled, turn_on_gpu
 
 
 def test_phases_do_not_count_what_happens_within_them_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,6 +26,12 @@ def test_phases_do_not_count_what_happens_within_them_twice(monkeypatch: pytest.
     assert clock.seconds == {"inner": 2.0, "outer": 3.0}
     assert heard == ["outer", "inner", "inner"]
     assert clock.summary() == "5.0 s in all: inner 2.0 s, outer 3.0 s"
+
+
+def test_more_positions_than_the_checkpoint_has_are_an_error(tiny_checkpoint: Callable[[str], Path]) -> None:
+    config = TalkerConfig(device="cpu", max_model_len=40_000)
+    with pytest.raises(EngineError, match=r"talker.max_model_len is 40000, but \S+ has 32768 positions"):
+        build_engine(tiny_checkpoint("CustomVoice"), config)
 
 
 def test_progress_is_told_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

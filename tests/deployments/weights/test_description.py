@@ -37,6 +37,18 @@ def test_the_embedded_voice_is_described_without_being_written() -> None:
     assert (on_gpu.word_times, on_gpu.talker_on_gpu) == (True, True)
 
 
+@pytest.mark.parametrize("max_model_len", [512, 1024, 2048, 4096])
+def test_a_segment_of_the_most_characters_has_room_for_its_speech(
+    tiny_checkpoint: Callable[[str], Path], max_model_len: int
+) -> None:
+    found = describe(str(tiny_checkpoint("CustomVoice")), TalkerConfig(max_model_len=max_model_len), on_gpu=True)
+    assert found is not None
+    text = ("It is a long way to the next village. " * 40)[: found.max_segment_chars]
+    speech_s, num_tokens = len(text) / 13, len(text) / 4  # slowly; English has about so many tokens
+    assert 11 + num_tokens + speech_s / found.frame_s < max_model_len
+    assert found.max_segment_chars >= min(1000, max_model_len / 2)
+
+
 def test_codes_follow_from_the_seed_on_a_cpu_and_on_a_gpu_that_is_told_to() -> None:
     plain, told = TalkerConfig(kernels="plain"), TalkerConfig(deterministic=True)
     found = [describe("embedded", each, on_gpu=on_gpu) for each in (CPU, plain, told) for on_gpu in (False, True)]
