@@ -1,3 +1,4 @@
+import argparse
 import json
 import logging
 from collections.abc import Callable
@@ -9,11 +10,14 @@ import pytest
 import soundfile
 import torch
 
+from deployments.codec.decoder import PCM_SCALE
 from deployments.config import TalkerConfig
+from deployments.protocol import Reference, Sampling
 from deployments.talker.engine import Engine
 from deployments.talker.model.config import ModelConfig
 from deployments.weights.description import described
 from talkray_tools import verify
+from talkray_tools.subject import Subject
 from talkray_tools.unfolded_codec import DecoderNetwork
 from talkray_tools.verify import find_official, main
 from tests.tools.planted import HEAD, LAYER, plant
@@ -146,6 +150,23 @@ def test_a_base_checkpoint_clones_a_recording(tiny_checkpoint: Checkpoints, tmp_
         f"speech ends, seed {seed}"
         for seed in (1, 2, 3)  # random weights end where they like
     }
+
+
+@pytest.mark.parametrize("by_talker", [False, True])
+def test_speech_that_goes_on_from_a_recording_is_judged_so(tiny_checkpoint: Checkpoints, by_talker: bool) -> None:
+    """As the codec pool makes it, and as a talker's device does."""
+    directory = tiny_checkpoint("Base")
+    options = argparse.Namespace(device="cpu", threads=1, deterministic=False)
+    noise = np.random.RandomState(0).uniform(-0.1, 0.1, 24000).astype(np.float32)
+    subject = Subject(directory, Reference(noise, "Hm."), options)
+    subject.on_gpu = by_talker
+    request = subject.request("Hm.", Sampling(do_sample=False, subtalker_dosample=False, max_new_tokens=7))
+    [spoken] = subject.speak(request)
+    exact, heard = verify.Exact(directory, threads=1), spoken.pcm.astype(np.float32) / PCM_SCALE
+    assert exact.check_audio("served", request, spoken.codes, heard, least_db=35).passed
+    official = np.concatenate([[0.5], heard]).astype(np.float32)
+    assert exact.check_audio("official", request, spoken.codes, official, least_db=35).passed
+    assert not exact.check_audio("late", request, spoken.codes, heard[1:], least_db=35).passed
 
 
 def test_a_recording_at_another_rate_is_refused(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ class Subject:
             for number, chunk in output.chunks:
                 stream = made[number]
                 if len(chunk.codes) and not self.on_gpu and not stream.codes:
-                    self.decode(chunk.codes[:1])  # what its listener waits for
+                    self.decode(chunk.codes[:1], None)  # what its listener waits for
                 stream.codes += list(chunk.codes)
                 stream.pcm += chunk.pcm
                 stream.reason = chunk.finish_reason
@@ -104,20 +104,22 @@ class Subject:
             progress(
                 max(len(stream.codes) for stream in made), most or runaway_frames(tokens, self.engine.info.frame_s)
             )
-        return [self._speech(stream) for stream in made]
+        return [self._speech(*pair) for pair in zip(made, requests, strict=True)]
 
-    def _speech(self, stream: "_Stream") -> Speech:
+    def _speech(self, stream: "_Stream", request: GenerateRequest) -> Speech:
         codes = np.stack(stream.codes) if stream.codes else np.zeros((0, self.engine.info.num_code_groups), np.int16)
-        pcm = np.frombuffer(bytes(stream.pcm), np.int16) if self.on_gpu else self.decode(codes)
+        made = np.frombuffer(bytes(stream.pcm), np.int16)
+        pcm = made if self.on_gpu else self.decode(codes, request.reference_codes)
         first_s = stream.took_s if stream.first_audio_s is None else stream.first_audio_s
         return Speech(codes, pcm, stream.reason, stream.num_text_tokens, first_s, stream.took_s)
 
-    def decode(self, codes: Codes) -> Pcm:
-        """[samples] of a whole utterance, as the codec pool makes them."""
+    def decode(self, codes: Codes, before: Codes | None) -> Pcm:
+        """[samples] of a whole utterance, as the codec pool makes them: after those of the recording `before`."""
         if not len(codes):
             return np.zeros(0, np.int16)
         decoder = self.codec.decoder
-        audio, _ = decoder.decode(torch.from_numpy(codes.astype(np.int64))[None], [decoder.initial_state()])
+        state = decoder.initial_state() if before is None else decoder.state_after(torch.from_numpy(before).long())
+        audio, _ = decoder.decode(torch.from_numpy(codes.astype(np.int64))[None], [state])
         return to_pcm16(audio[0])
 
 
