@@ -84,7 +84,7 @@ class EngineClient:
         if self._keep_alive_s is not None:
             with contextlib.ExitStack() as failed:
                 failed.callback(self._streams.pop, sequence_id)
-                await self._wake()
+                await asyncio.shield(self._wake())
                 failed.pop_all()
         self._send(channel.Submit(sequence_id, request))
         live = request.synthesis.live
@@ -120,7 +120,7 @@ class EngineClient:
         """Have the engine drop what it keeps of these voices. Returns how many results it had. Raises TalkerLost."""
         await self.attach()
         if self._keep_alive_s is not None:
-            await self._wake()
+            await asyncio.shield(self._wake())
         forgotten: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._forgetting.append(forgotten)
         self._send(channel.Forget(voices))

@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -308,6 +309,31 @@ async def test_an_idle_engine_leaves_its_gpu_and_is_back_for_the_next_request(
     await falls_asleep(client)
     assert await client.forget((b"v" * 16,)) == 0
     assert sleeper[2:4] == [("sleep", process), ("wake", process)]
+
+
+async def test_a_listener_who_leaves_while_the_engine_comes_back_does_not_end_it(
+    client: EngineClient, sleeper: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await falls_asleep(client)
+    begun, go_on, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
+
+    def wake(process: int) -> None:
+        assert not begun.is_set(), "the driver restores a process once"
+        loop.call_soon_threadsafe(begun.set)
+        assert go_on.wait(20)
+        sleeper.append(("wake", process))
+
+    monkeypatch.setattr(asleep, "wake", wake)
+    leaver = asyncio.create_task(listen(client, ask("Hello.", frames=3)))
+    await begun.wait()
+    leaver.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaver
+    stayer = asyncio.create_task(listen(client, ask("Hello.", frames=3)))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert len(await stayer) > 0
+    assert sleeper[:2] == [("sleep", client._process.pid), ("wake", client._process.pid)]
 
 
 async def test_an_engine_that_does_not_come_back_is_lost(
