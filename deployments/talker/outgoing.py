@@ -55,7 +55,7 @@ class Outgoing:
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a stream that had all its frames when it came."""
-        self._chunks.append((sequence.id, FrameChunk(self._no_codes, sequence.num_text_tokens, reason)))
+        self._chunks.append((sequence.id, FrameChunk(self._no_codes, sequence.prompt.num_text_tokens, reason)))
 
     def close(self, sequence_id: int) -> None:
         """Nobody reads the stream any more."""
@@ -95,5 +95,5 @@ class Outgoing:
         sequence.num_sent = sequence.num_frames
         codes = np.stack(frames) if frames else self._no_codes
         return FrameChunk(
-            codes, sequence.num_text_tokens, sequence.finish_reason, pcm, readings=readings, clone_prompt=clone
+            codes, sequence.prompt.num_text_tokens, sequence.finish_reason, pcm, readings=readings, clone_prompt=clone
         )

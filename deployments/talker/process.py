@@ -52,12 +52,13 @@ class Watchdog:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around work that has to end in time."""
+        """Around work that has to end in time. Work within it has time of its own."""
+        is_within = self._step_began_s is not None
         self._step_began_s = time.monotonic()
         try:
             yield
         finally:
-            self._step_began_s = None
+            self._step_began_s = time.monotonic() if is_within else None
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -146,9 +147,9 @@ class EngineProcess:
         was_idle = engine.is_idle
         commands = self._receive(timeout_s=None if was_idle else engine.poll_timeout_s)
         with watchdog.step():
-            self._obey_all(engine, commands)
+            self._obey_all(engine, commands, watchdog)
             began_s = time.perf_counter()
-            output = engine.step(meanwhile=lambda: self._obey_all(engine, self._receive(timeout_s=0)))
+            output = engine.step(meanwhile=lambda: self._obey_all(engine, self._receive(timeout_s=0), watchdog))
             chunks = self.first_audio_marks.follow(output.chunks)
             step_s = time.perf_counter() - began_s if chunks else 0.0
         if chunks or was_idle or engine.is_idle:  # the last report before a pause says that nothing runs
@@ -158,9 +159,11 @@ class EngineProcess:
         if engine.is_idle and not was_idle:
             engine.check_integrity()  # an engine that has lost a row or a block has to be replaced
 
-    def _obey_all(self, engine: Engine, commands: list[channel.Command]) -> None:
+    def _obey_all(self, engine: Engine, commands: list[channel.Command], watchdog: Watchdog) -> None:
+        """Many recordings that come at once take longer to read than a step may."""
         for command in commands:
-            self._obey(engine, command)
+            with watchdog.step():
+                self._obey(engine, command)
 
     def _obey(self, engine: Engine, command: channel.Command) -> None:
         if isinstance(command, channel.Abort):

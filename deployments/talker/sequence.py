@@ -67,10 +67,6 @@ class Sequence:
         return not self.prompt.has_all_text and len(self.prompt.trailing) <= self.num_frames
 
     @property
-    def num_text_tokens(self) -> int:
-        return self.prompt.num_text_tokens
-
-    @property
     def signed_seed(self) -> int:
         """The seed's 64 bits as the signed integer that tensors hold."""
         return int(np.uint64(self.request.synthesis.seed).astype(np.int64))

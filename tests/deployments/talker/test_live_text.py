@@ -140,11 +140,11 @@ def test_the_prompt_is_prefilled_before_the_first_frame_has_its_text(engine: Eng
     engine.append_text(0, "a ", is_last=False)
     assert not engine.is_idle
     assert engine.step().chunks == ()
-    assert [sequence.num_text_tokens for sequence in engine.scheduler.running.values()] == [1]
+    assert [sequence.prompt.num_text_tokens for sequence in engine.scheduler.running.values()] == [1]
     assert engine.is_idle
     engine.append_text(0, "- ", is_last=False)
     [sequence] = engine.scheduler.running.values()
-    assert sum(len(chunk.codes) for _, chunk in run_dry(engine)) == sequence.num_text_tokens - 1
+    assert sum(len(chunk.codes) for _, chunk in run_dry(engine)) == sequence.prompt.num_text_tokens - 1
     engine.abort(0)
 
 

@@ -52,7 +52,7 @@ async def test_a_request_has_the_forms_of_the_document(
         "GenerateRequest": listed({"gpu_frames": generate.gpu_frames}),
         "Sequence": listed(
             {
-                "prompt.num_text_tokens": sequence.num_text_tokens,
+                "prompt.num_text_tokens": sequence.prompt.num_text_tokens,
                 "sampling.top_k": sequence.sampling.top_k,
                 "sampling.temperature": sequence.sampling.temperature,
             }

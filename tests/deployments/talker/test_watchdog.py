@@ -1,9 +1,14 @@
+import socket
 import threading
 from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from deployments.talker.process import EXIT_CODE, Watchdog
+from deployments.talker import channel
+from deployments.talker.engine import Engine
+from deployments.talker.process import _LONGEST_STEP_S, EXIT_CODE, EngineProcess, Watchdog
 
 
 def watch(device: str) -> tuple[Watchdog, SimpleQueue[int]]:
@@ -33,6 +38,35 @@ def test_a_step_on_a_cpu_that_works_may_take_its_time(monkeypatch: pytest.Monkey
     with watchdog.running(), watchdog.step():
         while beats.qsize() < 4:
             pass
+
+
+def test_many_commands_at_once_may_take_longer_than_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_LONGEST_STEP_S, "cpu", 1.0)
+    beats: SimpleQueue[int] = SimpleQueue()
+    watchdog = Watchdog("cpu", lambda: beats.put(1), give_up=lambda code: pytest.fail("nothing hung"))
+    read: list[channel.Command] = []
+
+    def obey(process: EngineProcess, engine: Engine, command: channel.Command) -> None:
+        beats.get(timeout=10)
+        read.append(command)
+
+    monkeypatch.setattr(EngineProcess, "_obey", obey)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, watchdog.running():
+        engine: Any = SimpleNamespace(is_idle=False, poll_timeout_s=0.0, step=lambda meanwhile: pytest.fail("a step"))
+        commands = [channel.Abort(number) for number in range(8)]
+        ours.sendall(b"".join(map(channel.encode, commands)))
+        with pytest.raises(pytest.fail.Exception, match="a step"):
+            EngineProcess(theirs)._serve_once(engine, watchdog)
+    assert read == commands
+
+
+def test_work_within_a_step_leaves_the_rest_of_it_watched() -> None:
+    watchdog, given_up = watch("cuda")
+    with watchdog.running(), watchdog.step():
+        with watchdog.step():
+            pass
+        assert given_up.get(timeout=10) == EXIT_CODE
 
 
 def test_its_thread_ends_with_it() -> None:
