@@ -76,6 +76,7 @@ class CodecService:
         self._shares_calls = config.chunk_frames is None and config.workers >= MANY_WORKERS
         decoder, tried = self._codec.decoder, self._codec.tried
         self.workers = Workers(config.workers, on_gpu=decoder.device.type == "cuda")
+        self._readers = Workers(config.workers, on_gpu=False)  # of recordings, for which no chunk waits
         self._processes: WorkerProcesses | None = None
         if decodes_in_processes(config, decoder):
             longest_s = longest_call_s(config.workers)
@@ -105,7 +106,7 @@ class CodecService:
     @property
     def failure(self) -> str | None:
         """The part that is broken beyond repair; None while all is well."""
-        if self.workers.hang:
+        if self.workers.hang or self._readers.hang:
             return "a decoder thread of this codec replica hangs"
         if self._processes is not None and self._processes.is_broken:
             return "the process that this codec replica's decoder processes are forked from has ended"
@@ -163,7 +164,7 @@ class CodecService:
         known = self._codec.known(reference)
         if known is not None:
             return known  # and waits for no worker
-        prepared = await self.workers.run(self._codec.read, reference)
+        prepared = await self._readers.run(self._codec.read, reference)
         metrics.references("codes", self._codec.references.take_lookups())
         return prepared
 

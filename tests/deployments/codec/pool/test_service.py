@@ -1,4 +1,6 @@
 import asyncio
+import threading
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
@@ -9,12 +11,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from deployments.audio.recording_cache import VOICE_BYTES
 from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder import CodecDecoder, WarmUpResult, to_pcm16
 from deployments.codec.encoder import CodecEncoder
-from deployments.codec.loading import load_codec
+from deployments.codec.loading import Codec, load_codec
 from deployments.codec.pool.service import CodecService
 from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
@@ -119,6 +122,56 @@ async def test_audio_is_that_of_the_talkers_codes(
     assert chunks[-1].finish_reason is FinishReason.STOP
 
 
+async def test_a_recording_that_is_read_keeps_no_listener_waiting(
+    tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, begun, go_on = make_service(tiny_checkpoint("Base")), threading.Event(), threading.Event()
+    encode = CodecEncoder.encode
+
+    def slow(encoder: CodecEncoder, audio: NDArray[np.float32]) -> Codes:
+        begun.set()
+        while not go_on.is_set():  # works: a thread that waits so long would count as one that hangs
+            pass
+        return encode(encoder, audio)
+
+    monkeypatch.setattr(CodecEncoder, "encode", slow)
+    clone = replace(REQUEST, voice=None, reference=Reference(np.zeros(24_000, np.float32), "Hm."))
+    cloned = asyncio.create_task(collect(service.synthesize(clone, Talker(random_codes(1)).generate)))
+    assert await asyncio.to_thread(begun.wait, 30)
+    try:
+        async with asyncio.timeout(30):
+            spoken = await collect(service.synthesize(REQUEST, Talker(random_codes(2)).generate))
+        assert not cloned.done()
+    finally:
+        go_on.set()
+    assert spoken[-1].finish_reason is FinishReason.STOP
+    assert (await cloned)[-1].finish_reason is FinishReason.STOP
+
+
+async def test_a_recording_may_take_longer_to_read_than_a_call_of_a_gpu(
+    tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The encoder of a pool is on the CPU, wherever it decodes."""
+    codec = load_codec(str(tiny_checkpoint("Base")), CodecConfig(placement="inline"))
+    with monkeypatch.context() as patched:
+        patched.setattr(CodecDecoder, "device", property(lambda decoder: torch.device("cuda")))
+        patched.setattr("deployments.codec.pool.service.load_codec", lambda model, config: codec)
+        service = make_service(tiny_checkpoint("Base"))
+    monkeypatch.setattr("deployments.codec.pool.workers._LONGEST_GPU_CALL_S", 0.1)
+
+    def busy(reference: Reference) -> tuple[Codes, DecoderState]:
+        until_s = time.monotonic() + 1.0
+        while time.monotonic() < until_s:
+            pass
+        return random_codes(3), codec.decoder.initial_state()
+
+    monkeypatch.setattr(Codec, "read", lambda codec, reference: busy(reference))
+    clone = replace(REQUEST, voice=None, reference=Reference(np.zeros(24_000, np.float32), "Hm."))
+    codes, _ = await service._begin(clone)
+    assert np.array_equal(codes, random_codes(3))
+    assert service.failure is None
+
+
 async def test_streams_at_the_same_time_do_not_mix(
     custom_voice: CodecService, one_shot: Callable[..., np.ndarray]
 ) -> None:
@@ -179,8 +232,8 @@ async def test_a_clone_by_its_prompt_is_not_read_again(
             chunks = await collect(service.synthesize(lean, talker.generate))
             assert_same_audio(chunks, joined_pcm(whole))
             assert np.array_equal(talker.requests[-1].reference_codes, talker.requests[0].reference_codes)
-        monkeypatch.setattr(service.workers, "run", None)
-        assert (await service._begin(lean))[0] is not None  # waits for no worker
+        monkeypatch.setattr(service._readers, "run", None)
+        assert (await service._begin(lean))[0] is not None  # waits for no other recording
 
 
 async def test_a_stored_voice_is_forgotten(base: CodecService) -> None:
