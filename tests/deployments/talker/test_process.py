@@ -121,6 +121,25 @@ def start(checkpoint: Path) -> Start:
     return Start(str(checkpoint), CONFIG.model_copy(update={"max_num_seqs": 1, "max_num_waiting": 1}))
 
 
+class WithPlace(Exception):
+    """As compilers raise them: it cannot be made of its message alone, so nobody can unpickle it."""
+
+    def __init__(self, line: int, column: int) -> None:
+        super().__init__(f"no instruction for this at {line}:{column}")
+
+
+def test_any_error_of_the_start_is_told_in_its_own_words(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> Engine:
+        raise WithPlace(3, 4)
+
+    monkeypatch.setattr("deployments.talker.process.load_engine", fail)
+    with engine_process(start, WithPlace) as replica:
+        *_, last = replica.reports
+    assert isinstance(last, channel.RequestFailed)
+    assert isinstance(last.error, EngineError)
+    assert str(last.error) == "the engine does not start: WithPlace('no instruction for this at 3:4')"
+
+
 def test_it_tells_what_it_loads_and_then_what_it_loaded(start: Start, engine: Engine) -> None:
     with engine_process(start) as replica:
         *loading, ready = replica.until(is_ready)
