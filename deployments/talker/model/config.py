@@ -99,10 +99,11 @@ class ModelConfig:
 
     @property
     def drops_instructions(self) -> bool:
-        """Whether it was not trained on them. For the small CustomVoice model the official package ignores them too; a
-        voice that needs a spoken form has learnt nothing but to read.
+        """Whether it was not trained on them. The official package takes none for clones and drops those for the small
+        CustomVoice model; a voice that needs a spoken form has learnt nothing but to read.
         """
-        return self.text.spoken_form is not None or (self.kind is ModelKind.CUSTOM_VOICE and self.size == "0b6")
+        is_small = self.kind is ModelKind.CUSTOM_VOICE and self.size == "0b6"
+        return self.kind is ModelKind.BASE or is_small or self.text.spoken_form is not None
 
     @classmethod
     def load(cls, directory: Path) -> "ModelConfig":

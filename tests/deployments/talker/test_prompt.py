@@ -129,6 +129,16 @@ def test_what_was_not_trained_on_instructions_drops_them(tmp_path: Path, change:
     assert not engine.info.supports_instructions
 
 
+@pytest.mark.parametrize("frames", [10, None])
+def test_clones_take_no_instructions_as_in_the_official_package(
+    engine_of: Callable[[str], Engine], frames: int | None
+) -> None:
+    engine, plain = engine_of("Base"), clone(frames=frames)
+    told = replace(plain, synthesis=replace(plain.synthesis, instructions="Speak slowly."))
+    assert same(engine.prompts.build(told), engine.prompts.build(plain))
+    assert not engine.info.supports_instructions
+
+
 @pytest.mark.parametrize(
     ("voice", "dialect"), [("eric", "sichuan_dialect"), ("dylan", "beijing_dialect"), ("ryan", None)]
 )
