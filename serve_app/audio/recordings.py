@@ -124,7 +124,7 @@ def decode_file(data: bytes, field: str) -> tuple[NDArray[np.float32], int]:
         if audio.size < MIN_SECONDS * rate:
             raise _Unusable(f"shorter than {MIN_SECONDS:g} seconds")
         if not (np.abs(audio) <= _MOST).all():  # nor is NaN
-            raise _Unusable("it has samples that are not numbers, or far beyond full scale")
+            raise _Unusable("its samples are far above 1, which is full scale, or not numbers")
     except _Unusable as error:
         raise _bad(field, str(error)) from error
     return audio, rate
