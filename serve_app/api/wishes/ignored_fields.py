@@ -15,7 +15,7 @@ from serve_app.voices.record import StoredVoice
 HEADER = "x-ignored"
 PREVIOUS = "previous_request_id"
 
-Reasons = dict[str, str]  # reason by field, both fit for a header
+Reasons = dict[str, str]  # reason by field
 _MOST_NAMED = 8
 _LONGEST_NAME = 40
 _CONTROL = re.compile(r"[^ -~]")
@@ -90,8 +90,9 @@ def always_streamed(fields: Mapping[str, object]) -> dict[str, str]:
 
 
 def as_header(reasons: Reasons) -> dict[str, str]:
-    """For an HTTP response: none where nothing was ignored."""
-    return {HEADER: "; ".join(f"{name} ({reason})" for name, reason in reasons.items())} if reasons else {}
+    """For an HTTP response: none where nothing was ignored. A reason may name a stored voice, in any script."""
+    told = "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
+    return {HEADER: _CONTROL.sub("?", told)} if reasons else {}
 
 
 def entries(reasons: Reasons) -> list[dict[str, str]]:

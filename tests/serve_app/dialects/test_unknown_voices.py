@@ -6,6 +6,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from serve_app.config import ApiSettings, VoiceSettings
+from tests.serve_app.fake import BASE, FakeSynthesizer, utterance
+from tests.serve_app.one_model import one_api
+from tests.serve_app.voices.speakers import store
+
 pytestmark = pytest.mark.anyio
 
 NOBODY = "nobody"
@@ -40,3 +45,23 @@ async def test_the_page_says_what_an_unknown_voice_gets(client: httpx.AsyncClien
     is_refused = answer.status_code == 400 or '"status": "error"' in answer.text
     speaking, refusing = named()
     assert (dialect in refusing, dialect in speaking) == (is_refused, not is_refused)
+
+
+@pytest.mark.parametrize("dialect", ["Deepgram", "ElevenLabs", "Cartesia"])
+async def test_the_default_voice_may_have_a_name_in_any_script(tmp_path: Path, dialect: str) -> None:
+    path, body = ASKED[dialect]
+    settings = ApiSettings(voices=VoiceSettings(store=str(tmp_path)), default_voice="声音")
+    api = one_api(FakeSynthesizer(BASE, utterance()), settings)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray") as client:
+        await store(client, "声音")
+        answer = await client.post(path, json=body)
+    assert answer.status_code == 200
+    assert "no such voice here, ?? speaks" in answer.headers["x-ignored"]
+
+
+async def test_a_lexicon_that_is_not_here_may_have_a_name_in_any_script(client: httpx.AsyncClient) -> None:
+    locator = {"pronunciation_dictionary_id": "词典"}
+    body = {"text": "Hello", "pronunciation_dictionary_locators": [locator]}
+    answer = await client.post("/v1/text-to-speech/ryan", json=body)
+    assert answer.status_code == 200
+    assert "No lexicon '??' is stored" in answer.headers["x-ignored"]
