@@ -195,10 +195,10 @@ class JobDesk:
             await self._keep(work, made, content)
             self._limit = min(self._limit + 0.5, self._settings.max_segments)
         except (Overloaded, NotReady, ReplicaLost) as error:
-            work.todo.appendleft(place)
             self._limit = max(1.0, self._limit / 2)
             logger.info("%s: segment %s waits: %s", work.job.id, place, error)
             await asyncio.sleep(_RETRY_S)  # and keeps its place meanwhile
+            work.todo.appendleft(place)
         except EngineError as error:
             work.failures[place] = work.failures.get(place, 0) + 1
             if work.failures[place] >= _MOST_FAILURES:
@@ -206,9 +206,9 @@ class JobDesk:
             else:
                 work.todo.appendleft(place)
         except StoreFailed as error:  # its voice, or its texts, cannot be read now
-            work.todo.appendleft(place)
             self._fail(error)
             await asyncio.sleep(_LOOK_S)
+            work.todo.appendleft(place)
         except (JobStopped, InvalidRequest, Damaged) as error:
             await self._stop(work, f"part {place.part}, segment {place.segment}: {error}")
         except Exception:

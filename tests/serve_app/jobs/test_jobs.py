@@ -250,6 +250,26 @@ async def test_cancel_resume_delete(tmp_path: Path) -> None:
         assert files_in(tmp_path) == []
 
 
+async def test_a_segment_that_waits_after_a_refusal_is_not_begun_a_second_time(tmp_path: Path) -> None:
+    speaker = Speaker()
+    async with serving(tmp_path, speaker) as (_, client):
+        many = await started(client, *["Warm."] * 16)  # now the desk begins more than two at once
+        await until(client, many, "completed")
+        speaker.gate.clear()
+        speaker.errors = [Overloaded("full")]
+        job = await started(client, "Refused.", "Waits.")
+        await so(lambda: speaker.running == 1)
+        other = await started(client, "Beside it.")  # the desk looks what else may begin
+        await so(lambda: speaker.running == 2)
+        asked = len(speaker.requests)
+        await so(lambda: len(speaker.requests) > asked)  # the refused one, after its pause
+        await client.post(f"/v1/audio/jobs/{job['id']}/cancel")
+        await so(lambda: speaker.running == 1)
+        speaker.gate.set()
+        await until(client, other, "completed")
+    assert [request.text for request in speaker.requests[16:]] == ["Refused.", "Waits.", "Beside it.", "Refused."]
+
+
 async def test_a_refusal_waits_and_an_engine_that_fails_again_and_again_ends_the_job(tmp_path: Path) -> None:
     speaker = Speaker()
     speaker.errors = [Overloaded("full"), EngineError("once")]
