@@ -30,11 +30,10 @@ async def add(service: SpeechService, request: Request) -> Response:
 async def change(service: SpeechService, request: Request, dictionary_id: str) -> Json:
     """Gives a dictionary another `name` or other `items`."""
     fields = await read_object(request)
-    found = await service.voices.get_lexicon(dictionary_id)
-    name = found.name if fields.get("name") is None else text_of(fields, "name")
-    words = found.words if fields.get("items") is None else _words(fields["items"])
-    changed = found.changed(name=name, words=words, version=new_version())
-    return _told(await service.voices.keep_lexicon(changed))
+    changes: Json = {"version": new_version()}
+    changes |= {} if fields.get("name") is None else {"name": text_of(fields, "name")}
+    changes |= {} if fields.get("items") is None else {"words": _words(fields["items"])}
+    return _told(await service.voices.change_lexicon(dictionary_id, lambda found: found.changed(**changes)))
 
 
 async def show(service: SpeechService, dictionary_id: str) -> Json:

@@ -37,10 +37,9 @@ async def add_from_file(service: SpeechService, request: Request) -> Response:
 
 async def add_rules(service: SpeechService, request: Request, dictionary_id: str) -> Response:
     """Adds `rules`; a rule of the same spelling goes."""
-    fields = await read_object(request)
-    found = await service.voices.get_lexicon(dictionary_id)
-    changed = found.with_words({**found.words, **_words(fields.get("rules"))})
-    return JSONResponse(_told(await service.voices.keep_lexicon(changed)))
+    rules = _words((await read_object(request)).get("rules"))
+    changed = await service.voices.change_lexicon(dictionary_id, lambda found: found.with_words(found.words | rules))
+    return JSONResponse(_told(changed))
 
 
 async def remove_rules(service: SpeechService, request: Request, dictionary_id: str) -> Response:
@@ -48,9 +47,11 @@ async def remove_rules(service: SpeechService, request: Request, dictionary_id: 
     gone = (await read_object(request)).get("rule_strings")
     if not isinstance(gone, list):
         raise InvalidRequest("rule_strings must be a list of strings.", "rule_strings")
-    found = await service.voices.get_lexicon(dictionary_id)
-    changed = found.with_words({word: said for word, said in found.words.items() if word not in gone})
-    return JSONResponse(_told(await service.voices.keep_lexicon(changed)))
+
+    def change(found: StoredLexicon) -> StoredLexicon:
+        return found.with_words({word: said for word, said in found.words.items() if word not in gone})
+
+    return JSONResponse(_told(await service.voices.change_lexicon(dictionary_id, change)))
 
 
 async def show(service: SpeechService, dictionary_id: str) -> Json:

@@ -89,6 +89,7 @@ class Voices:
         self._marks: dict[str, str] = {}
         self._for_all = Lexicon.EMPTY
         self._reading, self._num_readings = asyncio.Lock(), 0
+        self._writing = asyncio.Lock()  # from a look at the store to what is written because of it
         self._to_forget: set[bytes] = set()  # replicas may keep these still
         self._underived: dict[bytes, tuple[StoredVoice, Reference]] = {}  # by key: their prompts are not stored yet
         self._threads = ThreadPoolExecutor(_READERS, "voices")
@@ -144,10 +145,15 @@ class Voices:
         return found
 
     async def keep_lexicon(self, lexicon: StoredLexicon) -> StoredLexicon:
-        """Store a new one or its next version. Raises Conflict."""
-        self._check_quota(lexicon)
+        """Store a new one. Raises Conflict."""
         await self.keep(lexicon, {})
         return lexicon
+
+    async def change_lexicon(self, lexicon_id: str, change: Callable[[StoredLexicon], StoredLexicon]) -> StoredLexicon:
+        """Store the next version of one. Raises NotFound, Conflict, and as `change` does."""
+        async with self._writing:
+            await self.keep(changed := change(await self.get_lexicon(lexicon_id)), {})
+        return changed
 
     async def find(self, id_or_name: str | None) -> StoredVoice | None:
         """The voice that a client means, in any case; its own ones come first."""
@@ -168,9 +174,8 @@ class Voices:
         """Raises NotFound, also of a voice that is somebody else's."""
         found = await self.find(id_or_name)
         if found is None:
-            raise NotFound(
-                f"No voice {id_or_name[:80]!r} is stored, or it is not yours.", "voice_id", "voice_not_found"
-            )
+            message = f"No voice {id_or_name[:80]!r} is stored, or it is not yours."
+            raise NotFound(message, "voice_id", "voice_not_found")
         return found
 
     async def get_consent(self, consent_id: str) -> StoredConsent:
@@ -206,13 +211,15 @@ class Voices:
 
     async def put(self, voice: StoredVoice, files: dict[str, bytes]) -> StoredVoice:
         """Store a new voice, or one that was exported under its own id. Raises Conflict."""
-        await self._check_name(voice)
-        self._check_quota(voice)
-        await self.keep(voice, files)
+        async with self._writing:
+            await self.refresh()
+            self._check_name(voice)
+            await self.keep(voice, files)
         return voice
 
     async def keep(self, record: Record, files: Mapping[str, bytes]) -> None:
-        """Store a record as it is, with its recordings by sha256. Raises StoreFailed."""
+        """Store a record as it is, with its recordings by sha256. Raises Conflict, StoreFailed."""
+        self._check_quota(record)
         await self._aside(self._writable().write, record, files)
         await self.refresh()
 
@@ -222,24 +229,30 @@ class Voices:
         take, flac = await self._recorded(replace(sent, prepare="none"), field)
         values = {"id": new_id("cons"), "owner": VISITOR.get().name or "", "created_at": now()}
         made = StoredConsent.made(**values, name=name, language=language, take=take)
-        self._check_quota(made)
         await self.keep(made, {take.sha256: flac})
         return made
 
     async def change(
         self, record: C, changes: Mapping[str, object], *, added: Sequence[SentRecording] = (), field: str = ""
     ) -> C:
-        """Store the next version of a record, with further recordings of a voice. Raises InvalidRequest, Conflict."""
-        store = self._writable()
+        """Store the next version of a record, with further recordings of a voice. Raises InvalidRequest, Conflict, and
+        NotFound where it was deleted meanwhile.
+        """
+        self._writable()
         taken: list[tuple[Take, bytes]] = [await self._recorded(recording, field) for recording in added]
-        if isinstance(record, StoredVoice):
-            takes = (*record.takes, *(take for take, _ in taken))
-            changed: C = record.changed(**{**changes, "takes": takes})
-            await self._check_name(changed)
-            self._check_quota(changed)
-        else:
-            changed = record.changed(**changes)
-        await self._aside(store.write, changed, {take.sha256: flac for take, flac in taken})
+        async with self._writing:
+            await self.refresh()
+            present = {each.id: each for each in self._all(type(record))}
+            if record.id not in present:
+                raise NotFound(f"{record.name!r} was deleted meanwhile.", None, "voice_not_found")
+            record = present[record.id]
+            if isinstance(record, StoredVoice):
+                takes = (*record.takes, *(take for take, _ in taken))
+                changed: C = record.changed(**{**changes, "takes": takes})
+                self._check_name(changed)
+            else:
+                changed = record.changed(**changes)
+            await self.keep(changed, {take.sha256: flac for take, flac in taken})
         await self._told()
         return changed
 
@@ -249,10 +262,10 @@ class Voices:
             await self.refresh()
             users = [each.name for each in self._all(StoredVoice) if each.consent.recording == record.id]
             if users:
-                raise Conflict(
-                    f"consent: {', '.join(users[:3])} was stored with it: delete that voice first.", "consent"
-                )
-        await self._aside(self._writable().remove, record)
+                message = f"consent: {', '.join(users[:3])} was stored with it: delete that voice first."
+                raise Conflict(message, "consent")
+        async with self._writing:
+            await self._aside(self._writable().remove, record)
         await self._told()
 
     async def recording(self, record: Record, take: Take) -> bytes:
@@ -372,44 +385,32 @@ class Voices:
         )
 
     async def _consent(self, given: str | None) -> Consent:
-        if not given:
-            if self._settings.require_consent:
-                message = (
-                    "consent is required here: the id of a recording (POST /v1/audio/voice_consents), or a statement."
-                )
-                raise InvalidRequest(message, "consent", "missing_required_parameter")
-            return Consent()
-        if not given.startswith("cons_"):
-            return Consent(statement=given)
+        if not given and self._settings.require_consent:
+            message = "consent is required here: the id of a recording (POST /v1/audio/voice_consents) or a statement."
+            raise InvalidRequest(message, "consent", "missing_required_parameter")
+        if not given or not given.startswith("cons_"):
+            return Consent(statement=given or None)
         return Consent(recording=(await self.get_consent(given)).id)
 
-    async def _check_name(self, voice: StoredVoice) -> None:
-        await self.refresh()
+    def _check_name(self, voice: StoredVoice) -> None:
         if ID.fullmatch(voice.name.casefold()):
             raise InvalidRequest(f"name: {voice.name!r} looks like an id.", "name")
-        if any(
-            _is_named(each, voice.name)
-            for each in self._all(StoredVoice)
-            if each.owner == voice.owner and each.id != voice.id
-        ):
+        others = [each for each in self._all(StoredVoice) if each.owner == voice.owner and each.id != voice.id]
+        if any(_is_named(each, voice.name) for each in others):
             raise Conflict(f"name: a voice {voice.name!r} is there already: delete it, or take another name.", "name")
 
     def _check_quota(self, record: Record) -> None:
+        """Designs do not count: an hour ends them."""
         kept = [each for each in self._records.values() if not isinstance(each, StoredDesign)]
         others = [each for each in kept if each.owner == record.owner and each.id != record.id]
         settings, held = self._settings, sum(map(_num_bytes, others)) + _num_bytes(record)
+        message = ""
         if len(others) >= settings.max_voices:
-            raise Conflict(
-                f"{len(others)} voices and consents are stored, api.voices.max_voices allows no more.",
-                None,
-                "quota_exceeded",
-            )
-        if held > settings.max_bytes:
-            raise Conflict(
-                f"It would make {held} bytes of recordings, api.voices.max_bytes allows {settings.max_bytes}.",
-                None,
-                "quota_exceeded",
-            )
+            message = f"{len(others)} voices and consents are stored, api.voices.max_voices allows no more."
+        elif held > settings.max_bytes:
+            message = f"It would make {held} bytes of recordings, api.voices.max_bytes allows {settings.max_bytes}."
+        if message and not isinstance(record, StoredDesign):
+            raise Conflict(message, None, "quota_exceeded")
 
     def _find(self, kind: type[R], id_or_name: str) -> R | None:
         visible, own = self._visible(kind), VISITOR.get().name

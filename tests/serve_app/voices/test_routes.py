@@ -12,7 +12,7 @@ import openai
 import pytest
 from httpx import AsyncClient
 
-from deployments.errors import NotReady, StartError
+from deployments.errors import NotFound, NotReady, StartError
 from deployments.protocol import ClonePrompt
 from serve_app.audio import recordings
 from serve_app.audio.recordings import decode_file, decode_reference
@@ -495,6 +495,56 @@ async def test_a_consent_has_a_name_that_can_be_kept(folder: Path, name: str) ->
         for refused in (added, renamed):
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "name")
         assert (await client.get(place)).json()["name"] == "c"
+
+
+async def test_recordings_that_are_added_at_once_all_stay(folder: Path) -> None:
+    async with Server(folder).client() as client:
+        told = await store(client, "ada")
+
+        async def add(style: str) -> int:
+            files = {"audio_sample": ("a.wav", wav())}
+            answer = await client.post(f"/v1/audio/voices/{told['id']}", data={"style": style}, files=files)
+            return answer.status_code
+
+        assert await asyncio.gather(*map(add, ("calm", "loud", "sad"))) == [200, 200, 200]
+        shown = (await client.get(f"/v1/audio/voices/{told['id']}")).json()
+    assert {take["style"] for take in shown["takes"]} == {"neutral", "calm", "loud", "sad"}
+
+
+async def test_of_equal_names_that_are_stored_at_once_one_is_taken(folder: Path) -> None:
+    async with Server(folder).client() as client:
+
+        async def add() -> int:
+            files = {"audio_sample": ("a.wav", wav())}
+            return (await client.post("/v1/audio/voices", data={"name": "ada"}, files=files)).status_code
+
+        assert sorted(await asyncio.gather(add(), add(), add())) == [200, 409, 409]
+
+
+async def test_a_change_does_not_bring_a_deleted_voice_back(folder: Path) -> None:
+    server = Server(folder)
+    async with server.client() as client:
+        told = await store(client, "ada")
+        VISITOR.set(EVERYBODY)
+        known = await server.voices.get("ada")  # as a change does, which then checks its recording for seconds
+        assert (await client.delete(f"/v1/audio/voices/{told['id']}")).status_code == 200
+        with pytest.raises(NotFound, match="'ada' was deleted meanwhile"):
+            await server.voices.change(known, {"name": "grace"})
+        assert (await client.get(f"/v1/audio/voices/{told['id']}")).status_code == 404
+
+
+async def test_rules_that_are_added_at_once_all_stay(folder: Path) -> None:
+    async with Server(folder).client() as client:
+        place = "/v1/pronunciation-dictionaries"
+
+        def rules(word: str) -> list[dict[str, str]]:
+            return [{"string_to_replace": word, "type": "alias", "alias": "said"}]
+
+        made = (await client.post(f"{place}/add-from-rules", json={"name": "x", "rules": rules("one")})).json()
+        adding = (client.post(f"{place}/{made['id']}/add-rules", json={"rules": rules(word)}) for word in ("two", "3"))
+        await asyncio.gather(*adding)
+        shown = (await client.get(f"{place}/{made['id']}")).json()
+    assert {rule["string_to_replace"] for rule in shown["rules"]} == {"one", "two", "3"}
 
 
 async def test_others_can_neither_see_nor_change_it(folder: Path) -> None:
