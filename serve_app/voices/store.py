@@ -189,9 +189,10 @@ class VoiceStore:
         return len(old) + len(over) + len(unnamed)
 
     def listed(self, prefix: str) -> "Iterator[obstore.ObjectMeta]":
+        """But for files of a folder that have no name yet."""
         with _failing(f"{self.place} cannot be listed"):
             for batch in obstore.list(self._objects, prefix):
-                yield from batch
+                yield from (meta for meta in batch if "/." not in meta["path"])
 
     def get(self, path: str) -> bytes | None:
         with _failing(f"{self.place}: {path} cannot be read"):

@@ -1,12 +1,13 @@
 """The application in this process, for tests that look behind it through this process's Ray."""
 
 import contextlib
+import io
 import os
 from collections.abc import Iterator
 
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve import run_folder
-from serve_app.cli.serve.local_server import Address, Report, start, stop
+from serve_app.cli.serve.local_server import Address, Report, start
 from serve_app.config import AppConfig
 
 
@@ -25,3 +26,16 @@ def running(config: AppConfig, port: int | None = None, *, report: Report = prin
             for name, value in list(os.environ.items()):  # the next server of this process has another folder
                 if str(folder.path) in value:
                     del os.environ[name]
+
+
+def stop(report: Report) -> None:
+    """End everything that `start` has started, also where it was not finished."""
+    import ray  # after the settings, which it reads at import
+    from ray import serve
+
+    if not ray.is_initialized():  # Serve would start Ray to stop it
+        return
+    report("stopping")
+    with contextlib.redirect_stdout(io.StringIO()):  # Ray reports the controller's end as a failure
+        serve.shutdown()
+        ray.shutdown()

@@ -1,7 +1,5 @@
 """Ray and the application on this machine, in this process."""
 
-import contextlib
-import io
 import logging
 import math
 import os
@@ -66,7 +64,7 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
     report("starting Ray")
     ray.init(
         "local",
-        num_cpus=_logical_cpus(config),
+        num_cpus=logical_cpus(config),
         include_dashboard=False,
         log_to_driver=False,
         logging_level="warning",
@@ -79,19 +77,6 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
     proxy.join()
     proxy.check()
     _await_ready(address, report)
-
-
-def stop(report: Report) -> None:
-    """End everything that `start` has started, also where it was not finished."""
-    import ray
-    from ray import serve
-
-    if not ray.is_initialized():  # Serve would start Ray to stop it
-        return
-    report("stopping")
-    with contextlib.redirect_stdout(io.StringIO()):  # Ray reports the controller's end as a failure
-        serve.shutdown()
-        ray.shutdown()
 
 
 def why_unusable(host: str, port: int) -> str | None:
@@ -124,7 +109,7 @@ def _http_options(address: Address) -> dict[str, Any]:
     return {"host": "127.0.0.1", "port": address.port, "keep_alive_timeout_s": _KEEP_ALIVE_S}
 
 
-def _logical_cpus(config: AppConfig) -> int:
+def logical_cpus(config: AppConfig) -> int:
     """CPUs that Ray counts: this process's, or as many as all replicas ask for, so that a small machine runs them."""
     each = config.by_model().values()
     codec = config.codec_scaling.max_replicas if config.codec_scaling else config.codec_pool.replicas
@@ -133,7 +118,8 @@ def _logical_cpus(config: AppConfig) -> int:
         for own in each
     ]
     # At most each model has a codec pool of its own.
-    pools = [(config.ingress_pool, config.ingress_pool.replicas), (config.codec_pool, codec * len(each)), *talkers]
+    codecs = (config.codec_pool, codec * len(each))
+    pools = [(config.ingress_pool, config.ingress_pool.replicas), codecs, (config.jobs_pool, 1), *talkers]
     return max(len(os.sched_getaffinity(0)), math.ceil(sum(pool.num_cpus * replicas for pool, replicas in pools)))
 
 

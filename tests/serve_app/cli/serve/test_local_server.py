@@ -5,8 +5,8 @@ import pytest
 
 from deployments.errors import StartError
 from serve_app.cli.ray_settings import free_port
-from serve_app.cli.serve.local_server import Address, root_cause, why_unusable
-from serve_app.config import AppConfig
+from serve_app.cli.serve.local_server import Address, logical_cpus, root_cause, why_unusable
+from serve_app.config import POOLS, AppConfig, PoolConfig
 from tests.e2e.application import running
 
 QUOTED = """A replica failed to start with exception. Retrying 2 more time(s). Error:
@@ -44,6 +44,12 @@ def test_an_address_of_ipv6() -> None:
 
 def test_a_host_that_nobody_knows() -> None:
     assert why_unusable("nowhere.invalid", 8000) is not None
+
+
+def test_every_pool_has_a_place_on_a_machine_with_fewer_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
+    assert logical_cpus(AppConfig()) == 2
+    assert logical_cpus(AppConfig(**{f"{pool}_pool": PoolConfig(num_cpus=1) for pool in POOLS.values()})) == len(POOLS)
 
 
 @pytest.mark.usefixtures("servers_folder")
