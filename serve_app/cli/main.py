@@ -144,7 +144,7 @@ def serve(
             progress.done(f"this GPU carries {talker.max_num_seqs} rows of {talker.max_model_len} positions{audio}")
         server = stack.enter_context(running(settings, address, progress.report, show=show))
         keyed = settings.api.access.keys_file is not None
-        stack.enter_context(_found_by_say(server.url, keyed=keyed))
+        stack.enter_context(_found_by_say(server.url, keyed=keyed, file=report))
         progress.done(f"ready: open {server.url} in a browser")
         if settings.model == EMBEDDED:
             print("This is the demo voice, small and English; --model names better ones.", file=report)
@@ -173,8 +173,8 @@ def say(
     model: Annotated[str | None, typer.Option(help="Start a server with this model, even if another one runs.")] = None,
 ) -> None:
     """Write speech to a file (speech.wav), or play it."""
-    if play and output is not None:
-        raise InvalidRequest("--play and --output exclude each other")
+    if sum((play, show, output is not None)) > 1:
+        raise InvalidRequest("--play, --show and --output exclude each other")
     if url is not None and model is not None:
         raise InvalidRequest("--url and --model exclude each other: a running server has its model")
     utterance = SayRequest(sys.stdin.read() if text == "-" else text, voice, speed, instructions)
@@ -416,13 +416,13 @@ def _with_access(settings: AppConfig, keys_file: Path | None, origins: list[str]
 
 
 @contextmanager
-def _found_by_say(url: str, *, keyed: bool) -> Iterator[None]:
+def _found_by_say(url: str, *, keyed: bool, file: TextIO) -> Iterator[None]:
     """Lets `talkray say` find the server; one that cannot be found is a server all the same."""
     with ExitStack() as stack:
         try:
             stack.enter_context(announced(url, keyed=keyed))
         except (OSError, StartError) as error:
-            print(f"`talkray say` will need --url: {error}", flush=True)
+            print(f"`talkray say` will need --url: {error}", file=file, flush=True)
         yield
 
 

@@ -141,7 +141,13 @@ def test_the_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "excluded", [("--play", "-o", "x.wav"), ("--url", "http://127.0.0.1:1", "--model", "embedded")]
+    "excluded",
+    [
+        ("--play", "-o", "x.wav"),
+        ("--show", "-o", "x.wav"),
+        ("--show", "--play"),
+        ("--url", "http://127.0.0.1:1", "--model", "embedded"),
+    ],
 )
 def test_say_refuses_what_it_would_ignore(excluded: tuple[str, ...]) -> None:
     done = talkray("say", "hi", *excluded)
