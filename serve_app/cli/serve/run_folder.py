@@ -109,10 +109,14 @@ def created(report: Callable[[str], None]) -> Iterator[RunFolder]:
     lock = os.open(folder.path / f"{_LOCK}.new", os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     (folder.path / f"{_LOCK}.new").rename(folder.path / _LOCK)
+    # systemd-tmpfiles, which removes files of /tmp after some days, leaves a folder with a lock of its own alone.
+    in_use = os.open(folder.path, os.O_RDONLY)
+    fcntl.flock(in_use, fcntl.LOCK_SH)
     try:
         yield folder
     finally:
         os.close(lock)
+        os.close(in_use)
 
 
 def parent() -> Path:

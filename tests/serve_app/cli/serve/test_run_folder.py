@@ -1,3 +1,4 @@
+import fcntl
 import os
 import stat
 import subprocess
@@ -33,6 +34,15 @@ def test_only_its_user_may_enter(parent: Path) -> None:
         assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
         assert folder.path.parent == parent
         assert all(path.startswith(f"{folder.path}") for path in folder.environment.values())
+
+
+def test_what_cleans_up_after_days_finds_it_in_use(parent: Path) -> None:
+    """systemd-tmpfiles passes over a folder that it cannot lock, with all that is in it."""
+    with created(print) as folder:
+        opened = os.open(folder.path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(opened)
 
 
 def test_sockets_fit() -> None:
