@@ -13,7 +13,7 @@ import aiohttp
 from loadtest.arrivals import LEAVES_S, RequestKind
 from loadtest.dialects import SocketForm
 from loadtest.live import converse_live
-from loadtest.recording import NotAudioError, Recording, read_layout
+from loadtest.recording import REFUSED_STATUS, NotAudioError, Recording, read_layout
 from loadtest.settings import Settings, Transport
 from loadtest.traces import Failure, PcmLayout
 
@@ -21,8 +21,6 @@ MAX_ERROR_BYTES = 200
 # Below the 5 s after which uvicorn closes an idle connection: a request sent into that would fail, and not by load.
 KEEPALIVE_S = 2.0
 NO_TIMEOUT = aiohttp.ClientTimeout(total=None)  # `speak` has one of its own, for every transport
-REFUSED_STATUS = 429
-TRY_AGAIN_LATER = 1013  # WebSocket close code
 
 
 @asynccontextmanager
@@ -54,6 +52,8 @@ async def speak(session: aiohttp.ClientSession, settings: Settings, *, recording
         recording.fail(Failure.BROKEN_BODY if answered else Failure.CONNECTION, str(error) or type(error).__name__)
     except NotAudioError as error:
         recording.fail(Failure.NOT_AUDIO, str(error))
+    except (ValueError, TypeError, AttributeError) as error:  # no JSON, or no object
+        recording.fail(Failure.NOT_AUDIO, f"a message of the server cannot be read: {error}")
 
 
 async def _exchange(session: aiohttp.ClientSession, settings: Settings, recording: Recording) -> None:
@@ -115,21 +115,16 @@ async def _converse(session: aiohttp.ClientSession, settings: Settings, recordin
                 recording.receive(message.data)
             elif not _heed(recording, json.loads(message.data), form):
                 return
-    if socket.close_code == TRY_AGAIN_LATER:
-        recording.trace.status = REFUSED_STATUS
-        recording.fail(Failure.REFUSED, "the server closed the WebSocket: try again later (1013)")
-    else:
-        recording.fail(Failure.BROKEN_BODY, f"the WebSocket was closed with {socket.close_code} before the audio ended")
+    recording.fail_closed(socket.close_code, before="the audio ended")
 
 
 def _heed(recording: Recording, event: Mapping[str, Any], form: SocketForm) -> bool:
     """Take one JSON message of the WebSocket; False if it is the last one."""
     if "error" in event or event.get("type") == "Error":
         error = event["error"] if isinstance(event.get("error"), dict) else event
-        refused = error.get("code") in ("rate_limit_exceeded", REFUSED_STATUS)
-        kind = Failure.REFUSED if refused else Failure.BROKEN_BODY if recording.chunks else Failure.HTTP
-        if refused:  # as HTTP says it, and as tables count it
-            recording.trace.status = REFUSED_STATUS
+        kind = Failure.BROKEN_BODY if recording.chunks else Failure.HTTP
+        if error.get("code") in ("rate_limit_exceeded", REFUSED_STATUS):  # as HTTP says it, and as tables count it
+            kind, recording.trace.status = Failure.REFUSED, REFUSED_STATUS
         recording.fail(kind, str(error.get("message") or error.get("error") or error))
         return False
     recording.trace.status = 200

@@ -66,7 +66,7 @@ async def _listen(socket: aiohttp.ClientWebSocketResponse, heard: asyncio.Event,
             if recording.trace.interrupted_s is not None:
                 await _listen_on(socket, recording)
             return
-    recording.fail(Failure.BROKEN_BODY, f"the WebSocket was closed with {socket.close_code} before the turn ended")
+    recording.fail_closed(socket.close_code, before="the turn ended")
 
 
 async def _listen_on(socket: aiohttp.ClientWebSocketResponse, recording: Recording) -> None:

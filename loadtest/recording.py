@@ -18,6 +18,7 @@ _ENTRY = re.compile(r"\s*([\w-]+)((?:\s*;\s*\w+\s*=\s*(?:\"[^\"]*\"|[^;,]*))*)\s
 _PARAMETER = re.compile(r";\s*(\w+)\s*=\s*\"?([^\";,]*)\"?")
 SLOW_LEAD_S = 0.5  # that a slow reader has in hand
 TO_SERVER, TO_CLIENT = "to-server", "to-client"
+REFUSED_STATUS, TRY_AGAIN_LATER = 429, 1013  # of HTTP, of a WebSocket that is closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,14 @@ class Recording:
     def fail(self, failure: Failure, error: str) -> None:
         """Say why the request did not succeed."""
         self.trace.failure, self.trace.error = failure, error
+
+    def fail_closed(self, code: int | None, *, before: str) -> None:
+        """The server has closed the WebSocket with this code, `before` some end."""
+        if code == TRY_AGAIN_LATER:
+            self.trace.status = REFUSED_STATUS
+            self.fail(Failure.REFUSED, "the server closed the WebSocket: try again later (1013)")
+        else:
+            self.fail(Failure.BROKEN_BODY, f"the WebSocket was closed with {code} before {before}")
 
     def finish(self) -> Trace:
         """The finished request; its end is now."""

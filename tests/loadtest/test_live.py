@@ -142,3 +142,11 @@ def test_only_live_turns_are_interrupted() -> None:
     assert {request.interrupt_s for request in settings.warmup_schedule()} == {None}
     live = replace(settings, transport=Transport.LIVE)
     assert None not in {request.interrupt_s for request in live.warmup_schedule()}
+
+
+async def test_a_socket_closed_with_try_again_later_is_a_refusal(tmp_path: Path) -> None:
+    async def speak(socket: web.WebSocketResponse) -> None:
+        await socket.close(code=1013)
+
+    trace = await one(Server(speak), tmp_path)
+    assert (trace.failure, trace.status) == (Failure.REFUSED, 429)

@@ -155,6 +155,21 @@ async def test_sockets_of_other_makers(
         assert (trace.status, trace.error) == (429, "too many")
 
 
+@pytest.mark.parametrize("message", ["<html>", "[]", "7", '{"type": "started", "sample_rate": "many"}'])
+async def test_a_message_that_cannot_be_read_is_the_failure_of_its_request(message: str, tmp_path: Path) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_str(message)
+        await socket.receive()
+        return socket
+
+    trace = await one(handler, tmp_path)
+    assert trace.failure is Failure.NOT_AUDIO
+    assert trace.error is not None
+    assert trace.error.startswith("a message of the server cannot be read")
+
+
 async def test_a_socket_closed_with_try_again_later_is_a_refusal(tmp_path: Path) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse()
