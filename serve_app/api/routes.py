@@ -149,6 +149,7 @@ async def _answer_error(request: HTTPConnection, error: Exception) -> Response:
 def status_routes(models: ModelAdmissions, settings: ApiSettings, is_ready: Callable[[], bool]) -> APIRouter:
     router = APIRouter()
 
+    @router.head("/health", include_in_schema=False)  # as some watchers ask
     @router.get("/v1", include_in_schema=False)
     @router.get("/v1/", include_in_schema=False)
     @router.get("/health", summary="Whether the process is alive")
@@ -156,6 +157,7 @@ def status_routes(models: ModelAdmissions, settings: ApiSettings, is_ready: Call
         """The process is alive. Some clients ask for `/v1/` before they send speech requests."""
         return {"status": "ok"}
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready", summary="Whether speech can be asked for")
     async def readiness(model: str | None = None) -> dict[str, object]:
         """Whether `model`, or any model, can speak. With several models the answer has the state of each."""

@@ -67,7 +67,8 @@ async def change_voice(service: SpeechService, request: Request, voice_id: str) 
     added = _recordings(form, style=form.required("style")) if form.files else ()
     voice = await service.voices.get(voice_id)
     changed = await service.voices.change(voice, changes, added=added, field="audio_sample")
-    return _answer(described(changed), form, _CHANGED)
+    of_recording = [name for name in ("style", *_TEXT, "prepare") if name in form.fields and not added]
+    return _answer(described(changed), form, _CHANGED, dict.fromkeys(of_recording, "send it with an audio_sample"))
 
 
 async def remove_voice(service: SpeechService, voice_id: str) -> Json:
@@ -173,9 +174,11 @@ def _first(form: SentForm, field: str) -> SentRecording:
     return SentRecording(files[0].data)
 
 
-def _answer(content: Mapping[str, object], form: SentForm, known: Sequence[str]) -> Response:
-    sent = [*form.fields, *(file.field for file in form.files)]
-    return JSONResponse(dict(content), headers=ignored_fields.as_header(ignored_fields.with_unknown(sent, known, {})))
+def _answer(
+    content: Mapping[str, object], form: SentForm, known: Sequence[str], reasons: Mapping[str, str] | None = None
+) -> Response:
+    ignored = ignored_fields.with_unknown([*form.fields, *(each.field for each in form.files)], known, reasons or {})
+    return JSONResponse(dict(content), headers=ignored_fields.as_header(ignored))
 
 
 _SAMPLE = {"type": "string", "format": "binary"}

@@ -513,8 +513,11 @@ async def test_health_and_readiness() -> None:
         for response in (await client.get("/ready"), await client.post(SPEECH, json=BODY)):
             assert (response.status_code, error_of(response)["code"]) == (503, "not_ready")
             assert response.headers["retry-after"] == "1"
+        assert (await client.head("/ready")).status_code == 503
         synthesizer.info = CUSTOM_VOICE
         assert (await client.get("/ready")).json() == {"status": "ready", "model": CUSTOM_VOICE.name}
+        for path in ("/health", "/ready"):
+            assert (await client.head(path)).status_code == 200
 
 
 async def test_what_is_loaded_is_not_ready_without_replicas() -> None:

@@ -658,6 +658,8 @@ async def test_unknown_fields_are_named(folder: Path) -> None:
         files = {"audio_sample": ("a.wav", wav())}
         answer = await client.post("/v1/audio/voices", data={"name": "a", "colour": "red"}, files=files)
         assert answer.headers["x-ignored"] == "colour (unknown field)"
+        changed = await client.post("/v1/audio/voices/a", json={"description": "calm", "style": "calm"})
+        assert changed.headers["x-ignored"] == "style (send it with an audio_sample)"
 
 
 async def test_a_model_with_named_voices_says_what_is_missing(folder: Path) -> None:
