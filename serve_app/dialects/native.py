@@ -19,10 +19,9 @@ from serve_app.api.speech_service import NO_TAIL, SpeechService
 from serve_app.api.wishes import field_names, ignored_fields
 from serve_app.api.wishes.ignored_fields import Ignored
 from serve_app.api.wishes.make_wish import complete_wish, model_for
-from serve_app.api.wishes.speech_body import SpeechBody, parse_speech, validated
+from serve_app.api.wishes.speech_body import parse_speech, validated
 from serve_app.api.wishes.wish import Delivery, stored_voice
 from serve_app.audio.formats import AudioFormat
-from serve_app.config import ApiSettings
 from serve_app.dialects.table import Dialect
 from serve_app.speech.joints import Continuation
 from serve_app.speech.word_times import marked
@@ -77,6 +76,7 @@ class SpeakMessage:
         self._continuation = continuation
         self.usage = Usage()
         self.samples = 0
+        self.is_over = False  # its client is told so
         self.turn: Turn | None = None
         self._connection = connection
         self._had = 0  # bytes of audio that the client has already
@@ -93,7 +93,9 @@ class SpeakMessage:
             await self._connection.pass_on(session, self._say)
 
     async def _open(self, fields: dict[str, object], service: SpeechService) -> Session:
-        body, resumption = _speech_body(fields, service.settings), parse_resumption(fields)
+        body, resumption = parse_speech(fields, service.settings), parse_resumption(fields)
+        if body.response_format not in (None, AudioFormat.PCM):
+            raise InvalidRequest("The WebSocket sends pcm only.", "response_format")
         if body.previous_request_id is not None or body.seed is not None:  # a seed makes the same again
             self._continuation.previous_id = body.previous_request_id
         self._continuation.sealed = resumption.tail
@@ -131,6 +133,7 @@ class SpeakMessage:
             case Words(_, words):
                 await self._send("words", words=word_entries(words), **marked(words))
             case Flushed(turn):
+                self.is_over = True
                 await self._send(
                     "done",
                     finish_reason=turn.usage.finish_reason,
@@ -162,6 +165,7 @@ class SpeakMessage:
         await self._connection.send(kind, request_id=self.request_id, **fields)
 
     async def _report(self, error: Exception) -> None:
+        self.is_over = True
         await self._send("error", **self._connection.failure(error, self.request_id).envelope())
         if isinstance(error, Overloaded | Unauthorized):
             await self._connection.end_for(error)
@@ -189,13 +193,15 @@ class SpeechSocket(Connection):
         """`speak` or `cancel`."""
         match fields.get("type"):
             case "speak":
-                self._start(fields)
+                await self._start(fields)
             case "cancel":
                 await self._cancel(validated(Cancellation, fields).played_ms)
             case _:
                 raise unknown_type("'speak'", "'cancel'")
 
-    def _start(self, fields: dict[str, object]) -> None:
+    async def _start(self, fields: dict[str, object]) -> None:
+        if self._task is not None and self._utterance is not None and self._utterance.is_over:
+            await asyncio.wait((self._task,))  # its client has heard of the end, which may be sooner
         if self.is_busy:
             raise InvalidRequest("An utterance is being spoken; cancel it or wait for it to end.", "type", "busy")
         self._num_utterances += 1
@@ -219,13 +225,6 @@ class SpeechSocket(Connection):
         spoken = turn.spoken(played_ms / 1000) if turn is not None and played_ms is not None else None
         texts = {} if spoken is None else spoken.told()
         await self.send("cancelled", request_id=request_id, frames=frames, samples=samples, **texts)
-
-
-def _speech_body(fields: dict[str, object], settings: ApiSettings) -> SpeechBody:
-    body = parse_speech(fields, settings)
-    if body.response_format not in (None, AudioFormat.PCM):
-        raise InvalidRequest("The WebSocket sends pcm only.", "response_format")
-    return body
 
 
 DIALECT = Dialect("Talkray", sockets=(("/v1/audio/speech/ws", SpeechSocket),))

@@ -77,6 +77,14 @@ async def test_utterances_follow_each_other_on_one_socket() -> None:
             }
 
 
+async def test_the_next_utterance_may_be_asked_for_as_soon_as_the_last_is_done() -> None:
+    async with speech_socket(speaking()) as socket:
+        for _ in range(8):
+            socket.send(SPEAK | {"speed": 1.5})  # a thread ends its encoding after `done`
+            _, done = await socket.utterance()
+            assert done["type"] == "done"
+
+
 async def test_started_says_what_the_frames_are() -> None:
     async with speech_socket(speaking()) as socket:
         socket.send({**SPEAK, "seed": 7})
