@@ -6,7 +6,6 @@ which both servers share. The traces of each turn are in a folder of their own.
 
 import asyncio
 import json
-import random
 import sys
 import wave
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from loadtest.arrivals import LEAVES_S, Phase, RequestKind, ScheduledRequest, Texts, settled
+from loadtest.arrivals import LEAVES_S, Phase, RequestKind, ScheduledRequest, Texts, choose_texts, settled
 from loadtest.clients import open_session, speak
 from loadtest.measure import Result, Show, check_server, measure
 from loadtest.recording import Recording
@@ -156,7 +155,7 @@ async def _hear(settings: Settings, count: int, folder: TraceFolder) -> WordsHea
         return "not asked for (--words)"
     if settings.lengths is not None:
         return "not asked for: answers of a planned length end anywhere"
-    texts = random.Random(settings.seed).sample(Texts.ONE_SENTENCE.choices(), count)
+    texts = choose_texts(count, seed=settings.seed, texts=Texts.ONE_SENTENCE.choices())
     folder.write_schedule([ScheduledRequest(number, 0.0, text) for number, text in enumerate(texts)])
     errors = words = answers = 0
     async with open_session() as session:

@@ -127,6 +127,10 @@ def test_two_peers_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert b"serena" in said_b[0]
 
 
+async def _one_of_four(*_: object) -> dict[str, int]:
+    return {"errors": 1, "words": 4}
+
+
 def test_words_are_heard_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hearing = tmp_path / "hearing.py"
     hearing.write_text('import json\nprint("loading")\nprint(json.dumps({"text": "x", "errors": 1, "words": 4}))\n')
@@ -135,7 +139,11 @@ def test_words_are_heard_in_another_process(tmp_path: Path, monkeypatch: pytest.
     with peer_server("vllm-omni", first_s=0.0, streams=4) as (url, _):
         settings = Settings(url, dialect="vllm-omni", options={"model": "m", "voice": "v"})
         heard = asyncio.run(comparison._hear(settings, 2, comparison.TraceFolder(tmp_path / "words")))
+        with monkeypatch.context() as patched:
+            patched.setattr(comparison, "_recognise", _one_of_four)
+            most = asyncio.run(comparison._hear(settings, 50, comparison.TraceFolder(tmp_path / "most")))  # of 35 texts
     assert heard == comparison.WordsHeard(errors=2, words=8, answers=2)
+    assert most == comparison.WordsHeard(errors=50, words=200, answers=50)
     assert (tmp_path / "words" / "0.wav").stat().st_size > 14000
     hearing.write_text("raise SystemExit('broken')\n")
     failed = asyncio.run(comparison._recognise(tmp_path / "none.wav", "Hi."))
