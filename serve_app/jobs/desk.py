@@ -20,7 +20,7 @@ from serve_app.api.wishes.wish import Offer
 from serve_app.config import JobSettings
 from serve_app.jobs.batches import BatchFiles, read_lines
 from serve_app.jobs.making import JobStopped, SegmentMaker
-from serve_app.jobs.planning import DETERMINISTIC, INPUTS, BadLine, Planned, num_segments, planned
+from serve_app.jobs.planning import DETERMINISTIC, INPUTS, BadLine, Planned, planned
 from serve_app.jobs.record import JobState, Made, Place, SentBatch, StoredJob
 from serve_app.jobs.store import JobStore
 from serve_app.jobs.webhooks import WEBHOOK, Webhooks
@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 _FIRST_SEGMENTS = 2.0  # at once, until the pools are known to have room for more
 _RETRY_S, _LONGEST_RETRY_S = 0.25, 15.0  # after a refusal, and of a store that cannot be written
 _LOOK_S = 1.0  # between two looks whether a hindrance is over
+_REMOVAL_S = 2.0  # for the segments of a job that is deleted; a bucket may go on for longer
 _SWEEP_S, _ABANDONED_S = 600.0, 3600.0
 _MOST_FAILURES = 3  # of the engine, on one segment
 _MOST_CALLS, _CALL_AGAIN_S = 8, 2.0  # of a webhook; the pause is four times as long after each: six hours in all
@@ -95,7 +96,7 @@ class JobDesk:
                 key=key,
                 fingerprint=fingerprint,
                 models=made.models,
-                num_segments=num_segments(plan.parts),
+                num_segments=tuple(len(part.segments) for part in plan.parts),
                 webhook=webhook,
                 batch=batch,
                 deterministic=made.deterministic,
@@ -341,8 +342,10 @@ class JobDesk:
 
     async def _remove(self, work: Work) -> None:
         await _leave(work)
-        await asyncio.to_thread(self._store().remove, work.job.id)
+        await asyncio.to_thread(self._store().forget, work.job.id)
         self._works.pop(work.job.id, None)
+        removing = asyncio.create_task(asyncio.to_thread(self._store().remove, work.job.id))
+        await asyncio.wait((removing,), timeout=_REMOVAL_S)
 
     def _store(self) -> JobStore:
         return JobStore(self._offer.voices.files())

@@ -162,7 +162,3 @@ def _place(known: list[Rules] | list[Manner], wanted: Rules | Manner) -> int:
         place = len(known)
         known.append(wanted)  # type: ignore[arg-type]
     return place
-
-
-def num_segments(parts: Sequence[Part]) -> tuple[int, ...]:
-    return tuple(len(part.segments) for part in parts)

@@ -9,6 +9,7 @@
 A segment is one object, which is complete once it has its name, so a death leaves no half of one.
 """
 
+import contextlib
 import io
 import zipfile
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from deployments.protocol import Codes
 from serve_app.jobs.record import JOB_ID, JobPlan, JobState, Made, Place, StoredJob
-from serve_app.voices.store import Damaged, VoiceStore
+from serve_app.voices.store import Damaged, StoreFailed, VoiceStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +96,15 @@ class JobStore:
             what = "missing" if packed is None else "damaged"
             raise Damaged(f"segment {made.place.segment} of part {made.place.part} of {job_id} is {what}") from None
 
-    def remove(self, job_id: str) -> None:
-        """The description first: what a death leaves behind belongs to no job, and `sweep` removes it."""
+    def forget(self, job_id: str) -> None:
+        """Remove the description: what is left belongs to no job."""
         self._files.delete(f"jobs/{job_id}.json")
-        self._files.delete(f"plans/{job_id}.json", f"states/{job_id}.json")
-        self._files.delete(*(meta["path"] for meta in self._files.listed(f"segments/{job_id}/")))
+
+    def remove(self, job_id: str) -> None:
+        """Remove what `forget` leaves; a bucket takes a minute for some thousand segments. `sweep` takes the rest."""
+        with contextlib.suppress(StoreFailed):
+            self._files.delete(f"plans/{job_id}.json", f"states/{job_id}.json")
+            self._files.delete(*(meta["path"] for meta in self._files.listed(f"segments/{job_id}/")))
 
     def sweep(self, before_s: float, uploaded_s: float) -> None:
         """Remove what belongs to no job and is older than `before_s`, of time.time(), and older files of clients than

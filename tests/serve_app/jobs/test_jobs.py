@@ -1,4 +1,5 @@
 import io
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from deployments.errors import EngineError, Overloaded, ReplicaLost
 from deployments.protocol import FinishReason, ModelInfo
 from serve_app.api.access.keys import create_key
 from serve_app.config import AccessSettings, JobSettings
+from serve_app.jobs import desk
+from serve_app.voices.store import VoiceStore
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED
 from tests.serve_app.jobs.desk import Server, Speaker, files_in, serving, so, started, until
 from tests.serve_app.voices.speakers import store
@@ -250,7 +253,29 @@ async def test_cancel_resume_delete(tmp_path: Path) -> None:
         assert files_in(tmp_path) == []
 
 
-async def test_a_segment_that_waits_after_a_refusal_is_not_begun_a_second_time(tmp_path: Path) -> None:
+async def test_a_deletion_does_not_wait_for_a_slow_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "_REMOVAL_S", 0.01)
+    slow, delete = threading.Event(), VoiceStore.delete
+
+    def wait(store: VoiceStore, *paths: str) -> None:
+        assert not paths or "jobs/" in paths[0] or slow.wait(10)
+        delete(store, *paths)
+
+    async with serving(tmp_path, Speaker()) as (_, client):
+        job = await started(client, "Long.")
+        await until(client, job, "completed")
+        monkeypatch.setattr(VoiceStore, "delete", wait)
+        answer = await client.delete(f"/v1/audio/jobs/{job['id']}")
+        assert (answer.status_code, answer.json()["deleted"]) == (200, True)
+        assert (await client.get("/v1/audio/jobs")).json()["data"] == []
+        slow.set()
+        await so(lambda: not files_in(tmp_path / "segments"))
+
+
+async def test_a_segment_that_waits_after_a_refusal_is_not_begun_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "_RETRY_S", 60)
     speaker = Speaker()
     async with serving(tmp_path, speaker) as (_, client):
         many = await started(client, *["Warm."] * 16)  # now the desk begins more than two at once
@@ -258,16 +283,14 @@ async def test_a_segment_that_waits_after_a_refusal_is_not_begun_a_second_time(t
         speaker.gate.clear()
         speaker.errors = [Overloaded("full")]
         job = await started(client, "Refused.", "Waits.")
-        await so(lambda: speaker.running == 1)
         other = await started(client, "Beside it.")  # the desk looks what else may begin
         await so(lambda: speaker.running == 2)
-        asked = len(speaker.requests)
-        await so(lambda: len(speaker.requests) > asked)  # the refused one, after its pause
+        told = (await client.get(f"/v1/audio/jobs/{job['id']}")).json()
+        assert (told["status"], [request.text for request in speaker.requests].count("Refused.")) == ("running", 1)
         await client.post(f"/v1/audio/jobs/{job['id']}/cancel")
         await so(lambda: speaker.running == 1)
         speaker.gate.set()
         await until(client, other, "completed")
-    assert [request.text for request in speaker.requests[16:]] == ["Refused.", "Waits.", "Beside it.", "Refused."]
 
 
 async def test_a_refusal_waits_and_an_engine_that_fails_again_and_again_ends_the_job(tmp_path: Path) -> None:
