@@ -54,6 +54,9 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
     """
     config = _for_host(config, address.host)
     check_port(address)
+    talkers = [own.talker_pool for own in config.by_model().values()]
+    if any(pool.label_selector for pool in (config.ingress_pool, config.jobs_pool, config.codec_pool, *talkers)):
+        raise StartError("label_selector: one machine has no labels: leave it out, or `serve deploy` the file")
     for name, value in folder.environment.items():
         os.environ.setdefault(name, value)
     ray_settings.apply_local()
@@ -104,11 +107,6 @@ def _for_host(config: AppConfig, host: str) -> AppConfig:
     return config.model_copy(update={"api": config.api.model_copy(update={"access": access})})
 
 
-def _http_options(address: Address) -> dict[str, Any]:
-    """Replicas listen on loopback, because a client that reaches the ports behind HAProxy can claim any address."""
-    return {"host": "127.0.0.1", "port": address.port, "keep_alive_timeout_s": _KEEP_ALIVE_S}
-
-
 def logical_cpus(config: AppConfig) -> int:
     """CPUs that Ray counts: this process's, or as many as all replicas ask for, so that a small machine runs them."""
     each = config.by_model().values()
@@ -127,8 +125,10 @@ def _start_proxy(address: Address) -> None:
     from ray import serve
     from ray.exceptions import RayError
 
+    # Replicas listen on loopback, because a client that reaches the ports behind HAProxy can claim any address.
+    options = {"host": "127.0.0.1", "port": address.port, "keep_alive_timeout_s": _KEEP_ALIVE_S}
     try:
-        serve.start(proxy_location="HeadOnly", http_options=_http_options(address))
+        serve.start(proxy_location="HeadOnly", http_options=options)
     except (RayError, TimeoutError) as error:
         lines = str(error).strip().splitlines()
         reason = next((line for line in lines if "cannot bind" in line), lines[-1])  # which address it was

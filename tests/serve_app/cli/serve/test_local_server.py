@@ -63,6 +63,14 @@ def test_nothing_is_started_for_a_taken_port(listener: int) -> None:
     assert stages == []
 
 
+@pytest.mark.parametrize("pool", POOLS.values())
+@pytest.mark.usefixtures("servers_folder")
+def test_a_pool_for_labels_that_no_machine_here_has_is_refused(pool: str) -> None:
+    config = AppConfig(**{f"{pool}_pool": PoolConfig(label_selector={"pool": "codec"})})
+    with pytest.raises(StartError, match="label_selector: one machine has no labels"), running(config):
+        pass
+
+
 def test_the_root_cause_stands_at_the_end_of_what_serve_quotes() -> None:
     assert root_cause(QUOTED) == "/m/model.safetensors does not fit: a is missing;\nb is missing"
 
