@@ -347,11 +347,9 @@ class Session:
                 await self._send(turn, audio)
         if not has_begun:
             await self._events.put(Started(turn))
+        rest = await (self._rendering.close() if self._delivery.files else self._rendering.drain())
         if self._delivery.files:
-            rest = await self._rendering.close()
             self._rendering = self._delivery.rendering(self._info)
-        else:
-            rest = await self._rendering.drain()
         await self._send(turn, rest)
 
     async def _chunks(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
