@@ -84,8 +84,8 @@ def _choose(values, inside, noise, filters, vocab: tl.constexpr, bits: tl.conste
             border = tl.where(tail <= limit, candidate, border)
         best = tl.max(tl.where(inside, scaled, float("-inf")), axis=0)
         keep = keep & ((keys >= border) | (scaled == best))
-    sampled = tl.argmax(tl.where(keep, weights / noise, -1.0), axis=0, tie_break_left=True)
-    return tl.where(do_sample, sampled, tl.argmax(values, axis=0, tie_break_left=True))
+    code = tl.argmax(tl.where(do_sample, tl.where(keep, weights / noise, -1.0), values), axis=0, tie_break_left=True)
+    return tl.minimum(code, vocab - 1)  # among NaNs the largest may stand anywhere in the block
 
 
 @triton.jit
