@@ -1,5 +1,6 @@
 """Texts, words and tables of `make listen`; the recognisers themselves hear in tests/e2e/test_listening.py."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from tools.listening.book import read_aloud
 from tools.listening.judge import Judged
 from tools.listening.table import placed, table, worse
 from tools.listening.texts import SENTENCES, texts
-from tools.listening.ways import RATE, UtteranceFailed
+from tools.listening.ways import PLAIN, RATE, WAYS, UtteranceFailed
 
 NAME = "Some recogniser"
 
@@ -76,6 +77,17 @@ def test_a_way_may_be_a_point_above_the_same_pcm() -> None:
     heard = [judged("plain PCM", 50), judged("mp3", 11, 10), judged("opus", 12, 10)]
     [line] = worse(heard, NAME)
     assert line.startswith("opus: 12.0 %")
+
+
+def test_a_way_may_have_one_word_more_whatever_its_share_is() -> None:
+    few = [replace(judged(way, errors, 1), words=10) for way, errors in (("mp3", 2), ("opus", 3))]
+    assert [line.split(":")[0] for line in worse(few, NAME)] == ["opus"]
+
+
+def test_text_that_trails_the_speech_is_compared_with_such_speech() -> None:
+    names = {way.name for way in WAYS if way.same_speech is not PLAIN.listen}
+    assert len(names) == 4
+    assert all("text" in name or "interruption" in name for name in names)
 
 
 def test_the_table_has_a_row_for_each_way_and_names_what_did_not_come() -> None:

@@ -96,9 +96,10 @@ class ListeningSession:
         try:
             async with several:
                 audio = await way.listen(http, asked)
-                converted = (
-                    None if way is PLAIN else await loop.run_in_executor(None, way.convert, await plain(http, asked))
-                )
+                converted = None
+                if way.listen is not way.same_speech:
+                    said = await way.same_speech(http, asked)
+                    converted = await loop.run_in_executor(None, way.convert, said)
             judged = await loop.run_in_executor(self._listening, self._judge.judge, key, text.spoken, audio, converted)
         except (UtteranceFailed, TimeoutError, aiohttp.ClientError) as error:
             judged = self._judge.failed(key, text.spoken, str(error) or type(error).__name__)

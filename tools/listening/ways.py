@@ -55,6 +55,12 @@ class Way:
     coded: tuple[str, ...] = ()
     raw: tuple[str, ...] = ()  # how to read what `coded` wrote, where it does not say so itself
     seed: int | None = None  # of all utterances; None: each has its own
+    trails: bool = False  # the text comes beside the speech, which then is another than where it stands before it
+
+    @property
+    def same_speech(self) -> Listen:
+        """Plain PCM of what this way says."""
+        return _trailing if self.trails else plain
 
     def convert(self, audio: Audio) -> Audio:
         """What an independent tool makes of plain PCM."""
@@ -223,8 +229,8 @@ WAYS = (
     *map(_at_speed, (0.5, 0.75, 1.25, 1.5, 2.0)),
     Way("whole body (`stream: false`)", _whole),
     Way("server-sent events", _events),
-    Way("text trails the speech (`non_streaming_mode: false`)", _trailing),
-    Way("whole text over a WebSocket", _written(lambda text: [text])),
-    Way("live text, word by word over a WebSocket", _written(_words)),
-    Way("after an interruption on the same socket", _after_interruption),
+    Way("text trails the speech (`non_streaming_mode: false`)", _trailing, trails=True),
+    Way("whole text over a WebSocket", _written(lambda text: [text]), trails=True),
+    Way("live text, word by word over a WebSocket", _written(_words), trails=True),
+    Way("after an interruption on the same socket", _after_interruption, trails=True),
 )
