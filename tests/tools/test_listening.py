@@ -80,7 +80,7 @@ def test_a_way_may_be_a_point_above_the_same_pcm() -> None:
 
 
 def test_a_way_may_have_one_word_more_whatever_its_share_is() -> None:
-    few = [replace(judged(way, errors, 1), words=10) for way, errors in (("mp3", 2), ("opus", 3))]
+    few = [replace(judged(way, errors, 14), words=84) for way, errors in (("mp3", 15), ("opus", 16))]
     assert [line.split(":")[0] for line in worse(few, NAME)] == ["opus"]
 
 

@@ -32,7 +32,8 @@ def worse(judged: Iterable[Judged], name: str) -> list[str]:
         "where ffmpeg converts plain PCM"
         for (way, _, _), of in rows(judged).items()
         if way != PLAIN.name and all(each.compared for each in of)
-        if rate(of, name) > rate(of, name, compared=True) + max(MORE_ERRORS, 1 / sum(each.words for each in of))
+        if sum(each.errors[name] - each.compared[name] for each in of)
+        > max(1, MORE_ERRORS * sum(each.words for each in of))
     ]
 
 
