@@ -31,8 +31,8 @@ class TalkerRecipe:
     """How the talker is trained. Times are in seconds."""
 
     duration: float
-    max_rows: int = 32768  # padded rows of one step
-    learning_rate: float = 1.5e-3
+    max_rows: int = 16384  # padded rows of one step
+    learning_rate: float = 4e-3
     final_learning_rate: float = 2e-5
     warm_up: float = 0.03  # share of the duration
     weight_decay: float = 0.05  # of matrices that are no embeddings
@@ -44,7 +44,7 @@ class TalkerRecipe:
     hidden_frames: float = 0.5  # and that share is hidden: speech so far must not be enough to know how it goes on
     guide_weight: float = 0.3
     full_text: float = 0.5  # share of utterances with all text in the prompt
-    num_predicted: int = 8192  # frames of one step that the predictor is trained on
+    num_predicted: int = 4096  # frames of one step that the predictor is trained on
     ema: float = 0.999
     ways: int = 4  # writings of each text
     report_steps: int = 200

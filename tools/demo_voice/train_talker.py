@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 # The codebook is small and one teacher speaks: a penalty on codes that were used would wear speech out. At these
 # temperatures the most was understood.
-VOICE_GENERATION: Json = {**GENERATION, "repetition_penalty": 1.0, "temperature": 0.6, "subtalker_temperature": 0.4}
+VOICE_GENERATION: Json = {**GENERATION, "repetition_penalty": 1.0, "temperature": 0.3, "subtalker_temperature": 0.6}
 # It learnt English in words, and utterances of about twenty seconds at most.
 TEXT_NEEDS: Json = {"spoken_form": "english", "max_segment_chars": 200, "alignment_head": [Guide.LAYER, Guide.HEAD]}
 
