@@ -34,7 +34,7 @@ _SPEECH = 0.005  # of the peak
 # TeacherSpeech begins three frames in: where text comes a token a frame, words have to be known before they are spoken.
 _LEAD_S, _TAIL_S, _PAUSE_S = 0.24, 0.14, 0.28
 _FADE_S = 0.01
-_AHEAD = SAMPLE_RATE // 25  # samples: sounds are named before they are heard, because each is spoken towards the next
+AHEAD = SAMPLE_RATE // 25  # samples: sounds are named before they are heard, because each is spoken towards the next
 _GAP = 16  # its number for what stands between words; those below are punctuation
 _LOUDNESS, _PEAK = 0.08, 0.95
 
@@ -59,7 +59,7 @@ class TeacherSpeech:
     """What the teacher said, and which sound each part of it is."""
 
     audio: Audio  # whole frames
-    phones: Phones  # of each PHONE_SAMPLES samples, as much ahead of them as _AHEAD says
+    phones: Phones  # of each PHONE_SAMPLES samples, AHEAD samples ahead of them
 
 
 class Timed:
@@ -122,7 +122,7 @@ class Teacher:
         pieces = [_silence(_LEAD_S), *pieces, _silence(_TAIL_S)]
         audio, phones = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
         padding = -len(audio) % FRAME_SAMPLES
-        phones = np.pad(phones, (0, padding + _AHEAD))[_AHEAD:][PHONE_SAMPLES // 2 :: PHONE_SAMPLES]
+        phones = np.pad(phones, (0, padding + AHEAD))[AHEAD:][PHONE_SAMPLES // 2 :: PHONE_SAMPLES]
         return TeacherSpeech(np.pad(_normalise(audio), (0, padding)), phones.astype(np.uint8))
 
     def words(self, text: str) -> list[list[int]]:

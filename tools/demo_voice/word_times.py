@@ -22,7 +22,7 @@ from deployments.weights.store import locate
 from serve_app.speech.spoken_text import TextRules, read
 from serve_app.speech.word_times import WordTimes
 from tools.demo_voice.shape import PHONES_PER_FRAME
-from tools.demo_voice.teacher import VOICES, Teacher
+from tools.demo_voice.teacher import AHEAD, VOICES, Teacher
 from tools.demo_voice.texts import lines
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def _errors(engine: Engine, teacher: Teacher, *, sentences: int, full_text: bool
         phone_s = engine.info.frame_samples / engine.info.sample_rate / PHONES_PER_FRAME
         for began, told_s in list(zip(truth, told, strict=True))[1:]:
             if began is not None:
-                yield told_s - began * phone_s
+                yield told_s - (began * phone_s + AHEAD / engine.info.sample_rate)
 
 
 def _speak(engine: Engine, request: SynthesisRequest) -> tuple[NDArray[np.int16], list[float]]:
