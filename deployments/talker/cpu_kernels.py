@@ -147,6 +147,7 @@ def sample(logits: Tensor, packed: Tensor, seeds: Tensor, frames: Tensor, codebo
     """
     assert _built is not None
     assert logits.dtype is torch.float32
+    assert packed.shape[1] == 4, "`Options` in cpu_kernels.c has the columns of `FilterOptions`"
     rows, vocab = logits.shape
     codes, scratch = torch.empty(rows, dtype=torch.long), torch.empty(2, vocab)
     given = [each.contiguous() for each in (logits, packed, seeds, frames)]

@@ -47,8 +47,8 @@ class StepInFlight:
 
     launched: LaunchedStep
     runner: ModelRunner
-    going: list[Sequence]  # the batch: these, then `starting`, whose frames the decoder has before the host has them
-    starting: list[Sequence]
+    others: list[Sequence]  # the batch: these, then `decoded_early`, whose frames the decoder has before the host
+    decoded_early: list[Sequence]
     previous: LaunchedStep | None = None  # the step before it, whose `advance` is over once this one has codes
     is_collected: bool = False  # the host has its frames, and the talker reads them
     next_launch_ns: int = 0  # when to launch the next step: earlier fewer requests join it, later the device is idle
@@ -64,9 +64,9 @@ class Engine:
         codec    |                     | first frames 1 | other frames 1 | ...
         host     | launch 1 | wait     | collect 1: codes leave, ends are found | launch 2 at `next_launch_ns` | wait
 
-    `_launch_step` queues both halves, so the device has work while the host collects. A GPU decodes the frames of
-    `starting` sequences without asking the host. On a CPU `_launch_step` returns when the frames exist, `_collect_step`
-    hands them on, and the runner puts `advance` off until the next call: no listener waits for it.
+    `_launch_step` queues both halves, so the device has work while the host collects. A GPU decodes a sequence's first
+    frames without asking the host. On a CPU `_launch_step` returns when the frames exist, `_collect_step` hands them
+    on, and the runner puts `advance` off until the next call: no listener waits for it.
 
     A GPU has lanes too. A newcomer that comes while a step runs does not wait for it:
 
@@ -162,7 +162,7 @@ class Engine:
         """
         self.runner.run_pending_advance()
         self._launch_step()
-        if self._await_codes(meanwhile):
+        if self._work_until_codes(meanwhile):
             self._collect_step()
         chunks = self.outgoing.take(self.scheduler.find)
         failures, self._failures = (*self._failures, *self.audio.take_failures()), []
@@ -234,12 +234,12 @@ class Engine:
             self._lane_steps.append(self._launch(ready, lane))
 
     def _launch(self, sequences: list[Sequence], runner: ModelRunner) -> StepInFlight:
-        """A GPU decodes frames of `starting` at once: listeners wait for them, and speech never ends with them."""
+        """A GPU decodes frames below MIN_NEW_TOKENS at once: a listener waits, and speech cannot end there."""
         early = [] if runner.device.type == "cpu" else [each for each in sequences if each.num_frames < MIN_NEW_TOKENS]
-        starting = [each for each in early if not each.is_background]
-        going = [each for each in sequences if each not in starting] if starting else sequences
-        launched = runner.launch(going + starting, partial(self._add_first_frames, starting))
-        return StepInFlight(launched, runner, going, starting)
+        decoded_early = [each for each in early if not each.is_background]
+        others = [each for each in sequences if each not in decoded_early] if decoded_early else sequences
+        launched = runner.launch(others + decoded_early, partial(self._decode_early, decoded_early))
+        return StepInFlight(launched, runner, others, decoded_early)
 
     def _admit(self, sequences: list[Sequence], runner: ModelRunner) -> list[Sequence]:
         """Prefill sequences that have a row now, and open them at the decoder. Returns those that failed."""
@@ -279,14 +279,14 @@ class Engine:
         self._num_failed_prefills = 0
         return True
 
-    def _add_first_frames(self, starting: list[Sequence], frames: Tensor) -> None:
-        """Decode the frames of `starting` as soon as they exist: the last of `frames` [rows, groups] on the device."""
-        if starting:
-            self.audio.add_frames([sequence.id for sequence in starting], frames[-len(starting) :].clone())
-            if len(frames) <= _FEW_ROWS and not starting[-1].num_frames:
+    def _decode_early(self, decoded_early: list[Sequence], frames: Tensor) -> None:
+        """Decode frames as soon as they exist: the last ones of `frames` [rows, groups], which are on the device."""
+        if decoded_early:
+            self.audio.add_frames([sequence.id for sequence in decoded_early], frames[-len(decoded_early) :].clone())
+            if len(frames) <= _FEW_ROWS and not decoded_early[-1].num_frames:
                 self.audio.prioritise_newest_call()
 
-    def _await_codes(self, meanwhile: Callable[[], None]) -> bool:
+    def _work_until_codes(self, meanwhile: Callable[[], None]) -> bool:
         """Wait for the frames of the running step, and meanwhile serve the lane. Returns whether they exist: it returns
         earlier if audio or frames of the lane are ready.
         """
@@ -311,10 +311,10 @@ class Engine:
             known_ns = self._advance_ns.get(size, took_ns)
             self._advance_ns[size] = min(took_ns, (7 * known_ns + took_ns) // 8)  # beside a lane it takes longer
         step.next_launch_ns = time.perf_counter_ns() + self._advance_ns.get(_size(step.launched), 0) - _LAUNCH_NS
-        self._add_other_frames(step, frames)
+        self._decode_others(step, frames)
         if step.previous is not None:
             self._follow_text(step.previous)
-        self._append_frames(step.launched.sequences, frames)
+        self._record_frames(step.launched.sequences, frames)
         self.scheduler.retire(step.launched.sequences)
 
     def _collect_lane(self, step: StepInFlight) -> bool:
@@ -324,8 +324,8 @@ class Engine:
         if not step.is_collected:
             step.is_collected = True
             frames = step.launched.result()
-            self._add_other_frames(step, frames)
-            self._append_frames(step.launched.sequences, frames)
+            self._decode_others(step, frames)
+            self._record_frames(step.launched.sequences, frames)
             if any(sequence.finish_reason is not None for sequence in step.launched.sequences):
                 self.runner.await_lanes()  # it still reads and writes the rows that are free now
             self.scheduler.retire(step.launched.sequences)
@@ -339,13 +339,13 @@ class Engine:
 
     def _await_lane_of(self, sequence_id: int) -> None:
         """If a lane has this sequence: steps that are launched from now on wait for the lane."""
-        if sequence_id in self.scheduler.starting:
+        if sequence_id in self.scheduler.in_lane:
             self.runner.await_lanes()
 
-    def _add_other_frames(self, step: StepInFlight, frames: Codes) -> None:
-        """Have the codec make samples of the frames that `_add_first_frames` left."""
-        rows = [row for row in range(len(step.going)) if frames[row, 0] not in (NOT_FINITE, self.model.codes.eos)]
-        self.audio.add_frames([step.going[row].id for row in rows], torch.from_numpy(frames[rows]))
+    def _decode_others(self, step: StepInFlight, frames: Codes) -> None:
+        """Have the codec make samples of the frames that `_decode_early` left."""
+        rows = [row for row in range(len(step.others)) if frames[row, 0] not in (NOT_FINITE, self.model.codes.eos)]
+        self.audio.add_frames([step.others[row].id for row in rows], torch.from_numpy(frames[rows]))
 
     def _follow_text(self, step: LaunchedStep) -> None:
         """Find out where in their texts `advance` of `step` read: there the next frames are spoken."""
@@ -353,7 +353,7 @@ class Engine:
             if self.scheduler.holds(sequence):
                 sequence.progress.read(mass, moment, sequence.prompt)
 
-    def _append_frames(self, sequences: list[Sequence], frames: Codes) -> None:
+    def _record_frames(self, sequences: list[Sequence], frames: Codes) -> None:
         """Give each sequence its frame, or the end of speech that stands in place of one."""
         now_s = time.monotonic()
         for sequence, frame in zip(sequences, frames, strict=True):

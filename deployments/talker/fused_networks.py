@@ -65,7 +65,7 @@ class FusedNetworks(FrameNetworks):
     def name(self) -> str:
         return f"fused kernels, attention: {self.attention.name}"
 
-    def predict(self, rows: Tensor, breadth: Breadth) -> None:
+    def predict(self, rows: Tensor, breadth: Breadth) -> None:  # one kernel serves every breadth
         gathered = self.kernels.gather(rows)
         draw = Draw(gathered.seeds, gathered.frames, 0)
         code0 = self._first_codes(rows, gathered, draw)

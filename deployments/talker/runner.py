@@ -53,10 +53,8 @@ class RunnerShape:
 
     max_num_seqs: int
     max_model_len: int
-    deterministic: bool = False
-    """A GPU has one bucket, takes prompts one by one, and runs frames that exist through the steps that made them."""
-    networks: NetworkKind = "by_rows"
-    """A CPU computes by rows, each with a context of its own."""
+    deterministic: bool = False  # a GPU has one bucket, prompts go one by one, frames that exist are made again
+    networks: NetworkKind = "by_rows"  # so computes a CPU: each row has a context of its own
     attention: str = "auto"  # how the fused kernels attend: see `choose_attention`
 
     @property
@@ -148,7 +146,7 @@ class ModelRunner:
         self.cuda_stream: torch.cuda.Stream | None = None
         self._allocate(sizes)
         has_lane = shape.networks == "fused" and not shape.deterministic  # its buckets are not those of a step
-        self.lanes: list[ModelRunner] = []
+        self.lanes: list[ModelRunner] = []  # what `twin` copies: a lane has none
         self.lanes = [self.twin() for _ in range(_LANES)] if has_lane else []
 
     def twin(self) -> Self:

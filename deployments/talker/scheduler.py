@@ -7,7 +7,7 @@ Segments of jobs are called background sequences. They wait in a line of their o
   and the more others there are the fewer.
 - They are preempted only if another sequence would have no row or no blocks else.
 
-A listener's newcomer may enter beside a step that runs, if a *lane* takes it: it is in `starting` until the lane has
+A listener's newcomer may enter beside a step that runs, if a *lane* takes it: it is in `in_lane` until the lane has
 made its first frame and read it.
 
 `Pacing` says which of the sequences with a row sit out. A sequence that sits out for want of text gives its row and
@@ -55,7 +55,7 @@ class Scheduler:
         self.waiting_background: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}  # in the order of admission, with those of the background
         self._running_background: dict[int, Sequence] = {}  # these by themselves, because each step asks for them
-        self.starting: dict[int, Sequence] = {}  # in the lane: they have rows, and take part in no step
+        self.in_lane: dict[int, Sequence] = {}  # in the lane: they have rows, and take part in no step
         # Rows and blocks are handed out in the order in which they became free. So many of them were free when the last
         # batch was chosen: its step, which may still run, does not use them.
         self._free_rows = deque(range(max_num_seqs))
@@ -71,7 +71,7 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Sequences with a row, without those of the background."""
-        return len(self.running) + len(self.starting) - len(self._running_background)
+        return len(self.running) + len(self.in_lane) - len(self._running_background)
 
     @property
     def num_background(self) -> int:
@@ -111,18 +111,18 @@ class Scheduler:
 
     def find(self, sequence_id: int) -> Sequence | None:
         """A sequence that runs or waits, else None."""
-        if placed := self.running.get(sequence_id) or self.starting.get(sequence_id):
+        if placed := self.running.get(sequence_id) or self.in_lane.get(sequence_id):
             return placed
         waiting = chain(self.waiting, self.waiting_background)
         return next((sequence for sequence in waiting if sequence.id == sequence_id), None)
 
     def holds(self, sequence: Sequence) -> bool:
         """Whether the sequence has a row, and was not aborted."""
-        return sequence in (self.running.get(sequence.id), self.starting.get(sequence.id))
+        return sequence in (self.running.get(sequence.id), self.in_lane.get(sequence.id))
 
     def abort(self, sequence_id: int) -> None:
         """Drop a sequence, running or waiting. One that has ended meanwhile is no error."""
-        if placed := self.running.get(sequence_id) or self.starting.get(sequence_id):
+        if placed := self.running.get(sequence_id) or self.in_lane.get(sequence_id):
             self._release(placed)
         else:
             self.waiting = deque(sequence for sequence in self.waiting if sequence.id != sequence_id)
@@ -141,7 +141,7 @@ class Scheduler:
         return Batch(prefill=admitted, decode=due)
 
     def start_beside(self, takes: Callable[[Sequence], bool], *, most: int) -> list[Sequence]:
-        """Move at most so many sequences from the line's head to `starting`, while the lane takes them and rows and
+        """Move at most so many sequences from the line's head to `in_lane`, while the lane takes them and rows and
         blocks are free which no step uses.
         """
         started: list[Sequence] = []
@@ -154,15 +154,15 @@ class Scheduler:
             self._give_place(sequence)
             self._unused_rows -= 1
             self._unused_blocks -= needed
-            self.starting[sequence.id] = sequence
+            self.in_lane[sequence.id] = sequence
             started.append(sequence)
         return started
 
     def join(self, sequences: list[Sequence]) -> None:
         """The lane is done with these: those that were not aborted take part in the next step."""
         for sequence in sequences:
-            if self.starting.get(sequence.id) is sequence:
-                self.running[sequence.id] = self.starting.pop(sequence.id)
+            if self.in_lane.get(sequence.id) is sequence:
+                self.running[sequence.id] = self.in_lane.pop(sequence.id)
 
     def retire(self, sequences: list[Sequence]) -> None:
         """Free the rows and blocks of a batch's finished sequences. Aborted sequences hold none."""
@@ -175,7 +175,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert that rows and blocks are each held exactly once."""
-        placed = chain(self.running.values(), self.starting.values())
+        placed = chain(self.running.values(), self.in_lane.values())
         rows = sorted([*self._free_rows, *(sequence.row for sequence in placed if sequence.row is not None)])
         assert rows == list(range(self.max_num_seqs)), f"rows lost or held twice: {rows}"
         self.blocks.check_integrity()
@@ -259,7 +259,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.row is not None
-        (self.running if sequence.id in self.running else self.starting).pop(sequence.id)
+        (self.running if sequence.id in self.running else self.in_lane).pop(sequence.id)
         self._running_background.pop(sequence.id, None)
         self._free_rows.append(sequence.row)
         sequence.row = None

@@ -24,7 +24,7 @@ from serve_app.speech.joints import Continuation, SpokenEnd
 from serve_app.speech.look_ahead import heed
 from serve_app.speech.segments import Segments, UtteranceRequest, segment_request, segment_start
 from serve_app.speech.splitting import LiveSplit
-from serve_app.speech.spoken_text import TURN_CHARS, SpokenPiece, TextReader, TextRules
+from serve_app.speech.spoken_text import CHARS_AT_ONCE, SpokenPiece, TextReader, TextRules
 from serve_app.speech.ssml import SsmlCheck
 
 _IDLE_S = 60.0  # a text to which nothing is added for so long is finished
@@ -78,7 +78,7 @@ class LiveText(Segments):
         self._check = SsmlCheck("text") if rules.markup == "ssml" else None
         self._split = LiveSplit(min(info.max_segment_chars, rules.max_segment_chars or info.max_segment_chars))
         self._waiting = ""  # text that has not become spoken text yet
-        self._turn: asyncio.Handle | None = None  # the turn of the event loop that takes in more of it
+        self._next_take_in: asyncio.Handle | None = None  # the turn of the event loop that takes in more of it
         self._num_chars = self._num_spoken = self._num_spoken_chars = 0
         self._changed = asyncio.Event()
         self._writing: WrittenText | None = None  # the segment that takes the text
@@ -122,13 +122,13 @@ class LiveText(Segments):
         self._num_chars += len(text)
         self._be_patient()
         self._waiting += text
-        if self._turn is None:
+        if self._next_take_in is None:
             self._take_in()
 
     def finish(self) -> None:
         """The text is complete. The speech ends when all of it has been spoken."""
         self.is_written = True
-        if self._turn is None and not self.is_over:
+        if self._next_take_in is None and not self.is_over:
             self._finish()
 
     def close(self) -> None:
@@ -199,11 +199,11 @@ class LiveText(Segments):
         self.close()
 
     def _take_in(self) -> None:
-        """Make spoken text of TURN_CHARS waiting characters, and of the next ones in the event loop's next turn."""
-        part, self._waiting = self._waiting[:TURN_CHARS], self._waiting[TURN_CHARS:]
+        """Make spoken text of CHARS_AT_ONCE waiting characters, and of the next ones in the event loop's next turn."""
+        part, self._waiting = self._waiting[:CHARS_AT_ONCE], self._waiting[CHARS_AT_ONCE:]
         self._write(part, is_last=False)
-        self._turn = asyncio.get_running_loop().call_soon(self._take_in) if self._waiting else None
-        if self._turn is None and self.is_written:
+        self._next_take_in = asyncio.get_running_loop().call_soon(self._take_in) if self._waiting else None
+        if self._next_take_in is None and self.is_written:
             self._finish()
 
     def _finish(self) -> None:
@@ -260,9 +260,9 @@ class LiveText(Segments):
 
     def _end(self) -> None:
         self.is_written = self.is_over = True
-        if self._turn is not None:
-            self._turn.cancel()
-            self._turn = None
+        if self._next_take_in is not None:
+            self._next_take_in.cancel()
+            self._next_take_in = None
         self._end_segment()
         if self._idling is not None:
             self._idling.cancel()

@@ -22,7 +22,7 @@ from serve_app.speech.segments import Stretch
 from serve_app.speech.ssml import SsmlCheck
 
 LEFT_OUT = "\ue000"  # of no script
-TURN_CHARS = 256  # become spoken text in one turn of the event loop, which takes milliseconds
+CHARS_AT_ONCE = 256  # become spoken text in one turn of the event loop, which takes milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ class SpokenText:
     def pieces(self) -> Iterator[SpokenPiece]:
         """All of the text, made as they are taken."""
         reader = TextReader(self.rules)
-        for start in range(0, len(self.sent), TURN_CHARS):
-            yield from reader.feed(self.sent[start : start + TURN_CHARS], is_last=False)
+        for start in range(0, len(self.sent), CHARS_AT_ONCE):
+            yield from reader.feed(self.sent[start : start + CHARS_AT_ONCE], is_last=False)
         yield from reader.feed("", is_last=True)
 
 

@@ -14,7 +14,7 @@ from deployments.errors import InvalidRequest
 from serve_app.config import ApiSettings
 from serve_app.speech.lexicon import MAX_WORDS, Lexicon, from_pls
 from serve_app.speech.segments import Segments, UtteranceRequest
-from serve_app.speech.spoken_text import TURN_CHARS, TextReader, TextRules, read
+from serve_app.speech.spoken_text import CHARS_AT_ONCE, TextReader, TextRules, read
 from tests.fuzz.conftest import Cases
 from tests.fuzz.texts import FLOODS, REPEATED, text
 from tests.processor_time import times_as_long
@@ -99,8 +99,8 @@ def whole(sent: str, rules: TextRules) -> None:
 
 def in_parts(sent: str, rules: TextRules) -> None:
     reader = TextReader(rules)
-    for at in range(0, len(sent), TURN_CHARS):
-        reader.feed(sent[at : at + TURN_CHARS], is_last=False)
+    for at in range(0, len(sent), CHARS_AT_ONCE):
+        reader.feed(sent[at : at + CHARS_AT_ONCE], is_last=False)
     reader.feed("", is_last=True)
 
 

@@ -61,17 +61,17 @@ class Activations:
 #   x, weight, bias, residual, out   as in `matmul`; None leaves out what it is for, at compile time
 #   squares, parts                   partial sums of the squares of x, and how many there are; None: x is not normalised
 #   squares_out                      where each program leaves the sum over its columns; None without `leave_squares`
-#   num_rows, rows_stride            of x; floats from one partial sum to the next, in both buffers of squares
+#   num_rows, parts_stride           of x; floats from one partial sum to the next, in both buffers of squares
 #   n_size, k_size                   columns of the output, and depth
 #   eps, gated, pdl                  as in `Product`
 #   block_m, block_n, block_k        as in `Tile`, but `block_m` is decided; also stages, chains and warps
 
 
 @triton.jit
-def _load_squares(squares, rows_stride, m, parts: tl.constexpr):
+def _load_squares(squares, parts_stride, m, parts: tl.constexpr):
     """The partial sums of squares [parts, block_m]: asked for before the product, added up after it."""
     part = tl.arange(0, triton.next_power_of_2(parts))
-    return tl.load(squares + part[:, None] * rows_stride + m[None, :], mask=part[:, None] < parts, other=0.0)
+    return tl.load(squares + part[:, None] * parts_stride + m[None, :], mask=part[:, None] < parts, other=0.0)
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def _grid(num_rows, n_size: tl.constexpr, block_m: tl.constexpr, block_n: tl.con
 
 @triton.jit
 def _finish(
-    total, up, partial, bias, added, out, squares_out, n, m, inside, place, rows_stride, eps,
+    total, up, partial, bias, added, out, squares_out, n, m, inside, place, parts_stride, eps,
     k_size: tl.constexpr, gated: tl.constexpr,
 ):  # fmt: skip
     """All work after the product [block_m, block_n], and the sums of squares of the stored values."""
@@ -113,7 +113,7 @@ def _finish(
     tl.store(out + place, stored, mask=inside)
     if squares_out is not None:
         exact = stored.to(tl.float32)
-        tl.store(squares_out + tl.program_id(0) * rows_stride + m, tl.sum(exact * exact, axis=1))
+        tl.store(squares_out + tl.program_id(0) * parts_stride + m, tl.sum(exact * exact, axis=1))
 
 
 @triton.jit
@@ -128,7 +128,7 @@ def _link(x_tile, w_tile, inside, acc, up, up_from: tl.constexpr, gated: tl.cons
 
 @triton.jit
 def pipelined_matmul(
-    x, weight, bias, squares, residual, out, squares_out, num_rows, rows_stride, eps, warps: tl.constexpr,
+    x, weight, bias, squares, residual, out, squares_out, num_rows, parts_stride, eps, warps: tl.constexpr,
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
 ):  # fmt: skip
@@ -141,7 +141,7 @@ def pipelined_matmul(
         added = _early_residual(residual, place, inside)
     wait_for_predecessor(pdl)
     if squares is not None:
-        partial = _load_squares(squares, rows_stride, m, parts)
+        partial = _load_squares(squares, parts_stride, m, parts)
     k = tl.arange(0, part_k)
     x_tile = x + m[:, None] * k_size + k[None, :]
     w_tile = weight + n[None, :] * k_size + k[:, None]
@@ -164,13 +164,13 @@ def pipelined_matmul(
     if chains > 2:
         acc, up = acc + (sum_3 + sum_4), up + (up_3 + up_4)
     _finish(
-        acc, up, partial, bias, added, out, squares_out, n, m, inside, place, rows_stride, eps, k_size, gated
+        acc, up, partial, bias, added, out, squares_out, n, m, inside, place, parts_stride, eps, k_size, gated
     )  # fmt: skip
 
 
 @triton.jit
 def split_matmul(
-    x, weight, bias, squares, residual, out, squares_out, num_rows, rows_stride, eps, warps: tl.constexpr,
+    x, weight, bias, squares, residual, out, squares_out, num_rows, parts_stride, eps, warps: tl.constexpr,
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
 ):  # fmt: skip
@@ -198,7 +198,7 @@ def split_matmul(
         added = _early_residual(residual, place, inside)
     wait_for_predecessor(pdl)
     if squares is not None:
-        partial = _load_squares(squares, rows_stride, m, parts)
+        partial = _load_squares(squares, parts_stride, m, parts)
     x_tile = x + first + m[None, :, None] * k_size + k[None, None, :]
     acc = tl.zeros([warps, block_m, block_n], tl.float32)
     up = tl.zeros([warps, block_m, block_n], tl.float32)
@@ -209,7 +209,7 @@ def split_matmul(
             up = tl.dot(values, tl.permute(weights[chunk * matrices + 1], (0, 2, 1)), up, input_precision="ieee")
     _finish(
         tl.sum(acc, axis=0), tl.sum(up, axis=0), partial, bias, added, out, squares_out, n, m, inside, place,
-        rows_stride, eps, k_size, gated,
+        parts_stride, eps, k_size, gated,
     )  # fmt: skip
 
 
@@ -224,7 +224,7 @@ def _weighted(inputs, weights, chunks: tl.constexpr, first: tl.constexpr, stride
 
 @triton.jit
 def vector_matmul(
-    x, weight, bias, squares, residual, out, squares_out, num_rows, rows_stride, eps, warps: tl.constexpr,
+    x, weight, bias, squares, residual, out, squares_out, num_rows, parts_stride, eps, warps: tl.constexpr,
     n_size: tl.constexpr, k_size: tl.constexpr, parts: tl.constexpr, gated: tl.constexpr, pdl: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, chains: tl.constexpr,
 ):  # fmt: skip
@@ -247,7 +247,7 @@ def vector_matmul(
     part = tl.arange(0, triton.next_power_of_2(parts))
     for row in tl.static_range(block_m):
         if squares is not None:
-            partial = tl.load(squares + part * rows_stride + row, mask=part < parts, other=0.0)
+            partial = tl.load(squares + part * parts_stride + row, mask=part < parts, other=0.0)
         # The row is repeated for every column: loaded in the weights' own layout it needs no exchange.
         repeated = x + row * k_size + n[:, None] * 0 + k[None, :]
         inputs = ()
@@ -271,7 +271,7 @@ def vector_matmul(
         tl.store(out + row * n_size + n, stored)
         if squares_out is not None:
             exact = stored.to(tl.float32)
-            tl.store(squares_out + tl.program_id(0) * rows_stride + row, tl.sum(exact * exact))
+            tl.store(squares_out + tl.program_id(0) * parts_stride + row, tl.sum(exact * exact))
 
 
 _KERNELS = {Form.VECTOR: vector_matmul, Form.SPLIT: split_matmul, Form.PIPELINED: pipelined_matmul}
@@ -286,12 +286,12 @@ def _row_squares(x, squares, width: tl.constexpr, block: tl.constexpr, pdl: tl.c
 
 
 @triton.jit
-def _normalise(x, squares, weight, out, rows_stride, eps, parts: tl.constexpr, width: tl.constexpr,
+def _normalise(x, squares, weight, out, parts_stride, eps, parts: tl.constexpr, width: tl.constexpr,
                block: tl.constexpr, pdl: tl.constexpr):  # fmt: skip
     wait_for_predecessor(pdl)
     row, column = tl.program_id(0), tl.arange(0, block)
     part = tl.arange(0, triton.next_power_of_2(parts))
-    total = tl.sum(tl.load(squares + part * rows_stride + row, mask=part < parts, other=0.0))
+    total = tl.sum(tl.load(squares + part * parts_stride + row, mask=part < parts, other=0.0))
     values = tl.load(x + row * width + column, mask=column < width, other=0.0).to(tl.float32)
     scaled = values * tl.rsqrt(total / width + eps) * tl.load(weight + column, mask=column < width, other=0.0)
     tl.store(out + row * width + column, scaled.to(out.dtype.element_ty), mask=column < width)
@@ -317,10 +317,11 @@ def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, tile: Tile
     wrote `residual`.
     """
     values = x if isinstance(x, Tensor) else x.values
-    squares, parts, rows_stride = None, 1, out.squares.stride(0)
+    squares, parts, parts_stride = None, 1, out.squares.stride(0)
     if product.eps is not None:
         assert isinstance(x, Activations), "a product that normalises needs the squares of its rows"
-        squares, parts, rows_stride = x.squares, x.parts, x.squares.stride(0)
+        squares, parts, parts_stride = x.squares, x.parts, x.squares.stride(0)
+        assert parts_stride == out.squares.stride(0) or not leave_squares, "one stride serves both buffers of squares"
     num_rows, k_size = values.shape
     n_size = weight.shape[0] // (2 if product.gated else 1)
     block_m = tile.block_m
@@ -330,7 +331,7 @@ def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, tile: Tile
         block_m = max(block_m, triton.next_power_of_2(num_rows))
     _KERNELS[tile.form][(n_size // tile.block_n, triton.cdiv(num_rows, block_m))](
         values, weight, bias, squares, residual, out.values,
-        out.squares if leave_squares else None, num_rows, rows_stride, product.eps or 0.0,
+        out.squares if leave_squares else None, num_rows, parts_stride, product.eps or 0.0,
         n_size=n_size, k_size=k_size, parts=parts, gated=product.gated, pdl=product.pdl,
         block_m=block_m, block_n=tile.block_n, block_k=tile.block_k,
         stages=_stages(tile, block_m, values, gated=product.gated), chains=tile.chains, warps=tile.warps,

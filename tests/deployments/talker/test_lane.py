@@ -128,7 +128,7 @@ def test_a_newcomer_has_its_first_frame_before_the_step_that_runs_has_its_own(
     assert lane.launched == []  # nothing ran beside them
     chunks = beside(engine, clock, lambda: engine.add(1, NEW))
     assert [number for number, _ in chunks] == [0, 1]
-    assert list(engine.scheduler.starting) == [1]
+    assert list(engine.scheduler.in_lane) == [1]
     assert engine.scheduler.num_running == 2
     rest = drain(engine)
     assert lane.launched == [[1]]
@@ -166,7 +166,7 @@ def test_a_newcomer_joins_the_next_step_if_that_begins_before_the_lane_is_free(
 ) -> None:
     chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.add(2, NEW), lane_looks=60)
     assert [number for number, _ in chunks] == [0, 0]
-    assert list(engine.scheduler.starting) == [1]
+    assert list(engine.scheduler.in_lane) == [1]
     chunks += engine.step().chunks
     assert [sequence.id for sequence in engine.scheduler.running.values()] == [0, 2]
     rest = drain(engine)
@@ -178,7 +178,7 @@ def test_a_newcomer_takes_another_lane_while_one_is_busy(engine: Engine, clock: 
     engine.runner.lanes.append(engine.runner.twin())
     alone = speak(engine, NEW).codes
     chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.add(2, NEW), lane_looks=60)
-    assert list(engine.scheduler.starting) == [1, 2]
+    assert list(engine.scheduler.in_lane) == [1, 2]
     assert engine.runner.lanes[1].has_pending_advance
     rest = drain(engine)
     assert lane.launched == [[1]]  # by the first one
@@ -295,7 +295,7 @@ def test_text_that_is_written_while_its_first_frame_is_made_is_spoken(engine: En
         engine.append_text(1, text[:7], is_last=False)
 
     chunks = beside(engine, clock, begin, lambda: engine.append_text(1, text[7:], is_last=True))
-    assert list(engine.scheduler.starting) == [1]
+    assert list(engine.scheduler.in_lane) == [1]
     rest = drain(engine)
     assert lane.launched == [[1]]
     np.testing.assert_array_equal(joined(chunks, rest, 1), expected)
@@ -344,7 +344,7 @@ def test_rows_that_the_running_step_uses_are_not_for_the_lane(engine: Engine, cl
     rows: list[int | None] = []
     beside(engine, clock, change)
     assert lane.launched == [[8]]
-    [newcomer] = engine.scheduler.starting.values()
+    [newcomer] = engine.scheduler.in_lane.values()
     assert newcomer.row not in rows
     assert sorted(drain(engine)) == [0, 1, 2, 8, 9]
 

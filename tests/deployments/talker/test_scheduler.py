@@ -536,7 +536,7 @@ def test_a_newcomer_starts_beside_a_step_on_rows_and_blocks_that_the_step_does_n
     for number in (5, 6):
         line.add(sequence(number, rows=2))
     started = line.start_beside(lambda each: True, most=8)
-    assert ids(started) == ids([*line.starting.values()]) == [5]
+    assert ids(started) == ids([*line.in_lane.values()]) == [5]
     own_rows, own_blocks = taken(line, started)
     assert rows.isdisjoint(own_rows)
     assert used.isdisjoint(own_blocks)
@@ -558,6 +558,6 @@ def test_nobody_overtakes_who_does_not_start_beside_the_step() -> None:
     assert ids(line.start_beside(lambda each: each.id != 3, most=1)) == [1]
     assert ids(line.start_beside(lambda each: each.id != 3, most=8)) == [2]
     line.abort(2)
-    line.join([line.starting[1]])
-    assert line.starting == {}
+    line.join([line.in_lane[1]])
+    assert line.in_lane == {}
     assert step(line) == ([3], [0, 1, 3])

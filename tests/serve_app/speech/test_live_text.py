@@ -19,7 +19,7 @@ from serve_app.speech.live_plain import LivePlain
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import UtteranceRequest
-from serve_app.speech.spoken_text import TURN_CHARS, TextRules
+from serve_app.speech.spoken_text import CHARS_AT_ONCE, TextRules
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
 
 pytestmark = pytest.mark.anyio
@@ -145,7 +145,7 @@ async def test_a_long_text_is_taken_in_bounded_parts(
             if live.is_over:
                 break
             await asyncio.sleep(0)
-    assert max(turns) <= 4 * (TURN_CHARS + LONGEST_UNCUT)  # also of spoken text that is longer than what was written
+    assert max(turns) <= 4 * (CHARS_AT_ONCE + LONGEST_UNCUT)  # also of spoken text that is longer than what was written
     assert sum(turns) <= 5 * len(text)
 
 
