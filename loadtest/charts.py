@@ -49,7 +49,6 @@ def chart(title: str, caption: str, series: Sequence[Series], *, x: Mapping[str,
 
 
 def axis(label: str, *, log: bool = False, **more: Any) -> dict[str, Any]:
-    """An axis as Chart.js has it."""
     return {"type": "logarithmic" if log else "linear", "title": {"display": True, "text": label}, **more}
 
 
@@ -132,7 +131,6 @@ def sweep_charts(sweeps: Sequence[Sweep]) -> list[Chart]:
 
 
 def run_charts(result: Result) -> list[Chart]:
-    """What happened over the time of one run."""
     several = len(result.phases) > 1
     phases = [{"at": phase.start_s, "name": phase.name} for phase in result.phases] if several else []
     x = axis(SECONDS, min=0, max=result.end_s, marks=phases)
@@ -218,7 +216,6 @@ def distribution_chart(kind: str, groups: Mapping[str, Sequence[Trace]], *, audi
 
 
 def simulation_charts(done: "Simulated") -> list[Chart]:
-    """What a simulated cluster did over time."""
     end_s = max(done.times_s[-1], 1.0)
     unit_s, unit = (3600.0, "hours") if end_s > 2 * 3600 else (1.0, "seconds")
     edges = np.linspace(0.0, end_s, MAX_WINDOWS + 1)

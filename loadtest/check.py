@@ -57,7 +57,6 @@ def check_phases(capacity: float, *, requests: int, rounds: int) -> tuple[Phase,
 
 
 def phase_name(kind: str, share: float) -> str:
-    """How a turn is called in the results."""
     return f"{kind} {share:.0%}"
 
 
@@ -82,7 +81,6 @@ def compare(result: Result, *, slots: int) -> list[Comparison]:
 
 
 def comparison(share: float, result: Result, simulated: Sequence[Floats], mask: NDArray[np.bool_]) -> Comparison:
-    """One row, of the requests that `mask` picks."""
     picked = [trace.ttfb_s for trace, inside in zip(result.traces, mask, strict=True) if inside]
     measured = np.array([ttfb_s for ttfb_s in picked if ttfb_s is not None])
     resampled = np.random.default_rng(0).choice(measured, size=(1000, len(measured)))
@@ -93,7 +91,6 @@ def comparison(share: float, result: Result, simulated: Sequence[Floats], mask: 
 
 
 def comparison_table(rows: Sequence[Comparison]) -> Table:
-    """Measured and predicted, a row for each share of capacity."""
     titles = ("of capacity", "requests", "TTFB p95 measured, ms", "90 % interval", "simulated", "error", "within 20 %")
     cells = []
     for row in rows:

@@ -13,7 +13,7 @@ import aiohttp
 from loadtest.arrivals import LEAVES_S, RequestKind
 from loadtest.dialects import SocketForm
 from loadtest.live import converse_live
-from loadtest.recording import REFUSED_STATUS, NotAudioError, Recording, read_layout
+from loadtest.recording import REFUSED_STATUS, NotAudioError, Recording, pcm_layout, read_layout, read_messages
 from loadtest.settings import Settings, Transport
 from loadtest.traces import Failure, PcmLayout
 
@@ -52,8 +52,6 @@ async def speak(session: aiohttp.ClientSession, settings: Settings, *, recording
         recording.fail(Failure.BROKEN_BODY if answered else Failure.CONNECTION, str(error) or type(error).__name__)
     except NotAudioError as error:
         recording.fail(Failure.NOT_AUDIO, str(error))
-    except (ValueError, TypeError, AttributeError) as error:  # no JSON, or no object
-        recording.fail(Failure.NOT_AUDIO, f"a message of the server cannot be read: {error}")
 
 
 async def _exchange(session: aiohttp.ClientSession, settings: Settings, recording: Recording) -> None:
@@ -81,7 +79,6 @@ async def _exchange(session: aiohttp.ClientSession, settings: Settings, recordin
 
 
 def as_form(body: Mapping[str, object]) -> aiohttp.FormData:
-    """The fields as multipart."""
     form = aiohttp.FormData(default_to_multipart=True)
     for name, value in body.items():
         form.add_field(name, str(value))
@@ -109,11 +106,11 @@ async def _converse(session: aiohttp.ClientSession, settings: Settings, recordin
         for said in (*form.before, settings.body(recording.request), *form.after):
             await socket.send_json(said)
         recording.trace.layout = PcmLayout(24000, 1)
-        async for message in socket:
-            if message.type is aiohttp.WSMsgType.BINARY:
+        async for message in read_messages(socket):
+            if isinstance(message, bytes):
                 recording.trace.status = 200
-                recording.receive(message.data)
-            elif not _heed(recording, json.loads(message.data), form):
+                recording.receive(message)
+            elif not _heed(recording, message, form):
                 return
     recording.fail_closed(socket.close_code, before="the audio ended")
 
@@ -130,9 +127,13 @@ def _heed(recording: Recording, event: Mapping[str, Any], form: SocketForm) -> b
     recording.trace.status = 200
     recording.trace.request_id = event.get("request_id", recording.trace.request_id)
     if "sample_rate" in event:
-        recording.trace.layout = PcmLayout(int(event["sample_rate"]), int(event.get("channels", 1)))
+        recording.trace.layout = pcm_layout(event["sample_rate"], event.get("channels", 1))
     if form.audio is not None and event.get(form.audio):
-        recording.receive(base64.b64decode(event[form.audio]))
+        try:
+            samples = base64.b64decode(event[form.audio], validate=True)
+        except (ValueError, TypeError) as error:
+            raise NotAudioError(f"the audio in a message of the server is no base64: {error}") from error
+        recording.receive(samples)
     name, value = form.over
     if event.get(name) != value:
         return True

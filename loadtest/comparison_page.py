@@ -121,7 +121,6 @@ def verdict(done: Sequence[Compared], plan: TurnPlan) -> str:
 
 
 def _notes(done: Sequence[Compared]) -> list[str]:
-    """As of any run; this command has no --min-requests."""
     said = warnings([turn for one in done for turn in one.turns])
     return [note.replace(" (--duration, --min-requests)", " (--duration)") for note in said]
 
@@ -139,7 +138,6 @@ def _unlike(done: Sequence[Compared]) -> list[str]:
 
 
 def write_comparison(done: Sequence[Compared], plan: TurnPlan, out: Path) -> Path:
-    """report.html in `out`."""
     groups = {one.side.name: one.traces for one in done}
     charts = [distribution_chart("server", groups, audible=True), distribution_chart("server", groups)]
     sections = [

@@ -5,13 +5,12 @@ Times count from the first word: an agent has its connection before its model wr
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 
-from loadtest.recording import Recording
+from loadtest.recording import Recording, read_messages
 from loadtest.settings import Settings
 from loadtest.traces import Failure, PcmLayout
 
@@ -58,11 +57,11 @@ async def _interrupt(socket: aiohttp.ClientWebSocketResponse, heard: asyncio.Eve
 
 async def _listen(socket: aiohttp.ClientWebSocketResponse, heard: asyncio.Event, recording: Recording) -> None:
     """To the end of the turn: that of its audio, or of what an interrupt had left to be played."""
-    async for message in socket:
-        if message.type is aiohttp.WSMsgType.BINARY:
-            recording.receive(message.data)
+    async for message in read_messages(socket):
+        if isinstance(message, bytes):
+            recording.receive(message)
             heard.set()
-        elif _is_over(json.loads(message.data), recording):
+        elif _is_over(message, recording):
             if recording.trace.interrupted_s is not None:
                 await _listen_on(socket, recording)
             return
@@ -73,9 +72,9 @@ async def _listen_on(socket: aiohttp.ClientWebSocketResponse, recording: Recordi
     """Audio that comes behind the answer to an interrupt is heard as well."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LISTEN_ON_S):
-            async for message in socket:
-                if message.type is aiohttp.WSMsgType.BINARY:
-                    recording.receive(message.data)
+            async for message in read_messages(socket):
+                if isinstance(message, bytes):
+                    recording.receive(message)
 
 
 def _is_over(event: Mapping[str, Any], recording: Recording) -> bool:

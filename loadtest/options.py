@@ -57,7 +57,7 @@ def extra_fields(value: str) -> dict[str, object]:
 
 def header(value: str) -> tuple[str, str]:
     name, colon, content = value.partition(":")
-    if not colon or not name.strip():
+    if not colon or not name.strip() or {*"\r\n\0"} & {*value}:
         raise typer.BadParameter(
             f"{value!r} is not a header such as 'Authorization: Bearer KEY'", param_hint="--header"
         )

@@ -29,7 +29,6 @@ class Playback:
 
     @property
     def underruns(self) -> int:
-        """How often the player ran dry."""
         return len(self.stalls_s)
 
     @property
@@ -71,7 +70,7 @@ class AudibleOnset:
     """Finds the first audible sample of a stream: where the first loud window of AUDIBLE_WINDOW_S begins."""
 
     def __init__(self, sample_rate: int, channels: int) -> None:
-        self.window_samples = round(sample_rate * AUDIBLE_WINDOW_S)
+        self.window_samples = max(1, round(sample_rate * AUDIBLE_WINDOW_S))
         self.window_values = self.window_samples * channels
         self.sample: int | None = None
         self._rest = b""

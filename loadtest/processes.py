@@ -36,7 +36,6 @@ class ClientProcesses(Runner):
         self._processes: list[BaseProcess] = []
 
     async def run(self, warmup: Sequence[ScheduledRequest] = ()) -> bool:
-        """As `Runner.run`; each process speaks its share of the `warmup` first."""
         connections = [self._start(index, warmup) for index in range(self.settings.processes)]
         try:
             if {await self._stage(connection) for connection in connections} != {Stage.READY}:
@@ -119,7 +118,6 @@ def work(
 
 
 async def receive(connection: Connection) -> object:
-    """The next message of a pipe."""
     loop, arrived = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(connection.fileno(), arrived.set)
     try:

@@ -1,20 +1,25 @@
 """What is written down of one request while its audio streams in."""
 
 import asyncio
+import contextlib
 import io
+import json
 import re
 import struct
 import time
 import wave
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
+
+import aiohttp
 
 from loadtest.arrivals import ScheduledRequest
 from loadtest.playback import AudibleOnset
 from loadtest.traces import SAMPLE_BYTES, Clock, Failure, PcmLayout, Trace
 
 _ENTRY = re.compile(r"\s*([\w-]+)((?:\s*;\s*\w+\s*=\s*(?:\"[^\"]*\"|[^;,]*))*)\s*(?:,|$)")
+_COUNT = re.compile(r"0*[1-9]\d{0,8}")
 _PARAMETER = re.compile(r";\s*(\w+)\s*=\s*\"?([^\";,]*)\"?")
 SLOW_LEAD_S = 0.5  # that a slow reader has in hand
 TO_SERVER, TO_CLIENT = "to-server", "to-client"
@@ -62,12 +67,6 @@ def stages(header: str, *, sent_at_s: float, ttfb_s: float) -> dict[str, float]:
 DEFAULT_SAMPLE_RATE = 24000  # of response_format pcm, says OpenAI
 
 
-class Readable(Protocol):
-    """A body on its way, as aiohttp has it."""
-
-    async def readexactly(self, n: int) -> bytes: ...
-
-
 class NotAudioError(Exception):
     """The body is not the audio that was asked for."""
 
@@ -84,11 +83,30 @@ def read_layout(headers: Mapping[str, str]) -> PcmLayout:
     if media_type.strip().lower() not in CONTENT_TYPES:
         raise NotAudioError(f"asked for pcm, the server answered {media_type.strip()}")
     parameters = {name.strip().lower(): value.strip() for name, _, value in (item.partition("=") for item in rest)}
-    rate = parameters.get("rate") or headers.get("X-Sample-Rate") or str(DEFAULT_SAMPLE_RATE)
-    channels = parameters.get("channels") or "1"
-    if not (rate.isdecimal() and channels.isdecimal() and int(rate) and int(channels)):
-        raise NotAudioError(f"sample rate {rate!r} or number of channels {channels!r} is not a number above 0")
-    return PcmLayout(int(rate), int(channels))
+    rate = parameters.get("rate") or headers.get("X-Sample-Rate") or DEFAULT_SAMPLE_RATE
+    return pcm_layout(rate, parameters.get("channels") or 1)
+
+
+def pcm_layout(rate: object, channels: object) -> PcmLayout:
+    """What the server says of its samples; raises NotAudioError unless both are whole numbers above 0."""
+    if not (_COUNT.fullmatch(f"{rate}") and _COUNT.fullmatch(f"{channels}")):
+        raise NotAudioError(f"sample rate {rate!r} or number of channels {channels!r} is not a whole number above 0")
+    return PcmLayout(int(f"{rate}"), int(f"{channels}"))
+
+
+async def read_messages(socket: aiohttp.ClientWebSocketResponse) -> AsyncIterator[bytes | dict[str, Any]]:
+    """Samples and JSON objects until the socket is closed; raises NotAudioError at any other message."""
+    async for message in socket:
+        if message.type is aiohttp.WSMsgType.BINARY:
+            yield message.data
+            continue
+        event = None
+        if message.type is aiohttp.WSMsgType.TEXT:
+            with contextlib.suppress(ValueError, RecursionError):
+                event = json.loads(message.data)
+        if not isinstance(event, dict):
+            raise NotAudioError(f"a message of the server cannot be read: {message.data!r:.200}")
+        yield event
 
 
 class Recording:
@@ -113,7 +131,6 @@ class Recording:
         return self.chunks[-1][1] if self.chunks else 0
 
     def receive(self, data: bytes) -> None:
-        """Take bytes of the body that were read just now."""
         trace, now_s = self.trace, self.clock.now_s()
         trace.first_byte_s = now_s if trace.first_byte_s is None else trace.first_byte_s
         trace.num_bytes += len(data)
@@ -130,14 +147,14 @@ class Recording:
         try:
             with wave.open(io.BytesIO(data)) as file:
                 pcm, bits = file.readframes(file.getnframes()), 8 * file.getsampwidth()
-                self.trace.layout = PcmLayout(file.getframerate(), file.getnchannels())
+                self.trace.layout = pcm_layout(file.getframerate(), file.getnchannels())
         except (wave.Error, EOFError) as error:
             raise NotAudioError(f"asked for a WAV file, and what came is none: {error}") from error
         if bits != 8 * SAMPLE_BYTES:
             raise NotAudioError(f"asked for a WAV file, which came with {bits} bits a sample")
         self.receive(pcm)
 
-    async def read_wav_header(self, content: Readable) -> None:
+    async def read_wav_header(self, content: aiohttp.StreamReader) -> None:
         """Take the header of a WAV file that streams, up to its first sample; raises NotAudioError if it is none.
 
         The sizes in it say nothing while the file is still made.
@@ -149,7 +166,7 @@ class Recording:
                 said = await content.readexactly(int.from_bytes(chunk[4:], "little"))
                 if chunk[:4] == b"fmt ":
                     _, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", said)
-                    layout = PcmLayout(rate, channels) if bits == 8 * SAMPLE_BYTES else None
+                    layout = pcm_layout(rate, channels) if bits == 8 * SAMPLE_BYTES else None
         except (asyncio.IncompleteReadError, struct.error) as error:
             raise NotAudioError(f"asked for a WAV file that streams, and its header ended early: {error}") from error
         if layout is None:
@@ -178,7 +195,6 @@ class Recording:
             self.trace.server_timing_s = stages(header, sent_at_s=self._sent_at_s, ttfb_s=ttfb_s)
 
     def fail(self, failure: Failure, error: str) -> None:
-        """Say why the request did not succeed."""
         self.trace.failure, self.trace.error = failure, error
 
     def fail_closed(self, code: int | None, *, before: str) -> None:
@@ -190,6 +206,5 @@ class Recording:
             self.fail(Failure.BROKEN_BODY, f"the WebSocket was closed with {code} before {before}")
 
     def finish(self) -> Trace:
-        """The finished request; its end is now."""
         self.trace.finished_s = self.clock.now_s()
         return self.trace

@@ -78,7 +78,6 @@ def cells(summary: Summary, titles: Sequence[str] = tuple(COLUMNS)) -> list[str]
 
 
 def rate_table(sweep: Sweep, titles: Sequence[str] = tuple(COLUMNS)) -> Table:
-    """The rates of a sweep, a row each."""
     rows = [[f"{step.rate:.3g}", *cells(step.summary, titles)] for step in sweep.steps]
     return Table(("offered/s", *titles), rows)
 
@@ -123,7 +122,6 @@ def percentile_table(run: Result) -> Table:
 
 
 def sweep_verdict(sweep: Sweep) -> str:
-    """What a sweep says, in a sentence or two."""
     if not sweep.steps:
         return "No rate was measured."
     limits = sweep.steps[0].limits
@@ -147,7 +145,6 @@ def sweep_verdict(sweep: Sweep) -> str:
 
 
 def run_verdict(run: Result) -> str:
-    """What a run says, in a sentence or two."""
     summary, phases = run.summary, run.by_phase
     if summary.good_share is None:
         return "Nothing was sent."
@@ -163,7 +160,6 @@ def run_verdict(run: Result) -> str:
 
 
 def warnings(results: Sequence[Result]) -> list[str]:
-    """What to know before believing the numbers."""
     summaries = {result.title: result.summary for result in results}
     notes = []
     if slow := [title for title, summary in summaries.items() if summary.client_was_slow]:

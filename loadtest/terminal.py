@@ -139,7 +139,6 @@ def print_table(table: Table, console: Console) -> None:
 
 
 def show_result(result: Result, console: Console) -> None:
-    """The verdict, the facts and the tables of one run."""
     show_verdict(run_verdict(result), warnings([result]), console)
     print_table(fact_table(run_facts(result)), console)
     if len(result.by_phase) > 1:
@@ -150,7 +149,6 @@ def show_result(result: Result, console: Console) -> None:
 
 
 def show_sweep(sweep: Sweep, titles: Sequence[str], console: Console) -> None:
-    """The table of a sweep and its verdict."""
     print_table(rate_table(sweep, titles), console)
     if (kinds := kind_table(sweep.steps)).rows:
         print_table(kinds, console)
@@ -158,7 +156,6 @@ def show_sweep(sweep: Sweep, titles: Sequence[str], console: Console) -> None:
 
 
 def show_verdict(verdict: str, notes: Sequence[str], console: Console) -> None:
-    """What it comes to, and what to know before believing the numbers."""
     console.print(f"[bold]{verdict}[/]", highlight=False)
     for note in notes:
         console.print(f"[bold yellow]Note:[/] {note}", highlight=False)

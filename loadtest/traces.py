@@ -54,7 +54,6 @@ class Clock:
 
     @classmethod
     def started(cls) -> Self:
-        """A clock that reads 0 now."""
         return cls(time.perf_counter_ns())
 
     def now_s(self) -> float:
@@ -162,12 +161,10 @@ class Trace:
 
     @property
     def audio_s(self) -> float:
-        """Duration of the audio that came."""
         _, samples = self.playable
         return samples[-1] / self.layout.sample_rate if self.layout and samples else 0.0
 
     def arrived_s(self, begin_s: float, end_s: float) -> float:
-        """Duration of the audio that came within these times."""
         arrivals_s, samples = self.playable
         if self.layout is None:
             return 0.0

@@ -23,7 +23,10 @@ def test_headers_give_the_layout_of_pcm(headers: dict[str, str], layout: PcmLayo
     assert read_layout(headers) == layout
 
 
-@pytest.mark.parametrize("content_type", ["audio/mpeg", "text/event-stream", "audio/pcm;rate=fast", "audio/pcm;rate=0"])
+@pytest.mark.parametrize(
+    "content_type",
+    ["audio/mpeg", "text/event-stream", "audio/pcm;rate=fast", "audio/pcm;rate=0", f"audio/pcm;rate={'9' * 5000}"],
+)
 def test_other_content_is_not_taken_for_pcm(content_type: str) -> None:
     with pytest.raises(NotAudioError):
         read_layout({"Content-Type": content_type})
@@ -61,8 +64,8 @@ def test_the_advice_of_a_refusal_is_read(headers: dict[str, str], seconds: float
     assert retry_after(headers) == seconds
 
 
-def header(bits: int = 16, extra: bytes = b"") -> bytes:
-    form = struct.pack("<IHHIIHH", 16, 1, 2, 16000, 64000, 4, bits)
+def header(bits: int = 16, extra: bytes = b"", rate: int = 16000) -> bytes:
+    form = struct.pack("<IHHIIHH", 16, 1, 2, rate, 64000, 4, bits)
     return b"RIFF\xff\xff\xff\xffWAVEfmt " + form + extra + b"data\xff\xff\xff\xff"
 
 
@@ -86,3 +89,8 @@ def test_a_wav_file_that_streams_begins_behind_its_header() -> None:
 def test_what_is_no_wav_file_of_16_bits_is_not_taken_for_one(data: bytes) -> None:
     with pytest.raises(NotAudioError, match="WAV file that streams"):
         read_header(data)
+
+
+def test_a_wav_file_of_no_samples_a_second_is_no_audio() -> None:
+    with pytest.raises(NotAudioError, match="sample rate 0"):
+        read_header(header(rate=0))

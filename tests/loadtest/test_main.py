@@ -35,6 +35,7 @@ def options(out: Path, **changes: str) -> list[str]:
         ("rate", "0", "number above 0"),
         ("duration", "nan", "number above 0"),
         ("url", "127.0.0.1:8000", "is not a URL"),
+        ("header", "X-Key: a\nb", "is not a header"),
         ("extra", "[1]", "must be a JSON object"),
         ("extra", "{", "not valid JSON"),
         ("extra", '{"input": "x"}', "sets this itself"),

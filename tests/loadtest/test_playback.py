@@ -69,3 +69,9 @@ def test_the_onset_counts_samples_per_channel() -> None:
     onset = AudibleOnset(sample_rate=10_000, channels=2)
     onset.feed(tone(0, 400) + tone(110, 400))  # -49.5 dBFS
     assert onset.sample == 200
+
+
+def test_the_onset_of_a_rate_below_one_sample_a_window() -> None:
+    onset = AudibleOnset(sample_rate=10, channels=1)
+    onset.feed(tone(0, 3) + tone(5000, 3))
+    assert onset.sample == 3

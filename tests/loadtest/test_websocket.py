@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from loadtest.recording import Recording
 from loadtest.runner import Runner
 from loadtest.settings import Settings, Transport
 from loadtest.traces import Failure, Trace, TraceFolder
@@ -155,8 +156,24 @@ async def test_sockets_of_other_makers(
         assert (trace.status, trace.error) == (429, "too many")
 
 
-@pytest.mark.parametrize("message", ["<html>", "[]", "7", '{"type": "started", "sample_rate": "many"}'])
-async def test_a_message_that_cannot_be_read_is_the_failure_of_its_request(message: str, tmp_path: Path) -> None:
+UNREADABLE = "a message of the server cannot be read"
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ("<html>", UNREADABLE),
+        ("[]", UNREADABLE),
+        ("7", UNREADABLE),
+        ("[" * 100_000, UNREADABLE),
+        ('{"type": "started", "sample_rate": "many"}', "sample rate 'many'"),
+        ('{"type": "started", "sample_rate": null}', "sample rate None"),
+        (f'{{"type": "started", "sample_rate": {"9" * 4000}}}', "sample rate 9"),
+    ],
+)
+async def test_a_message_that_cannot_be_read_is_the_failure_of_its_request(
+    message: str, error: str, tmp_path: Path
+) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
@@ -167,7 +184,60 @@ async def test_a_message_that_cannot_be_read_is_the_failure_of_its_request(messa
     trace = await one(handler, tmp_path)
     assert trace.failure is Failure.NOT_AUDIO
     assert trace.error is not None
-    assert trace.error.startswith("a message of the server cannot be read")
+    assert trace.error.startswith(error)
+
+
+async def test_a_frame_that_no_websocket_has_is_the_failure_of_its_request(tmp_path: Path) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        assert request.transport is not None
+        request.transport.write(b"\xff\xff")
+        await socket.receive()
+        return socket
+
+    trace = await one(handler, tmp_path)
+    assert (trace.failure, (trace.error or "")[: len(UNREADABLE)]) == (Failure.NOT_AUDIO, UNREADABLE)
+
+
+@pytest.mark.parametrize("audio", ["7", '"no base64!"', "[1]"])
+async def test_audio_that_is_no_base64_is_the_failure_of_its_request(audio: str, tmp_path: Path) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_str(f'{{"audio": {audio}}}')
+        await socket.receive()
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/v1/text-to-speech/sol/stream-input", handler)
+    async with TestServer(app) as server:
+        target = Settings(str(server.make_url("/")), dialect="elevenlabs-ws", options={"voice": "sol", "model": "m"})
+        runner = Runner(target, schedule("Hi."), folder=TraceFolder(tmp_path))
+        assert await runner.run()
+    [trace] = runner.traces
+    assert trace.failure is Failure.NOT_AUDIO
+    assert trace.error is not None
+    assert trace.error.startswith("the audio in a message of the server is no base64")
+
+
+@pytest.mark.parametrize("defect", [TypeError, ValueError, AttributeError])
+async def test_a_defect_of_the_load_test_is_not_said_of_the_server(
+    defect: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_bytes(LOUD)
+        await socket.receive()
+        return socket
+
+    def receive(*_: object) -> None:
+        raise defect("ours")
+
+    monkeypatch.setattr(Recording, "receive", receive)
+    with pytest.RaisesGroup(pytest.RaisesExc(defect, match="^ours$")):
+        await one(handler, tmp_path)
 
 
 async def test_a_socket_closed_with_try_again_later_is_a_refusal(tmp_path: Path) -> None:
