@@ -137,6 +137,10 @@ def sweep_command(
 
     Where the first rate is not held: lower ones, down to an eighth of it.
     """
+    if first_rate > max_rate:
+        raise typer.BadParameter(
+            f"--from {first_rate:g} is above --to {max_rate:g}: a sweep rises; give the lower first"
+        )
     plan = Plan(first_rate, max_rate, factor, duration, settle, held, collapsed, refine, min_requests)
     carry_out(sweep_rates(settings, plan, TraceFolder(out), titles=(*BRIEF, "RTF p50", "in time", "audio s/s")))
 

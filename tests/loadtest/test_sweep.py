@@ -4,7 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from loadtest.__main__ import app
 from loadtest.arrivals import Arrivals, Phase, SpeechLengths, Texts, place
 from loadtest.measure import Result
 from loadtest.metrics import Limits
@@ -88,6 +90,14 @@ async def test_a_sweep_is_read_back_as_it_was_measured(tmp_path: Path) -> None:
 def test_a_folder_without_a_sweep_is_named(tmp_path: Path) -> None:
     with pytest.raises(NoRunError, match=r"sweep\.json cannot be read"):
         read_sweep(TraceFolder(tmp_path))
+
+
+def test_a_sweep_down_is_refused(tmp_path: Path) -> None:
+    wrong = ["sweep", "--url", "http://127.0.0.1:9", "--from", "5", "--to", "2", "--out", str(tmp_path / "sweep")]
+    result = CliRunner().invoke(app, wrong)
+    assert result.exit_code == 2
+    assert "--from 5 is above --to 2" in " ".join(result.output.split())
+    assert not (tmp_path / "sweep").exists()
 
 
 def test_a_low_rate_is_measured_for_longer() -> None:
