@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -229,7 +230,7 @@ class Ingress:
         ray_metrics.install(pool="ingress", models=tuple(each.name for each in models))
         ray_private.give_uvicorn(
             http=TakenHttp,
-            ws=BoundedWebSocket,
+            ws=partial(BoundedWebSocket, trusted_proxies=settings.admission.trusted_proxies),
             ws_max_size=MAX_BODY_BYTES,
             ws_per_message_deflate=False,
             ws_ping_timeout=None,  # a paused reader answers no ping; `MAX_UNREAD_S` ends it

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,9 @@ pytestmark = pytest.mark.skipif(not IS_READY, reason="no Chromium, Node or .page
 def serving(app: ASGIApp, port: int | None = None) -> Iterator[str]:
     """`app` on a thread of its own."""
     port = port or free_port()
+    protocol = partial(BoundedWebSocket, trusted_proxies=1)
     config = uvicorn.Config(
-        app, host="127.0.0.1", port=port, log_level="error", ws=BoundedWebSocket, lifespan="off", proxy_headers=False
+        app, host="127.0.0.1", port=port, log_level="error", ws=protocol, lifespan="off", proxy_headers=False
     )
     server, is_up = uvicorn.Server(config), threading.Event()
     started = server.startup

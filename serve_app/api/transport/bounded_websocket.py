@@ -5,9 +5,11 @@ from asyncio.transports import BaseTransport, Transport
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
+from starlette.types import Scope
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from serve_app.api.access.callers import FairShare
+from serve_app.api.access.door import client_address, one_client
 from serve_app.api.errors import TRY_AGAIN_LATER
 from serve_app.api.reading.uploads import Pace
 from serve_app.api.sockets.connection import LEAVING, MAX_MESSAGE_BYTES
@@ -59,6 +61,11 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     _room: ClassVar[FairShare] = FairShare(MAX_LARGE_BYTES)
     _large: ClassVar[list["BoundedWebSocket"]] = []  # with such a message on its way
+
+    def __init__(self, *args: Any, trusted_proxies: int, **kwargs: Any) -> None:
+        """Clients are told apart as `api.admission.trusted_proxies` says."""
+        super().__init__(*args, **kwargs)
+        self._trusted_proxies = trusted_proxies
 
     def connection_made(self, transport: BaseTransport) -> None:
         self._held = 0
@@ -199,9 +206,10 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._let_go(num_bytes)
             return True
         if not self._held:
-            self._address, self._pace = self._client(), Pace()
+            address = client_address(cast("Scope", self.scope), trusted_proxies=self._trusted_proxies)
+            self._client, self._pace = one_client(address), Pace()
         self._pace.come(num_bytes)
-        while not self._room.claim(self._address, num_bytes - self._held):
+        while not self._room.claim(self._client, num_bytes - self._held):
             stalled = next((other for other in self._large if other is not self and other._pace.is_stalled), None)
             if stalled is None:
                 return False
@@ -214,12 +222,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def _let_go(self, num_bytes: int) -> None:
         if not self._held:
             return
-        self._room.give_back(self._address, self._held - num_bytes)
+        self._room.give_back(self._client, self._held - num_bytes)
         self._held = num_bytes
         if not self._held:
             self._large.remove(self)
-
-    def _client(self) -> str:
-        """Whom HAProxy sees."""
-        seen = self.request.headers.get_all("X-Forwarded-For")
-        return seen[-1].rpartition(",")[2].strip() if seen else str(self.client)

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import socket
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -57,7 +58,7 @@ class Server:
         api = one_api(self.synthesizer, ApiSettings(), live_texts=self.texts)
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        config = uvicorn.Config(api, log_level="error", ws=BoundedWebSocket, lifespan="off")
+        config = uvicorn.Config(api, log_level="error", ws=partial(BoundedWebSocket, trusted_proxies=1), lifespan="off")
         self._server = uvicorn.Server(config)
         self._serving = asyncio.create_task(self._server.serve([self._listening]))
 

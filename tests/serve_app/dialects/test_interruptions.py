@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import aiohttp
 import pytest
@@ -52,7 +53,9 @@ def speech(num_frames: int) -> list[PcmChunk]:
 async def serving(synthesizer: FakeSynthesizer) -> AsyncIterator[str]:
     texts = LiveTexts()
     api = one_api(synthesizer, ApiSettings(), live_texts=texts)
-    server = uvicorn.Server(uvicorn.Config(api, log_level="error", ws=BoundedWebSocket, lifespan="off"))
+    server = uvicorn.Server(
+        uvicorn.Config(api, log_level="error", ws=partial(BoundedWebSocket, trusted_proxies=1), lifespan="off")
+    )
     with socket.create_server(("127.0.0.1", 0)) as listening:
         task = asyncio.create_task(server.serve(sockets=[listening]))
         try:

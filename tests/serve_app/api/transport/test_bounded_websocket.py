@@ -97,7 +97,7 @@ class Timer:
 class Client:
     """A client of a server that accepts whoever comes, and says nothing."""
 
-    def __init__(self, loop: Loop, *, address: str = "10.0.0.1") -> None:
+    def __init__(self, loop: Loop, *, address: str = "10.0.0.1", trusted_proxies: int = 1) -> None:
         self.transport, self.accepted, self.closed = Transport(), asyncio.Event(), asyncio.Event()
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,14 +108,20 @@ class Client:
                 pass
             self.closed.set()
 
-        config = Config(app, ws=BoundedWebSocket, ws_ping_timeout=None, ws_per_message_deflate=False, lifespan="off")
-        self.protocol = BoundedWebSocket(config, ServerState(), {}, _loop=cast("asyncio.AbstractEventLoop", loop))
+        config = Config(app, ws_ping_timeout=None, ws_per_message_deflate=False, lifespan="off")
+        self.protocol = BoundedWebSocket(
+            config,
+            ServerState(),
+            {},
+            _loop=cast("asyncio.AbstractEventLoop", loop),
+            trusted_proxies=trusted_proxies,
+        )
         self.protocol.connection_made(self.transport)
         self._client, self._address = ClientProtocol(parse_uri("ws://talkray/"), max_size=None), address
 
     async def connect(self) -> "Client":
         request = self._client.connect()
-        request.headers["X-Forwarded-For"] = f"6.6.6.6, {self._address}"
+        request.headers["x-forwarded-for"] = f"6.6.6.6, {self._address}"  # in lower case, as TakenHttp passes it on
         self._client.send_request(request)
         self._send()
         await self.accepted.wait()
@@ -225,6 +231,28 @@ async def test_one_address_leaves_room_for_the_messages_of_others(loop: Loop) ->
     other = await Client(loop, address="10.0.0.2").connect()
     other.begin(2 * MIB - 100)
     assert other.close_code is None
+
+
+@pytest.mark.parametrize(
+    ("trusted_proxies", "first", "second", "has_room"),
+    [
+        (2, "10.0.0.1, 10.9.9.9", "10.0.0.2, 10.9.9.9", True),  # two clients of one load balancer
+        (2, "10.0.0.1, 10.9.9.8", "10.0.0.1, 10.9.9.9", False),  # one client of two
+        (1, "10.0.0.1, 10.9.9.9", "10.0.0.2, 10.9.9.9", False),
+        (0, "10.0.0.1", "10.0.0.2", False),
+        (1, "2001:db8::1", "2001:db8::2", False),  # one client has a /64
+        (1, "2001:db8:0:1::1", "2001:db8:0:2::1", True),
+    ],
+)
+async def test_clients_are_told_apart_as_over_http(
+    trusted_proxies: int, first: str, second: str, has_room: bool, loop: Loop
+) -> None:
+    clients = [
+        await Client(loop, address=address, trusted_proxies=trusted_proxies).connect() for address in (first, second)
+    ]
+    for client in clients:
+        client.begin(2 * MIB - 100)
+    assert [client.close_code for client in clients] == [None, None if has_room else 1013]
 
 
 async def test_a_message_that_stalls_leaves_its_room(loop: Loop) -> None:
