@@ -100,6 +100,7 @@ class WordTimes:
             self._is_over = True
             if chunk.finish_reason is FinishReason.STOP and self._read_to[0]:
                 self._spread_rest()
+            self._text, self._live, self._parts, self._made = self.text, None, [], iter(())  # a source is large
         over = len(self._starts_s) if self._is_over else max(0, len(self._starts_s) - 1)
         told, self._num_told = self._num_told, max(self._num_told, over)
         self._told += [self._word(number) for number in range(told, self._num_told)]

@@ -307,7 +307,7 @@ class Session:
         try:
             while (turn := await self._next_turn()) is not None:
                 await self._speak(turn)
-                self._over.append(self._turns.popleft())
+                self._over.append(replace(self._turns.popleft(), request=None, live=None))  # large, and not asked for
                 self._end(turn)
                 if turn.request is not None:
                     self._continuation.count(turn.request)

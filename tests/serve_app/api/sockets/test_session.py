@@ -1,4 +1,6 @@
 import asyncio
+import gc
+import tracemalloc
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -408,8 +410,10 @@ async def test_a_turn_is_heard_behind_its_end_and_a_clear_begins_a_new_count() -
                     pass
             cleared = await session.clear(0.88 + 0.6)
             assert await anext(events) == cleared
-            assert (cleared.turns, cleared.heard) == ((), marked)
-            assert marked.number == 2 * round_
+            assert cleared.turns == ()
+            assert cleared.heard is not None
+            assert cleared.heard.number == marked.number == 2 * round_
+            assert (cleared.heard.text, cleared.heard.usage) == (marked.text, marked.usage)
             assert cleared.spoken == Spoken("Hello there", " all of you", "there")
         session.append("More")
         session.append(" of it")
@@ -446,3 +450,37 @@ async def test_every_clear_is_answered() -> None:
         cleared = [await session.clear() for _ in range(3)]
         events = aiter(session)
         assert [await anext(events) for _ in range(3)] == cleared
+
+
+@pytest.mark.parametrize("word_timestamps", [False, True])
+async def test_of_a_spoken_turn_little_is_kept(word_timestamps: bool) -> None:
+    """What `clear` may ask for, and `Done`: not the text as it was written and read, and not the request."""
+    turns, text = 50, "The quick brown fox jumps over the lazy dog and runs away. "
+    body = BODY.model_copy(update={"word_timestamps": word_timestamps})
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with open_session(synthesizer, body=body) as session:
+        events = aiter(session)
+
+        async def speak() -> None:
+            for word in text.split():
+                session.append(f"{word} ")
+                await asyncio.sleep(0)
+            session.flush()
+            while not isinstance(await anext(events), Flushed):
+                pass
+            synthesizer.requests.clear()
+
+        await speak()
+        gc.collect()
+        tracemalloc.start()
+        try:
+            for _ in range(turns):
+                await speak()
+            gc.collect()
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert kept / turns < 5 << 10, "bytes a turn"
+        cleared = await session.clear(0.0)
+    assert cleared.heard is not None
+    assert (cleared.heard.number, cleared.heard.text) == (1, text)
