@@ -49,6 +49,8 @@ MISTAKES: list[tuple[Check, str, str, str, str]] = [
     (machines.check, AWS, "idle_timeout_minutes:", "idle_timeout_minute:", "'idle_timeout_minute' was unexpected"),
     (machines.check, AWS, "InstanceType:", "InstanceTyp:", 'Unknown parameter in input: "InstanceTyp"'),
     (machines.check, AWS, "cluster/secrets/server #", "cluster/secrets #", "not for the nodes"),
+    (machines.check, AWS, "store_role {}", "store_role {IamInstanceProfile: {Nam: x}}", "codec: Unknown parameter"),
+    (machines.check, GCP, "store_role {}", "store_role {serviceAccounts: [{mail: x}]}", "codec: $.serviceAccounts[0]"),
     (machines.check, AWS, "c7i.4xlarge", "c7i.4xlarg", "codec: EC2 has no"),
     (machines.check, AWS, "VolumeSize: 120", "VolumeSize: large", "Invalid type"),
     (machines.check, AWS, "availability_zone:", "availabilty_zone:", "provider: "),
