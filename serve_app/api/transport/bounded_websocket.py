@@ -18,7 +18,7 @@ from serve_app.api.sockets.connection import LEAVING, MAX_MESSAGE_BYTES
 MAX_LARGE_BYTES = 48 << 20
 # A client that still sends loses the server's last messages when its connection is closed: it has so long to read them.
 _LAST_WORDS_S = 2.0
-# A client that takes nothing for so long is gone. A paused player or page stays: see `UNREAD_S` (playback.py).
+# A client that takes nothing for so long is gone. A paused player or page stays: see `UNREAD_S` (listener.py).
 MAX_UNREAD_S = 600.0
 _PONG = b"\x8a"  # how a frame with an answer to a ping begins
 # Messages are read piece by piece. A connection whose pieces took longer than this leaves the event loop to others for
