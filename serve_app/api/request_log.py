@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from deployments.protocol import FinishReason, Marks, ModelInfo, PcmChunk, with_mark
+from deployments.protocol import FinishReason, Marks, ModelInfo, PcmChunk
 from deployments.serving import reports
 from serve_app.speech.segments import UtteranceRequest
 from serve_app.voices.record import StoredVoice
@@ -191,7 +191,7 @@ class RequestRecord:
 
 def start_marks(utterance: UtteranceRequest, received_ns: int) -> UtteranceRequest:
     """The utterance with a first mark, at `received_ns` of time.time_ns(). Each later stage then adds its own."""
-    return with_mark(replace(utterance, marks=(("received", received_ns),)), "request")
+    return replace(utterance, marks=(("received", received_ns), ("request", time.time_ns())))
 
 
 def line(entry: Entry) -> str:

@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Self
 
 from pydantic import BaseModel
@@ -30,7 +30,8 @@ Label = tuple[str, str, str, str]  # the values of LABELS; each may be empty
 LABELS = ("key", "model", "voice", "dialect")
 
 
-class Used(BaseModel):
+@dataclass(slots=True)
+class Used:
     """What one row counts."""
 
     requests: int = 0  # that got audio
@@ -41,26 +42,19 @@ class Used(BaseModel):
     failed: int = 0  # by another error, bad requests included
 
     def add(self, other: "Used") -> None:
-        for name in Used.model_fields:
+        for name in Used.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     @classmethod
     def of(cls, record: RequestRecord) -> Self:
-        usage, refused = record.usage, record.error in _REFUSALS
-        failed = record.is_failure and not refused
+        usage, refused = record.usage, int(record.error in _REFUSALS)
+        failed = int(record.is_failure and not refused)
         if not usage.samples:
             return cls(refused=refused, failed=failed)
-        audio_s = usage.samples / record.samples_per_s
-        return cls(
-            requests=1,
-            characters=record.characters,
-            audio_s=audio_s,
-            codes=usage.frames,
-            refused=refused,
-            failed=failed,
-        )
+        return cls(1, record.characters, usage.samples / record.samples_per_s, usage.frames, refused, failed)
 
 
+@dataclass(slots=True, kw_only=True)
 class UsageRow(Used):
     """What one key has used of one voice in an hour."""
 
@@ -68,10 +62,6 @@ class UsageRow(Used):
     model: str
     voice: str
     dialect: str
-
-    @property
-    def label(self) -> Label:
-        return self.key, self.model, self.voice, self.dialect
 
 
 class UsageHour(BaseModel):
@@ -126,7 +116,7 @@ class UsageBook:
         self._hours.setdefault(hour, Bounded(_MOST_ROWS)).add(label, used)
         self._changed.add(hour)
         key, model, voice, dialect = self._series.add(label, used)
-        metrics.used(key, voice, dialect, model=model, counts=used.model_dump())
+        metrics.used(key, voice, dialect, model=model, counts={name: getattr(used, name) for name in Used.__slots__})
 
     def flush(self, *, is_last: bool = False) -> None:
         """Write each hour that has changed. What cannot be written is written with a later flush."""
@@ -154,8 +144,11 @@ _FOLDER = "usage"
 
 
 def _file(hour: str, counted: Bounded) -> UsageHour:
-    rows = [{**dict(zip(LABELS, label, strict=True)), **used.model_dump()} for label, used in counted.counts.items()]
-    return UsageHour(hour=hour, rows=tuple(map(UsageRow.model_validate, rows)))
+    rows = (
+        UsageRow(key=key, model=model, voice=voice, dialect=dialect, **asdict(used))
+        for (key, model, voice, dialect), used in counted.counts.items()
+    )
+    return UsageHour(hour=hour, rows=tuple(rows))
 
 
 def read_usage(store: VoiceStore, since: str) -> Iterator[UsageHour]:

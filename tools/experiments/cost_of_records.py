@@ -35,7 +35,7 @@ ray_settings.apply_local()
 from ray.serve.handle import DeploymentHandle
 
 from serve_app import ingress
-from serve_app.api.record_keeper import RecordKeeper, RecordSink
+from serve_app.api.record_keeper import HAND_ON_S, RecordKeeper, RecordSink
 from serve_app.api.request_log import RequestRecord
 from serve_app.cli.serve.run_folder import RunFolder
 from serve_app.config import ApiSettings, AppConfig, RecordSettings, read_config
@@ -48,7 +48,7 @@ _TEXT = "Hi."
 _FRAMES = 4  # the first byte is all that is timed
 _RESAMPLES = 2000
 _INGRESS = b":Ingress"
-_SETTLED_S = 0.15  # the keeper's thread looks for records every 0.05 s
+_SETTLED_S = HAND_ON_S + 0.1
 _SWITCH = "TALKRAY_COST_OF_RECORDS"
 
 

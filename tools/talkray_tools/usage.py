@@ -4,6 +4,7 @@ import csv
 import re
 import sys
 import time
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -33,7 +34,7 @@ def usage(
         for row in hour.rows:
             summed.setdefault(tuple(getattr(row, name) for name in labels), Used()).add(row)
     most_first = sorted(summed.items(), key=lambda each: (-each[1].characters, each[0]))
-    rows: list[list[object]] = [[*labels, *Used.model_fields]]
+    rows: list[list[object]] = [[*labels, *Used.__slots__]]
     rows += [[*label, *_told(used)] for label, used in most_first]
     if as_csv:
         csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
@@ -51,7 +52,7 @@ def _first_hour(since: str, now_s: float) -> str:
 
 
 def _told(used: Used) -> list[object]:
-    return [round(count, 1) if isinstance(count, float) else count for _, count in used]
+    return [round(count, 1) if isinstance(count, float) else count for count in asdict(used).values()]
 
 
 def _print_table(rows: list[list[object]], *, num_labels: int) -> None:

@@ -1,4 +1,5 @@
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_processes_add_up_by_hour_and_a_death_loses_only_what_was_not_flushed(tm
     assert summed(store) == {
         ("2026-11-02T08", "", "ryan"): Used(refused=2),
         ("2026-11-02T08", "ada", "ryan"): Used(requests=3, characters=36, audio_s=6.0, codes=75),
-        ("2026-11-02T09", "ada", "vivian"): one.model_copy(update={"failed": 1}),
+        ("2026-11-02T09", "ada", "vivian"): replace(one, failed=1),
     }
     assert set(summed(store, since="2026-11-02T09")) == {("2026-11-02T09", "ada", "vivian")}
     assert set(summed(store, since="2026-11-03")) == set()

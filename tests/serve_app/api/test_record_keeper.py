@@ -1,0 +1,73 @@
+import json
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from serve_app.api import record_keeper
+from serve_app.api.record_keeper import RecordKeeper, RequestLines
+from serve_app.api.request_log import RequestRecord
+
+
+def record(request_id: str) -> RequestRecord:
+    return RequestRecord(request_id, 0, error="x")
+
+
+def ids(file: Path) -> list[str]:
+    return [json.loads(line)["id"] for line in file.read_text().splitlines()]
+
+
+def test_records_are_handed_on_while_the_replica_goes_on() -> None:
+    taken = threading.Event()
+
+    class Sink:
+        def take(self, record: RequestRecord) -> None:
+            taken.set()
+
+        def flush(self, *, is_last: bool) -> None:
+            pass
+
+    keeper = RecordKeeper([Sink()])
+    keeper.keep(record("one"))
+    assert taken.wait(30)
+    keeper.close()
+
+
+def test_a_line_is_in_its_file_at_once(tmp_path: Path) -> None:
+    lines = RequestLines(tmp_path, "Ingress#1")
+    lines.take(record("one"))
+    [file] = tmp_path.iterdir()
+    assert ids(file) == ["one"]
+    lines.flush(is_last=True)
+
+
+def test_a_file_has_a_size_and_the_oldest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_keeper, "_FILE_BYTES", 1)
+    lines = RequestLines(tmp_path, "Ingress#1")
+    for number in range(6):
+        lines.take(record(str(number)))
+    lines.flush(is_last=True)
+    files = sorted(tmp_path.iterdir())
+    assert [ids(file) for file in files] == [["5"], ["4"], ["3"], ["2"]]
+    assert not any(file.stat().st_mode & 0o77 for file in files)
+
+
+def test_lines_go_on_after_files_could_not_be_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(record_keeper, "_FILE_BYTES", 1)
+    lines = RequestLines(tmp_path, "Ingress#1")
+    lines.take(record("before"))
+    with monkeypatch.context() as full, caplog.at_level(logging.ERROR):
+        full.setattr("os.rename", refuse)
+        keeper = RecordKeeper([lines])
+        keeper.keep(record("lost"))
+        keeper.close()
+    assert "request lost is not kept by RequestLines" in caplog.text
+    lines.take(record("after"))
+    lines.flush(is_last=True)
+    assert [ids(file) for file in sorted(tmp_path.iterdir())] == [["after"], ["before"]]
