@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from deployments.errors import StartError
-from deployments.protocol import Mark
 from serve_app.api.request_log import RequestRecord
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter
-    from opentelemetry.trace import Span
+    from opentelemetry.trace import SpanContext
 
 _OTLP_PATH = "/v1/traces"
 # Of each part the mark at its beginning and those at its end, of which the last that there is counts.
@@ -67,12 +66,14 @@ class RequestSpans:
 
         named = Resource.create({"service.name": "talkray", "service.instance.id": replica})
         self._provider = TracerProvider(ParentBasedTraceIdRatio(share), named, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._processor = BatchSpanProcessor(exporter)
+        self._provider.add_span_processor(self._processor)
         self._tracer, self._replica = self._provider.get_tracer("talkray"), replica
 
     def take(self, record: RequestRecord) -> None:
         """The record then has the `traceparent` of its own span."""
-        from opentelemetry.trace import SpanKind, set_span_in_context
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         propagator = TraceContextTextMapPropagator()
@@ -83,23 +84,37 @@ class RequestSpans:
             _attributes(record) | {"talkray.replica": self._replica},
             start_time=record.received_ns,
         )
-        if span.is_recording():
-            outermost = context = set_span_in_context(span)
+        if isinstance(span, ReadableSpan):  # it is sampled
             record.trace = {}
-            propagator.inject(record.trace, context)
+            propagator.inject(record.trace, set_span_in_context(span))
+            parent = span.get_span_context()
             for part in parts_of(record):
-                context = self._span(part, context if part.is_nested else outermost)
+                parent = self._send(part, span, parent if part.is_nested else span.get_span_context())
             if record.is_failure:
-                _fail(span, str(record.error))
+                span.set_status(StatusCode.ERROR, record.error)
         span.end(record.ended_ns)
 
-    def _span(self, part: SpanPart, context: "Context") -> "Context":
-        from opentelemetry.trace import set_span_in_context
+    def _send(self, part: SpanPart, root: "ReadableSpan", parent: "SpanContext") -> "SpanContext":
+        """The context of its span, which is made as an ended one: to start and end it takes five times as long."""
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import SpanContext
 
-        attributes = {"talkray.replica": part.replica} if part.replica else {}
-        span = self._tracer.start_span(part.name, context, attributes=attributes, start_time=part.start_ns)
-        span.end(part.end_ns)
-        return set_span_in_context(span)
+        number = self._provider.id_generator.generate_span_id()
+        context = SpanContext(
+            parent.trace_id, number, is_remote=False, trace_flags=parent.trace_flags, trace_state=parent.trace_state
+        )
+        ended = ReadableSpan(
+            part.name,
+            context,
+            parent,
+            root.resource,
+            {"talkray.replica": part.replica} if part.replica else {},
+            start_time=part.start_ns,
+            end_time=part.end_ns,
+            instrumentation_scope=root.instrumentation_scope,
+        )
+        self._processor.on_end(ended)
+        return context
 
     def flush(self, *, is_last: bool) -> None:
         """The SDK sends every five seconds; at the end it sends what there is."""
@@ -121,13 +136,8 @@ def parts_of(record: RequestRecord) -> Iterator[SpanPart]:
         yield SpanPart("speech", record.usage.first_audio_ns, record.ended_ns)
     for at, (stage, lost_ns) in enumerate(trail):
         if "#" not in stage:
-            next_replica, went_on_ns = _after(trail[at + 1 :], (stage, record.ended_ns))
-            yield SpanPart(stage, lost_ns, went_on_ns, next_replica)
-
-
-def _after(trail: tuple[Mark, ...], end: Mark) -> Mark:
-    """The first replica, and since when it makes the stream."""
-    return next((mark for mark in trail if "#" in mark[0]), ("", end[1]))
+            next_replica, on_ns = next((mark for mark in trail[at + 1 :] if "#" in mark[0]), ("", record.ended_ns))
+            yield SpanPart(stage, lost_ns, on_ns, next_replica)
 
 
 def _attributes(record: RequestRecord) -> dict[str, str | int | float]:
@@ -135,9 +145,3 @@ def _attributes(record: RequestRecord) -> dict[str, str | int | float]:
     names = ("id", "key", "dialect", "model", "voice", "characters", "codes", "audio_s", "outcome")
     said = {f"talkray.{name}": told[name] for name in names if told[name] is not None}
     return said | ({} if told["seed"] is None else {"talkray.seed": str(told["seed"])})
-
-
-def _fail(span: "Span", code: str) -> None:
-    from opentelemetry.trace import StatusCode
-
-    span.set_status(StatusCode.ERROR, code)
