@@ -108,10 +108,8 @@ class UsageBook:
 
     def take(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
-        usage = record.usage
-        self.count((record.key or "", usage.model or "", usage.voice or "", record.dialect), Used.of(record))
-
-    def count(self, label: Label, used: Used) -> None:
+        usage, used = record.usage, Used.of(record)
+        label = (record.key or "", usage.model or "", usage.voice or "", record.dialect)
         hour = time.strftime("%Y-%m-%dT%H", time.gmtime(self._clock()))
         self._hours.setdefault(hour, Bounded(_MOST_ROWS)).add(label, used)
         self._changed.add(hour)
