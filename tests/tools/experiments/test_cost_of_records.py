@@ -66,7 +66,7 @@ def test_records_are_kept_while_the_switch_is_on(switch: Switch) -> None:
     keeper.keep(dropped)  # type: ignore[arg-type]
     keeper.close()
     assert sink.taken == [kept]
-    assert switch.num_kept == 1
+    assert (switch.num_kept, switch.thread) == (1, keeper._thread.native_id)
 
 
 def test_a_switch_that_the_ingress_does_not_follow_proves_nothing() -> None:
