@@ -107,7 +107,6 @@ class UsageBook:
         self._failure = ""  # of the last flush; said once
 
     def take(self, record: RequestRecord) -> None:
-        """Count a request that has ended."""
         usage, used = record.usage, Used.of(record)
         label = (record.key or "", usage.model or "", usage.voice or "", record.dialect)
         hour = time.strftime("%Y-%m-%dT%H", time.gmtime(self._clock()))

@@ -53,7 +53,6 @@ class ResponseSocket(Connection):
         await self.tell("response.content_part.added", **place, part={"type": "audio", "transcript": ""})
 
     async def tell_audio(self, turn: Turn, data: bytes) -> None:
-        """The next bytes."""
         await self.tell(f"{self.audio_kind}.delta", **_place(turn), delta=base64.b64encode(data).decode())
 
     async def tell_spoken(self, turn: Turn) -> None:

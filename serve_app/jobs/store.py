@@ -39,7 +39,6 @@ class JobStore:
         self._files = files
 
     def jobs(self) -> list[str]:
-        """The ids of all jobs."""
         names = [meta["path"].removeprefix("jobs/").removesuffix(".json") for meta in self._files.listed("jobs/")]
         return sorted(name for name in names if JOB_ID.fullmatch(name))
 

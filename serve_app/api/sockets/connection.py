@@ -319,7 +319,6 @@ class ContextConnection(Connection):
 
     @property
     def is_busy(self) -> bool:
-        """Whether any context speaks."""
         return any(session.is_speaking for session, _ in self._contexts.values())
 
     def name_of(self, fields: Mapping[str, object], default: str) -> str:
