@@ -218,7 +218,6 @@ class AudioStreams:
         self._next_look_s = time.monotonic() + _LOOK_S
 
     def _launch_next(self) -> _RunningCall | None:
-        """Launch a call if it is time for one."""
         if not self._streams:
             return None  # and no decoder is loaded for nobody
         streams, largest = self._streams.values(), self._decoder.largest_batch

@@ -1,4 +1,4 @@
-"""The engine's own process: `python -m deployments.talker.process SOCKET MODEL CONFIG`.
+"""The engine's own process: `python -m deployments.talker.process SOCKET MODEL CONFIG MAKES_AUDIO`.
 
 A busy Python thread beside the replica's event loop triples the time to the first byte; a child process costs nothing.
 The process ends when its socket does, so it never outlives its replica, and it starts no session of its own. A thread

@@ -51,7 +51,7 @@ class Room:
         self._heard_s = self._stopped_s = -math.inf  # when audio came last, and when no pool was running
 
     def check(self, client: str) -> None:
-        """Raises Overloaded or NotReady if a request of this client would be refused now."""
+        """Raises Overloaded or NotReady if a request of this client would be refused now, and counts that."""
         if not self._runs():
             self._waiting.clear()  # these requests wait for a start, not for a free replica
         reason = self.would_refuse(client)
@@ -137,7 +137,7 @@ class Room:
         self._count(-1)
 
     def refusal(self, reason: str) -> Exception:
-        """The error of a refusal, which is counted."""
+        """The error to raise now: it is counted as a refusal."""
         metrics.refused(reason, model=self.model)
         if reason == "starting":
             return self._starting()

@@ -28,7 +28,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UtteranceRequest(SynthesisRequest):
-    """A request for the whole of a text, and how the ingress makes segments of it. No replica gets one."""
+    """A request for the whole of a text, and how the ingress makes segments of it. A replica gets `plain`."""
 
     stretches: tuple[Stretch, ...] = ()  # the text, cut at its pauses
     max_segment_chars: int | None = None  # None: the model's

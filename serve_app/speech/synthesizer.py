@@ -17,7 +17,7 @@ SILENCE_S, _SAMPLE_BYTES = 0.1, 2
 
 
 class Synthesizer(Protocol):
-    """Speaks with a loaded checkpoint. Its classes know Ray, which the rooms that use it do not."""
+    """Speaks with a loaded checkpoint. Its classes know Ray, which the folders that use it do not."""
 
     async def describe(self) -> ModelInfo:
         """The loaded checkpoint. Raises NotReady while the replicas are loading."""

@@ -150,7 +150,6 @@ class TritonSlots(SlotDecoder):
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Record a call of every shape."""
         torch.cuda.synchronize()  # weights and slots were filled on another stream
         with torch.cuda.stream(self.cuda_stream):
             for shape in self._shapes():

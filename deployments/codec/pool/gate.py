@@ -103,7 +103,6 @@ class DecodeGate:
 
     @property
     def num_waiting(self) -> int:
-        """Tasks that no worker has taken yet."""
         return len(self._waiting)
 
     @property

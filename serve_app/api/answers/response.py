@@ -164,7 +164,7 @@ class SpeechResponse(Response):
 
     def __init__(self, body: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, usage: Usage) -> None:
         """`usage`: what `body` counts."""
-        self.status_code = 200
+        self.status_code = 200  # Starlette's constructor would render a body
         self.background = None
         self._body, self._usage = body, usage
         self.init_headers(headers)

@@ -125,7 +125,7 @@ class Connection(ABC):
             await self.socket.close(reason="idle")
         except WebSocketDisconnect:
             logger.info("connection %s: the client left", self.request_id)
-        except RuntimeError:
+        except RuntimeError:  # so Starlette says that the socket was closed by us
             if not self._is_ending:
                 raise
             logger.info("connection %s: closed before its last message was answered", self.request_id)

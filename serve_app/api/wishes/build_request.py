@@ -1,4 +1,4 @@
-"""From a client's wish to a request to the replicas, checked against the loaded model."""
+"""From a client's wish to an utterance, checked against the loaded model."""
 
 import asyncio
 
