@@ -74,14 +74,19 @@ def test_word_errors() -> None:
 
 
 def test_a_way_may_be_a_point_above_the_same_pcm() -> None:
-    heard = [judged("plain PCM", 50), judged("mp3", 11, 10), judged("opus", 12, 10)]
+    heard = [judged("plain PCM", 50)]
+    heard += [judged(way, 10 + more, 10, number=each) for way, more in (("mp3", 1), ("opus", 2)) for each in range(5)]
     [line] = worse(heard, NAME)
     assert line.startswith("opus: 12.0 %")
 
 
-def test_a_way_may_have_one_word_more_whatever_its_share_is() -> None:
-    few = [replace(judged(way, errors, 14), words=84) for way, errors in (("mp3", 15), ("opus", 16))]
-    assert [line.split(":")[0] for line in worse(few, NAME)] == ["opus"]
+@pytest.mark.parametrize(
+    ("differences", "is_worse"),
+    [([1], False), ([1, 1, 2], False), ([1, 1, -1, 1, 1], False), ([1] * 5, True), ([1] * 9 + [-1] * 3, False)],
+)
+def test_what_chance_may_be_is_not_worse(differences: list[int], is_worse: bool) -> None:
+    few = [replace(judged("opus", 4 + each, 4, number=at), words=7) for at, each in enumerate(differences)]
+    assert [line.split(":")[0] for line in worse(few, NAME)] == ["opus"] * is_worse
 
 
 def test_text_that_trails_the_speech_is_compared_with_such_speech() -> None:

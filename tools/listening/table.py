@@ -7,7 +7,7 @@ import numpy as np
 from tools.listening.judge import Judged
 from tools.listening.ways import PLAIN
 
-# Of all words, than in what ffmpeg made of the same PCM; one word is always allowed, because recognisers waver by one.
+# Of all words, than in what ffmpeg made of the same PCM. One word is always allowed, because recognisers waver by one.
 MORE_ERRORS = 0.01
 _MARK = "<!-- `make listen` writes what follows -->\n"
 
@@ -32,9 +32,14 @@ def worse(judged: Iterable[Judged], name: str) -> list[str]:
         "where ffmpeg converts plain PCM"
         for (way, _, _), of in rows(judged).items()
         if way != PLAIN.name and all(each.compared for each in of)
-        if sum(each.errors[name] - each.compared[name] for each in of)
-        > max(1, MORE_ERRORS * sum(each.words for each in of))
+        if _is_worse([each.errors[name] - each.compared[name] for each in of], sum(each.words for each in of))
     ]
+
+
+def _is_worse(differences: Sequence[int], num_words: int) -> bool:
+    """Two standard deviations of a sum of as large differences with random signs are chance."""
+    by_chance = 2 * sum(each**2 for each in differences) ** 0.5
+    return sum(differences) > max(1, MORE_ERRORS * num_words, by_chance)
 
 
 def table(judged: Sequence[Judged], names: Sequence[str], about: str) -> str:
