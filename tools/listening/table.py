@@ -1,5 +1,6 @@
 """What was heard, as one table of Markdown."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -38,7 +39,7 @@ def worse(judged: Iterable[Judged], name: str) -> list[str]:
 
 def _is_worse(differences: Sequence[int], num_words: int) -> bool:
     """Two standard deviations of a sum of as large differences with random signs are chance."""
-    by_chance = 2 * sum(each**2 for each in differences) ** 0.5
+    by_chance = 2 * math.sqrt(sum(each * each for each in differences))
     return sum(differences) > max(1, MORE_ERRORS * num_words, by_chance)
 
 
