@@ -8,6 +8,10 @@ _TALKER = _RELEASED.config["talker_config"]
 _TEXT_TOKENS = 512  # what the tokenizer makes itself; other ids follow
 _OTHER_IDS = 1024  # of the talker's codec vocabulary, behind the codes
 _PREDICTOR_LAYERS = 3
+_NUM_CODES, _CODE_GROUPS = 512, 10  # entries in each of so many codebooks
+# Channels where the codec begins to upsample. 512 cost a CPU with matrix units little more than 256: its kernels work
+# in blocks of 32, and the last layers have a sixteenth.
+_DECODER_DIM = 512
 _VOICES = ("nora", "felix", "iris", "hugo")
 
 
@@ -20,9 +24,8 @@ def _moved(ids: Json, *, prefix: str = "", by: int) -> Json:
     }
 
 
-def shape(num_codes: int, code_groups: int, decoder_dim: int) -> Shape:
-    """With so many entries in each of so many codebooks, and so many channels where the codec begins to upsample."""
-    voices = {name: num_codes + 1001 + number for number, name in enumerate(_VOICES)}
+def _shape() -> Shape:
+    voices = {name: _NUM_CODES + 1001 + number for number, name in enumerate(_VOICES)}
     predictor: Json = {
         "hidden_size": 192,
         "intermediate_size": 512,
@@ -30,8 +33,8 @@ def shape(num_codes: int, code_groups: int, decoder_dim: int) -> Shape:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 64,
-        "num_code_groups": code_groups,
-        "vocab_size": num_codes,
+        "num_code_groups": _CODE_GROUPS,
+        "vocab_size": _NUM_CODES,
         "layer_types": ["full_attention"] * _PREDICTOR_LAYERS,
     }
     talker: Json = {
@@ -41,36 +44,36 @@ def shape(num_codes: int, code_groups: int, decoder_dim: int) -> Shape:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 64,
-        "num_code_groups": code_groups,
-        "vocab_size": num_codes + _OTHER_IDS,
+        "num_code_groups": _CODE_GROUPS,
+        "vocab_size": _NUM_CODES + _OTHER_IDS,
         "text_vocab_size": _TEXT_TOKENS + 64,
         "text_hidden_size": 256,
         "rope_scaling": {**_TALKER["rope_scaling"], "mrope_section": [12, 10, 10]},
-        **_moved(_TALKER, prefix="codec_", by=num_codes - 2048),
-        "codec_language_id": {"english": num_codes + 2},
+        **_moved(_TALKER, prefix="codec_", by=_NUM_CODES - 2048),
+        "codec_language_id": {"english": _NUM_CODES + 2},
         "spk_id": voices,
         "spk_is_dialect": dict.fromkeys(voices, False),
         "code_predictor_config": predictor,
     }
     codec: Json = {
-        "encoder_valid_num_quantizers": code_groups,
+        "encoder_valid_num_quantizers": _CODE_GROUPS,
         "decoder_config": {
             "latent_dim": 256,
             "codebook_dim": 256,
-            "codebook_size": num_codes,
-            "decoder_dim": decoder_dim,
+            "codebook_size": _NUM_CODES,
+            "decoder_dim": _DECODER_DIM,
             "hidden_size": 128,
             "intermediate_size": 384,
             "num_attention_heads": 2,
             "num_key_value_heads": 2,
             "num_hidden_layers": 4,
-            "num_quantizers": code_groups,
+            "num_quantizers": _CODE_GROUPS,
             "sliding_window": 20,  # within the windows of the training, so that no distance is new to it
             "vector_quantization_hidden_dimension": 64,
         },
         "encoder_config": {
             "codebook_dim": 64,
-            "codebook_size": num_codes,
+            "codebook_size": _NUM_CODES,
             "head_dim": 64,
             "hidden_size": 256,
             "intermediate_size": 512,
@@ -78,7 +81,7 @@ def shape(num_codes: int, code_groups: int, decoder_dim: int) -> Shape:
             "num_filters": 32,
             "num_hidden_layers": 0,  # convolutions alone: recordings of any length look like the training's windows
             "num_key_value_heads": 4,
-            "num_quantizers": code_groups,
+            "num_quantizers": _CODE_GROUPS,
             "num_residual_layers": 2,
             "upsample_groups": 256,
             "vector_quantization_hidden_dimension": 64,
@@ -97,9 +100,7 @@ def shape(num_codes: int, code_groups: int, decoder_dim: int) -> Shape:
     )
 
 
-# 512 channels cost a CPU with matrix units little more than 256: its kernels work in blocks of 32, and the last layers
-# have a sixteenth.
-SHAPE = shape(512, 10, 512)
+SHAPE = _shape()
 
 
 def codec_config() -> SpeechTokenizerConfig:
