@@ -38,6 +38,19 @@ async def one(handler: Handler, folder: Path) -> Trace:
     return runner.traces[0]
 
 
+def saying(message: str | bytes) -> Handler:
+    """A server that says one thing, and stays until its client leaves."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await (socket.send_bytes(message) if isinstance(message, bytes) else socket.send_str(message))
+        await socket.receive()
+        return socket
+
+    return handler
+
+
 def error(code: str) -> dict[str, object]:
     return {"type": "error", "error": {"code": code, "message": "not now"}}
 
@@ -174,14 +187,7 @@ UNREADABLE = "a message of the server cannot be read"
 async def test_a_message_that_cannot_be_read_is_the_failure_of_its_request(
     message: str, error: str, tmp_path: Path
 ) -> None:
-    async def handler(request: web.Request) -> web.StreamResponse:
-        socket = web.WebSocketResponse()
-        await socket.prepare(request)
-        await socket.send_str(message)
-        await socket.receive()
-        return socket
-
-    trace = await one(handler, tmp_path)
+    trace = await one(saying(message), tmp_path)
     assert trace.failure is Failure.NOT_AUDIO
     assert trace.error is not None
     assert trace.error.startswith(error)
@@ -202,15 +208,8 @@ async def test_a_frame_that_no_websocket_has_is_the_failure_of_its_request(tmp_p
 
 @pytest.mark.parametrize("audio", ["7", '"no base64!"', "[1]"])
 async def test_audio_that_is_no_base64_is_the_failure_of_its_request(audio: str, tmp_path: Path) -> None:
-    async def handler(request: web.Request) -> web.StreamResponse:
-        socket = web.WebSocketResponse()
-        await socket.prepare(request)
-        await socket.send_str(f'{{"audio": {audio}}}')
-        await socket.receive()
-        return socket
-
     app = web.Application()
-    app.router.add_get("/v1/text-to-speech/sol/stream-input", handler)
+    app.router.add_get("/v1/text-to-speech/sol/stream-input", saying(f'{{"audio": {audio}}}'))
     async with TestServer(app) as server:
         target = Settings(str(server.make_url("/")), dialect="elevenlabs-ws", options={"voice": "sol", "model": "m"})
         runner = Runner(target, schedule("Hi."), folder=TraceFolder(tmp_path))
@@ -225,19 +224,12 @@ async def test_audio_that_is_no_base64_is_the_failure_of_its_request(audio: str,
 async def test_a_defect_of_the_load_test_is_not_said_of_the_server(
     defect: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def handler(request: web.Request) -> web.StreamResponse:
-        socket = web.WebSocketResponse()
-        await socket.prepare(request)
-        await socket.send_bytes(LOUD)
-        await socket.receive()
-        return socket
-
     def receive(*_: object) -> None:
         raise defect("ours")
 
     monkeypatch.setattr(Recording, "receive", receive)
     with pytest.RaisesGroup(pytest.RaisesExc(defect, match="^ours$")):
-        await one(handler, tmp_path)
+        await one(saying(LOUD), tmp_path)
 
 
 async def test_a_socket_closed_with_try_again_later_is_a_refusal(tmp_path: Path) -> None:
