@@ -27,6 +27,7 @@ class AudioStream:
     opened_s: float
     frame_s: float  # seconds of audio of a frame
     is_background: bool  # a segment of a job
+    num_delivered: int = 0  # frames of the sequence whose audio its listener has
     begins_with: bytes = b""  # while a recording is recalled that others may share: its key and codes
     num_written: int = 0  # frames whose codes are in the slot
     num_called: int = 0  # frames in calls, finished or not
@@ -102,12 +103,14 @@ class AudioStream:
     def deliver(self, frames: int, now_s: float) -> None:
         """The audio of its next frames leaves now."""
         self.num_decoded += frames
+        self.num_delivered += frames
         self.listener.deliver(frames * self.frame_s, now_s=now_s)
         self._replan()
 
     def drop_quiet(self, frames: int) -> None:
         """The audio of its next frames is quiet, and nothing was heard before: the ramp begins with the first sound."""
         self.num_decoded += frames
+        self.num_delivered += frames
         self._plan.restart()
         self._replan()
 

@@ -51,7 +51,7 @@ class AudioStreams:
         self._streams: dict[int, AudioStream] = {}
         self._calls: list[_RunningCall] = []  # oldest first
         self._next_look_s = -math.inf
-        self._pcm: list[tuple[int, bytes]] = []
+        self._pcm: list[tuple[int, bytes, int]] = []  # sequence id, samples, and the stream's frames up to there
         self._failed: dict[int, EngineError] = {}
         # Decoder states after recordings, by the recordings' keys and codes. The last used one is the last.
         self._recordings: OrderedDict[bytes, DecoderState] = OrderedDict()
@@ -108,7 +108,7 @@ class AudioStreams:
             )
         slot = self._free.pop()
         known = np.zeros((0, 0), np.int16) if prefix is None else prefix
-        delivered = len(known) if delivered_frames is None else delivered_frames
+        delivered = num_delivered = len(known) if delivered_frames is None else delivered_frames
         begins_with = b""
         if recording is not None:
             begins_with = b"" if delivered else key + recording.tobytes()
@@ -124,6 +124,7 @@ class AudioStreams:
             opened_s=time.monotonic(),
             frame_s=self._frame_s,
             is_background=background,
+            num_delivered=num_delivered,
             begins_with=begins_with,
         )
         state = self._recordings.get(begins_with)
@@ -173,17 +174,27 @@ class AudioStreams:
     def is_pending(self, sequence_id: int) -> bool:
         """Whether there is, or will be, audio that was not taken yet."""
         stream = self._streams.get(sequence_id)
-        is_decoded = any(other == sequence_id for other, _ in self._pcm) or sequence_id in self._failed
+        is_decoded = any(other == sequence_id for other, *_ in self._pcm) or sequence_id in self._failed
         return is_decoded or (stream is not None and stream.num_decoded < stream.num_written)
 
-    def take(self) -> list[tuple[int, bytes]]:
-        """Audio that is ready: s16le samples by sequence id, each stream's in order and without gaps."""
+    def take(self, num_known: Callable[[int], float] = lambda sequence_id: math.inf) -> list[tuple[int, bytes]]:
+        """Audio that is ready: s16le samples by sequence id, each stream's in order and without gaps.
+
+        `num_known`: of how many frames of a sequence the host has the codes. Audio of later ones stays, because a
+        device may have made it before the host has looked for the codes.
+        """
         while self._calls and self._calls[0].decode_call.done:
             self._collect_call(self._calls.pop(0))
             self._next_look_s = -math.inf
         if time.monotonic() >= self._next_look_s:
             self._dispatch()
-        ready, self._pcm = self._pcm, []
+        made, self._pcm = self._pcm, []
+        ready = []
+        for sequence_id, pcm, end in made:
+            if end <= num_known(sequence_id):
+                ready.append((sequence_id, pcm))
+            else:
+                self._pcm.append((sequence_id, pcm, end))
         return ready
 
     def take_failures(self) -> list[tuple[int, EngineError]]:
@@ -269,7 +280,7 @@ class AudioStreams:
             stream.drop_quiet(frames)
         else:
             stream.deliver(frames, time.monotonic())
-        self._pcm.append((stream.sequence_id, pcm.tobytes()))
+        self._pcm.append((stream.sequence_id, pcm.tobytes(), stream.num_delivered))
 
     def _is_quiet(self, pcm: Pcm, frames: int) -> bool:
         return first_sound(pcm, round(len(pcm) / (frames * self._frame_s))) is None

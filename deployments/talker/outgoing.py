@@ -1,5 +1,6 @@
 """What leaves the engine: frames of sequences, audio that is made beside the talker, and ends of streams."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -73,7 +74,12 @@ class Outgoing:
             frames, self._ends[sequence_id] = chunk.split_end()
             if len(frames.codes):
                 leaving.append((sequence_id, frames))
-        for sequence_id, pcm in self._audio.take():
+
+        def num_known(sequence_id: int) -> float:
+            sequence = find(sequence_id)
+            return math.inf if sequence is None else sequence.num_frames
+
+        for sequence_id, pcm in self._audio.take(num_known):
             sequence = find(sequence_id)
             audio = FrameChunk(self._no_codes, 0, None, pcm) if sequence is None else self._unsent(sequence, pcm)
             leaving.append((sequence_id, audio))

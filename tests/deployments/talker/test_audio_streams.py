@@ -14,12 +14,13 @@ from deployments.codec.encoder import CodecEncoder
 from deployments.codec.slots import CODE_RING, Pcm, PlainSlots, SlotDecoder
 from deployments.codec.state import DecoderState
 from deployments.errors import InvalidRequest, Overloaded
-from deployments.protocol import ALL_FRAMES, Codes, Reference
+from deployments.protocol import ALL_FRAMES, Codes, FrameChunk, Reference
 from deployments.talker import audio_streams, codec_pacing
 from deployments.talker.audio_stream import AudioStream
 from deployments.talker.audio_streams import AudioStreams
 from deployments.talker.engine import Engine, StepOutput
 from deployments.talker.loading import build_engine
+from deployments.talker.sequence import Sequence as Spoken
 from tests.clock import Clock
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import ask, chunks_of, resumed, speak
@@ -66,6 +67,24 @@ def feed(audio: AudioStreams, streams: dict[int, Codes]) -> dict[int, bytes]:
         for number, pcm in audio.take():
             heard[number] += pcm
     return heard
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_audio_stays_until_the_host_has_its_codes(audio: AudioStreams, decoder: CodecDecoder, before: int) -> None:
+    """A device may have made it before the host has looked for the codes."""
+    codes = random_codes(before + 2)
+    audio.open(7, codes[:before], frames=ALL_FRAMES)
+    audio.add_frames([7], torch.from_numpy(codes[before : before + 1]))
+    audio.add_frames([7], torch.from_numpy(codes[before + 1 :]))
+    audio.finish(7)
+    assert audio.take(lambda sequence_id: before) == []
+    assert audio.is_pending(7)
+    assert not audio.is_idle
+    first = audio.take(lambda sequence_id: before + 1)
+    assert [len(pcm) for _, pcm in first] == [2 * decoder.frame_samples]
+    rest = audio.take(lambda sequence_id: before + 2)
+    assert sum(len(pcm) for _, pcm in rest) == 2 * decoder.frame_samples
+    assert not audio.is_pending(7)
 
 
 @pytest.mark.parametrize("frames", [1, 5, 12, 30, ALL_FRAMES])
@@ -408,6 +427,28 @@ def test_the_engine_sends_audio_beside_the_codes(engine: Engine, decoder: CodecD
     assert np.array_equal(codes, speak(engine, ask(frames=14, ignore_eos=True)).codes)
     assert_close(b"".join(chunk.pcm for chunk in chunks), whole(decoder, codes)[: frames * decoder.frame_samples])
     assert [chunk.finish_reason is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+def test_no_audio_is_sent_before_its_codes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The audio is made before the engine looks for the codes, which it takes only then."""
+    sent, take, record = list[FrameChunk](), engine.outgoing.take, engine._record_frames
+
+    def taken(find: Callable[[int], Spoken | None]) -> list[tuple[int, FrameChunk]]:
+        chunks = take(find)
+        sent.extend(chunk for _, chunk in chunks)
+        return chunks
+
+    def take_and_record(sequences: list[Spoken], frames: Codes) -> None:
+        taken(engine.scheduler.find)
+        record(sequences, frames)
+
+    monkeypatch.setattr(engine.outgoing, "take", taken)
+    monkeypatch.setattr(engine, "_record_frames", take_and_record)
+    chunks_of(engine, replace(ask(frames=14, ignore_eos=True), gpu_frames=ALL_FRAMES))
+    codes = np.cumsum([len(chunk.codes) for chunk in sent])
+    samples = np.cumsum([len(chunk.pcm) // 2 for chunk in sent])
+    assert (samples <= codes * engine.info.frame_samples).all()
+    assert (codes[-1], samples[-1]) == (14, 14 * engine.info.frame_samples)
 
 
 @pytest.fixture

@@ -621,7 +621,7 @@ def test_audio_never_comes_before_its_codes(checkpoint: Path, monkeypatch: pytes
     engine = with_blocks(checkpoint, CONFIG, 12)
     engine.outgoing.max_held = 8
     steps, take = itertools.count(1), engine.audio.take
-    monkeypatch.setattr(engine.audio, "take", lambda: [] if next(steps) % 5 else take())
+    monkeypatch.setattr(engine.audio, "take", lambda known: [] if next(steps) % 5 else take(known))
     prefilled = record_prefills(engine, monkeypatch)
     for number, request in enumerate(requests):
         engine.add(number, replace(request, gpu_frames=ALL_FRAMES))
