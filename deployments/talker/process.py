@@ -37,6 +37,7 @@ _LONGEST_IDLENESS_S = 1.25
 EXIT_CODE = 70
 _RECEIVE_BYTES = 1 << 20
 _REST_S = 0.005
+_MOST_UNSENT_BYTES = 1 << 26
 
 
 class Watchdog:
@@ -129,6 +130,7 @@ class EngineProcess:
         self.unpacker = channel.Unpacker()
         self.first_audio_marks = FirstAudioMarks()
         self._sending = threading.Lock()  # the watchdog sends too
+        self._unsent = bytearray()  # reports for which the socket had no room yet
 
     def run(self, model: str, config: TalkerConfig, *, makes_audio: bool = True) -> None:
         """Load the model, then serve until the socket closes."""
@@ -211,7 +213,7 @@ class EngineProcess:
         """
         messages: list[channel.Command | channel.Report] = []
         until_s = math.inf
-        while select.select([self.connection], [], [], timeout_s)[0]:
+        while self._await_data(timeout_s):
             data = self.connection.recv(_RECEIVE_BYTES)
             if not data:
                 raise ConnectionResetError("the replica has closed its end")
@@ -223,13 +225,35 @@ class EngineProcess:
                 break
         return [command for command in messages if isinstance(command, channel.Command)]
 
+    def _await_data(self, timeout_s: float | None) -> bool:
+        """Whether there is something to receive in time. Meanwhile what was not sent is sent."""
+        while True:
+            waiting = [self.connection] if self._unsent else []
+            readable, writable, _ = select.select([self.connection], waiting, [], timeout_s)
+            if writable:
+                with self._sending:
+                    self._flush()
+            if readable or not writable or timeout_s is not None:
+                return bool(readable)
+
     def _say_alive(self) -> None:
         with contextlib.suppress(ConnectionError):  # the engine's thread notices by itself
             self._send(channel.Alive())
 
     def _send(self, report: channel.Report) -> None:
+        """What the socket has no room for is sent later: the engine does not wait for a replica that is busy."""
         with self._sending:
-            self.connection.sendall(channel.encode(report))
+            self._unsent += channel.encode(report)
+            self._flush()
+
+    def _flush(self) -> None:
+        """Send what the socket takes at once, or all of it where the replica has not read for long."""
+        if len(self._unsent) > _MOST_UNSENT_BYTES:
+            self.connection.sendall(self._unsent)
+            self._unsent.clear()
+        with contextlib.suppress(BlockingIOError):
+            while self._unsent:
+                del self._unsent[: self.connection.send(self._unsent, socket.MSG_DONTWAIT)]
 
 
 def main(descriptor: int, model: str, config: str, makes_audio: str) -> None:

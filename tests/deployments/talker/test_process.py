@@ -1,6 +1,7 @@
 """The process's loop, driven over a socket pair from a thread of this process."""
 
 import re
+import select
 import shutil
 import socket
 import time
@@ -312,6 +313,37 @@ def test_an_error_of_the_device_ends_the_process(start: Start, monkeypatch: pyte
         monkeypatch.setattr(Engine, "step", broken_step)
         replica.send(channel.Submit(1, ask()))
         assert not any(isinstance(report, channel.Produced) for report in replica.reports)
+
+
+LARGE_REPORTS: list[channel.Command | channel.Report] = [channel.Loading(str(n) * 400_000) for n in range(4)]
+
+
+def test_a_report_waits_for_a_busy_replica_and_the_engine_does_not() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process, unpacker = EngineProcess(theirs), channel.Unpacker()
+        for report in LARGE_REPORTS:
+            process._send(report)  # type: ignore[arg-type]
+        came: list[channel.Command | channel.Report] = []
+        while len(came) < len(LARGE_REPORTS):
+            came += unpacker.feed(ours.recv(1 << 20))
+            assert process._await_data(0) is False
+        assert came == LARGE_REPORTS
+
+
+def test_an_engine_whose_replica_does_not_read_for_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.talker.process._MOST_UNSENT_BYTES", 1 << 19)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process, unpacker = EngineProcess(theirs), channel.Unpacker()
+        sending = Thread(target=lambda: [process._send(report) for report in LARGE_REPORTS])  # type: ignore[func-returns-value, arg-type]
+        sending.start()
+        came = list[channel.Command | channel.Report]()
+        while sending.is_alive():
+            if select.select([ours], [], [], 0.01)[0]:
+                came += unpacker.feed(ours.recv(1 << 12))
+        assert 0 < len(came) < len(LARGE_REPORTS)
+        assert came == LARGE_REPORTS[: len(came)]
 
 
 def test_a_large_command_is_read_to_its_end_but_not_waited_for() -> None:
