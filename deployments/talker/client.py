@@ -30,8 +30,9 @@ _STOP_TIMEOUT_S = 5.0
 _PEER_TIMEOUT_S = 1.5
 _LONGEST_PEER_TIMEOUT_S = 10.0  # for a process that has no processor to run on
 _WATCH_S = 0.25
-# Frames that a job's segment sends together: nobody waits for them, and each chunk takes time of this event loop.
-_BACKGROUND_FRAMES = 60
+# Frames that a job's segment sends together: nobody waits for them, and each chunk takes time of this event loop. Ray's
+# object store would take chunks above 100 kB, and that takes more of it.
+_BACKGROUND_FRAMES = 20
 
 Item = FrameChunk | Exception
 
@@ -164,7 +165,7 @@ class EngineClient:
 
     async def _connect(self) -> None:
         self._socket.setblocking(False)
-        reader, self._writer = await asyncio.open_unix_connection(sock=self._socket)
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=_RECEIVE_BYTES)
         self._reported_s = time.monotonic()
         self._reading = asyncio.create_task(self._read(reader, self._writer))
         self._watching = asyncio.create_task(self._watch(self._reading))
