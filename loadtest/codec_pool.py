@@ -18,6 +18,7 @@ from unittest import mock
 import numpy as np
 
 from deployments.codec.batch import Decoded, DecodeTask
+from deployments.codec.decoder_state import DecoderState
 from deployments.codec.plan import (
     MANY_WORKERS,
     MAX_BATCH_FRAMES,
@@ -33,7 +34,6 @@ from deployments.codec.pool.gate import DecodeGate
 from deployments.codec.pool.load import Capacity
 from deployments.codec.pool.service import Placement
 from deployments.codec.pool.stream import DecodingStart, StreamDecoder
-from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
 from deployments.listener import Listener
 from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk

@@ -33,7 +33,7 @@ PACKAGES = (*SERVING, "loadtest", "tools")
 EXPERIMENTS = "tools/experiments"
 DOCUMENTS = ("docs/**/*.md", "README.md", "CONTRIBUTING.md", "cluster/README.md")
 # The HTTP surface, the talker's replica and its engine, which the replica starts by name.
-PROCESSES = ("serve_app.ingress", "deployments.talker.deployment", "deployments.talker.process")
+PROCESSES = ("serve_app.ingress", "deployments.talker.deployment", "deployments.talker.process.engine_process")
 ARCHITECTURE, READ_FIRST, CROSSED = "docs/architecture.md", "## What to read first", "## One request, inline"
 ROOMS = "## What to leave for later"
 _ROOMS = re.compile(r"^\| (`.*?) \|.*?\| ([\d,]+) \| ([\d,]+) \|$", re.MULTILINE)  # rooms, lines, lines crossed
@@ -50,7 +50,7 @@ GENERATORS = (  # between the socket and the engine
     ("deployments/serving/failover.py", "with_failover"),
     ("deployments/serving/handles.py", "read_replica"),
     ("deployments/serving/replica.py", "Replica.stream"),
-    ("deployments/talker/client.py", "EngineClient.generate"),
+    ("deployments/talker/process/engine_client.py", "EngineClient.generate"),
 )
 SMALLEST, LARGEST = 60, 450
 # A folder's face, a command, what Serve is given, a dialect: small files that one other file names.

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from deployments.codec.decoder import CodecDecoder, to_pcm16
-from deployments.codec.state import DecoderState
+from deployments.codec.decoder_state import DecoderState
 from deployments.errors import CodecLost, EngineError
 from deployments.protocol import Codes
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deployments.codec.backends import choose_codec_backend
-from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
+from deployments.codec.codec_config import DecoderConfig, SpeechTokenizerConfig
+from deployments.codec.decoder_state import DecoderState
 from deployments.codec.plan import CALL_FRAMES, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, RECALL_SIZES, call_sizes, recall_sizes
-from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 
 # The error of a faster precision is so many dB below the signal: an error that low is inaudible.

@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from deployments.codec.config import EncoderConfig, SpeechTokenizerConfig
+from deployments.codec.codec_config import EncoderConfig, SpeechTokenizerConfig
 from deployments.codec.layers import LayerScale, rotary_tables, rotate
 from deployments.protocol import Codes
 from deployments.weights.checkpoint import load_strict, without_values

@@ -18,7 +18,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from deployments.codec.config import CONTEXT, PRE_CONV_TAPS, RESIDUAL_DILATIONS, DecoderConfig, SpeechTokenizerConfig
+from deployments.codec.codec_config import (
+    CONTEXT,
+    PRE_CONV_TAPS,
+    RESIDUAL_DILATIONS,
+    DecoderConfig,
+    SpeechTokenizerConfig,
+)
 from deployments.weights.checkpoint import read_strict
 
 _MIN_USAGE = 1e-5  # keeps a codebook entry that training never used finite

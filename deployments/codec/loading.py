@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from deployments.audio.recording_cache import ByRecording
-from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, WarmUpResult, choice, snr_db, warm_up
+from deployments.codec.decoder_state import DecoderState
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.plan import chosen_ramp, longest_call_s
-from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
 from deployments.errors import InvalidRequest
 from deployments.protocol import Codes, ModelKind, Reference

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deployments.codec.backends import choose_codec_backend
-from deployments.codec.config import MAX_CALL_FRAMES, DecoderConfig, SpeechTokenizerConfig
+from deployments.codec.codec_config import MAX_CALL_FRAMES, DecoderConfig, SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder, to_pcm16
-from deployments.codec.state import DecoderState
+from deployments.codec.decoder_state import DecoderState
 from deployments.errors import EngineError
 from deployments.protocol import Frame
 

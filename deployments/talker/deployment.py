@@ -15,7 +15,7 @@ from deployments.records import TalkerRecord
 from deployments.serving import metrics, ray_metrics, ray_private
 from deployments.serving.replica import Replica
 from deployments.serving.reports import Start, report_stage, start_key
-from deployments.talker.client import EngineClient
+from deployments.talker.process.engine_client import EngineClient
 
 
 class StartNotes:

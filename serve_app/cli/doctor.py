@@ -151,7 +151,7 @@ def _codec_workers() -> int:
 
 def _ask_fit(directory: Path, own: AppConfig, card: Card, *options: str) -> subprocess.CompletedProcess[str]:
     """Another process does the engine's arithmetic, because importing torch takes longer than all other checks."""
-    command = [sys.executable, "-m", "deployments.talker.fit", str(directory), str(card.total), str(card.free)]
+    command = [sys.executable, "-m", "deployments.talker.engine.fit", str(directory), str(card.total), str(card.free)]
     command += [own.talker.model_dump_json(), *options, *["--no-audio"] * (own.codec.placement == "pool")]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 

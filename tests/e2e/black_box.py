@@ -30,7 +30,7 @@ GONE_S = 10.0
 # In the command lines of its processes.
 GCS, RAYLET, HAPROXY = "gcs_server --log_dir", "raylet/raylet ", "bin/haproxy -db"
 TALKER, INGRESS, MANAGER = "ServeReplica:talkray:Talker", "ServeReplica:talkray:Ingress", "HAProxyManager"
-ENGINE = "deployments.talker.process"
+ENGINE = "deployments.talker.process.engine_process"
 _POLL_S = 0.05
 _BODY = {"model": "qwen3-tts", "input": "Hello.", "voice": "alloy", "response_format": "pcm", "max_new_tokens": 8}
 ENDLESS = {"ignore_eos": True, "max_new_tokens": 3000}

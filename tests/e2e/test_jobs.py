@@ -17,7 +17,7 @@ from tools.experiments.faults.polite import difference
 pytestmark = pytest.mark.anyio
 
 JOBS = "/v1/audio/jobs"
-ENGINE, REPLICA = "deployments.talker.process", "ServeReplica:talkray:Jobs"
+ENGINE, REPLICA = "deployments.talker.process.engine_process", "ServeReplica:talkray:Jobs"
 TEXTS = [f"This is sentence number {number}." for number in ("one", "two", "three", "four", "five", "six", "seven")]
 SPEECH = {"voice": "nora", "seed": 7, "language": "english"}
 

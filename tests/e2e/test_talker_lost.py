@@ -14,7 +14,7 @@ from tools.experiments.faults.polite import difference
 
 pytestmark = pytest.mark.anyio
 
-ENGINE = "deployments.talker.process"
+ENGINE = "deployments.talker.process.engine_process"
 UTTERANCE = body(ignore_eos=True, max_new_tokens=250, seed=7)
 
 

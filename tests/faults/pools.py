@@ -28,7 +28,7 @@ from tests.e2e.application import running
 from tests.e2e.processes import MARK, marked
 
 TALKER, CODEC = "Talker", "Codec"
-ENGINE = "deployments.talker.process"
+ENGINE = "deployments.talker.process.engine_process"
 _READY_S = 120.0
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.talker.model.config import ModelConfig
-from deployments.talker.tokenizer import TextTokenizer
+from deployments.talker.model.model_config import ModelConfig
+from deployments.talker.text.tokenizer import TextTokenizer
 from deployments.weights.store import embedded_path
 from serve_app.config import ApiSettings
 from serve_app.speech.characters import clean

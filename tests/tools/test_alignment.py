@@ -12,8 +12,8 @@ import torch
 
 from deployments.config import TalkerConfig
 from deployments.protocol import Codes, GenerateRequest, Reference, Sampling, SynthesisRequest
-from deployments.talker.engine import Engine
-from deployments.talker.loading import build_engine
+from deployments.talker.engine.engine import Engine
+from deployments.talker.engine.loading import build_engine
 from deployments.weights.description import OWN_FACTS
 from deployments.weights.store import locate
 from talkray_tools.alignment import find_head
@@ -61,7 +61,7 @@ def random(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture(autouse=True)
 def _without_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random weights end where they like."""
-    monkeypatch.setattr("deployments.talker.networks.MIN_NEW_TOKENS", 10**6)
+    monkeypatch.setattr("deployments.talker.networks.frame_networks.MIN_NEW_TOKENS", 10**6)
 
 
 def requests(name: str, texts: tuple[str, ...] = TEXTS, *, in_prompt: bool = False) -> list[GenerateRequest]:

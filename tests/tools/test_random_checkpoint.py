@@ -6,10 +6,10 @@ import torch
 from transformers import Qwen2Tokenizer
 
 from deployments.errors import CheckpointError
-from deployments.talker.model.config import ModelConfig
+from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
-from deployments.talker.tokenizer import TextTokenizer
+from deployments.talker.text.tokenizer import TextTokenizer
 from deployments.weights.checkpoint import read_shapes, read_tensors
 from deployments.weights.store import REPOSITORIES, missing_files
 from talkray_tools.byte_tokenizer import ADDED_TOKENS, write_tokenizer

@@ -1,6 +1,6 @@
 import torch
 
-from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.encoder import EncoderNetwork
 from talkray_tools.random_codec import randomize_codec
 from talkray_tools.unfolded_codec import DecoderNetwork

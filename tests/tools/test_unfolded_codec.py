@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from deployments.codec.backends.triton_slots import every_code
-from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.fold import tensor_shapes
 from talkray_tools.random_codec import randomize_decoder
 from talkray_tools.released import SHAPES

@@ -13,8 +13,8 @@ import torch
 from deployments.codec.decoder import PCM_SCALE
 from deployments.config import TalkerConfig
 from deployments.protocol import Reference, Sampling
-from deployments.talker.engine import Engine
-from deployments.talker.model.config import ModelConfig
+from deployments.talker.engine.engine import Engine
+from deployments.talker.model.model_config import ModelConfig
 from deployments.weights.description import described
 from talkray_tools import verify
 from talkray_tools.subject import Subject
@@ -79,7 +79,7 @@ def test_a_checkpoint_that_speaks_passes(
 def test_speech_that_never_ends_fails(
     tiny_checkpoint: Checkpoints, tmp_path: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.talker.networks.MIN_NEW_TOKENS", 10**6)
+    monkeypatch.setattr("deployments.talker.networks.frame_networks.MIN_NEW_TOKENS", 10**6)
     out = tmp_path / "out"
     model = str(tiny_checkpoint("VoiceDesign"))
     assert main([*SHORT, "--model", model, "--out", str(out)]) == 1
@@ -93,7 +93,9 @@ def test_speech_that_never_ends_fails(
 def test_a_head_that_follows_the_text_is_found_and_noted(
     tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.talker.networks.MIN_NEW_TOKENS", 10**6)  # random weights end where they like
+    monkeypatch.setattr(
+        "deployments.talker.networks.frame_networks.MIN_NEW_TOKENS", 10**6
+    )  # random weights end where they like
     model, recording, out = plant(tiny_checkpoint("Base"), tmp_path / "model"), tmp_path / "voice.wav", tmp_path / "out"
     soundfile.write(recording, np.random.RandomState(0).uniform(-0.1, 0.1, 24000), 24000)
     before = described(model, "planted", TalkerConfig(), on_gpu=True)

@@ -1,6 +1,6 @@
 """What the talker is trained on: each utterance's codes and token ids, laid out in the rows of real prompts.
 
-The layout is that of `deployments.talker.prompt`, of which this is the batched form: a row is a text id plus either an
+The layout is that of `PromptBuilder`, of which this is the batched form: a row is a text id plus either an
 id of the talker's codec vocabulary or a whole frame.
 """
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.talker.model.config import ModelConfig
-from deployments.talker.tokenizer import TextTokenizer
+from deployments.talker.model.model_config import ModelConfig
+from deployments.talker.text.tokenizer import TextTokenizer
 from tools.demo_voice.shape import PHONES_PER_FRAME
 from tools.demo_voice.tokenizer import cased
 

@@ -1,6 +1,6 @@
 """The demo voice's dimensions, which every step of the recipe shares."""
 
-from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.codec_config import SpeechTokenizerConfig
 from talkray_tools.released import SHAPES, Json, Shape, changed
 
 _RELEASED = SHAPES["1.7B-CustomVoice"]

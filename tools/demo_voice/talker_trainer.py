@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import IterableDataset, get_worker_info
 
-from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.layers import DecoderLayer, RMSNorm
+from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.talker import Talker
 from tools.demo_voice.dataset import END, NONE, Corpus, Sampler, TrainingBatch
 from tools.demo_voice.shape import NUM_PHONES, PHONES_PER_FRAME

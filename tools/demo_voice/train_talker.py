@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from deployments.talker.model.config import ModelConfig
-from deployments.talker.tokenizer import TextTokenizer
+from deployments.talker.model.model_config import ModelConfig
+from deployments.talker.text.tokenizer import TextTokenizer
 from talkray_tools.released import GENERATION, Json
 from tools.demo_voice.dataset import Corpus, RowLayout, Sampler, written_ways
 from tools.demo_voice.shape import PHONES_PER_FRAME, SHAPE

@@ -34,14 +34,15 @@ from deployments.protocol import (
 )
 from deployments.serving import failover, metrics
 from deployments.serving.frames import talker_audio
-from deployments.talker import audio_streams, scheduler
-from deployments.talker.audio_streams import AudioStreams
-from deployments.talker.kv_cache import BlockManager
-from deployments.talker.loading import _MAX_LEAD_S
-from deployments.talker.prompt import Prompt
-from deployments.talker.scheduler import Scheduler
-from deployments.talker.sequence import FrameLimit
-from deployments.talker.sequence import Sequence as Spoken
+from deployments.talker.audio import audio_streams
+from deployments.talker.audio.audio_streams import AudioStreams
+from deployments.talker.engine import scheduler
+from deployments.talker.engine.kv_cache import BlockManager
+from deployments.talker.engine.loading import _MAX_LEAD_S
+from deployments.talker.engine.scheduler import Scheduler
+from deployments.talker.engine.sequence import FrameLimit
+from deployments.talker.engine.sequence import Sequence as Spoken
+from deployments.talker.text.prompt import Prompt
 from loadtest.arrivals import (
     INSTRUCTION,
     LEAVES_S,

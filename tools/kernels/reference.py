@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from deployments.talker.attention import Context, attend_rows
 from deployments.talker.kernels.matmul import Product
 from deployments.talker.kernels.qkv import HeadNorms, Heads
 from deployments.talker.kernels.sampler import FirstCodeRules
 from deployments.talker.model.layers import rotate
-from deployments.talker.sampling import BatchSampler, Draw, penalise_repetition
+from deployments.talker.runner.attention import Context, attend_rows
+from deployments.talker.runner.sampling import BatchSampler, Draw, penalise_repetition
 
 
 def reference_matmul(x: Tensor, weight: Tensor, product: Product, *, bias: Tensor | None = None,

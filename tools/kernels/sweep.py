@@ -31,7 +31,7 @@ from deployments.talker.kernels.matmul import (
     measure_squares,
 )
 from deployments.talker.kernels.measured_tiles import MEASURED
-from deployments.talker.model.config import ModelConfig, TransformerConfig
+from deployments.talker.model.model_config import ModelConfig, TransformerConfig
 from talkray_tools.released import SHAPES
 from tools.kernels.reference import reference_matmul
 

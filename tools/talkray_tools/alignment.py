@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from deployments.protocol import Codes, GenerateRequest, Progress
-from deployments.talker.engine import Engine
-from deployments.talker.prefill import PrefillInputs, SequencePart
-from deployments.talker.prompt import MAX_PASS_POSITIONS
-from deployments.talker.text_progress import ATTENTIVE
+from deployments.talker.engine.engine import Engine
+from deployments.talker.runner.prefill import PrefillInputs, SequencePart
+from deployments.talker.text.prompt import MAX_PASS_POSITIONS
+from deployments.talker.text.text_progress import ATTENTIVE
 from deployments.weights.description import OWN_FACTS
 
 # From one frame to the next a head that follows speech goes back or on by so many tokens at most.

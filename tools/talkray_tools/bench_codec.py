@@ -22,13 +22,13 @@ from torch import Tensor
 
 from deployments.codec.backends.torch import TorchBackend
 from deployments.codec.backends.triton_slots import PRECISIONS, Precision, TritonSlots, fitting_slots
-from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder, snr_db, to_pcm16
 from deployments.codec.fold import FoldedDecoder, fold, map_tensors
 from deployments.codec.plan import GPU_RAMP
 from deployments.codec.slots import Pcm
 from deployments.errors import EngineError
-from deployments.talker.loading import prepare_nothing
+from deployments.talker.engine.loading import prepare_nothing
 from talkray_tools.arguments import checkpoint
 from talkray_tools.random_codec import Stress, randomize_decoder
 from talkray_tools.released import SHAPES

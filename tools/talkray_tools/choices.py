@@ -17,8 +17,8 @@ from torch import Tensor
 
 from deployments.codec.encoder import Codebook, CodecEncoder
 from deployments.protocol import Codes, Frame, GenerateRequest, Progress
-from deployments.talker.engine import Engine
-from deployments.talker.sampling import BatchSampler, Draw, NoiseSource
+from deployments.talker.engine.engine import Engine
+from deployments.talker.runner.sampling import BatchSampler, Draw, NoiseSource
 
 
 @dataclass(frozen=True, slots=True)

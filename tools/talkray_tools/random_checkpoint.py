@@ -26,10 +26,10 @@ import typer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.encoder import EncoderNetwork
 from deployments.errors import CheckpointError
-from deployments.talker.model.config import ModelConfig
+from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
 from talkray_tools.arguments import run_command

@@ -24,8 +24,8 @@ from deployments.protocol import (
     Sampling,
     SynthesisRequest,
 )
-from deployments.talker.engine import Engine
-from deployments.talker.loading import StartClock, load_engine, throttled
+from deployments.talker.engine.engine import Engine
+from deployments.talker.engine.loading import StartClock, load_engine, throttled
 
 logger = logging.getLogger(__name__)
 

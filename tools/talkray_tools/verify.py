@@ -33,7 +33,7 @@ import typer
 from numpy.typing import NDArray
 
 from deployments.audio.speech_detection import EndingGuard, first_sound
-from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, PCM_SCALE, snr_db
 from deployments.config import TalkerConfig
 from deployments.errors import TalkrayError
@@ -46,8 +46,8 @@ from deployments.protocol import (
     Sampling,
     SynthesisRequest,
 )
-from deployments.talker.engine import Engine
-from deployments.talker.loading import build_engine, throttled
+from deployments.talker.engine.engine import Engine
+from deployments.talker.engine.loading import build_engine, throttled
 from deployments.weights.store import locate
 from talkray_tools.alignment import find_head, write_head
 from talkray_tools.arguments import run_command

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.cuda import get_device_capability, is_available  # `torch` becomes a module of this package
 
-from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.gpu.card import AMPERE
 
 if TYPE_CHECKING:  # these import this module, and a backend is imported where it is chosen

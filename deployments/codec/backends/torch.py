@@ -26,10 +26,10 @@ from deployments.codec.backends import cpu
 from deployments.codec.backends.cpu import Convolution, ExactConvolution, New, RecordedCalls, add, normed
 from deployments.codec.backends.products import MANY_CHANNELS, ProductToOneChannel, gather, packed, scratch
 from deployments.codec.decoder import Backend
+from deployments.codec.decoder_state import DecoderState
 from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake, with_frequency
 from deployments.codec.forward import ForwardPass, Signal, last_samples, latents, waveform
 from deployments.codec.layers import rotary_tables, rotate
-from deployments.codec.state import DecoderState
 
 _LAYER_NORM_EPS = 1e-6
 _POSITIONS = 2048  # frames whose angles are known before there are more

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from deployments.codec.backends import triton_kernels
-from deployments.codec.config import DecoderConfig
+from deployments.codec.codec_config import DecoderConfig
 from deployments.codec.decoder import PCM_SCALE
+from deployments.codec.decoder_state import DecoderState
 from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake, map_tensors
 from deployments.codec.forward import ForwardPass, Signal, latents, waveform
-from deployments.codec.state import DecoderState
 from deployments.gpu.launch import launches_early, shared_bytes
 
 _MIN_DOT = 16

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from deployments.codec.backends.torch import TorchBackend
-from deployments.codec.config import MAX_CALL_FRAMES, MAX_FRAMES, DecoderConfig, call_frames
+from deployments.codec.codec_config import MAX_CALL_FRAMES, MAX_FRAMES, DecoderConfig, call_frames
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, choice, snr_db, to_pcm16
+from deployments.codec.decoder_state import DecoderState
 from deployments.codec.fold import FoldedDecoder
 from deployments.codec.plan import GPU_RAMP, call_sizes, parts
 from deployments.codec.slots import CODE_RING, DecodeCall, Pcm, Prepare, SlotDecoder
-from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 from deployments.gpu.graphs import Graphs, Staging, buckets
 

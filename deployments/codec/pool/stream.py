@@ -12,8 +12,8 @@ import numpy as np
 
 from deployments.audio.speech_detection import EndingGuard, LeadingSilence
 from deployments.codec.batch import Decoded, DecodeTask
+from deployments.codec.decoder_state import DecoderState
 from deployments.codec.plan import ChunkPlan
-from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 from deployments.listener import Listener
 from deployments.protocol import Codes, FrameChunk, PcmChunk

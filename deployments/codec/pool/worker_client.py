@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder import CodecDecoder, WarmUpResult
+from deployments.codec.decoder_state import DecoderState, SharedStates, Slot
 from deployments.codec.pool.workers import CHECK_S, LONGEST_IDLENESS_S
-from deployments.codec.state import DecoderState, SharedStates, Slot
 from deployments.errors import CodecLost, EngineError
 from deployments.protocol import Codes
 from deployments.serving.starvation import ThreadWork

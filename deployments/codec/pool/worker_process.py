@@ -19,8 +19,8 @@ import torch
 
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder, warm_up
+from deployments.codec.decoder_state import DecoderState, SharedStates
 from deployments.codec.pool.worker_client import DecoderChoice, SharedOutcome, SharedOutcomes, SharedTask
-from deployments.codec.state import DecoderState, SharedStates
 from deployments.serving.collector import leave_loaded_alone
 
 

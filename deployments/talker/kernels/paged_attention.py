@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from deployments.gpu.launch import wait_for_predecessor
-from deployments.talker.attention import Context
 from deployments.talker.kernels.qkv import HeadNorms, Heads, new_position, rotated
+from deployments.talker.runner.attention import Context
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import triton.language as tl
 from torch import Tensor
 
 from deployments.gpu.launch import wait_for_predecessor
-from deployments.talker.attention import Context
 from deployments.talker.kernels.qkv import HeadNorms, Heads, rotated
-from deployments.talker.state import BatchState, Columns
+from deployments.talker.runner.attention import Context
+from deployments.talker.runner.batch_state import BatchState, Columns
 
 _TEXT_START, _NUM_TEXT = tl.constexpr(Columns.TEXT_START), tl.constexpr(Columns.NUM_TEXT)
 _TILE = 64  # positions of a context that one iteration covers

@@ -1,6 +1,6 @@
 """From logits to a code and its embedding, one program per row.
 
-The code equals the one of `deployments.talker.sampling`: the same filters in the same order, the same noise bits. Top-k
+The code equals the one of `BatchSampler`: the same filters in the same order, the same noise bits. Top-k
 and top-p are thresholds found by bisecting the logits' bits, so nothing is sorted. Where several candidates equal the
 one at the border of top-p, all stay: a sort keeps an arbitrary part of them.
 """
@@ -15,7 +15,7 @@ from triton.language.random import philox_impl
 
 from deployments.gpu.launch import wait_for_predecessor
 from deployments.talker.kernels.matmul import Activations
-from deployments.talker.sampling import OPTION_COLUMNS, BatchSampler, Draw
+from deployments.talker.runner.sampling import OPTION_COLUMNS, BatchSampler, Draw
 
 _DO_SAMPLE, _TEMPERATURE = tl.constexpr(OPTION_COLUMNS["do_sample"]), tl.constexpr(OPTION_COLUMNS["temperature"])
 _TOP_K, _TOP_P = tl.constexpr(OPTION_COLUMNS["top_k"]), tl.constexpr(OPTION_COLUMNS["top_p"])

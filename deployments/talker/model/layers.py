@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from deployments.talker.model.config import TransformerConfig
+from deployments.talker.model.model_config import TransformerConfig
 
 # Stores the rows' keys and values [rows, kv_heads, head_dim] of a layer (its number comes first) and returns the
 # attention of their queries, [rows, heads, head_dim] as these.

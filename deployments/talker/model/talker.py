@@ -5,8 +5,8 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-from deployments.talker.model.config import ModelConfig
 from deployments.talker.model.layers import Attend, DecoderStack, RotaryTable
+from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.predictor import CodePredictor
 
 _NUM_SUPPRESSED = 1024  # ids at the end of the vocabulary that are never sampled, end of speech apart

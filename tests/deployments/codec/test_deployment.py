@@ -12,8 +12,8 @@ import pytest
 from ray import serve
 
 from deployments.codec.batch import Decoded, DecodeTask
+from deployments.codec.decoder_state import DecoderState
 from deployments.codec.deployment import CodecReplica
-from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
 from deployments.serving import ray_private
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from deployments.codec.backends.torch import TorchBackend
 from deployments.codec.batch import DecodeTask, decode_batch
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
-from deployments.codec.state import DecoderState
+from deployments.codec.decoder_state import DecoderState
 from deployments.errors import EngineError
 
 SIZES = (1, 4, 8, 12, 15)

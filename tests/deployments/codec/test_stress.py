@@ -10,12 +10,12 @@ import torch
 from deployments.codec import loading
 from deployments.codec.backends.torch import TorchBackend
 from deployments.codec.backends.triton_slots import PRECISIONS, Precision, TritonSlots, every_code, fitting_slots
-from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
 from deployments.codec.fold import fold
 from deployments.codec.plan import GPU_RAMP
 from deployments.config import CodecConfig
-from deployments.talker.loading import prepare_nothing
+from deployments.talker.engine.loading import prepare_nothing
 from talkray_tools.random_codec import Stress, randomize_decoder
 from talkray_tools.released import SHAPES
 from talkray_tools.unfolded_codec import DecoderNetwork

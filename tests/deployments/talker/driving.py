@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from deployments.protocol import Codes, FinishReason, FrameChunk, GenerateRequest, Progress, Sampling, SynthesisRequest
-from deployments.talker.engine import Engine
+from deployments.talker.engine.engine import Engine
 
 GREEDY = Sampling(do_sample=False, subtalker_dosample=False, repetition_penalty=1.0)
 

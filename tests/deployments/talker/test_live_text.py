@@ -13,12 +13,12 @@ import pytest
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import Codes, FinishReason, FrameChunk, GenerateRequest, Mailbox, Reference
-from deployments.talker.engine import Engine
-from deployments.talker.loading import build_engine
-from deployments.talker.tokenizer import LiveTokens, TextTokenizer
+from deployments.talker.engine.engine import Engine
+from deployments.talker.engine.loading import build_engine
+from deployments.talker.text.tokenizer import LiveTokens, TextTokenizer
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import Spoken, ask, resumed, speak
-from tests.deployments.talker.test_engine import push_end_of_speech
+from tests.deployments.talker.engine.test_engine import push_end_of_speech
 
 TEXT = "It's e\u0301crit, na 語🙂:\n\n  12  in... Isn't"
 MAILBOX = Mailbox("127.0.0.1", 1, "token")

@@ -13,7 +13,7 @@ from httpx import ASGITransport, AsyncClient
 from deployments.errors import InvalidRequest
 from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.frames import talker_audio
-from deployments.talker.engine import Engine
+from deployments.talker.engine.engine import Engine
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes.wish import Wish
 from serve_app.config import ApiSettings, RecordSettings, VoiceSettings

@@ -13,12 +13,12 @@ import torch
 from deployments.codec.decoder import MIN_SNR_DB, snr_db, to_pcm16
 from deployments.config import TalkerConfig
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, GenerateRequest, Sampling
-from deployments.talker.engine import Engine
-from deployments.talker.kv_cache import KVCache
-from deployments.talker.loading import build_engine, warm_up
-from deployments.talker.model.config import ModelConfig
-from deployments.talker.runner import ModelRunner
-from deployments.talker.sequence import FrameLimit, Sequence
+from deployments.talker.engine.engine import Engine
+from deployments.talker.engine.kv_cache import KVCache
+from deployments.talker.engine.loading import build_engine, warm_up
+from deployments.talker.engine.sequence import FrameLimit, Sequence
+from deployments.talker.model.model_config import ModelConfig
+from deployments.talker.runner.model_runner import ModelRunner
 from talkray_tools.choices import Tolerance, divergences, near_ties
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.random_codec import Stress
@@ -340,7 +340,7 @@ def test_prompts_that_share_a_pass_do_not_see_each_other(
 @needs_gpu
 def test_programmatic_launch_changes_no_bit(place: Place, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand steps with it and without it, while delays and other work come between at random."""
-    from deployments.talker import fused_networks
+    from deployments.talker.networks import fused_networks
 
     with_it = load(checkpoint, place, streams=8)
     assert with_it.runner.networks.pdl  # type: ignore[attr-defined]

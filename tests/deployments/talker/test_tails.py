@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from deployments.protocol import GenerateRequest, Reference, Tail
-from deployments.talker.engine import Engine
-from deployments.talker.loading import build_engine
-from deployments.talker.prompt import MAX_PASS_POSITIONS
+from deployments.talker.engine.engine import Engine
+from deployments.talker.engine.loading import build_engine
+from deployments.talker.text.prompt import MAX_PASS_POSITIONS
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import ask, resumed, speak
 from tests.deployments.talker.test_live_text import live, run_dry, write

@@ -15,7 +15,7 @@ import pytest
 
 from deployments.config import CodecConfig, TalkerConfig
 from deployments.errors import StartError
-from deployments.talker.fit import main as fit_main
+from deployments.talker.engine.fit import main as fit_main
 from deployments.weights.store import embedded_path
 from serve_app.cli import doctor
 from serve_app.cli.doctor import Finding, examine, for_this_card, predict_memory

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from deployments.talker.model.config import ModelConfig
-from deployments.talker.tokenizer import TextTokenizer
+from deployments.talker.model.model_config import ModelConfig
+from deployments.talker.text.tokenizer import TextTokenizer
 from tools.demo_voice.dataset import NONE, Corpus, RowLayout, TrainingSample, Utterance
 from tools.demo_voice.talker_trainer import DeviceBatch, Losses, TalkerRecipe, Trainer, batch_tensors
 from tools.demo_voice.teacher_forcing import Guide, Places

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.talker.model.config import ControlTokens
-from deployments.talker.tokenizer import TextTokenizer
+from deployments.talker.model.model_config import ControlTokens
+from deployments.talker.text.tokenizer import TextTokenizer
 from tools.demo_voice.dataset import written_ways
 from tools.demo_voice.shape import SHAPE
 from tools.demo_voice.tokenizer import train_tokenizer

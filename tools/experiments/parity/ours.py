@@ -14,10 +14,10 @@ from torch import Tensor
 from deployments.codec.decoder import CodecDecoder
 from deployments.config import TalkerConfig
 from deployments.protocol import Codes, GenerateRequest, Reference, Sampling, SynthesisRequest
-from deployments.talker.intake import complete
-from deployments.talker.loading import build_engine
-from deployments.talker.model.config import ModelConfig
-from deployments.talker.sampling import Draw
+from deployments.talker.engine.loading import build_engine
+from deployments.talker.model.model_config import ModelConfig
+from deployments.talker.runner.sampling import Draw
+from deployments.talker.text.intake import complete
 from deployments.weights.checkpoint import read_tensors
 from talkray_tools.choices import Divergence, divergences, run
 from talkray_tools.random_checkpoint import Options, write_checkpoint

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from deployments.codec.encoder import CodecEncoder
 from deployments.protocol import ClonePrompt, GenerateRequest, SynthesisRequest
-from deployments.talker.engine import Engine
+from deployments.talker.engine.engine import Engine
 from serve_app.audio.reference_doctor import PREPARATIONS
 from serve_app.config import VoiceSettings
 from serve_app.voices.library import Details, SentRecording, Voices

@@ -14,12 +14,12 @@ from deployments.codec.backends import choose_codec_backend
 from deployments.codec.backends.cpu import MATRIX_UNITS
 from deployments.codec.backends.torch import TorchBackend
 from deployments.codec.backends.triton_slots import PRECISIONS, Precision, TritonSlots
-from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
+from deployments.codec.decoder_state import DecoderState
 from deployments.codec.fold import FoldedDecoder, fold
 from deployments.codec.plan import GPU_RAMP
 from deployments.codec.slots import PlainSlots, SlotDecoder
-from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 from talkray_tools.random_codec import randomize_decoder
 from talkray_tools.unfolded_codec import DecoderNetwork

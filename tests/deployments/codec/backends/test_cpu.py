@@ -11,7 +11,7 @@ from torch.nn.functional import conv1d, gelu, layer_norm, silu
 from deployments.codec.backends import cpu, products
 from deployments.codec.backends import torch as torch_backend
 from deployments.codec.backends.torch import TorchBackend
-from deployments.codec.config import SpeechTokenizerConfig
+from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
 from deployments.codec.fold import ConvNeXt, Linear, Snake, fold
 from deployments.weights.store import locate

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from deployments.codec.backends.triton_slots import BATCHES
-from deployments.codec.config import DecoderConfig, SpeechTokenizerConfig
+from deployments.codec.codec_config import DecoderConfig, SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, snr_db, to_pcm16
 from deployments.codec.fold import fold
 from deployments.gpu.graphs import buckets

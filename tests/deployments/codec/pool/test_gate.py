@@ -13,9 +13,9 @@ import uvloop
 
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder
+from deployments.codec.decoder_state import DecoderState
 from deployments.codec.pool import gate as module
 from deployments.codec.pool.gate import DecodeGate
-from deployments.codec.state import DecoderState
 from deployments.errors import EngineError
 
 pytestmark = pytest.mark.anyio

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from deployments.audio.recording_cache import VOICE_BYTES
 from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder import CodecDecoder, WarmUpResult, to_pcm16
+from deployments.codec.decoder_state import DecoderState
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.loading import Codec, load_codec
 from deployments.codec.pool.service import CodecService
-from deployments.codec.state import DecoderState
 from deployments.config import CodecConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded
 from deployments.protocol import (

@@ -12,9 +12,9 @@ import torch
 from deployments.audio.speech_detection import EndingGuard, LeadingSilence
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder, to_pcm16
+from deployments.codec.decoder_state import DecoderState
 from deployments.codec.plan import ChunkPlan
 from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
-from deployments.codec.state import DecoderState
 from deployments.errors import EngineError, TalkerLost
 from deployments.protocol import Codes, FinishReason, FrameChunk, PcmChunk
 

@@ -16,8 +16,8 @@ import torch
 
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder
+from deployments.codec.decoder_state import DecoderState, SharedStates
 from deployments.codec.pool.worker_client import DecoderChoice, WorkerProcesses
-from deployments.codec.state import DecoderState, SharedStates
 from deployments.errors import CodecLost, EngineError
 
 COUNT = 2
@@ -130,7 +130,7 @@ def test_slots_are_free_once_nobody_holds_their_states(decoder: CodecDecoder) ->
 
 
 def test_memory_of_states_ends(decoder: CodecDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.codec.state._SLOTS", 1)
+    monkeypatch.setattr("deployments.codec.decoder_state._SLOTS", 1)
     descriptor = os.memfd_create("states")
     states = SharedStates(decoder.initial_state(), descriptor)
     os.close(descriptor)

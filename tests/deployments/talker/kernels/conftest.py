@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deployments.talker.model.config import ModelConfig
+from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.talker import Talker
 from talkray_tools.released import SHAPES
 from tests.deployments.interpreter import INTERPRETED

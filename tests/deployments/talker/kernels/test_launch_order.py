@@ -18,10 +18,10 @@ pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 from triton.runtime import interpreter
 
 from deployments.gpu import launch
-from deployments.talker.fused_networks import FusedNetworks
 from deployments.talker.kernels import matmul
 from deployments.talker.kernels.matmul import Product, like_rows
 from deployments.talker.model.talker import Talker
+from deployments.talker.networks.fused_networks import FusedNetworks
 from tests.deployments.interpreter import INTERPRETED
 from tests.deployments.talker.kernels.test_fused_networks import frames, runner
 from tests.deployments.talker.kernels.test_matmul import DOT

@@ -8,14 +8,14 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
-from deployments.talker.attention import Context, attend_rows
+from deployments.talker.engine.kv_cache import KVCache
 from deployments.talker.kernels.paged_attention import choose_attention
-from deployments.talker.kernels.predictor import FusedPredictor
-from deployments.talker.kernels.stack import FrameCache, FusedStack
-from deployments.talker.kv_cache import KVCache
 from deployments.talker.model.predictor import FrameAttention
 from deployments.talker.model.talker import Talker
-from deployments.talker.sampling import BatchSampler, Draw, FilterOptions
+from deployments.talker.networks.fused_predictor import FusedPredictor
+from deployments.talker.networks.fused_stack import FrameCache, FusedStack
+from deployments.talker.runner.attention import Context, attend_rows
+from deployments.talker.runner.sampling import BatchSampler, Draw, FilterOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 BLOCK_SIZE, LENGTHS = 16, [1, 40, 77]

@@ -1,0 +1,1 @@
+"""Samples made beside the talker: which codes the codec decodes in one call."""

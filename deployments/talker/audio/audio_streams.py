@@ -1,0 +1,290 @@
+"""Streams whose audio is made beside the talker, on its device: their first frames or all of them.
+
+Frames go in as they are made, PCM comes out as it is ready; the engine says nothing about slots, batches or graphs.
+`choose_call` chooses the calls. `DecodeGate` chooses those of the codec pool, by rules of its own.
+"""
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deployments.audio.recording_cache import Forgotten
+from deployments.audio.speech_detection import first_sound
+from deployments.codec.decoder_state import DecoderState
+from deployments.codec.slots import DecodeCall, Pcm, SlotDecoder
+from deployments.errors import EngineError, Overloaded
+from deployments.protocol import Codes
+from deployments.talker.audio.audio_stream import MAX_WAITING, AudioStream
+from deployments.talker.audio.codec_pacing import choose_call
+
+SLOTS_PER_RECORDING = 4  # states kept of recordings take a quarter of the memory of streams
+_MAX_CALLS = 2  # one runs and one waits, so that later frames make a larger call
+_WRITTEN_AT_ONCE = MAX_WAITING // 2  # frames that exist when a stream opens
+_LOOK_S = 0.001  # how often to look for a call that only the passing of time makes due
+
+
+@dataclass(frozen=True, slots=True)
+class _RunningCall:
+    decode_call: DecodeCall
+    streams: list[AudioStream]
+    audible: list[bool]
+    frames: int
+
+
+class AudioStreams:
+    """Streams that want audio from the talker's device. All methods belong to the engine's thread."""
+
+    def __init__(self, load: Callable[[], SlotDecoder], *, frame_s: float, precision: str = "float32") -> None:
+        """`load` is called when the first stream asks for audio: a talker on a CPU is asked in trials only.
+
+        `precision` is that of the decoder.
+        """
+        self.precision = precision
+        self._load, self._frame_s = load, frame_s
+        self._streams: dict[int, AudioStream] = {}
+        self._calls: list[_RunningCall] = []  # oldest first
+        self._next_look_s = -math.inf
+        self._pcm: list[tuple[int, bytes, int]] = []  # sequence id, samples, and the stream's frames up to there
+        self._failed: dict[int, EngineError] = {}
+        # Decoder states after recordings, by the recordings' keys and codes. The last used one is the last.
+        self._recordings: OrderedDict[bytes, DecoderState] = OrderedDict()
+        self._forgotten = Forgotten()
+
+    @cached_property
+    def _decoder(self) -> SlotDecoder:
+        return self._load()
+
+    @cached_property
+    def _free(self) -> list[int]:
+        return list(reversed(range(self._decoder.num_slots)))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call runs and none can be made."""
+        waiting = any(stream.num_waiting for stream in self._streams.values())
+        return not (self._calls or self._pcm or self._failed or waiting)
+
+    @property
+    def has_audio(self) -> bool:
+        return bool(self._pcm or self._failed) or bool(self._calls and self._calls[0].decode_call.done)
+
+    @property
+    def repaired(self) -> int:
+        return self._decoder.repaired if "_decoder" in vars(self) else 0
+
+    def open(
+        self,
+        sequence_id: int,
+        prefix: Codes | None,
+        *,
+        delivered_frames: int | None = None,
+        frames: int,
+        recording: Codes | None = None,
+        key: bytes = b"",
+        background: bool = False,
+    ) -> None:
+        """Decode `frames` frames of a stream that follow the first `delivered_frames` of `prefix` [frames, groups].
+
+        `delivered_frames` is by default all of `prefix`. These frames are recalled, after the codes of a recording from
+        which speech goes on; `key` is the recording's. Raises Overloaded if every slot is taken. A `background`
+        stream is refused as soon as half of the slots are taken. A stream that has ended in the talker keeps its slot
+        until its audio is complete.
+        """
+        if frames <= 0:
+            return
+        while not self._free and self._calls:
+            self._collect_call(self._calls.pop(0))
+        if not self._free or (background and 2 * len(self._free) <= self._decoder.num_slots):
+            most = len(self._streams)
+            raise Overloaded(
+                f"The GPU makes the audio of as many streams as it can ({most}); more replicas raise the limit."
+            )
+        slot = self._free.pop()
+        known = np.zeros((0, 0), np.int16) if prefix is None else prefix
+        delivered = num_delivered = len(known) if delivered_frames is None else delivered_frames
+        begins_with = b""
+        if recording is not None:
+            begins_with = b"" if delivered else key + recording.tobytes()
+            known = recording if prefix is None else np.concatenate([recording, prefix])
+            delivered += len(recording)
+        recalled = min(delivered, self._decoder.reach)
+        known = known[delivered - recalled :]
+        stream = AudioStream(
+            sequence_id=sequence_id,
+            slot=slot,
+            num_recalled=recalled,
+            num_wanted=recalled + frames,
+            opened_s=time.monotonic(),
+            frame_s=self._frame_s,
+            is_background=background,
+            num_delivered=num_delivered,
+            begins_with=begins_with,
+        )
+        state = self._recordings.get(begins_with)
+        if state is not None:
+            self._recordings.move_to_end(begins_with)
+            stream.skip_recording()
+        self._decoder.begin(slot, state)
+        self._streams[sequence_id] = stream
+        self._write(stream, known[: stream.num_wanted])
+        self._dispatch()
+
+    def add_frames(self, sequence_ids: list[int], codes: Tensor) -> None:
+        """The next frame of each stream: codes [streams, groups], on any device, perhaps not computed yet."""
+        rows = [row for row, sequence_id in enumerate(sequence_ids) if self._wants(sequence_id)]
+        if not rows:
+            return
+        streams = [self._streams[sequence_ids[row]] for row in rows]
+        wanted = codes if len(rows) == len(sequence_ids) else codes[rows]
+        self._decoder.write([stream.slot for stream in streams], [stream.num_written for stream in streams], wanted)
+        for stream in streams:
+            stream.write(1)
+        self._dispatch()
+        while any(stream.num_waiting >= MAX_WAITING for stream in streams):  # the slot holds no more
+            self._collect_call(self._calls.pop(0))
+            self._dispatch()
+
+    def prioritise_newest_call(self) -> None:
+        """Let the next work on the talker's device wait for the call that was just made, if it is the only one."""
+        if len(self._calls) == 1:
+            self._decoder.barrier()
+
+    def finish(self, sequence_id: int) -> bool:
+        """No more frames are added. Returns whether there is audio that was not taken yet."""
+        stream = self._streams.get(sequence_id)
+        if stream is not None:
+            stream.finish()
+            self._close_if_over(stream)
+            self._dispatch()
+        return self.is_pending(sequence_id)
+
+    def close(self, sequence_id: int) -> None:
+        self._failed.pop(sequence_id, None)
+        stream = self._streams.pop(sequence_id, None)
+        if stream is not None:
+            self._free.append(stream.slot)  # calls run in order: its call under way ends before its next stream
+
+    def is_pending(self, sequence_id: int) -> bool:
+        """Whether there is, or will be, audio that was not taken yet."""
+        stream = self._streams.get(sequence_id)
+        is_decoded = any(other == sequence_id for other, *_ in self._pcm) or sequence_id in self._failed
+        return is_decoded or (stream is not None and stream.num_decoded < stream.num_written)
+
+    def take(self, num_known: Callable[[int], float] = lambda sequence_id: math.inf) -> list[tuple[int, bytes]]:
+        """Audio that is ready: s16le samples by sequence id, each stream's in order and without gaps.
+
+        `num_known`: of how many frames of a sequence the host has the codes. Audio of later ones stays, because a
+        device may have made it before the host has looked for the codes.
+        """
+        while self._calls and self._calls[0].decode_call.done:
+            self._collect_call(self._calls.pop(0))
+            self._next_look_s = -math.inf
+        if time.monotonic() >= self._next_look_s:
+            self._dispatch()
+        made, self._pcm = self._pcm, []
+        ready = []
+        for sequence_id, pcm, end in made:
+            if end <= num_known(sequence_id):
+                ready.append((sequence_id, pcm))
+            else:
+                self._pcm.append((sequence_id, pcm, end))
+        return ready
+
+    def take_failures(self) -> list[tuple[int, EngineError]]:
+        """Streams whose audio cannot be made; they are closed."""
+        failed, self._failed = list(self._failed.items()), {}
+        return failed
+
+    def check_integrity(self) -> None:
+        """Assert that every slot is held exactly once, by the free list or by one stream."""
+        if "_free" not in vars(self):
+            return  # no stream has asked for audio yet
+        slots = sorted([*self._free, *(stream.slot for stream in self._streams.values())])
+        assert slots == list(range(self._decoder.num_slots)), f"slots lost or held twice: {slots}"
+
+    def _write(self, stream: AudioStream, codes: Codes) -> None:
+        """Frames that exist when a stream opens; there may be more than a slot holds."""
+        for start in range(0, len(codes), _WRITTEN_AT_ONCE):
+            part = codes[start : start + _WRITTEN_AT_ONCE]
+            while stream.num_waiting + len(part) > MAX_WAITING:
+                self._dispatch()
+                self._collect_call(self._calls.pop(0))
+            self._decoder.write([stream.slot] * len(part), range(start, start + len(part)), torch.from_numpy(part))
+            stream.write(len(part))
+
+    def _wants(self, sequence_id: int) -> bool:
+        stream = self._streams.get(sequence_id)
+        return stream is not None and stream.num_written < stream.num_wanted
+
+    def _dispatch(self) -> None:
+        while len(self._calls) < _MAX_CALLS and (call := self._launch_next()) is not None:
+            self._calls.append(call)
+        self._next_look_s = time.monotonic() + _LOOK_S
+
+    def _launch_next(self) -> _RunningCall | None:
+        if not self._streams:
+            return None  # and no decoder is loaded for nobody
+        streams, largest = self._streams.values(), self._decoder.largest_batch
+        chosen = choose_call(streams, time.monotonic(), is_busy=bool(self._calls), largest_batch=largest)
+        return None if chosen is None else self._launch_call(chosen.streams, chosen.frames)
+
+    def _launch_call(self, streams: list[AudioStream], frames: int) -> _RunningCall:
+        audible = [not stream.is_recalling for stream in streams]
+        decode_call = self._decoder.decode([stream.slot for stream in streams], frames)
+        for stream, was_audible in zip(streams, audible, strict=True):
+            stream.call(frames)
+            if not was_audible and not stream.is_recalling and stream.begins_with:
+                self._keep(stream)
+        return _RunningCall(decode_call, streams, audible, frames)
+
+    def _keep(self, stream: AudioStream) -> None:
+        """Keep the decoder's state after a stream's recording, in place of the least recently used one."""
+        if stream.begins_with in self._forgotten:
+            return
+        self._recordings[stream.begins_with] = self._decoder.state(stream.slot)
+        if len(self._recordings) > max(1, self._decoder.num_slots // SLOTS_PER_RECORDING):
+            self._recordings.popitem(last=False)
+
+    def forget(self, voices: tuple[bytes, ...]) -> int:
+        """Drop what is kept of these voices. Returns how many results there were."""
+        self._forgotten.add(voices)
+        over = [key for key in self._recordings if key in self._forgotten]
+        for key in over:
+            del self._recordings[key]
+        return len(over)
+
+    def _collect_call(self, call: _RunningCall) -> None:
+        for stream, audible, pcm in zip(call.streams, call.audible, call.decode_call.result(), strict=True):
+            if self._streams.get(stream.sequence_id) is not stream:
+                continue  # closed meanwhile
+            if isinstance(pcm, EngineError):
+                self.close(stream.sequence_id)
+                self._failed[stream.sequence_id] = pcm
+                continue
+            frames = min(call.frames, stream.num_wanted - stream.num_decoded)  # it may have reached beyond the end
+            if audible:
+                self._deliver(stream, frames, pcm[: frames * (len(pcm) // call.frames)])
+            else:
+                stream.recall(frames)
+            self._close_if_over(stream)
+
+    def _deliver(self, stream: AudioStream, frames: int, pcm: Pcm) -> None:
+        if not stream.listener.has_begun and self._is_quiet(pcm, frames):
+            stream.drop_quiet(frames)
+        else:
+            stream.deliver(frames, time.monotonic())
+        self._pcm.append((stream.sequence_id, pcm.tobytes(), stream.num_delivered))
+
+    def _is_quiet(self, pcm: Pcm, frames: int) -> bool:
+        return first_sound(pcm, round(len(pcm) / (frames * self._frame_s))) is None
+
+    def _close_if_over(self, stream: AudioStream) -> None:
+        if stream.num_decoded >= stream.num_wanted:
+            self.close(stream.sequence_id)

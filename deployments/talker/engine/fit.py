@@ -1,0 +1,138 @@
+"""The sequences of a checkpoint that fit a GPU, and settings that fit it, before anything is loaded: `python -m
+deployments.talker.engine.fit`, for `talkray doctor` and `talkray serve`.
+
+The weights' size comes from the headers of their files, the rest of the arithmetic is the engine's own.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from deployments.codec.codec_config import SpeechTokenizerConfig
+from deployments.codec.slots import slots_on
+from deployments.config import TalkerConfig
+from deployments.errors import EngineError, TalkrayError
+from deployments.gpu.card import SMALL_BYTES
+from deployments.talker.audio.audio_streams import SLOTS_PER_RECORDING
+from deployments.talker.engine.kv_cache import BESIDE_BYTES, CONTEXT_BYTES, KVCache
+from deployments.talker.engine.loading import block_size_of, dtype_of, gpu_share
+from deployments.talker.model.model_config import ModelConfig
+from deployments.weights.checkpoint import read_shapes
+
+_TEXT_EMBEDDING = "talker.model.text_embedding.weight"
+_USUAL_POSITIONS = 320  # about twenty seconds of speech, and its prompt
+_SPARE_BYTES = 128 << 20  # of a small GPU, that the engine leaves
+_UNCOUNTED_BYTES = 256 << 20  # beside the tensors of a talker without a codec; 200 MiB were seen on an H100
+_LEAST_ROWS = 4
+_SHORTER = (2048, 1024)  # positions: 160 and 80 seconds; texts are spoken in segments of about a minute
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The load that a GPU can hold of a checkpoint."""
+
+    loaded: int  # bytes of weights and codec
+    kv: int  # bytes of keys and values
+    usual: int  # sequences of twenty seconds at once
+    longest: int  # sequences of the greatest length at once
+    beside: int = BESIDE_BYTES  # bytes of CUDA and of a step
+
+
+def choose(directory: Path, config: TalkerConfig, total: int, free: int, *, makes_audio: bool = True) -> TalkerConfig:
+    """`config` for a GPU with `free` of `total` bytes: on a small one with as few rows as still speak the most streams
+    of twenty seconds, and with shorter sequences where else none fits. Raises EngineError where nothing fits.
+    """
+    if free >= SMALL_BYTES:
+        return config
+    own = config.model_copy(update={"gpu_memory_fraction": max(0.01, (free - _SPARE_BYTES) / total)})
+    most, chosen = 0, None
+    for length in (own.max_model_len, *(each for each in _SHORTER if each < own.max_model_len)):
+        rows = own.max_num_seqs
+        while rows >= min(_LEAST_ROWS, own.max_num_seqs):
+            tried = own.model_copy(update={"max_num_seqs": rows, "max_model_len": length})
+            with contextlib.suppress(EngineError):
+                usual = predict(directory, tried, total, free, makes_audio=makes_audio).usual
+                if usual >= most:
+                    most, chosen = usual, tried
+            rows //= 2
+        if chosen is not None:
+            return chosen
+    predict(directory, tried, total, free, makes_audio=makes_audio)  # says why
+    raise AssertionError("the smallest settings fit after all")
+
+
+def predict(directory: Path, config: TalkerConfig, total: int, free: int, *, makes_audio: bool = True) -> Fit:
+    """The load that fits a GPU with `free` of `total` bytes. Raises EngineError if no sequence fits."""
+    model, device = ModelConfig.load(directory), torch.device("cuda")
+    size = config.kv_block_size or block_size_of(device, config.attention)
+    dtype = dtype_of(config, device)
+    block_bytes = KVCache.bytes_per_position(model.talker, dtype) * size
+    num_slots = 2 * config.max_num_seqs if makes_audio else 0
+    loaded = _talker_bytes(directory, model, dtype)
+    loaded += _codec_bytes(directory, num_slots, free - CONTEXT_BYTES, clones=model.speaker_encoder is not None)
+    loaded += 0 if makes_audio else _UNCOUNTED_BYTES
+    share = gpu_share(config, block_bytes, size)
+    kv = config.kv_cache_bytes or share.kv_bytes(total, loaded, others=total - free)
+    blocks = kv // block_bytes - 1
+
+    def at_once(positions: int) -> int:
+        return min(config.max_num_seqs, blocks // -(-min(positions, config.max_model_len) // size))
+
+    return Fit(loaded, kv, at_once(_USUAL_POSITIONS), at_once(config.max_model_len))
+
+
+def _talker_bytes(directory: Path, model: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of the talker, whose text table replaces its embedding, and of the speaker encoder of a base model."""
+    shapes = read_shapes(directory)
+    talker = _count(shapes, "talker.") - math.prod(shapes.get(_TEXT_EMBEDDING, (0,)))
+    table = (model.text_vocab_size + 1) * model.talker.hidden_size
+    return (talker + table) * dtype.itemsize + _count(shapes, "speaker_encoder.") * torch.float32.itemsize
+
+
+def _codec_bytes(directory: Path, num_slots: int, within_reach: int, *, clones: bool) -> int:
+    """Bytes of the codec decoder with so many streams (0: there is none), where so many bytes are `within_reach`; for a
+    model that `clones` with the encoder of recordings and the decoder's states after recordings.
+    """
+    folder, shapes = directory / "speech_tokenizer", read_shapes(directory / "speech_tokenizer")
+    slots, config = slots_on(torch.device("cuda"), folder), SpeechTokenizerConfig.load(folder).decoder
+    weights = _count(shapes, "decoder.")
+    decoder = slots.gpu_bytes(config, num_weights=weights, num_slots=num_slots, within_reach=within_reach)
+    decoder *= num_slots > 0
+    states = num_slots // SLOTS_PER_RECORDING * slots.state_bytes(config)
+    return decoder + clones * (_count(shapes, "encoder.") * torch.float32.itemsize + states)
+
+
+def _count(shapes: dict[str, tuple[int, ...]], prefix: str) -> int:
+    return sum(math.prod(shape) for name, shape in shapes.items() if name.startswith(prefix))
+
+
+def main(arguments: list[str]) -> int:
+    """Command line: the settings and their `Fit` as JSON, or why nothing fits and 1."""
+    parser = argparse.ArgumentParser(prog="python -m deployments.talker.engine.fit")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("total", type=int, help="bytes of the GPU")
+    parser.add_argument("free", type=int, help="bytes of it that no process has")
+    parser.add_argument("config", help="the settings of the talker, as JSON")
+    parser.add_argument("--choose", action="store_true", help="settings that fit, like these")
+    parser.add_argument("--no-audio", dest="makes_audio", action="store_false", help="codec.placement: pool")
+    options = parser.parse_args(arguments)
+    config, memory = TalkerConfig.model_validate_json(options.config), (options.total, options.free)
+    try:
+        if options.choose:
+            config = choose(options.directory, config, *memory, makes_audio=options.makes_audio)
+        fit = predict(options.directory, config, *memory, makes_audio=options.makes_audio)
+    except TalkrayError as error:
+        sys.stdout.write(f"{error}\n")
+        return 1
+    sys.stdout.write(json.dumps({"talker": config.model_dump(), "fit": asdict(fit)}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

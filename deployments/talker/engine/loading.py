@@ -1,0 +1,385 @@
+"""Builds an engine: loads weights, compiles kernels, divides memory, records CUDA graphs, speaks a first utterance."""
+
+import fcntl
+import hashlib
+import importlib.util
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from deployments.codec.codec_config import SpeechTokenizerConfig
+from deployments.codec.encoder import CodecEncoder
+from deployments.codec.slots import Prepare, slots_on
+from deployments.config import TalkerConfig
+from deployments.errors import EngineError
+from deployments.gpu.card import AMPERE, Capability, Card, half_precision, torch_cuda, why_not
+from deployments.protocol import GenerateRequest, Reference, Sampling, SynthesisRequest
+from deployments.talker.audio.audio_streams import AudioStreams
+from deployments.talker.engine.engine import Engine
+from deployments.talker.engine.kv_cache import GIB, BlockManager, GpuMemory, KVCache, Wanted
+from deployments.talker.engine.scheduler import Scheduler
+from deployments.talker.engine.sequence import LengthLimits
+from deployments.talker.model.model_config import ModelConfig
+from deployments.talker.model.speaker_encoder import SpeakerEncoder
+from deployments.talker.model.talker import Talker
+from deployments.talker.runner.model_runner import ModelRunner, NetworkKind, RunnerShape
+from deployments.talker.text.prompt import InputTables, PromptBuilder
+from deployments.talker.text.tokenizer import TextTokenizer
+from deployments.weights.checkpoint import load_strict, without_values
+from deployments.weights.description import described
+from deployments.weights.store import Report, cache_directory
+
+_SYSFS = Path("/sys")
+# Defaults: the share of a GPU's memory, and the size of keys and values on a CPU.
+_GPU_MEMORY_FRACTION = 0.85
+_CPU_CACHE_BYTES = GIB
+# A sequence this far ahead of its listener sits steps out while others wait.
+_MAX_LEAD_S = 8.0
+_WORTH_SAYING_S = 0.05
+_REPORT_S = 1.0
+
+
+class StartClock:
+    """Measures the phases of a start. `report` is called as each one begins."""
+
+    def __init__(self, report: Report = lambda stage: None) -> None:
+        self.report = report
+        self.seconds: dict[str, float] = {}
+        self._nested_s = 0.0  # duration of phases within the one that runs
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the block's time to `name`, without the phases inside it."""
+        self.report(name)
+        start_s, outer_s, self._nested_s = time.perf_counter(), self._nested_s, 0.0
+        try:
+            yield
+        finally:
+            whole_s = time.perf_counter() - start_s
+            self.seconds[name] = self.seconds.get(name, 0.0) + whole_s - self._nested_s
+            self._nested_s = outer_s + whole_s
+
+    def summary(self) -> str:
+        """All phases of at least _WORTH_SAYING_S, in one line."""
+        parts = [f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items() if seconds >= _WORTH_SAYING_S]
+        return f"{sum(self.seconds.values()):.1f} s in all: " + ", ".join(parts)
+
+
+def throttled(what: str, report: Report) -> Callable[[int, int], None]:
+    """Reports such as "compiling kernels 12/345", at most one a second."""
+    last_s = -_REPORT_S
+
+    def progress(done: int, total: int) -> None:
+        nonlocal last_s
+        now_s = time.monotonic()
+        if now_s - last_s >= _REPORT_S:
+            last_s = now_s
+            report(f"{what} {done}/{total}")
+
+    return progress
+
+
+def prepare_nothing(work: Callable[[], None]) -> None:
+    """Leave each kernel to its first launch."""
+
+
+@contextmanager
+def turn_on_gpu(report: Report) -> Iterator[None]:
+    """Waits while another engine starts on this GPU, so that none measures memory that another one is taking.
+
+    The turn of a process that dies is over.
+    """
+    gpu = re.sub(r"[^A-Za-z0-9-]", "", os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0])
+    file = cache_directory() / f"gpu-{gpu}.lock"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report("waiting for another engine that starts on this GPU")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def load_engine(directory: Path, config: TalkerConfig, clock: StartClock, *, makes_audio: bool = True) -> Engine:
+    """An engine that is ready: loaded, compiled, recorded, warmed up. Engines of one GPU start one after the other."""
+    with turn_on_gpu(clock.report) if _device(config).type == "cuda" else nullcontext():
+        return _load_engine(directory, config, clock, makes_audio=makes_audio)
+
+
+def _load_engine(directory: Path, config: TalkerConfig, clock: StartClock, *, makes_audio: bool) -> Engine:
+    with clock.phase("starting the device"):
+        device = _device(config)
+        if device.type == "cuda":
+            _check_card(device)
+        where = _use_cpus_near(device) if device.type == "cuda" else None
+        torch.zeros(1, device=device)
+        fused = _networks(config, device, dtype_of(config, device)) == "fused"
+    if where is not None:
+        clock.report(f"on {where}")
+    facts = _facts(directory, config, makes_audio=makes_audio) if fused else ""
+    with _compiling_ahead(clock, facts) if fused else nullcontext(prepare_nothing) as prepare:
+        engine = build_engine(directory, config, clock=clock, prepare=prepare, makes_audio=makes_audio)
+    warm_up(engine, clock, makes_audio=makes_audio)
+    return engine
+
+
+def _check_card(device: torch.device) -> None:
+    """Raises EngineError for a GPU without kernels; `talkray doctor` checks the driver too."""
+    found: Any = torch.cuda.get_device_properties(device)
+    card = Card(found.name, (found.major, found.minor), "", found.total_memory, 0)
+    reason = why_not(card, torch_cuda())
+    if reason is not None:
+        raise EngineError(reason)
+
+
+def _use_cpus_near(device: torch.device) -> str | None:
+    """Keep this thread, and threads that it starts, on the CPUs of the GPU's own NUMA node, where memory that is pinned
+    later lies too. (PyTorch's `torch.numa` does this for processes of torchrun only.) Returns the name of the CPUs.
+
+    Returns None and changes nothing where no allowed CPU is near, all are, or the kernel does not say which are.
+    """
+    allowed = os.sched_getaffinity(0)
+    properties: Any = torch.cuda.get_device_properties(device)
+    address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    try:
+        listed = (_SYSFS / "bus/pci/devices" / address / "local_cpulist").read_text(encoding="ascii").strip()
+    except OSError:  # a container may hide it
+        return None
+    spans = [part.split("-") for part in listed.split(",") if part]  # of 0-15,64-79
+    near = allowed & {cpu for span in spans for cpu in range(int(span[0]), int(span[-1]) + 1)}
+    if not near or near == allowed:
+        return None
+    os.sched_setaffinity(0, near)
+    return f"{len(near)} of {len(allowed)} CPUs, those near GPU {address}"
+
+
+def build_engine(
+    directory: Path,
+    config: TalkerConfig,
+    *,
+    clock: StartClock | None = None,
+    prepare: Prepare = prepare_nothing,
+    makes_audio: bool = True,
+) -> Engine:
+    """An engine whose first requests record and compile what they need."""
+    torch.set_num_threads(config.threads)
+    clock = clock or StartClock()
+    model, codec = ModelConfig.load(directory), SpeechTokenizerConfig.load(directory / "speech_tokenizer")
+    if config.max_model_len > (most := model.max_position_embeddings):
+        raise EngineError(f"talker.max_model_len is {config.max_model_len}, but {directory} has {most} positions")
+    device = _device(config)
+    dtype = dtype_of(config, device)
+    memory = GpuMemory(device) if device.type == "cuda" else None
+    with clock.phase("loading the talker"):
+        talker = load_talker(directory, model, dtype=dtype, device=device)
+        talker.prepare(max_positions=config.max_model_len)
+    with clock.phase("projecting text"):
+        tables = InputTables(talker)
+    speaker_encoder = load_speaker_encoder(directory, model, device=device)
+    encode = None
+    if speaker_encoder is not None and device.type == "cuda":  # a CPU has the codec pool for it
+        encode = CodecEncoder.load(directory / "speech_tokenizer", device=device).encode
+    with clock.phase("loading the tokenizer"):
+        prompts = PromptBuilder(tables, TextTokenizer(directory, model.tokens), speaker_encoder, encode)
+    # A stream that has ended in the talker may still hold its slot while another one has taken its row.
+    num_slots = 2 * config.max_num_seqs
+    audio = _load_audio(directory, num_slots, device, clock, prepare, makes_audio=makes_audio)
+    size = config.kv_block_size or block_size_of(device, config.attention)
+    blocks = BlockManager(_num_blocks(config, model, dtype, size, memory), size)
+    cache = KVCache(model.talker, num_blocks=blocks.num_blocks, block_size=size, dtype=dtype, device=device)
+    networks = _networks(config, device, dtype)
+    shape = RunnerShape(config.max_num_seqs, config.max_model_len, config.deterministic, networks, config.attention)
+    with clock.phase("packing weights"):
+        runner = ModelRunner(tables, cache, blocks, shape)
+    prepare(runner.rehearse)
+    scheduler = Scheduler(
+        blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_num_waiting=config.max_num_waiting,
+        max_lead_s=_MAX_LEAD_S if device.type == "cuda" else math.inf,  # a CPU has time for all its rows
+    )
+    most = min(config.max_model_len, blocks.capacity)
+    limits = LengthLimits(prompts.tokenizer, max_positions=most, frame_s=codec.frame_s)
+    info = described(directory, directory.name, config, on_gpu=device.type == "cuda")
+    info = replace(info, codec_precision=audio.precision)
+    return Engine(info, prompts, limits, runner, scheduler, audio)
+
+
+def warm_up(engine: Engine, clock: StartClock | None = None, *, makes_audio: bool = True) -> None:
+    """Capture graphs and run one short utterance, so that the first request meets warm code paths.
+
+    Raises EngineError if even that fails: such an engine must not take requests.
+    """
+    clock = clock or StartClock()
+    on_gpu = engine.runner.device.type == "cuda"
+    if on_gpu:
+        with clock.phase("recording GPU work"):
+            engine.runner.capture(throttled("recording GPU work", clock.report))
+    with clock.phase("speaking a warm-up"):
+        _speak(engine, on_gpu=on_gpu, gpu_frames=2 if on_gpu and makes_audio else 0)
+    if on_gpu:
+        torch.cuda.empty_cache()  # memory of the runs before each recording
+
+
+def _speak(engine: Engine, *, on_gpu: bool, gpu_frames: int) -> None:
+    """A short utterance in each way that there is: with audio on a GPU, with a cloned voice where it can."""
+    voice = next(iter(engine.model.speakers), None)
+    options = Sampling(max_new_tokens=3)
+    request = SynthesisRequest("warm-up", "Hello.", voice=voice, sampling=options, ignore_eos=True)
+    if engine.prompts.speaker_encoder is not None:
+        num_samples = engine.prompts.speaker_encoder.shape.sample_rate
+        hiss = np.random.default_rng(0).normal(0, 0.01, num_samples).astype(np.float32)
+        request = replace(request, reference=Reference(hiss, "Hiss.", x_vector_only=not on_gpu))
+    engine.add(-1, GenerateRequest(request, gpu_frames=gpu_frames))
+    while not engine.is_idle:
+        for _, error in engine.step().failures:
+            raise EngineError(f"the engine fails before its first request: {error}") from error
+    engine.prompts.speakers.take_lookups()
+    engine.prompts.references.take_lookups()
+
+
+def load_talker(directory: Path, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> Talker:
+    """The talker with its code predictor; raises CheckpointError for a missing, unexpected or mis-shaped tensor."""
+    with without_values():
+        talker = Talker(config)
+    load_strict(talker, directory, prefix="talker.", dtype=dtype, device=device)
+    return talker.eval()
+
+
+def load_speaker_encoder(directory: Path, config: ModelConfig, *, device: torch.device) -> SpeakerEncoder | None:
+    """The x-vector network of a base checkpoint, in float32; None for other kinds."""
+    if config.speaker_encoder is None:
+        return None
+    with without_values():
+        encoder = SpeakerEncoder(config.speaker_encoder)
+    load_strict(encoder, directory, prefix="speaker_encoder.", dtype=torch.float32, device=device)
+    return encoder.eval()
+
+
+def _load_audio(
+    directory: Path, num_slots: int, device: torch.device, clock: StartClock, prepare: Prepare, *, makes_audio: bool
+) -> AudioStreams:
+    """The decoder that shares the talker's device. On a CPU, and on a GPU that makes no audio, it is loaded when the
+    first stream asks for audio.
+    """
+    folder = directory / "speech_tokenizer"
+    frame_s = SpeechTokenizerConfig.load(folder).frame_s
+    kind, report = slots_on(device, folder), clock.report
+    load = partial(kind.load, folder, num_slots=num_slots, device=device, prepare=prepare, report=report)
+    if device.type == "cpu" or not makes_audio:
+        torch.cuda.empty_cache()  # the talker's text embedding, which is in its table now
+        return AudioStreams(load, frame_s=frame_s, precision="float32")
+    with clock.phase("loading and recording the codec"):
+        slots = load()
+    torch.cuda.empty_cache()  # memory that loading needed for a moment
+    return AudioStreams(lambda: slots, frame_s=frame_s, precision=slots.precision)
+
+
+def _num_blocks(
+    config: TalkerConfig, model: ModelConfig, dtype: torch.dtype, block_size: int, memory: GpuMemory | None
+) -> int:
+    """The KV blocks that the memory set aside holds, but no more than all rows at full length could use."""
+    block_bytes = KVCache.bytes_per_position(model.talker, dtype) * block_size
+    useful = config.max_num_seqs * -(-config.max_model_len // block_size) + 1
+    if config.kv_cache_bytes is not None:
+        cache_bytes = config.kv_cache_bytes
+    elif memory is None:
+        cache_bytes = _CPU_CACHE_BYTES
+    else:
+        cache_bytes = memory.kv_bytes(gpu_share(config, block_bytes, block_size))
+    return max(2, min(cache_bytes // block_bytes, useful))
+
+
+def gpu_share(config: TalkerConfig, block_bytes: int, block_size: int) -> Wanted:
+    """The GPU memory that the settings ask for, where they do not set the cache's size itself."""
+    longest = -(-config.max_model_len // block_size)
+    fraction = config.gpu_memory_fraction or _GPU_MEMORY_FRACTION
+    return Wanted(fraction, (longest + 1) * block_bytes, (config.max_num_seqs * longest + 1) * block_bytes)
+
+
+def block_size_of(device: torch.device, attention: str) -> int:
+    """Positions of a KV block, if the settings do not say."""
+    if device.type == "cpu":
+        return 16
+    return 256 if attention == "flash_attn" else 64
+
+
+def _networks(config: TalkerConfig, device: torch.device, dtype: torch.dtype) -> NetworkKind:
+    """Fused kernels where Triton is and tensor cores take the type, else plain PyTorch, on a CPU row by row."""
+    if device.type == "cpu":
+        return "by_rows" if config.kernels == "auto" else "plain"
+    fits = dtype.itemsize == 2 and _capability(device) >= AMPERE and importlib.util.find_spec("triton") is not None
+    return "fused" if config.kernels == "auto" and fits else "plain"
+
+
+def _device(config: TalkerConfig) -> torch.device:
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(config.device)
+
+
+def dtype_of(config: TalkerConfig, device: torch.device) -> torch.dtype:
+    if config.dtype == "auto":
+        name = half_precision(_capability(device)) if device.type == "cuda" else "float32"
+    else:
+        name = config.dtype
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _capability(device: torch.device) -> Capability:
+    """The GPU's; where none is here, as in a prediction, one that has all kernels."""
+    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else AMPERE
+
+
+@contextmanager
+def _compiling_ahead(clock: StartClock, facts: str) -> Iterator[Prepare]:
+    """Offer a `Prepare`. `facts`: all that the kernels depend on besides code and versions.
+
+    The cache remembers for which facts all kernels were compiled; kernels that were deleted since are compiled at their
+    launch.
+    """
+    import triton  # a CPU has none
+    from triton import knobs
+
+    from deployments.gpu.compile_ahead import CompileWorkers, noted_launches
+
+    stamp = Path(knobs.cache.dir) / "complete" / _digest(f"{triton.__version__} {facts}")
+    if stamp.exists():
+        yield prepare_nothing
+        return
+    with CompileWorkers() as workers:
+
+        def prepare(work: Callable[[], None]) -> None:
+            with clock.phase("looking for kernels to compile"), noted_launches() as kernels:
+                work()
+            with clock.phase("compiling kernels"):
+                workers.compile(kernels, throttled("compiling kernels", clock.report))
+
+        yield prepare
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    stamp.touch()
+
+
+def _digest(facts: str) -> str:
+    state = hashlib.sha256(facts.encode())
+    for file in sorted(Path(__file__).parents[2].rglob("*.py")):
+        state.update(file.read_bytes())
+    return state.hexdigest()[:32]
+
+
+def _facts(directory: Path, config: TalkerConfig, *, makes_audio: bool) -> str:
+    files = [directory / "config.json", directory / "speech_tokenizer" / "config.json"]
+    versions = [torch.__version__, torch.cuda.get_device_name(), config.model_dump_json(), f"{makes_audio=}"]
+    return "\n".join([*versions, *(file.read_text(encoding="utf-8") for file in files)])

@@ -1,0 +1,105 @@
+"""What leaves the engine: frames of sequences, audio that is made beside the talker, and ends of streams."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, ModelInfo, Reading
+from deployments.talker.audio.audio_streams import AudioStreams
+from deployments.talker.engine.pacing import may_wait
+from deployments.talker.engine.sequence import Sequence
+
+_MAX_HELD = 8  # frames that are sent together at most
+
+
+class Outgoing:
+    """Chunks on their way to the readers of streams.
+
+    Frames leave at once, or together with later ones if the listener has audio in hand. Audio never leaves before
+    its codes. The last chunk of a stream leaves after all audio of the stream.
+    """
+
+    def __init__(self, audio: AudioStreams, info: ModelInfo, *, on_gpu: bool) -> None:
+        """A step on a CPU is so long that no frame waits for the next one."""
+        self._audio, self._frame_samples = audio, info.frame_samples
+        self._no_codes: Codes = np.zeros((0, info.num_code_groups), dtype=np.int16)
+        self.max_held = _MAX_HELD if on_gpu else 1
+        self._chunks: list[tuple[int, FrameChunk]] = []  # since the last `take`
+        self._ends: dict[int, FrameChunk] = {}  # last chunks that wait for their stream's audio
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._chunks and not self._ends and self._audio.is_idle
+
+    def open(self, sequence: Sequence) -> None:
+        """Open the sequence at the decoder, unless it was open before a preemption. Raises Overloaded."""
+        if sequence.is_open:
+            return
+        request = sequence.request
+        resume, reference = request.synthesis.resume, request.synthesis.reference
+        self._audio.open(
+            sequence.id,
+            request.prefix,
+            delivered_frames=None if resume is None else resume.samples // self._frame_samples,
+            frames=request.gpu_frames,
+            recording=request.reference_codes,
+            key=b"" if reference is None else reference.key,
+            background=sequence.is_background,
+        )
+        sequence.is_open = True
+
+    def add(self, sequence: Sequence, now_s: float) -> None:
+        """The sequence has a new frame, or has ended. Frames that may wait do so."""
+        if not self._can_wait(sequence, now_s):
+            self._chunks.append((sequence.id, self._unsent(sequence)))
+
+    def end(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a stream that had all its frames when it came."""
+        self._chunks.append((sequence.id, FrameChunk(self._no_codes, sequence.prompt.num_text_tokens, reason)))
+
+    def close(self, sequence_id: int) -> None:
+        """Nobody reads the stream any more."""
+        self._ends.pop(sequence_id, None)
+        self._audio.close(sequence_id)
+
+    def take(self, find: Callable[[int], Sequence | None]) -> list[tuple[int, FrameChunk]]:
+        """The chunks that leave now, by sequence id. `find` has the sequences that go on."""
+        added, self._chunks = self._chunks, []
+        leaving = []
+        for sequence_id, chunk in added:
+            if chunk.finish_reason is None or not self._audio.finish(sequence_id):
+                leaving.append((sequence_id, chunk))
+                continue
+            frames, self._ends[sequence_id] = chunk.split_end()
+            if len(frames.codes):
+                leaving.append((sequence_id, frames))
+
+        def num_known(sequence_id: int) -> float:
+            sequence = find(sequence_id)
+            return math.inf if sequence is None else sequence.num_frames
+
+        for sequence_id, pcm in self._audio.take(num_known):
+            sequence = find(sequence_id)
+            audio = FrameChunk(self._no_codes, 0, None, pcm) if sequence is None else self._unsent(sequence, pcm)
+            leaving.append((sequence_id, audio))
+        over = [sequence_id for sequence_id in self._ends if not self._audio.is_pending(sequence_id)]
+        return leaving + [(sequence_id, self._ends.pop(sequence_id)) for sequence_id in over]
+
+    def _can_wait(self, sequence: Sequence, now_s: float) -> bool:
+        """Whether frames may wait for more, because each message costs time in every later stage."""
+        if sequence.request.gpu_frames >= ALL_FRAMES:
+            return sequence.finish_reason is None  # their audio will carry them
+        return sequence.num_frames - sequence.num_sent < self.max_held and may_wait(sequence, now_s)
+
+    def _unsent(self, sequence: Sequence, pcm: bytes = b"") -> FrameChunk:
+        """All of a sequence that was not sent yet."""
+        first, frames = sequence.num_sent, sequence.frames[sequence.num_sent :]
+        places = sequence.progress.take()
+        readings = (Reading(first, places),) if places else ()
+        clone, sequence.clone_prompt = sequence.clone_prompt, None
+        sequence.num_sent = sequence.num_frames
+        codes = np.stack(frames) if frames else self._no_codes
+        return FrameChunk(
+            codes, sequence.prompt.num_text_tokens, sequence.finish_reason, pcm, readings=readings, clone_prompt=clone
+        )

@@ -1,0 +1,266 @@
+"""Chooses the sequences of the next step: admission by free rows and KV blocks, preemption when blocks run out.
+
+Segments of jobs are called background sequences. They wait in a line of their own:
+
+- They enter one a step, if no other sequence waits.
+- They have at most seven eighths of the rows. Beside other sequences they have at most half of them and at most 24,
+  and the more others there are the fewer.
+- They are preempted only if another sequence would have no row or no blocks else.
+
+A listener's newcomer may enter beside a step that runs, if a *lane* takes it: it is in `in_lane` until the lane has
+made its first frame and read it.
+
+`Pacing` says which of the sequences with a row sit out. A sequence that sits out for want of text gives its row and
+blocks up if others wait for them. It is prefilled again once no other waits, so that new text waits for one frame
+only.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+
+from deployments.errors import Overloaded
+from deployments.limits import Rate
+from deployments.talker.engine.kv_cache import BlockManager
+from deployments.talker.engine.pacing import Pacing
+from deployments.talker.engine.sequence import Sequence
+
+_RESERVED = 8  # one row in so many is left free by background sequences
+# Rows of the background beside one listener, one fewer for every third listener, and never fewer than the last number.
+# A step with more rows takes longer for all of them, and their samples take the device's time from listeners.
+_MOST_BESIDE, _LISTENERS_A_ROW, _FEWEST_BESIDE = 24, 3, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's work. Sequences of `prefill` are also in `decode`, unless they wait for text."""
+
+    prefill: list[Sequence]
+    decode: list[Sequence]
+
+
+class Scheduler:
+    """Continuous batching: sequences join and leave between two frames."""
+
+    def __init__(
+        self, blocks: BlockManager, *, max_num_seqs: int, max_num_waiting: int, max_lead_s: float = math.inf
+    ) -> None:
+        self.blocks = blocks
+        self.max_num_seqs, self.max_num_waiting = max_num_seqs, max_num_waiting
+        self._pacing = Pacing(max_num_seqs=max_num_seqs, max_lead_s=max_lead_s)
+        self.waiting: deque[Sequence] = deque()
+        self.waiting_background: deque[Sequence] = deque()
+        self.running: dict[int, Sequence] = {}  # in the order of admission, with those of the background
+        self._running_background: dict[int, Sequence] = {}  # these by themselves, because each step asks for them
+        self.in_lane: dict[int, Sequence] = {}  # in the lane: they have rows, and take part in no step
+        # Rows and blocks are handed out in the order in which they became free. So many of them were free when the last
+        # batch was chosen: its step, which may still run, does not use them.
+        self._free_rows = deque(range(max_num_seqs))
+        self._unused_rows = self._unused_blocks = 0
+        self._finished = Rate()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a step would have nothing to do: all await text, and nothing that waits could enter."""
+        all_await_text = all(sequence.awaits_text for sequence in chain(self.running.values(), self.waiting))
+        return all_await_text and not self._has_place_for_background() and not any(map(self._fits, self.waiting))
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with a row, without those of the background."""
+        return len(self.running) + len(self.in_lane) - len(self._running_background)
+
+    @property
+    def num_background(self) -> int:
+        """Background sequences, running, parked or waiting."""
+        return len(self._running_background) + len(self.waiting_background)
+
+    @property
+    def kv_used_ratio(self) -> float:
+        """The share of KV blocks that sequences hold, without those of the background."""
+        of_background = sum(len(self.blocks.table(sequence_id)) for sequence_id in self._running_background)
+        return self.blocks.used_ratio - of_background / (self.blocks.num_blocks - 1)
+
+    def check_room(self, *, background: bool = False) -> None:
+        """Raise Overloaded if the waiting line is full. A free row counts as room. The line of background sequences is
+        full with an eighth of the rows.
+        """
+        if background:
+            if len(self.waiting_background) >= max(1, self.max_num_seqs // _RESERVED):
+                raise Overloaded("The talker leaves no more rows to jobs now.")
+            return
+        ahead = len(self.waiting) + self.num_running
+        if ahead >= self.max_num_seqs + self.max_num_waiting:
+            raise Overloaded(
+                f"The talker is full (running or waiting: {ahead}); more replicas, or talker.max_num_seqs "
+                f"({self.max_num_seqs}) and talker.max_num_waiting ({self.max_num_waiting}), raise the limit.",
+                self._finished.retry_after_s(len(self.waiting), time.monotonic()),
+            )
+
+    def add(self, sequence: Sequence) -> None:
+        """Put a sequence at the end of the waiting line, or at its head if the client has a part of the audio."""
+        if sequence.is_background:
+            self.waiting_background.append(sequence)
+        elif sequence.request.synthesis.is_underway:
+            self.waiting.appendleft(sequence)
+        else:
+            self.waiting.append(sequence)
+
+    def find(self, sequence_id: int) -> Sequence | None:
+        """A sequence that runs or waits, else None."""
+        if placed := self.running.get(sequence_id) or self.in_lane.get(sequence_id):
+            return placed
+        waiting = chain(self.waiting, self.waiting_background)
+        return next((sequence for sequence in waiting if sequence.id == sequence_id), None)
+
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether the sequence has a row, and was not aborted."""
+        return sequence in (self.running.get(sequence.id), self.in_lane.get(sequence.id))
+
+    def abort(self, sequence_id: int) -> None:
+        """Drop a sequence, running or waiting. One that has ended meanwhile is no error."""
+        if placed := self.running.get(sequence_id) or self.in_lane.get(sequence_id):
+            self._release(placed)
+        else:
+            self.waiting = deque(sequence for sequence in self.waiting if sequence.id != sequence_id)
+            self.waiting_background = deque(
+                sequence for sequence in self.waiting_background if sequence.id != sequence_id
+            )
+
+    def schedule(self) -> Batch | None:
+        """The next step's batch, None when there is nothing to do."""
+        preempted = self._grow_running()
+        admitted = [] if preempted else self._admit_waiting() or self._admit_background()
+        due = self._pacing.due(self.running.values(), time.monotonic(), self._most_background())
+        if not due and not admitted:
+            return None
+        self._unused_rows, self._unused_blocks = len(self._free_rows), self.blocks.num_free
+        return Batch(prefill=admitted, decode=due)
+
+    def start_beside(self, takes: Callable[[Sequence], bool], *, most: int) -> list[Sequence]:
+        """Move at most so many sequences from the line's head to `in_lane`, while the lane takes them and rows and
+        blocks are free which no step uses.
+        """
+        started: list[Sequence] = []
+        for sequence in [each for each in self.waiting if not each.awaits_text]:
+            needed = self.blocks.blocks_for(sequence.num_positions + 1)
+            has_place = self._unused_rows > 0 and needed <= self._unused_blocks
+            if len(started) == most or not has_place or not takes(sequence):
+                break  # no other sequence overtakes it
+            self.waiting.remove(sequence)
+            self._give_place(sequence)
+            self._unused_rows -= 1
+            self._unused_blocks -= needed
+            self.in_lane[sequence.id] = sequence
+            started.append(sequence)
+        return started
+
+    def join(self, sequences: list[Sequence]) -> None:
+        """The lane is done with these: those that were not aborted take part in the next step."""
+        for sequence in sequences:
+            if self.in_lane.get(sequence.id) is sequence:
+                self.running[sequence.id] = self.in_lane.pop(sequence.id)
+
+    def retire(self, sequences: list[Sequence]) -> None:
+        """Free the rows and blocks of a batch's finished sequences. Aborted sequences hold none."""
+        now_s = time.monotonic()
+        for sequence in sequences:
+            sequence.play(now_s)
+            if sequence.finish_reason is not None and self.holds(sequence):
+                self._release(sequence)
+                self._finished.count(now_s)
+
+    def check_integrity(self) -> None:
+        """Assert that rows and blocks are each held exactly once."""
+        placed = chain(self.running.values(), self.in_lane.values())
+        rows = sorted([*self._free_rows, *(sequence.row for sequence in placed if sequence.row is not None)])
+        assert rows == list(range(self.max_num_seqs)), f"rows lost or held twice: {rows}"
+        self.blocks.check_integrity()
+
+    def _grow_running(self) -> bool:
+        """Allocate blocks for every running sequence's next position, and preempt others if none are free. Returns
+        whether a sequence was preempted.
+        """
+        preempted = False
+        for sequence in list(self.running.values()):
+            needed = sequence.num_positions + 1
+            if self.blocks.holds(sequence.id, needed):
+                continue
+            while sequence.id in self.running and not self.blocks.can_hold(sequence.id, needed):
+                self._preempt(next(reversed((self._running_background or self.running).values())))
+                preempted = True
+            if sequence.id in self.running:
+                self.blocks.grow(sequence.id, needed)
+        return preempted
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Put a sequence back at the head of the line. It is prefilled again with its frames, and then goes on."""
+        self._release(sequence)
+        (self.waiting_background if sequence.is_background else self.waiting).appendleft(sequence)
+
+    def _most_background(self) -> int:
+        """Background sequences that may have rows, and that a step beside other sequences may have."""
+        others = self.num_running + sum(not sequence.awaits_text for sequence in self.waiting)
+        left = self.max_num_seqs - self.max_num_seqs // _RESERVED - others
+        if not others:
+            return max(1, left)
+        beside = max(_FEWEST_BESIDE, _MOST_BESIDE - others // _LISTENERS_A_ROW)
+        return max(0, min(left, self.max_num_seqs // 2, beside))
+
+    def _admit_background(self) -> list[Sequence]:
+        """One background sequence, because the prefill of many would make others wait."""
+        return [self._admit(self.waiting_background[0])] if self._has_place_for_background() else []
+
+    def _has_place_for_background(self) -> bool:
+        is_free = self.waiting_background and all(sequence.awaits_text for sequence in self.waiting)
+        return (
+            bool(is_free)
+            and len(self._running_background) < self._most_background()
+            and self._fits(self.waiting_background[0])
+        )
+
+    def _admit_waiting(self) -> list[Sequence]:
+        admitted: list[Sequence] = []
+        for sequence in [each for each in self.waiting if not each.awaits_text]:
+            if not self._make_place(sequence):
+                return admitted
+            admitted.append(self._admit(sequence))
+        awaiting_text = [self._admit(each) for each in [*self.waiting] if self._fits(each)]
+        return admitted + awaiting_text
+
+    def _admit(self, sequence: Sequence) -> Sequence:
+        (self.waiting_background if sequence.is_background else self.waiting).remove(sequence)
+        self._give_place(sequence)
+        self.running[sequence.id] = sequence
+        if sequence.is_background:
+            self._running_background[sequence.id] = sequence
+        return sequence
+
+    def _give_place(self, sequence: Sequence) -> None:
+        self.blocks.grow(sequence.id, sequence.num_positions + 1)
+        sequence.row = self._free_rows.popleft()
+
+    def _make_place(self, sequence: Sequence) -> bool:
+        """Preempt sequences until a row and blocks are free: those of the background, then those that wait for text,
+        each time the youngest. Returns whether there is place.
+        """
+        others = [each for each in self.running.values() if each.awaits_text] + [*self._running_background.values()]
+        while not self._fits(sequence):
+            if not others:
+                return False
+            self._preempt(others.pop())
+        return True
+
+    def _fits(self, sequence: Sequence) -> bool:
+        return bool(self._free_rows) and self.blocks.can_hold(sequence.id, sequence.num_positions + 1)
+
+    def _release(self, sequence: Sequence) -> None:
+        assert sequence.row is not None
+        (self.running if sequence.id in self.running else self.in_lane).pop(sequence.id)
+        self._running_background.pop(sequence.id, None)
+        self._free_rows.append(sequence.row)
+        sequence.row = None
+        self.blocks.free(sequence.id)

@@ -1,0 +1,166 @@
+"""Between the state of a batch, which is kept by row, and the kernels, which want it by index in the batch."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deployments.talker.runner.attention import Context
+from deployments.talker.runner.batch_state import BatchState, Columns
+from deployments.talker.runner.sampling import OPTION_COLUMNS, WIDE, BatchSampler
+
+_IGNORE_EOS, _PENALTY = tl.constexpr(Columns.IGNORE_EOS), tl.constexpr(Columns.PENALTY)
+_POSITION, _FRAME = tl.constexpr(Columns.POSITION), tl.constexpr(Columns.FRAME)
+_NUM_TRAILING, _HEADER = tl.constexpr(Columns.NUM_TRAILING), tl.constexpr(Columns.HEADER)
+_FILTERS, _NUM_OPTIONS = tl.constexpr(Columns.FILTERS), tl.constexpr(2 * len(OPTION_COLUMNS))
+
+
+@triton.jit
+def _gather(
+    rows, packed, hidden, seeds, frames, penalty, ignore_eos, filters, out, sound, packed_width,
+    width: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    index = tl.program_id(0)
+    row = tl.load(rows + index)
+    source = packed + row * packed_width
+    low, high = tl.load(source).to(tl.int64), tl.load(source + 1).to(tl.int64)
+    tl.store(seeds + index, (high << 32) | (low & 0xFFFFFFFF))
+    tl.store(frames + index, tl.load(source + _FRAME).to(tl.int64))
+    tl.store(penalty + index, tl.load(source + _PENALTY).to(tl.float32, bitcast=True))
+    tl.store(ignore_eos + index, tl.load(source + _IGNORE_EOS).to(tl.int8))
+    for column in tl.static_range(_NUM_OPTIONS):
+        tl.store(filters + index * _NUM_OPTIONS + column, tl.load(source + _FILTERS + column))
+    column = tl.arange(0, block)
+    real = column < width
+    values = tl.load(hidden + row * width + column, mask=real, other=0.0)
+    tl.store(out + index.to(tl.int64) * width + column, values, mask=real)
+    finite = tl.abs(values.to(tl.float32)) < float("inf")  # false for NaN too
+    tl.store(sound + index, tl.min(finite.to(tl.int32), axis=0).to(tl.int8))
+
+
+@triton.jit
+def _deliver(codes, sound, out, not_finite, groups: tl.constexpr, block: tl.constexpr):
+    index, group = tl.program_id(0), tl.arange(0, block)
+    frame = tl.load(codes + index * groups + group, mask=group < groups, other=0)
+    frame = tl.where(tl.load(sound + index) != 0, frame, not_finite)
+    tl.store(out + index * groups + group, frame.to(out.dtype.element_ty), mask=group < groups)
+
+
+@triton.jit
+def _feed(
+    rows, packed, sums, text, positions, slots, lengths, tables, inputs, packed_width, first_block, padding,
+    block_size: tl.constexpr, max_frames: tl.constexpr, num_blocks: tl.constexpr, table_block: tl.constexpr,
+    width: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    index = tl.program_id(0)
+    row = tl.load(rows + index)
+    source = packed + row * packed_width
+    position, frame = tl.load(source + _POSITION), tl.load(source + _FRAME)
+    known = frame < tl.load(source + _NUM_TRAILING)
+    text_id = tl.where(known, tl.load(source + _HEADER + tl.minimum(frame, max_frames - 1)), padding)
+    number = tl.arange(0, table_block)
+    table = tl.load(source + first_block + number, mask=number < num_blocks, other=0)
+    tl.store(tables + index * num_blocks + number, table, mask=number < num_blocks)
+    own = tl.load(source + first_block + tl.minimum(position // block_size, num_blocks - 1)).to(tl.int64)
+    tl.store(positions + index, position)
+    tl.store(lengths + index, position + 1)
+    tl.store(slots + index, own * block_size + position % block_size)
+    column = tl.arange(0, block)
+    real = column < width
+    frame_row = tl.load(sums + index.to(tl.int64) * width + column, mask=real)
+    text_row = tl.load(text + text_id.to(tl.int64) * width + column, mask=real)
+    tl.store(inputs + index.to(tl.int64) * width + column, frame_row + text_row, mask=real)
+
+
+@triton.jit
+def _settle(rows, packed, hidden, out, packed_width, scratch_row, width: tl.constexpr, block: tl.constexpr):
+    index = tl.program_id(0)
+    row = tl.load(rows + index)
+    column = tl.arange(0, block)
+    real = column < width
+    values = tl.load(out + index.to(tl.int64) * width + column, mask=real)
+    tl.store(hidden + row * width + column, values, mask=real)
+    if row != scratch_row:
+        source = packed + row * packed_width
+        tl.store(source + _POSITION, tl.load(source + _POSITION) + 1)
+        tl.store(source + _FRAME, tl.load(source + _FRAME) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The state that the first half of a step reads of the rows of a batch, by index."""
+
+    hidden: Tensor  # [batch, hidden]
+    seeds: Tensor  # [batch] int64
+    frames: Tensor  # [batch] int64
+    penalty: Tensor  # [batch, 1] float32
+    ignore_eos: Tensor  # [batch] bool
+    sound: Tensor  # [batch, 1] bool: the hidden state is finite
+    talker_sampler: BatchSampler
+    predictor_sampler: BatchSampler
+
+
+class StateKernels:
+    """Gathers from and scatters to one state; owns the gathered tensors. Results are valid until the next call."""
+
+    def __init__(self, state: BatchState, text: Tensor, *, padding: int, num_rows: int) -> None:
+        self.state, self.text, self.padding = state, text, padding
+        capacity, device = num_rows, state.hidden.device  # the rows of a batch, at most
+        self._hidden = torch.zeros((capacity, state.hidden.shape[1]), dtype=state.hidden.dtype, device=device)
+        self._inputs = torch.zeros_like(self._hidden)
+        self._seeds, self._frames, self._slots = torch.zeros((3, capacity), dtype=torch.long, device=device)
+        self._penalty = torch.ones((capacity, 1), dtype=torch.float32, device=device)
+        self._ignore_eos, self._sound = torch.zeros((2, capacity), dtype=torch.bool, device=device)
+        self._options = torch.zeros((capacity, 2, len(OPTION_COLUMNS)), dtype=torch.int32, device=device)
+        self._positions, self._lengths = torch.zeros((2, capacity), dtype=torch.int32, device=device)
+        self._tables = torch.zeros((capacity, state.size.blocks), dtype=torch.int32, device=device)
+
+    def gather(self, rows: Tensor) -> Gathered:
+        """The state of rows [batch] int64, as far as sampling needs it."""
+        state, count = self.state, len(rows)
+        width = state.hidden.shape[1]
+        _gather[(count,)](
+            rows, state.packed, state.hidden, self._seeds, self._frames, self._penalty,
+            self._ignore_eos.view(torch.int8), self._options, self._hidden, self._sound.view(torch.int8),
+            state.packed.stride(0), width=width, block=triton.next_power_of_2(width),
+        )  # fmt: skip
+        return Gathered(
+            self._hidden[:count],
+            self._seeds[:count],
+            self._frames[:count],
+            self._penalty[:count],
+            self._ignore_eos[:count],
+            self._sound[:count, None],
+            BatchSampler(self._options[:count, 0], WIDE),
+            BatchSampler(self._options[:count, 1], WIDE),
+        )
+
+    def deliver(self, codes: Tensor, sound: Tensor, out: Tensor, *, not_finite: int) -> None:
+        """Codes [batch, groups] into the first rows of `out`; all are `not_finite` where the state is not `sound`."""
+        count, groups = codes.shape
+        _deliver[(count,)](
+            codes, sound.view(torch.int8), out, not_finite, groups=groups, block=triton.next_power_of_2(groups)
+        )
+
+    def feed(self, rows: Tensor, sums: Tensor) -> tuple[Tensor, Context]:
+        """The talker's next input rows from the sums of frames' embeddings [batch, hidden], and where they stand."""
+        state, count = self.state, len(rows)
+        width, blocks = sums.shape[1], state.size.blocks
+        _feed[(count,)](
+            rows, state.packed, sums, self.text, self._positions, self._slots, self._lengths, self._tables,
+            self._inputs, state.packed.stride(0), state.first_block, self.padding, block_size=state.size.block_size,
+            max_frames=state.size.max_model_len, num_blocks=blocks, table_block=triton.next_power_of_2(blocks),
+            width=width, block=triton.next_power_of_2(width),
+        )  # fmt: skip
+        context = Context(self._positions[:count], self._slots[:count], self._tables[:count], self._lengths[:count])
+        return self._inputs[:count], context
+
+    def settle(self, rows: Tensor, hidden: Tensor) -> None:
+        """The talker's output [batch, hidden] becomes the rows' state, which have a frame more."""
+        state, width = self.state, hidden.shape[1]
+        _settle[(len(rows),)](
+            rows, state.packed, state.hidden, hidden, state.packed.stride(0), state.scratch_row, width=width,
+            block=triton.next_power_of_2(width),
+        )  # fmt: skip

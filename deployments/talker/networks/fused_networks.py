@@ -1,0 +1,124 @@
+"""The step of a batch in Triton kernels: the same functions as `FrameNetworks`, in a tenth of the launches."""
+
+from functools import partial
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from deployments.talker.engine.kv_cache import KVCache
+from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul, tile_for
+from deployments.talker.kernels.paged_attention import choose_attention
+from deployments.talker.kernels.prompt_attention import PromptAttention
+from deployments.talker.kernels.readings import TextWitness
+from deployments.talker.kernels.sampler import FirstCodeRules, sample_first_code
+from deployments.talker.kernels.state_kernels import Gathered, StateKernels
+from deployments.talker.networks.frame_networks import MIN_NEW_TOKENS, NOT_FINITE, FrameNetworks, PrefillTensors
+from deployments.talker.networks.fused_predictor import FusedPredictor
+from deployments.talker.networks.fused_stack import FusedStack
+from deployments.talker.runner.batch_state import BatchState
+from deployments.talker.runner.sampling import WIDE, Breadth, Draw
+from deployments.talker.text.prompt import MAX_PASS_POSITIONS, InputTables
+
+
+class FusedNetworks(FrameNetworks):
+    """All of a decoding step, and prompts. Plain PyTorch runs the later rows of a long prompt.
+
+    With `pdl` the order of the launches is a part of the result: see `FusedStack`.
+    """
+
+    breadths = (WIDE,)
+
+    def __init__(
+        self, tables: InputTables, state: BatchState, cache: KVCache, *, attention: str = "auto", pdl: bool = True
+    ) -> None:
+        """`attention` is passed to `choose_attention`."""
+        super().__init__(tables, state, cache)
+        config, max_num_seqs = self.config, state.size.max_num_seqs
+        self.pdl = pdl
+        max_rows = max(max_num_seqs, MAX_PASS_POSITIONS)
+        self.stack = FusedStack(
+            self.talker.model, config.talker, max_rows=max_rows, positions=state.size.max_model_len, pdl=pdl
+        )
+        self.predictor = FusedPredictor(self.talker, max_rows=max_num_seqs, pdl=pdl)
+        self._new_attention = partial(
+            choose_attention, attention, self.stack.heads, block_size=cache.block_size, dtype=tables.dtype, pdl=pdl
+        )
+        self._allocate_for_kernels(max_num_seqs)
+
+    def twin(self, state: BatchState, *, num_rows: int, num_positions: int) -> Self:
+        other = super().twin(state, num_rows=num_rows, num_positions=num_positions)
+        other.stack = self.stack.twin(max(num_rows, num_positions))
+        other.predictor = self.predictor.twin(num_rows)
+        other._allocate_for_kernels(num_rows)
+        return other
+
+    def _allocate_for_kernels(self, num_rows: int) -> None:
+        self.attention = self._new_attention()  # it counts the programs that have come, in memory of its own
+        self.kernels = StateKernels(self.state, self.tables.text, padding=self.tables.pad, num_rows=num_rows)
+        # `predict` has `predict_frame` write these sums, and `advance` reads them: one buffer, no copy between.
+        self._embeds = self.predictor.totals
+        self._code0 = torch.zeros(num_rows, dtype=torch.long, device=self.tables.device)
+        self._logits = like_rows(num_rows, self.config.vocab_size, self.talker.codec_head.weight)
+
+    @property
+    def name(self) -> str:
+        return f"fused kernels, attention: {self.attention.name}"
+
+    def predict(self, rows: Tensor, breadth: Breadth) -> None:  # one kernel serves every breadth
+        gathered = self.kernels.gather(rows)
+        draw = Draw(gathered.seeds, gathered.frames, 0)
+        code0 = self._first_codes(rows, gathered, draw)
+        codes = self.predictor.predict_frame(gathered.hidden, code0, gathered.predictor_sampler, draw)
+        self.kernels.deliver(codes, gathered.sound, self.codes, not_finite=NOT_FINITE)
+
+    def advance(self, rows: Tensor, *, length: int) -> None:
+        inputs, context = self.kernels.feed(rows, self._embeds[: len(rows)])
+        hidden = self.stack.talker_step(inputs, context, self.cache, self.attention, self._witness(rows))
+        self.kernels.settle(rows, hidden)
+
+    def prefill(self, tensors: PrefillTensors, *, length: int) -> None:
+        if length:
+            super().prefill(tensors, length=length)
+            return
+        owners = tensors.owners.long()
+        context = self._context(owners, tensors.positions)
+        inputs = self.tables.rows(tensors.text_ids, tensors.codec_ids)
+        attention = PromptAttention(self.stack.heads, owners, self.pdl)
+        hidden = self.stack.talker_step(inputs, context, self.cache, attention)
+        self.state.hidden[tensors.finished.long()] = hidden[tensors.last.long()]
+
+    def _embed(self, frames: Tensor) -> Tensor:
+        first, *rest = (table.summed[frames[:, group]] for group, table in enumerate(self.predictor.tables))
+        total = first.float()
+        for embeds in rest:
+            total = total + embeds.float()
+        return total.to(first.dtype)
+
+    def _witness(self, rows: Tensor) -> TextWitness | None:
+        if (followed := self.config.text.alignment_head) is None:
+            return None
+        return TextWitness(*followed, self.stack.heads, self.state, rows, self.readings[: len(rows)], self.pdl)
+
+    def _first_codes(self, rows: Tensor, gathered: Gathered, draw: Draw) -> Tensor:
+        rules = FirstCodeRules(
+            state_rows=rows,
+            seen=self.state.seen,
+            penalty=gathered.penalty,
+            suppressed=self.talker.suppressed,
+            ignore_eos=gathered.ignore_eos,
+            eos=self.config.codes.eos,
+            min_new_tokens=MIN_NEW_TOKENS,
+        )
+        logits = self._first_logits(gathered.hidden)
+        code0 = self._code0[: len(rows)]
+        sample_first_code(logits, gathered.talker_sampler, draw, rules, code0, pdl=self.pdl)
+        return code0
+
+    def _first_logits(self, hidden: Tensor) -> Tensor:
+        """Logits of codebook 0 [rows, vocab]; the library would choose its kernel by the number of rows."""
+        weight = self.talker.codec_head.weight
+        out = Activations(self._logits.values[: len(hidden)], self._logits.squares, 1)
+        tile = tile_for(*weight.shape, gated=False, num_rows=len(hidden))
+        matmul(hidden, weight, out, tile, Product(pdl=self.pdl))
+        return out.values

@@ -1,0 +1,211 @@
+"""A decoder stack for decoding: one new position per row, five kernels a layer."""
+
+from copy import copy
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import triton
+from torch import Tensor
+
+from deployments.talker.engine.kv_cache import KVCache
+from deployments.talker.kernels.frame_attention import attend_frame, attend_frame_start
+from deployments.talker.kernels.matmul import (
+    Activations,
+    Product,
+    like_rows,
+    matmul,
+    measure_squares,
+    normalise,
+    tile_for,
+)
+from deployments.talker.kernels.paged_attention import PagedBackend
+from deployments.talker.kernels.qkv import HeadNorms, Heads
+from deployments.talker.model.layers import DecoderLayer, DecoderStack
+from deployments.talker.model.model_config import TransformerConfig
+from deployments.talker.runner.attention import Context
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayer:
+    """A layer's matrices as the kernels read them."""
+
+    qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden], input norm folded in
+    out: Tensor  # [hidden, heads * head_dim]
+    gate_up: Tensor  # [2 * intermediate, hidden], post-attention norm folded in
+    down: Tensor  # [hidden, intermediate]
+    norms: HeadNorms
+
+
+class Witness(Protocol):
+    """Looks at the attention of one layer, right behind it."""
+
+    @property
+    def layer(self) -> int: ...
+
+    def look(self, qkv: Tensor, norms: HeadNorms, keys: Tensor, context: Context) -> None:
+        """`qkv` [rows, ...] is the layer's product, `keys` [slots, kv_heads, head_dim] its cache with the new keys."""
+        ...
+
+
+class FrameCache:
+    """Keys and values of one frame's few positions, [layers, rows, kv_heads, positions, head_dim]."""
+
+    def __init__(self, config: TransformerConfig, *, num_rows: int, positions: int, like: Tensor) -> None:
+        shape = (config.num_layers, num_rows, config.num_kv_heads, triton.next_power_of_2(positions), config.head_dim)
+        self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        self.values = torch.zeros_like(self.keys)
+
+
+class FusedStack:
+    """The same function as a `DecoderStack`, for one position a row. Not reentrant: it owns its activations.
+
+    With `pdl` the order of launches has a meaning: each kernel may read early what kernels before its predecessor wrote
+    (gpu/launch.py), so that a kernel which is moved, added or removed can make another one read what is not there yet:
+    test_launch_order.py finds that.
+    """
+
+    def __init__(self, stack: DecoderStack, config: TransformerConfig, *, max_rows: int, positions: int,
+                 pdl: bool = True) -> None:  # fmt: skip
+        """`positions`: one more than the largest position ever asked for."""
+        self.config, self.pdl = config, pdl
+        self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+        like = stack.norm.weight
+        cos, sin = rotations(config, positions, like.device)
+        self.layers = [_pack(layer, cos, sin, config) for layer in stack.layers if isinstance(layer, DecoderLayer)]
+        self.norm = like.detach()
+        self._allocate(max_rows)
+
+    def twin(self, max_rows: int) -> "FusedStack":
+        """The same weights with activations of its own, so that both may run at once."""
+        other = copy(self)
+        other._allocate(max_rows)
+        return other
+
+    def _allocate(self, max_rows: int) -> None:
+        config, like = self.config, self.norm
+        width = config.num_heads * config.head_dim
+        self._qkv = like_rows(max_rows, width + 2 * config.num_kv_heads * config.head_dim, like)
+        self._attended = torch.empty((max_rows, width), dtype=like.dtype, device=like.device)
+        self._residual = like_rows(max_rows, config.hidden_size, like)
+        self._inner = like_rows(max_rows, config.intermediate_size, like)
+        self._input = like_rows(max_rows, config.hidden_size, like)
+        self._out = torch.empty_like(self._residual.values)
+
+    def talker_step(self, inputs: Tensor, context: Context, cache: KVCache, attend: PagedBackend,
+                    witness: Witness | None = None) -> Tensor:  # fmt: skip
+        """One position of each row over its paged context: [rows, hidden] -> [rows, hidden] after the final norm.
+
+        `witness` looks at the attention of its layer. The result is valid until the next call.
+        """
+        x = self.measured(inputs)
+        for number, layer in enumerate(self.layers):
+            qkv = self._project(layer, x)
+            attended = attend(qkv.values, layer.norms, (cache.keys[number], cache.values[number]), context)
+            if witness is not None and witness.layer == number:
+                witness.look(qkv.values, layer.norms, cache.keys[number], context)
+            x = self._finish_layer(layer, x, attended)
+        return self._normalised(x)
+
+    def frame_start(self, x: Activations, cache: FrameCache) -> Activations:
+        """Positions 0, the first half of the rows of `x`, and 1, the second, in one pass; before the final norm."""
+        num_rows = len(x.values)
+        for number, layer in enumerate(self.layers):
+            qkv = self._project(layer, x)
+            attended = self._attended[:num_rows]
+            caches = cache.keys[number, : num_rows // 2], cache.values[number, : num_rows // 2]
+            attend_frame_start(qkv.values, layer.norms, self.heads, caches, attended, pdl=self.pdl)
+            x = self._finish_layer(layer, x, attended)
+        return x
+
+    def codebook_step(self, x: Activations, position: int, cache: FrameCache) -> Activations:
+        """One position of a frame; before the final norm, which the next product can fold in."""
+        num_rows = len(x.values)
+        for number, layer in enumerate(self.layers):
+            qkv = self._project(layer, x)
+            attended = self._attended[:num_rows]
+            caches = cache.keys[number, :num_rows], cache.values[number, :num_rows]
+            attend_frame(qkv.values, layer.norms, self.heads, caches, position, attended, pdl=self.pdl)
+            x = self._finish_layer(layer, x, attended)
+        return x
+
+    def measured(self, values: Tensor) -> Activations:
+        """Values [rows, hidden] that no kernel of this stack wrote, with the sums of their squares."""
+        x = Activations(values, self._input.squares, 1)
+        measure_squares(x)  # launched plainly, because the kernel before it is unknown
+        return x
+
+    def input_rows(self, num_rows: int) -> Activations:
+        """Where a kernel may put the stack's next input."""
+        return self._first_rows(self._input, num_rows)
+
+    def _project(self, layer: PackedLayer, x: Activations) -> Activations:
+        qkv = self._first_rows(self._qkv, len(x.values))
+        self._multiply(x, layer.qkv, qkv, Product(eps=self.config.rms_norm_eps, pdl=self.pdl))
+        return qkv
+
+    def _finish_layer(self, layer: PackedLayer, x: Activations, attended: Tensor) -> Activations:
+        """The output projection and the MLP, both added to the residual stream."""
+        num_rows = len(x.values)
+        residual, inner = self._first_rows(self._residual, num_rows), self._first_rows(self._inner, num_rows)
+        self._multiply(attended, layer.out, residual, Product(pdl=self.pdl), residual=x.values)
+        self._multiply(residual, layer.gate_up, inner, Product(eps=self.config.rms_norm_eps, gated=True, pdl=self.pdl))
+        self._multiply(inner, layer.down, residual, Product(pdl=self.pdl), residual=residual.values)
+        return residual
+
+    def _multiply(self, x: Activations | Tensor, weight: Tensor, out: Activations, product: Product, *,
+                  residual: Tensor | None = None) -> None:  # fmt: skip
+        columns = weight.shape[0] // (2 if product.gated else 1)
+        tile = tile_for(columns, weight.shape[1], gated=product.gated, num_rows=len(out.values))
+        leave_squares = residual is not None  # what is added to the residual stream is normalised next
+        matmul(x, weight, out, tile, product, residual=residual, leave_squares=leave_squares)
+
+    def _normalised(self, x: Activations) -> Tensor:
+        out = self._out[: len(x.values)]
+        normalise(x, self.norm, out, self.config.rms_norm_eps, pdl=self.pdl)
+        return out
+
+    @staticmethod
+    def _first_rows(x: Activations, num_rows: int) -> Activations:
+        return Activations(x.values[:num_rows], x.squares, x.parts)
+
+
+def rotations(config: TransformerConfig, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [positions, head_dim / 2] float32."""
+    exponents = torch.arange(0, config.head_dim, 2, device=device).double() / config.head_dim
+    angles = torch.arange(positions, device=device).double()[:, None] / (config.rope_theta**exponents)[None]
+    return angles.cos().float(), angles.sin().float()
+
+
+def fold_norm(weight: Tensor, norm: Tensor) -> Tensor:
+    """The matrix [n, k] whose product with a row is that of `weight` with the row times `norm` [k]."""
+    return (weight.float() * norm.float()).to(weight.dtype)
+
+
+@torch.no_grad()
+def _pack(layer: DecoderLayer, cos: Tensor, sin: Tensor, config: TransformerConfig) -> PackedLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+    gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+    norms = HeadNorms(attention.q_norm.weight.detach(), attention.k_norm.weight.detach(), cos, sin, config.rms_norm_eps)
+    packed = PackedLayer(
+        qkv=fold_norm(qkv, layer.input_layernorm.weight),
+        out=attention.o_proj.weight.detach(),
+        gate_up=fold_norm(gate_up, layer.post_attention_layernorm.weight),
+        down=mlp.down_proj.weight.detach(),
+        norms=norms,
+    )
+    _share(layer, packed)
+    return packed
+
+
+def _share(layer: DecoderLayer, packed: PackedLayer) -> None:
+    """Let a plain layer, which long prompts take, read the packed matrices: weights are there once."""
+    attention, mlp = layer.self_attn, layer.mlp
+    sizes = [len(linear.weight) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    shared = [*packed.qkv.split_with_sizes(sizes), *packed.gate_up.chunk(2)]
+    linears = (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj)
+    for linear, weight in zip(linears, shared, strict=True):
+        linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+    for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+        norm.weight = torch.nn.Parameter(torch.ones_like(norm.weight), requires_grad=False)  # folded in

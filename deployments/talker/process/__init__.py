@@ -1,0 +1,1 @@
+"""The engine as a process of its own: its client in the replica, their messages, its loop."""

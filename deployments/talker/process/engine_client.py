@@ -1,0 +1,278 @@
+"""The replica's side of the engine process: starts it, sends it requests, gives its frames to their streams."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from deployments.config import TalkerConfig
+from deployments.errors import EngineError, TalkerLost
+from deployments.gpu import asleep
+from deployments.protocol import FrameChunk, GenerateRequest, Mailbox, ModelInfo
+from deployments.serving import mailbox, metrics
+from deployments.serving.reports import report_stage
+from deployments.serving.starvation import any_runnable
+from deployments.talker.process import channel
+from deployments.weights.store import Report
+
+logger = logging.getLogger(__name__)
+
+_RECEIVE_BYTES = 1 << 18
+_STOP_TIMEOUT_S = 5.0
+# The engine process says four times a second that it is alive.
+_PEER_TIMEOUT_S = 1.5
+_LONGEST_PEER_TIMEOUT_S = 10.0  # for a process that has no processor to run on
+_WATCH_S = 0.25
+# Frames that a job's segment sends together: nobody waits for them, and each chunk takes time of this event loop. Ray's
+# object store would take chunks above 100 kB, and that takes more of it.
+_BACKGROUND_FRAMES = 20
+
+Item = FrameChunk | Exception
+
+
+class EngineClient:
+    """Owns one engine process. Constructing it blocks until the model is loaded."""
+
+    def __init__(
+        self, model: str, config: TalkerConfig, report: Report = report_stage, *, makes_audio: bool = True
+    ) -> None:
+        """`report` is called with each stage of the start. `makes_audio`: False where no stream asks for audio."""
+        self._report = report
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "deployments.talker.process.engine_process", str(theirs.fileno()), model]
+            command += [config.model_dump_json(), str(makes_audio)]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        self._unpacker = channel.Unpacker()
+        self._streams: dict[int, asyncio.Queue[Item]] = {}
+        self._forgetting: deque[asyncio.Future[int]] = deque()  # the engine answers in their order
+        self._sequence_ids = itertools.count()
+        self._writer: asyncio.StreamWriter | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._reported_s = 0.0  # time.monotonic() of the last report
+        self._keep_alive_s, self._idle_since_s = config.keep_alive_s, time.monotonic()
+        self._asleep, self._changing = False, asyncio.Lock()
+        self.on_sleep: Callable[[bool], None] = lambda is_asleep: None  # called on another thread
+        self.load = channel.EngineLoad()  # of the last step
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.stop)
+            self.info = self._await_ready()
+            failed.pop_all()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine process runs, and has reported lately."""
+        return self._process.poll() is None and (self._reading is None or not self._reading.done())
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+        """Frames as the engine makes them. Frames that wait together become one chunk, and so do many of a background
+        request. Leaving it aborts the request.
+
+        Raises InvalidRequest and Overloaded before the first frame, TalkerLost when the engine process dies.
+        """
+        await self.attach()
+        sequence_id = next(self._sequence_ids)
+        queue = self._streams[sequence_id] = asyncio.Queue()
+        if self._keep_alive_s is not None:
+            with contextlib.ExitStack() as failed:
+                failed.callback(self._streams.pop, sequence_id)
+                await asyncio.shield(self._wake())
+                failed.pop_all()
+        self._send(channel.Submit(sequence_id, request))
+        live = request.synthesis.live
+        least = _BACKGROUND_FRAMES if request.synthesis.background else 0
+        writing = None if live is None else asyncio.create_task(self._write(sequence_id, live))
+        try:
+            while True:
+                chunk = await _next_chunk(queue, least)
+                if chunk.finish_reason is not None:
+                    del self._streams[sequence_id]
+                yield chunk
+                if chunk.finish_reason is not None:
+                    return
+        finally:
+            if writing is not None:
+                writing.cancel()
+            self._idle_since_s = time.monotonic()
+            if self._streams.pop(sequence_id, None) is not None:
+                self._send(channel.Abort(sequence_id))
+
+    async def _write(self, sequence_id: int, live: Mailbox) -> None:
+        """Send the engine the text of a live request as it comes. Where it cannot be read the stream fails."""
+        try:
+            async with aclosing(mailbox.read(live)) as parts:
+                async for part in parts:
+                    self._send(channel.Append(sequence_id, part, is_last=False))
+            self._send(channel.Append(sequence_id, "", is_last=True))
+        except Exception as error:
+            if sequence_id in self._streams:
+                self._streams[sequence_id].put_nowait(error)
+
+    async def forget(self, voices: tuple[bytes, ...]) -> int:
+        """Have the engine drop what it keeps of these voices. Returns how many results it had. Raises TalkerLost."""
+        await self.attach()
+        if self._keep_alive_s is not None:
+            await asyncio.shield(self._wake())
+        forgotten: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._forgetting.append(forgotten)
+        self._send(channel.Forget(voices))
+        return await forgotten
+
+    def stop(self) -> None:
+        """Close the socket, which ends the process. Kill a process that goes on."""
+        with contextlib.suppress(OSError):  # already disconnected
+            self._socket.shutdown(socket.SHUT_RDWR)  # after a mere close uvloop would keep the descriptor open
+        self._socket.close()
+        if self._writer is not None:
+            self._writer.close()
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _await_ready(self) -> ModelInfo:
+        while data := self._socket.recv(_RECEIVE_BYTES):
+            for report in self._unpacker.feed(data):
+                if isinstance(report, channel.Ready):
+                    return report.info
+                if isinstance(report, channel.Loading):
+                    self._report(report.stage)
+                if isinstance(report, channel.RequestFailed):
+                    raise report.error
+        raise TalkerLost(
+            f"the engine process ended with code {self._process.wait()} while it loaded; its output says why"
+        )
+
+    async def attach(self) -> None:
+        """Give the socket to the event loop. The first call does so, because a constructor has no loop. Raises
+        TalkerLost.
+        """
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect())
+        await asyncio.shield(self._connecting)
+        if self._reading is None or self._reading.done():
+            raise self._lost()
+
+    async def _connect(self) -> None:
+        self._socket.setblocking(False)
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=_RECEIVE_BYTES)
+        self._reported_s = time.monotonic()
+        self._reading = asyncio.create_task(self._read(reader, self._writer))
+        self._watching = asyncio.create_task(self._watch(self._reading))
+
+    async def _watch(self, reading: asyncio.Task[None]) -> None:
+        """End the reading, and all streams with it, when the engine process sends nothing for too long."""
+        while not reading.done():
+            slept_s = time.monotonic()
+            await asyncio.sleep(_WATCH_S)
+            now_s = time.monotonic()
+            if now_s - slept_s > 2 * _WATCH_S:
+                self._reported_s = now_s  # this process did not run, so nothing is known of the other
+            silence_s = now_s - self._reported_s
+            if silence_s > _PEER_TIMEOUT_S and (
+                silence_s > _LONGEST_PEER_TIMEOUT_S or not any_runnable(self._process.pid)
+            ):
+                logger.error("the engine process has been silent for %.1f s", silence_s)
+                self._process.kill()
+                reading.cancel()  # a process that hangs in a driver keeps its socket even when it is killed
+            if self._streams or self._forgetting:
+                self._idle_since_s = now_s
+            elif self._keep_alive_s is not None and now_s - self._idle_since_s > self._keep_alive_s:
+                await self._sleep()
+
+    async def _sleep(self) -> None:
+        """Leave the GPU, unless a request comes first. Where the driver cannot, the engine stays awake for good."""
+        async with self._changing:
+            if self._asleep or self._streams:
+                return
+            try:
+                await asyncio.to_thread(self._change, asleep.send_to_sleep, to_sleep=True)
+            except EngineError as error:
+                logger.error("the engine stays on its GPU: %s", error)
+                self._keep_alive_s = None
+
+    async def _wake(self) -> None:
+        """Return once the engine has its GPU. Raises TalkerLost where others have taken its memory."""
+        async with self._changing:
+            if not self._asleep:
+                return
+            began_s = time.monotonic()
+            try:
+                await asyncio.to_thread(self._change, asleep.wake, to_sleep=False)
+            except EngineError as error:
+                self._process.kill()  # it hears nothing any more
+                raise TalkerLost(f"the engine did not come back to its GPU: {error}") from error
+            self._idle_since_s = time.monotonic()
+            logger.info("the engine is back on its GPU after %.2f s", time.monotonic() - began_s)
+
+    def _change(self, change: Callable[[int], None], *, to_sleep: bool) -> None:
+        change(self._process.pid)
+        self._asleep = to_sleep
+        self.on_sleep(to_sleep)
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with contextlib.suppress(ConnectionError):
+                while data := await reader.read(_RECEIVE_BYTES):
+                    self._reported_s = time.monotonic()
+                    for report in self._unpacker.feed(data):
+                        self._deliver(report)
+        finally:
+            for queue in self._streams.values():
+                queue.put_nowait(self._lost())
+            for forgotten in self._forgetting:
+                if not forgotten.done():
+                    forgotten.set_exception(self._lost())
+            writer.close()  # here, while its event loop still runs
+
+    def _deliver(self, report: channel.Command | channel.Report) -> None:
+        if isinstance(report, channel.Produced):
+            before, self.load = self.load, report.load
+            metrics.talker_step(
+                report.step_s, len(report.chunks), self.load.kv_used_ratio, waiting=self.load.num_waiting
+            )
+            metrics.references("speaker", self.load.speakers)
+            metrics.references("codes", self.load.references)
+            metrics.codec_repaired("talker", self.load.repaired - before.repaired)
+            for sequence_id, chunk in report.chunks:
+                if sequence_id in self._streams:
+                    self._streams[sequence_id].put_nowait(chunk)
+        elif isinstance(report, channel.RequestFailed) and report.sequence_id in self._streams:
+            self._streams[report.sequence_id].put_nowait(report.error)
+        elif isinstance(report, channel.HasForgotten) and not (forgotten := self._forgetting.popleft()).done():
+            forgotten.set_result(report.num_results)
+
+    def _send(self, command: channel.Command) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(channel.encode(command))
+
+    def _lost(self) -> TalkerLost:
+        return TalkerLost(f"the engine process of this talker replica ended (code {self._process.poll()})")
+
+
+async def _next_chunk(queue: "asyncio.Queue[Item]", least: int) -> FrameChunk:
+    """The next chunk of at least so many frames, unless the stream ends, joined with all that have arrived. An error
+    waits until the frames before it are read.
+    """
+    chunks, num_frames = list[FrameChunk](), 0
+    while not chunks or ((num_frames < least or not queue.empty()) and chunks[-1].finish_reason is None):
+        item = await queue.get()
+        if not isinstance(item, Exception):
+            chunks.append(item)
+            num_frames += len(item.codes)
+        elif chunks:
+            queue.put_nowait(item)
+            break
+        else:
+            raise item
+    return FrameChunk.join(chunks)

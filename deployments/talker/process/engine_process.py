@@ -1,0 +1,268 @@
+"""The engine's own process: `python -m deployments.talker.process.engine_process SOCKET MODEL CONFIG MAKES_AUDIO`.
+
+A busy Python thread beside the replica's event loop triples the time to the first byte; a child process costs nothing.
+The process ends when its socket does, so it never outlives its replica, and it starts no session of its own. A thread
+beside the engine says that it is alive, and ends the process when a step does not end.
+"""
+
+import contextlib
+import logging
+import math
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from deployments.config import TalkerConfig
+from deployments.errors import EngineError, TalkrayError
+from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, with_mark
+from deployments.serving.collector import leave_loaded_alone
+from deployments.serving.starvation import ThreadWork
+from deployments.talker.engine.engine import Engine
+from deployments.talker.engine.loading import StartClock, load_engine
+from deployments.talker.process import channel
+from deployments.weights.store import cache_directory, locate
+
+logger = logging.getLogger(__name__)
+
+_PERIOD_S = 0.25
+# A step on a GPU takes milliseconds. A step on a CPU may take long, but then it uses a processor.
+_LONGEST_STEP_S = {"cuda": 1.5, "cpu": 60.0}
+_LONGEST_IDLENESS_S = 1.25
+EXIT_CODE = 70
+_RECEIVE_BYTES = 1 << 20
+_REST_S = 0.005
+_MOST_UNSENT_BYTES = 1 << 26
+
+
+class Watchdog:
+    """Watches the thread that constructs it."""
+
+    def __init__(self, device_type: str, alive: Callable[[], None], *, give_up: Callable[[int], object]) -> None:
+        """The watchdog's thread calls `alive` four times a second, and `give_up` with an exit status."""
+        self._longest_step_s = _LONGEST_STEP_S.get(device_type, _LONGEST_STEP_S["cpu"])
+        self._alive, self._give_up = alive, give_up
+        self._work = ThreadWork()
+        self._step_began_s: float | None = None
+        self._ended = threading.Event()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around work that has to end in time. Work within it has time of its own."""
+        is_within = self._step_began_s is not None
+        self._step_began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._step_began_s = time.monotonic() if is_within else None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around all steps: the watchdog's thread runs."""
+        thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_PERIOD_S):
+            began_s, now_s = self._step_began_s, time.monotonic()
+            idle_s = self._work.idle_s(now_s)
+            if began_s is not None:
+                self._judge(now_s - began_s, min(now_s - began_s, idle_s))
+            self._alive()
+
+    def _judge(self, step_s: float, idle_s: float) -> None:
+        if step_s > self._longest_step_s or idle_s > _LONGEST_IDLENESS_S:
+            logger.error("a step hangs: it takes %.1f s, the last %.1f s without work; giving up", step_s, idle_s)
+            self._give_up(EXIT_CODE)
+
+
+class FirstAudioMarks:
+    """Marks of requests whose first audio has not left the engine process."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, GenerateRequest] = {}
+
+    @contextmanager
+    def begin(self, sequence_id: int, request: GenerateRequest) -> Iterator[None]:
+        """Around the preparation of a request that has arrived. A request that raises there has none."""
+        marked = with_mark(request.synthesis, "to-engine")
+        yield
+        if marked.marks:
+            self._requests[sequence_id] = replace(request, synthesis=with_mark(marked, "prompt"))
+
+    def follow(self, chunks: tuple[tuple[int, FrameChunk], ...]) -> tuple[tuple[int, FrameChunk], ...]:
+        """`chunks`, where the first audio of each request with marks brings them."""
+        if not self._requests:
+            return chunks
+        return tuple((sequence_id, self._follow(sequence_id, chunk)) for sequence_id, chunk in chunks)
+
+    def end(self, sequence_id: int) -> None:
+        self._requests.pop(sequence_id, None)
+
+    def _follow(self, sequence_id: int, chunk: FrameChunk) -> FrameChunk:
+        request = self._requests.get(sequence_id)
+        if request is None:
+            return chunk
+        if len(chunk.codes) and request.synthesis.marks[-1][0] != "codes":
+            request = self._requests[sequence_id] = replace(request, synthesis=with_mark(request.synthesis, "codes"))
+        if request.gpu_frames and not chunk.pcm and chunk.finish_reason is None:
+            return chunk  # its audio comes with a later chunk
+        self.end(sequence_id)
+        marked = with_mark(request.synthesis, "audio") if request.gpu_frames else request.synthesis
+        return replace(chunk, marks=marked.marks)
+
+
+class EngineProcess:
+    """Commands from the socket to the engine, frames back. Raises ConnectionError once the replica has gone."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.unpacker = channel.Unpacker()
+        self.first_audio_marks = FirstAudioMarks()
+        self._sending = threading.Lock()  # the watchdog sends too
+        self._unsent = bytearray()  # reports for which the socket had no room yet
+
+    def run(self, model: str, config: TalkerConfig, *, makes_audio: bool = True) -> None:
+        """Load the model, then serve until the socket closes."""
+        try:
+            engine, info = self._load(model, config, makes_audio=makes_audio)
+        except Exception as error:
+            told = error if isinstance(error, TalkrayError) else EngineError(f"the engine does not start: {error!r}")
+            self._send(channel.RequestFailed(None, told))  # of others, not all can be unpickled
+            raise
+        self._send(channel.Ready(info))
+        watchdog = Watchdog(engine.runner.device.type, self._say_alive, give_up=os._exit)
+        with watchdog.running():
+            while True:
+                self._serve_once(engine, watchdog)
+
+    def _serve_once(self, engine: Engine, watchdog: Watchdog) -> None:
+        was_idle = engine.is_idle
+        commands = self._receive(timeout_s=None if was_idle else engine.poll_timeout_s)
+        with watchdog.step():
+            self._obey_all(engine, commands, watchdog)
+            began_s = time.perf_counter()
+            output = engine.step(meanwhile=lambda: self._obey_all(engine, self._receive(timeout_s=0), watchdog))
+            chunks = self.first_audio_marks.follow(output.chunks)
+            step_s = time.perf_counter() - began_s if chunks else 0.0
+        if chunks or was_idle or engine.is_idle:  # the last report before a pause says that nothing runs
+            self._send(channel.Produced(chunks, step_s, engine.take_load()))
+        for sequence_id, error in output.failures:
+            self._send(channel.RequestFailed(sequence_id, error))
+        if engine.is_idle and not was_idle:
+            engine.check_integrity()  # an engine that has lost a row or a block has to be replaced
+
+    def _obey_all(self, engine: Engine, commands: list[channel.Command], watchdog: Watchdog) -> None:
+        """Many recordings that come at once take longer to read than a step may."""
+        for command in commands:
+            with watchdog.step():
+                self._obey(engine, command)
+
+    def _obey(self, engine: Engine, command: channel.Command) -> None:
+        if isinstance(command, channel.Abort):
+            engine.abort(command.sequence_id)
+            self.first_audio_marks.end(command.sequence_id)
+            return
+        if isinstance(command, channel.Forget):
+            self._send(channel.HasForgotten(engine.forget(command.voices)))
+            return
+        assert isinstance(command, channel.Submit | channel.Append)
+        try:
+            self._add(engine, command)
+        except TalkrayError as error:
+            engine.abort(command.sequence_id)
+            self._send(channel.RequestFailed(command.sequence_id, error))
+        except Exception as error:  # the other streams go on
+            logger.exception("request %d could not be added", command.sequence_id)
+            engine.abort(command.sequence_id)
+            failure = EngineError(f"the engine failed on this request: {error!r}")
+            self._send(channel.RequestFailed(command.sequence_id, failure))
+
+    def _add(self, engine: Engine, command: channel.Submit | channel.Append) -> None:
+        if isinstance(command, channel.Append):
+            engine.append_text(command.sequence_id, command.text, is_last=command.is_last)
+            return
+        with self.first_audio_marks.begin(command.sequence_id, command.request):
+            engine.add(command.sequence_id, command.request)
+
+    def _load(self, model: str, config: TalkerConfig, *, makes_audio: bool) -> tuple[Engine, ModelInfo]:
+        self._send(channel.Loading(f"looking for {model}"))
+        directory = locate(model, report=lambda line: self._send(channel.Loading(line)))
+        clock = StartClock(lambda stage: self._send(channel.Loading(stage)))
+        engine = load_engine(directory, config, clock, makes_audio=makes_audio)
+        frame_s = engine.info.frame_samples / engine.info.sample_rate
+        room = f"room for {engine.scheduler.blocks.capacity * frame_s / 60:.0f} minutes of speech at once"
+        self._send(channel.Loading(f"{engine.runner.networks.name} on {engine.runner.device}, {room}"))
+        self._send(channel.Loading(clock.summary()))
+        leave_loaded_alone()
+        return engine, replace(engine.info, name=model)
+
+    def _receive(self, *, timeout_s: float | None) -> list[channel.Command]:
+        """The commands that have arrived. Waits at most `timeout_s` for a first byte, and _REST_S for the rest of a
+        command, because a recording takes several reads and the engine would make a step between two of them.
+        """
+        messages: list[channel.Command | channel.Report] = []
+        until_s = math.inf
+        while self._await_data(timeout_s):
+            data = self.connection.recv(_RECEIVE_BYTES)
+            if not data:
+                raise ConnectionResetError("the replica has closed its end")
+            messages += self.unpacker.feed(data)
+            now_s = time.monotonic()
+            until_s = min(until_s, now_s + _REST_S)
+            timeout_s = until_s - now_s
+            if not self.unpacker.is_inside or timeout_s <= 0:
+                break
+        return [command for command in messages if isinstance(command, channel.Command)]
+
+    def _await_data(self, timeout_s: float | None) -> bool:
+        """Whether there is something to receive in time. Meanwhile what was not sent is sent."""
+        while True:
+            waiting = [self.connection] if self._unsent else []
+            readable, writable, _ = select.select([self.connection], waiting, [], timeout_s)
+            if writable:
+                with self._sending:
+                    self._flush()
+            if readable or not writable or timeout_s is not None:
+                return bool(readable)
+
+    def _say_alive(self) -> None:
+        with contextlib.suppress(ConnectionError):  # the engine's thread notices by itself
+            self._send(channel.Alive())
+
+    def _send(self, report: channel.Report) -> None:
+        """What the socket has no room for is sent later: the engine does not wait for a replica that is busy."""
+        with self._sending:
+            self._unsent += channel.encode(report)
+            self._flush()
+
+    def _flush(self) -> None:
+        """Send what the socket takes at once, or all of it where the replica has not read for long."""
+        if len(self._unsent) > _MOST_UNSENT_BYTES:
+            self.connection.sendall(self._unsent)
+            self._unsent.clear()
+        with contextlib.suppress(BlockingIOError):
+            while self._unsent:
+                del self._unsent[: self.connection.send(self._unsent, socket.MSG_DONTWAIT)]
+
+
+def main(descriptor: int, model: str, config: str, makes_audio: str) -> None:
+    """`config`: the talker's settings as JSON; `makes_audio`: "True" or "False"."""
+    os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))  # compiled kernels outlive the process
+    with socket.socket(fileno=descriptor) as connection, contextlib.suppress(ConnectionError):
+        settings = TalkerConfig.model_validate_json(config)
+        EngineProcess(connection).run(model, settings, makes_audio=makes_audio == "True")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,1 @@
+"""From sequences to rows of tensors: prompts, the batch's state, sampling, recorded steps."""

@@ -1,0 +1,163 @@
+"""Everything a running sequence is between two frames, by its row, in tensors that CUDA graphs read and write.
+
+The host writes a row once, when its sequence is admitted; from then on a step moves it along by itself. The row that
+is handed to no sequence belongs to the padding of a batch.
+"""
+
+from copy import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deployments.gpu.graphs import Staging
+from deployments.talker.engine.sequence import Sequence
+from deployments.talker.model.model_config import ModelConfig
+from deployments.talker.runner.sampling import OPTION_COLUMNS, BatchSampler, Breadth, FilterOptions
+
+
+class Columns:
+    """The columns of a packed row of 32-bit values. After the header stand trailing text ids, then the blocks.
+
+    The talker's `FilterOptions` and the predictor's are packed side by side. The header is a multiple of 16 columns
+    wide, because Triton loads aligned block tables as vectors.
+    """
+
+    SEED, _SEED_HIGH, POSITION, FRAME, NUM_TRAILING, NUM_TEXT, TEXT_START, IGNORE_EOS, PENALTY, FILTERS = range(10)
+    COUNTS = slice(NUM_TRAILING, NUM_TEXT + 1)
+    TALKER = slice(FILTERS, FILTERS + len(OPTION_COLUMNS))
+    PREDICTOR = slice(TALKER.stop, TALKER.stop + len(OPTION_COLUMNS))
+    HEADER = -(-PREDICTOR.stop // 16) * 16
+
+
+@dataclass(frozen=True, slots=True)
+class StateSize:
+    """Dimensions of the state."""
+
+    max_num_seqs: int
+    max_model_len: int
+    block_size: int
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.max_model_len // self.block_size)
+
+    @property
+    def width(self) -> int:
+        """Columns of a packed row; even, so that seeds are aligned."""
+        return Columns.HEADER + self.max_model_len + self.blocks + (self.max_model_len + self.blocks) % 2
+
+
+class BatchState:
+    """One row for each sequence that runs, and one for padding."""
+
+    def __init__(self, config: ModelConfig, size: StateSize, *, dtype: torch.dtype, device: torch.device) -> None:
+        rows = size.max_num_seqs + 1
+        self.size, self.scratch_row = size, size.max_num_seqs
+        self.hidden = torch.zeros((rows, config.talker.hidden_size), dtype=dtype, device=device)
+        self.seen = torch.zeros((rows, config.vocab_size), dtype=torch.bool, device=device)
+        self.packed = torch.zeros((rows, size.width), dtype=torch.int32, device=device)
+        floats = self.packed.view(torch.float32)
+        self.seeds = self.packed.view(torch.long)[:, Columns.SEED // 2]
+        self.positions, self.frames = self.packed[:, Columns.POSITION], self.packed[:, Columns.FRAME]
+        self._num_trailing, self._ignore_eos = self.packed[:, Columns.NUM_TRAILING], self.packed[:, Columns.IGNORE_EOS]
+        self._penalty = floats[:, Columns.PENALTY]
+        self._trailing = self.packed[:, Columns.HEADER : Columns.HEADER + size.max_model_len]
+        self.first_block = Columns.HEADER + size.max_model_len
+        self.block_tables = self.packed[:, self.first_block : self.first_block + size.blocks]
+        self._staging = Staging(size.width, device=device)
+        self.packed[:, Columns.PENALTY] = int(np.float32(1.0).view(np.int32))
+        for columns in (Columns.TALKER, Columns.PREDICTOR):
+            self.packed[:, columns] = torch.from_numpy(FilterOptions().pack()).to(device)
+
+    def twin(self) -> "BatchState":
+        """The same rows, for a host that writes some of them on another CUDA stream. Both streams may write the scratch
+        row at the same time: no row of a sequence depends on it.
+        """
+        other = copy(self)
+        other._staging = Staging(self.size.width, device=self.packed.device)
+        return other
+
+    def admit(self, sequence: Sequence, blocks: list[int], *, num_frames: int) -> None:
+        """Write the row of a sequence that is about to be prefilled together with `num_frames` of its frames."""
+        assert sequence.row is not None
+        staged = self._staging.next_row()
+        self._pack(staged.values, sequence, blocks)
+        staged.values[Columns.POSITION] = sequence.prompt.num_positions + num_frames
+        staged.values[Columns.FRAME] = num_frames
+        self.packed[sequence.row].copy_(staged.tensor, non_blocking=True)
+        seen = self.seen[sequence.row]
+        seen.zero_()
+        if sequence.frames:
+            codes = torch.from_numpy(np.stack(sequence.frames)[:, 0]).long()
+            seen[codes.to(seen.device, non_blocking=True)] = True
+
+    def extend_text(self, sequence: Sequence, start: int) -> None:
+        """Give a running sequence the trailing text ids of its prompt from `start` on."""
+        assert sequence.row is not None
+        ids = sequence.prompt.trailing[start : self.size.max_model_len]
+        staged = self._staging.next_row()
+        counts = start + len(ids), sequence.prompt.num_text_positions
+        staged.values[: len(ids)], staged.values[len(ids) : len(ids) + 2] = ids, counts
+        row, first = self.packed[sequence.row], Columns.HEADER + start
+        row[first : first + len(ids)].copy_(staged.tensor[: len(ids)], non_blocking=True)
+        row[Columns.COUNTS].copy_(staged.tensor[len(ids) : len(ids) + 2], non_blocking=True)
+
+    def extend(self, row: int, index: int, block: int) -> None:
+        """Give a running sequence the block at `index` of its table."""
+        staged = self._staging.next_row()
+        staged.values[0] = block
+        column = self.first_block + index
+        self.packed[row, column : column + 1].copy_(staged.tensor[:1], non_blocking=True)
+
+    def trailing(self, rows: Tensor, padding: int) -> Tensor:
+        """[rows] int32: the text id that goes into the talker together with each row's next frame."""
+        frames = self.frames[rows]
+        known = frames < self._num_trailing[rows]
+        ids = self._trailing[rows, frames.clamp(max=self.size.max_model_len - 1)]
+        return torch.where(known, ids, padding)
+
+    def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """[rows] int64: cache indices of positions [rows] of sequences' rows."""
+        index = (positions // self.size.block_size).clamp(max=self.size.blocks - 1)
+        return self.block_tables[rows, index].long() * self.size.block_size + positions % self.size.block_size
+
+    def text(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Twice [rows] int32: the position of each row's first text token, and how many positions are text."""
+        return self.packed[rows, Columns.TEXT_START], self.packed[rows, Columns.NUM_TEXT]
+
+    def talker_sampler(self, rows: Tensor, breadth: Breadth) -> BatchSampler:
+        return BatchSampler(self.packed[rows, Columns.TALKER], breadth)
+
+    def predictor_sampler(self, rows: Tensor, breadth: Breadth) -> BatchSampler:
+        return BatchSampler(self.packed[rows, Columns.PREDICTOR], breadth)
+
+    def penalty(self, rows: Tensor) -> Tensor:
+        """[rows, 1]: repetition penalties."""
+        return self._penalty[rows][:, None]
+
+    def ignore_eos(self, rows: Tensor) -> Tensor:
+        """[rows] bool."""
+        return self._ignore_eos[rows] != 0
+
+    def move_on(self, rows: Tensor) -> None:
+        """Each row has a frame more; that of padding stays where it is."""
+        one = (rows != self.scratch_row).int()
+        self.positions[rows] = self.positions[rows] + one
+        self.frames[rows] = self.frames[rows] + one
+
+    def _pack(self, out: NDArray[np.int32], sequence: Sequence, blocks: list[int]) -> None:
+        floats = out.view(np.float32)
+        out[Columns.SEED : Columns.SEED + 2] = np.array([sequence.signed_seed], dtype=np.int64).view(np.int32)
+        trailing = sequence.prompt.trailing[: self.size.max_model_len]
+        out[Columns.NUM_TRAILING] = len(trailing)
+        out[Columns.NUM_TEXT], out[Columns.TEXT_START] = sequence.prompt.num_text_positions, sequence.prompt.text_start
+        out[Columns.IGNORE_EOS] = sequence.request.synthesis.ignore_eos
+        floats[Columns.PENALTY] = sequence.sampling.repetition_penalty or 1.0
+        out[Columns.TALKER] = FilterOptions.for_talker(sequence.sampling).pack()
+        out[Columns.PREDICTOR] = FilterOptions.for_predictor(sequence.sampling).pack()
+        out[Columns.HEADER : Columns.HEADER + len(trailing)] = trailing
+        out[self.first_block :] = 0
+        out[self.first_block : self.first_block + len(blocks)] = blocks

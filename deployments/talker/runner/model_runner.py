@@ -1,0 +1,404 @@
+"""Runs a batch of sequences on the device: prefill, and the step that makes one frame for each.
+
+On a CPU a row's result depends on that row alone, so codes are equal whether a sequence runs by itself, in a batch, or
+is resumed: kernels of our own add in one order, and where they were not built every matrix product has the same number
+of rows. `advance` of a step comes when its codes have been handed on. On a GPU a batch takes the smallest bucket it
+fits in, all work is replayed from CUDA graphs, and the host waits for the codes only: `advance` of a step still runs
+while the host hands the codes on and prepares the next step.
+
+Other runners, the *lanes*, make first frames on CUDA streams of their own while a step runs. Rows, weights, keys and
+values are shared. Each has all that a kernel or the host writes elsewhere: see `ModelRunner.twin`.
+"""
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deployments.gpu.graphs import Graphs, Staging, buckets
+from deployments.protocol import Codes, Frame
+from deployments.talker.engine.kv_cache import BlockManager, KVCache, padded_length
+from deployments.talker.engine.sequence import Sequence
+from deployments.talker.networks.cpu_kernels import fits
+from deployments.talker.networks.cpu_networks import CpuNetworks
+from deployments.talker.networks.frame_networks import FrameNetworks
+from deployments.talker.runner.batch_state import BatchState, StateSize
+from deployments.talker.runner.prefill import Pass, PrefillInputs, pack
+from deployments.talker.runner.sampling import Breadth, FilterOptions
+from deployments.talker.text.prompt import MAX_PASS_POSITIONS, InputTables
+
+# Powers of two, with finer steps above 32; no 4: the kernels are faster with 8 rows (measured).
+BATCHES = (1, 2, 8, 16, 32, 48, 64, 96, 128, 192, 256)
+_PREFILL_POSITIONS = (16, 32, 64, 128, 256, MAX_PASS_POSITIONS)
+# A lane takes so many newcomers at once, with prompts of so many positions. With one lane a newcomer in eight waits for
+# another one, at 20 requests a second.
+_LANES, _LANE_ROWS, _LANE_POSITIONS = 2, 8, 256
+_LANE_PRIORITY = -2  # before the codec's stream
+_KEPT_STEPS = 2  # steps whose results the host can still read
+
+OnCodes = Callable[[Tensor], None]
+NetworkKind = Literal["by_rows", "plain", "fused"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerShape:
+    """The shapes of batches on the device."""
+
+    max_num_seqs: int
+    max_model_len: int
+    deterministic: bool = False  # a GPU has one bucket, prompts go one by one, frames that exist are made again
+    networks: NetworkKind = "by_rows"  # so computes a CPU: each row has a context of its own
+    attention: str = "auto"  # how the fused kernels attend: see `choose_attention`
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether a row's result depends on nothing but the row."""
+        return self.networks == "by_rows"
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A batch on the device, which is uploaded again only when its members change."""
+
+    members: tuple[tuple[int, int], ...]  # each sequence's id and row
+    rows: Tensor  # [bucket] int64: rows of the state, padded with the scratch row
+    breadth: Breadth
+
+
+class _HostResults:
+    """Where a step's results come on the host, in pinned memory that later steps use again."""
+
+    def __init__(self, networks: FrameNetworks, *, pinned: bool) -> None:
+        self.codes = torch.zeros_like(networks.codes, device="cpu", pin_memory=pinned)  # [rows, groups] int16
+        self.readings = torch.zeros(networks.readings.shape, pin_memory=pinned)  # [rows, 2] float32
+        self.owner: LaunchedStep | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaunchedStep:
+    """A step that may still run. Its results can be read until so many more as _KEPT_STEPS are launched."""
+
+    sequences: list[Sequence]
+    _results: _HostResults
+    _has_readings: bool  # whether the talker has an alignment head
+    _codes_event: torch.cuda.Event | None  # the codes are there; None on a CPU, where `launch` waits for them
+    _advance_event: torch.cuda.Event | None  # `advance` is over
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether `result` returns at once."""
+        return self._codes_event is None or bool(self._codes_event.query())  # type: ignore[no-untyped-call]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `advance` has run. On a CPU `run_pending_advance` has it run."""
+        return self._advance_event is None or bool(self._advance_event.query())  # type: ignore[no-untyped-call]
+
+    def result(self) -> Codes:
+        """Frames [sequences, groups]. A row that starts with the end of speech or NOT_FINITE is no frame.
+
+        `advance` of the step may still run.
+        """
+        if self._codes_event is not None:
+            self._codes_event.synchronize()
+        assert self._results.owner is self, "a later step has these buffers"
+        frames: Codes = self._results.codes[: len(self.sequences)].numpy().copy()
+        return frames
+
+    def readings(self) -> list[list[float]]:
+        """[sequences, 2] of `FrameNetworks.readings`, complete once the step is over; empty without such a head."""
+        assert self._results.owner is self, "a later step has these buffers"
+        return self._results.readings[: len(self.sequences)].tolist() if self._has_readings else []
+
+    def advance_ns(self) -> int:
+        """How long `advance` took; 0 while it runs."""
+        codes, over = self._codes_event, self._advance_event
+        if codes is None or over is None or not over.query():  # type: ignore[no-untyped-call]
+            return 0
+        return int(codes.elapsed_time(over) * 1e6)
+
+
+class ModelRunner:
+    """Owns the batch state of one talker and its CUDA graphs."""
+
+    def __init__(self, tables: InputTables, cache: KVCache, blocks: BlockManager, shape: RunnerShape) -> None:
+        self.blocks, self.shape, self.device = blocks, shape, tables.device
+        self._on_cpu, self._by_rows = self.device.type == "cpu", shape.by_rows
+        size = StateSize(shape.max_num_seqs, shape.max_model_len, blocks.block_size)
+        self.state = BatchState(tables.talker.config, size, dtype=tables.dtype, device=self.device)
+        self.networks = _build_networks(tables, self.state, cache, shape)
+        self._retraces = shape.deterministic and not shape.by_rows
+        self._given = Staging(self.networks.given.numel(), device=self.device) if self._retraces else None
+        pads = self.networks.pads
+        sizes: tuple[int, ...] = _PREFILL_POSITIONS
+        if shape.by_rows:
+            self.buckets = [shape.max_num_seqs] if pads else list(range(1, shape.max_num_seqs + 1))
+            sizes = (shape.max_num_seqs,) if pads else _PREFILL_POSITIONS[-1:]
+        else:
+            self.buckets = [shape.max_num_seqs] if shape.deterministic else buckets(shape.max_num_seqs, BATCHES)
+        self.cuda_stream: torch.cuda.Stream | None = None
+        self._allocate(sizes)
+        has_lane = shape.networks == "fused" and not shape.deterministic  # its buckets are not those of a step
+        self.lanes: list[ModelRunner] = []  # what `twin` copies: a lane has none
+        self.lanes = [self.twin() for _ in range(_LANES)] if has_lane else []
+
+    def twin(self) -> Self:
+        """A lane: a shallow copy, which shares rows and weights. Networks, recordings and the CUDA stream, which goes
+        first, are its own. Each `_allocate` makes anew what a launch writes, because two launches may run at once.
+        """
+        other, num_rows = copy(self), min(_LANE_ROWS, self.shape.max_num_seqs)
+        other.state = self.state.twin()
+        other.networks = self.networks.twin(other.state, num_rows=num_rows, num_positions=_LANE_POSITIONS)
+        other.buckets = buckets(num_rows, BATCHES)
+        if not self._on_cpu:
+            other.cuda_stream = torch.cuda.Stream(self.device, priority=_LANE_PRIORITY)  # type: ignore[no-untyped-call]
+        other._allocate([size for size in _PREFILL_POSITIONS if size <= _LANE_POSITIONS])
+        return other
+
+    def _allocate(self, prefill_positions: Iterable[int]) -> None:
+        """Make what follows from `networks`, `buckets`, `cuda_stream` and the sizes of prefill passes."""
+        self.graphs, tables, most = Graphs(self.cuda_stream), self.networks.tables, self.buckets[-1]
+        scratch_row = self.state.scratch_row
+        self._prefills = [PrefillInputs(size, scratch_row=scratch_row, tables=tables) for size in prefill_positions]
+        self._rows = torch.zeros(most, dtype=torch.long, device=self.device)
+        self._staging = Staging(2 * most, device=self.device)
+        self._batch: _Batch | None = None
+        self._pending: tuple[list[Sequence], Callable[[], None]] | None = None  # of a CPU: `advance` of the last step
+        self._results = deque(_HostResults(self.networks, pinned=not self._on_cpu) for _ in range(_KEPT_STEPS))
+
+    def takes(self, sequence: Sequence) -> bool:
+        """Whether the lane takes this newcomer: not with a cloned voice or frames, whose buffer is there only once."""
+        has_dense = sequence.prompt.dense is not None or sequence.num_frames > 0
+        return not has_dense and sequence.num_positions <= self._prefills[-1].num_positions
+
+    def on_stream(self) -> AbstractContextManager[object]:
+        """The device's work that is queued in the block is on the runner's CUDA stream."""
+        return torch.cuda.stream(self.cuda_stream)
+
+    def begin_step(self) -> None:
+        """Later work of the lanes waits for the work so far, and not for the step that is launched now."""
+        for lane in self.lanes:
+            if lane.cuda_stream is not None:
+                lane.cuda_stream.wait_stream(torch.cuda.current_stream())
+
+    def await_lanes(self) -> None:
+        """Work that is queued from now on waits for the work of the lanes so far."""
+        for lane in self.lanes:
+            if lane.cuda_stream is not None:
+                torch.cuda.current_stream().wait_stream(lane.cuda_stream)
+
+    def capture(self, progress: Callable[[int, int], None]) -> None:
+        """Record each shape of a step or a prefill on a GPU, the largest first because all share its memory.
+
+        `progress` is called with the number of shapes that are done, and of all.
+        """
+        if self._on_cpu:
+            return
+        shapes = [(runner.graphs, key, work) for runner in (self, *self.lanes) for key, work in runner._shapes()]
+        for number, (graphs, key, work) in enumerate(shapes):
+            progress(number, len(shapes))
+            graphs.capture(key, work)
+        torch.cuda.synchronize()
+
+    @torch.inference_mode()
+    def rehearse(self) -> None:
+        """Run everything that `capture` records once, without recording it. Lanes launch the same kernels."""
+        for _, work in self._shapes():
+            work()
+
+    def _shapes(self) -> Iterator[tuple[Hashable, Callable[[], None]]]:
+        """Every shape of a step or a prefill on a GPU, and its work."""
+        assert not self._by_rows
+        most = self._length(0)
+        for bucket in reversed(self.buckets):
+            rows = self._rows[:bucket]
+            rows.fill_(self.state.scratch_row)
+            for breadth in reversed(self.networks.breadths):
+                yield ("predict", bucket, breadth), partial(self.networks.predict, rows, breadth)
+            yield ("advance", bucket), partial(self.networks.advance, rows, length=most)
+            if self._retraces:
+                yield ("feed_given", bucket), partial(self.networks.feed_given, rows)
+        for inputs in reversed(self._prefills):
+            inputs.fill([])
+            for length in {0, most if inputs.num_positions == MAX_PASS_POSITIONS else 0}:
+                yield (
+                    ("prefill", inputs.num_positions, length),
+                    partial(self.networks.prefill, inputs.tensors, length=length),
+                )
+
+    @torch.inference_mode()
+    def prefill(self, sequences: list[Sequence]) -> None:
+        """Take sequences in: write their rows of the state, and run their prompts and the frames they have."""
+        self.run_pending_advance()
+        if sequences:
+            self._batch = None
+        sized = [(each, each.prompt.num_positions if self._retraces else each.num_positions) for each in sequences]
+        limit = self._prefills[-1].num_positions
+        alone = self._by_rows or self.shape.deterministic
+        with self.on_stream():
+            for sequence in sequences:
+                num_frames = 0 if self._retraces else sequence.num_frames
+                self.state.admit(sequence, self.blocks.table(sequence.id), num_frames=num_frames)
+            for parts in pack(sized, num_positions=limit, together=0 if alone else limit):
+                self._run_prefill(parts)
+            if self._retraces:
+                self._retrace(sequences)
+
+    @torch.inference_mode()
+    def launch(self, sequences: list[Sequence], on_codes: OnCodes | None = None) -> LaunchedStep:
+        """Start the step that makes each sequence's next frame.
+
+        `on_codes` is called with the frames [sequences, groups] int16 on the device, after their computation is queued
+        and before later work is.
+        """
+        self.run_pending_advance()
+        with self.on_stream():
+            return self._launch(sequences, on_codes)
+
+    def _launch(self, sequences: list[Sequence], on_codes: OnCodes | None) -> LaunchedStep:
+        batch = self._as_batch(sequences)
+        positions = [sequence.num_positions for sequence in sequences]
+        for sequence, position in zip(sequences, positions, strict=True):
+            if position % self.blocks.block_size == 0:
+                self._send_block(sequence)
+        self._predict(batch)
+        frames = self.networks.codes[: len(sequences)]
+        self._results.rotate()
+        results, has_readings = self._results[0], self.networks.config.text.alignment_head is not None
+        results.codes[: len(sequences)].copy_(frames, non_blocking=True)
+        codes_event = self._record_event()
+        if on_codes is not None:
+            on_codes(frames)
+        length = self._length(max(positions) + 1)
+        readings = results.readings[: len(sequences)] if has_readings else None
+        advance = partial(self._advance, batch, length=length, readings=readings)
+        if self._on_cpu:
+            self._pending = sequences, advance
+        else:
+            advance()
+        results.owner = LaunchedStep(sequences, results, has_readings, codes_event, self._record_event())
+        return results.owner
+
+    @property
+    def has_pending_advance(self) -> bool:
+        """Whether a CPU still has to run `advance` of the last step, because a sequence of it goes on."""
+        return self._pending is not None and any(sequence.row is not None for sequence in self._pending[0])
+
+    @torch.inference_mode()
+    def run_pending_advance(self) -> None:
+        """Have a CPU run `advance` of the last step, if it is needed. A step and a prefill do so first."""
+        pending, self._pending = self._pending if self.has_pending_advance else None, None
+        if pending is not None:
+            pending[1]()
+
+    @torch.inference_mode()
+    def extend_text(self, sequence: Sequence, start: int) -> None:
+        """Upload the sequence's text from trailing id `start` on. A sequence without a row gets it with its prefill."""
+        if sequence.row is not None:
+            self.state.extend_text(sequence, start)
+
+    @torch.inference_mode()
+    def repeat_step(self, sequences: list[Sequence]) -> None:
+        """A step for benchmarks, whose frames the host does not take."""
+        self.run_pending_advance()
+        batch = self._as_batch(sequences)
+        self._predict(batch)
+        self._advance(batch, length=self._length(0))
+
+    def _retrace(self, sequences: list[Sequence]) -> None:
+        """Run the frames that sequences have, one step after the other.
+
+        A prefill would add in another order than the steps that made the frames, and so round to other bits.
+        """
+        for number in range(max((sequence.num_frames for sequence in sequences), default=0)):
+            going = [sequence for sequence in sequences if number < sequence.num_frames]
+            batch = self._as_batch(going)
+            self._send_frames([sequence.frames[number] for sequence in going])
+            self.graphs.run(("feed_given", len(batch.rows)), partial(self.networks.feed_given, batch.rows))
+            self._advance(batch, length=self._length(0))
+
+    def _send_frames(self, frames: list[Frame]) -> None:
+        assert self._given is not None
+        given = self.networks.given
+        staged = self._given.next_row()
+        staged.values.reshape(given.shape)[: len(frames)] = frames
+        given.copy_(staged.tensor.view(given.shape), non_blocking=True)
+
+    def _predict(self, batch: _Batch) -> None:
+        work = partial(self.networks.predict, batch.rows, batch.breadth)
+        self.graphs.run(("predict", len(batch.rows), batch.breadth), work)
+
+    def _advance(self, batch: _Batch, *, length: int, readings: Tensor | None = None) -> None:
+        self.graphs.run(("advance", len(batch.rows)), partial(self.networks.advance, batch.rows, length=length))
+        if readings is not None:
+            readings.copy_(self.networks.readings[: len(readings)], non_blocking=True)
+
+    def _run_prefill(self, parts: Pass) -> None:
+        continued = parts[0].start > 0
+        sizes = self._prefills[-1:] if continued else self._prefills
+        inputs = next(each for each in sizes if each.fits(parts))
+        inputs.fill(parts)
+        length = self._length(parts[-1].stop) if self._by_rows or continued else 0
+        key: Hashable = ("prefill", inputs.num_positions, length)
+        self.graphs.run(key, lambda: self.networks.prefill(inputs.tensors, length=length))
+
+    def _as_batch(self, sequences: list[Sequence]) -> _Batch:
+        """The batch on the device, uploaded again if a sequence has joined, left or moved to another row."""
+        members = tuple((sequence.id, _row(sequence)) for sequence in sequences)
+        if self._batch is None or self._batch.members != members:
+            bucket = next(size for size in self.buckets if size >= len(sequences))
+            staged = self._staging.next_row()
+            rows = staged.values.view(np.int64)
+            rows[: len(members)] = [row for _, row in members]
+            rows[len(members) : bucket] = self.state.scratch_row
+            self._rows[:bucket].copy_(staged.tensor.view(torch.long)[:bucket], non_blocking=True)
+            self._batch = _Batch(members, self._rows[:bucket], self._breadth(sequences))
+        return self._batch
+
+    def _breadth(self, sequences: list[Sequence]) -> Breadth:
+        options = [FilterOptions.for_talker(each.sampling) for each in sequences]
+        needed = Breadth.of(options + [FilterOptions.for_predictor(each.sampling) for each in sequences])
+        if self._by_rows:
+            return needed
+        return next(breadth for breadth in self.networks.breadths if breadth.covers(needed))
+
+    def _send_block(self, sequence: Sequence) -> None:
+        """Upload the number of the block in which the next position is the first."""
+        index = sequence.num_positions // self.blocks.block_size
+        self.state.extend(_row(sequence), index, self.blocks.table(sequence.id)[index])
+
+    def _length(self, num_positions: int) -> int:
+        """How many positions contexts are padded to: as few as possible on a CPU, all in a CUDA graph."""
+        most = self.state.size.blocks * self.blocks.block_size
+        return min(padded_length(num_positions), most) if self._by_rows else most
+
+    def _record_event(self) -> torch.cuda.Event | None:
+        if self._on_cpu:
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+def _build_networks(tables: InputTables, state: BatchState, cache: KVCache, shape: RunnerShape) -> FrameNetworks:
+    if shape.networks == "fused":
+        from deployments.gpu.launch import launches_early  # they need Triton, which a CPU has not
+        from deployments.talker.networks.fused_networks import FusedNetworks
+
+        return FusedNetworks(tables, state, cache, attention=shape.attention, pdl=launches_early(tables.device))
+    config = tables.talker.config
+    if shape.by_rows and tables.dtype is torch.float32 and fits(config.talker, config.predictor):
+        return CpuNetworks(tables, state, cache)
+    return FrameNetworks(tables, state, cache, by_rows=shape.by_rows)
+
+
+def _row(sequence: Sequence) -> int:
+    assert sequence.row is not None, "only running sequences are run"
+    return sequence.row

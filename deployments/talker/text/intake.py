@@ -1,0 +1,114 @@
+"""From requests to sequences: of a complete text at once, of one that the client still writes when there is enough."""
+
+from dataclasses import asdict, dataclass, field, replace
+
+from deployments.protocol import FinishReason, GenerateRequest, ModelInfo, Sampling
+from deployments.talker.engine.sequence import LengthLimits, Sequence
+from deployments.talker.text.prompt import MAX_PASS_POSITIONS, Prompt, PromptBuilder
+from deployments.talker.text.text_progress import TextProgress
+from deployments.talker.text.tokenizer import LiveTokens
+
+# What a token of text takes to say until the voices that speak here have shown it, and how much each utterance shows,
+# which counts as between half and twice of that: speech may be over early.
+_TOKEN_S = 0.3
+_SHOWS = 0.05
+_END_CHARS = 64  # of a text whose last tokens are looked at
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """A request whose text the client is still writing."""
+
+    request: GenerateRequest
+    tokens: LiveTokens
+    body: list[int] = field(default_factory=list)  # token ids so far
+    sequence: Sequence | None = None  # once there is text enough
+
+
+class Intake:
+    """Makes the sequences of requests. All methods raise InvalidRequest if a sequence can never run."""
+
+    def __init__(self, info: ModelInfo, prompts: PromptBuilder, limits: LengthLimits) -> None:
+        self._info, self._prompts, self._limits = info, prompts, limits
+        self._live: dict[int, LiveRequest] = {}
+        self._token_s = _TOKEN_S
+
+    def add(self, sequence_id: int, request: GenerateRequest) -> Sequence | None:
+        """The sequence of a request. A live request has none yet: `append_text` brings its text."""
+        request = self._prompts.with_codes(request)
+        if request.synthesis.live is None:
+            prompt = self._prompts.build(request)
+            if request.synthesis.tail is not None and prompt.num_positions > MAX_PASS_POSITIONS:  # a second pass
+                return self.add(sequence_id, replace(request, synthesis=replace(request.synthesis, tail=None)))
+            sequence = self._make(sequence_id, request, prompt)
+            self._look_at_end(sequence, request.synthesis.text)
+            return sequence
+        self._live[sequence_id] = LiveRequest(request, LiveTokens(self._prompts.tokenizer, gap=request.synthesis.gap))
+        return None
+
+    def sequence(self, sequence_id: int) -> Sequence | None:
+        """The sequence of a live request, once it has one, until its text or its speech ends."""
+        live = self._live.get(sequence_id)
+        return None if live is None else live.sequence
+
+    def append_text(self, sequence_id: int, text: str, *, is_last: bool) -> Sequence | None:
+        """The sequence, if its text has grown or is now enough to begin. None if it has ended or needs more text."""
+        live = self._live.get(sequence_id)
+        if live is None:
+            return None
+        live.body += (more := live.tokens.feed(text, is_last=is_last))
+        if is_last:
+            del self._live[sequence_id]
+        if live.sequence is not None:
+            self._extend(live.sequence, more, is_last=is_last)
+        elif is_last or len(live.body) >= self._prompts.least_tokens(live.request):
+            prompt = self._prompts.begin(live.request, live.body, has_all_text=is_last)
+            live.sequence = self._make(sequence_id, live.request, prompt, live.tokens)
+        if is_last and live.sequence is not None:
+            self._look_at_end(live.sequence, live.body)
+        return live.sequence
+
+    def close(self, sequence_id: int) -> None:
+        """The sequence takes no more text."""
+        self._live.pop(sequence_id, None)
+
+    def measure_pace(self, sequence: Sequence) -> None:
+        """Learn from speech that has ended by itself how long a token takes: later words are placed by that."""
+        if sequence.finish_reason is FinishReason.STOP:
+            took_s = sequence.num_frames * sequence.frame_s / sequence.prompt.num_text_positions
+            self._token_s += _SHOWS * (min(max(took_s, _TOKEN_S / 2), 2 * _TOKEN_S) - self._token_s)
+
+    def _make(
+        self, sequence_id: int, request: GenerateRequest, prompt: Prompt, tokens: LiveTokens | None = None
+    ) -> Sequence:
+        """`tokens`: of a live request."""
+        model, synthesis, starts = self._prompts.config, request.synthesis, list[int]()
+        if synthesis.word_times:
+            text = synthesis.text.lstrip()
+            places = self._prompts.tokenizer.encode_body(text, gap=synthesis.gap)[1]
+            starts = [*places, len(text)] if tokens is None else tokens.starts
+        sampling = complete(synthesis.sampling, model.generation)
+        limit = self._limits.frame_limit(request, sampling, prompt)
+        prefix = [] if request.prefix is None else list(request.prefix)
+        frame_s, clone_prompt = self._info.frame_s, self._prompts.clone_prompt(request)
+        token_frames = self._token_s / frame_s if model.text.alignment_head is None else None
+        progress = TextProgress(starts=starts, token_frames=token_frames)
+        return Sequence(
+            sequence_id, request, prompt, sampling, limit, progress, prefix, frame_s=frame_s, clone_prompt=clone_prompt
+        )
+
+    def _look_at_end(self, sequence: Sequence, text: str | list[int]) -> None:
+        """Count what need not be read at the end of a text, or of its token ids, if an alignment head reads it."""
+        if self._prompts.config.text.alignment_head is not None:
+            tokenizer = self._prompts.tokenizer
+            ids = tokenizer.encode(text[-_END_CHARS:]) if isinstance(text, str) else text
+            sequence.progress.num_unspoken = tokenizer.num_unspoken(ids)
+
+    def _extend(self, sequence: Sequence, more: list[int], *, is_last: bool) -> None:
+        sequence.prompt = self._prompts.extend(sequence.prompt, more, has_all_text=is_last)
+        sequence.limit = self._limits.frame_limit(sequence.request, sequence.sampling, sequence.prompt)
+
+
+def complete(asked: Sampling, defaults: Sampling) -> Sampling:
+    """`asked`, with `defaults` in place of None."""
+    return replace(defaults, **{key: value for key, value in asdict(asked).items() if value is not None})

@@ -1,0 +1,325 @@
+"""Turns a request into the rows with which the talker is prefilled.
+
+A row is the sum of a text track and a codec track. In streaming-text mode the rows end with the first text token and
+the rest of the text *trails*, one token a frame; in full-text mode all text stands in the prompt. Source: `generate` of
+the official package; golden codes pin it down. Both tracks are indices into tables that never change: the text
+vocabulary after its projection, and the codec embeddings. A row that is no table entry (a speaker vector, the frames
+of a reference or of a resumed stream) is a *dense* row: it stands after the codec table for the time of one pass.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deployments.audio.recording_cache import ByRecording
+from deployments.errors import InvalidRequest
+from deployments.protocol import ClonePrompt, Codes, GenerateRequest, ModelKind, Reference, SynthesisRequest
+from deployments.talker.model.model_config import ModelConfig
+from deployments.talker.model.speaker_encoder import SpeakerEncoder
+from deployments.talker.model.talker import Talker
+from deployments.talker.text.tokenizer import TextTokenizer
+
+Ids = NDArray[np.int32]
+
+# How many dense rows follow the codec table. A prefill pass has no more rows.
+MAX_PASS_POSITIONS = 512
+# Rows of each projection on a CPU. The number is fixed, so that a row's result does not depend on other rows.
+_CPU_ROWS = 16
+_GPU_ROWS = 8192
+
+
+class InputTables:
+    """Both tables of one talker. A GPU projects all text at load and then drops the talker's text embedding. A CPU
+    projects each token when it first occurs.
+    """
+
+    def __init__(self, talker: Talker) -> None:
+        self.talker = talker
+        config, weight = talker.config, talker.codec_head.weight
+        self.device, self.dtype = weight.device, weight.dtype
+        self.no_text, self.no_code = config.text_vocab_size, config.vocab_size
+        self.first_dense = config.vocab_size + 1
+        hidden = config.talker.hidden_size
+        # Not zeroed: on a CPU only the pages of tokens in use become resident.
+        self.text = torch.empty((config.text_vocab_size + 1, hidden), dtype=self.dtype, device=self.device)
+        self.codec = torch.zeros((self.first_dense + MAX_PASS_POSITIONS, hidden), dtype=self.dtype, device=self.device)
+        self._known = np.zeros(config.text_vocab_size, dtype=bool)
+        self.pad = config.tokens.tts_pad
+        self._fill()
+
+    @property
+    def dense(self) -> Tensor:
+        """[MAX_PASS_POSITIONS, hidden]: the rows after the codec table."""
+        return self.codec[self.first_dense :]
+
+    def project(self, ids: Ids) -> None:
+        """Make sure that the text table holds `ids`."""
+        missing = ids[ids < self.no_text]
+        missing = np.unique(missing[~self._known[missing]])
+        for start in range(0, len(missing), _CPU_ROWS):
+            some = missing[start : start + _CPU_ROWS]
+            padded = np.pad(some, (0, _CPU_ROWS - len(some)))
+            self.text[torch.from_numpy(some).long()] = self.talker.embed_text(padded.tolist())[: len(some)]
+        self._known[missing] = True
+
+    def rows(self, text_ids: Tensor, codec_ids: Tensor) -> Tensor:
+        """Input rows [rows, hidden] for table indices [rows] int32 or int64."""
+        return self.text[text_ids] + self.codec[codec_ids]
+
+    @torch.inference_mode()
+    def _fill(self) -> None:
+        self.text[self.no_text] = 0
+        self.codec[: self.no_code] = self.talker.model.codec_embedding.weight
+        if self.device.type == "cpu":
+            self.project(np.array([self.pad], dtype=np.int32))
+            return
+        for start in range(0, self.no_text, _GPU_ROWS):
+            stop = min(start + _GPU_ROWS, self.no_text)
+            self.text[start:stop] = self.talker.text_projection(self.talker.model.text_embedding.weight[start:stop])
+        self._known[:] = True
+        del self.talker.model.text_embedding  # a sixth of a checkpoint's memory, never read again
+
+
+_SPEAKER_BYTES = 8 << 20  # of speaker vectors that are kept: a thousand
+_CODES_BYTES = 8 << 20  # of codes that are kept: of a thousand recordings of 24 seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Positions to prefill, and the text tokens that are added to later frames, as indices into the tables."""
+
+    text_ids: Ids  # [positions]
+    codec_ids: Ids  # [positions]; ids from `InputTables.first_dense` on count the rows of `dense`
+    trailing: Ids  # [frames]: text ids; beyond them every frame gets padding
+    num_text_tokens: int
+    dense: Tensor | None = None  # [n, hidden]
+    has_all_text: bool = True  # no text is still being written
+    text_start: int = 0  # position of the first token of the request's text; the others follow it
+
+    @property
+    def num_positions(self) -> int:
+        return len(self.text_ids)
+
+    @property
+    def num_text_positions(self) -> int:
+        """Positions that hold the text, and the one that ends it: who reads that has said all."""
+        return self.num_text_tokens + 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Track:
+    """Consecutive codec rows: indices, and the dense rows among them in their order."""
+
+    ids: list[int]
+    dense: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Speaker:
+    vector: Tensor  # [hidden], as the text table has its rows
+    on_host: Tensor  # as the encoder made it; the copy is queued before any work that reads it: no wait is needed
+
+
+class PromptBuilder:
+    """Builds prompts for one loaded checkpoint."""
+
+    def __init__(
+        self,
+        tables: InputTables,
+        tokenizer: TextTokenizer,
+        speaker_encoder: SpeakerEncoder | None = None,
+        encode: Callable[[NDArray[np.float32]], Codes] | None = None,
+    ) -> None:
+        """`encode` makes the codes [frames, groups] of a recording [samples] whose request brings none."""
+        self.tables = tables
+        self.talker = tables.talker
+        self.config: ModelConfig = self.talker.config
+        self.tokenizer = tokenizer
+        self.speaker_encoder, self.encode = speaker_encoder, encode
+        self.speakers: ByRecording[_Speaker] = ByRecording(
+            max_bytes=_SPEAKER_BYTES, size=lambda speaker: speaker.vector.nbytes
+        )
+        self.references: ByRecording[Codes] = ByRecording(max_bytes=_CODES_BYTES, size=lambda codes: codes.nbytes)
+
+    def with_codes(self, request: GenerateRequest) -> GenerateRequest:
+        """`request` with the codes of its recording, if it clones in context. Raises InvalidRequest."""
+        reference, encode = request.synthesis.reference, self.encode
+        if reference is None or reference.x_vector_only or request.reference_codes is not None:
+            return request
+        if reference.prompt is not None:
+            assert reference.prompt.codes is not None, "the ingress sends samples where codes are missing"
+            return replace(request, reference_codes=reference.prompt.codes.copy())  # torch wants to write to arrays
+        if encode is None:
+            return request
+        try:
+            codes = self.references.get(reference.key, lambda: encode(reference.samples))
+        except torch.OutOfMemoryError:
+            many = f"{len(reference.samples)} samples"
+            raise InvalidRequest(
+                f"the GPU has no memory to read a recording of {many}: send a shorter one", "ref_audio"
+            ) from None
+        return replace(request, reference_codes=codes)
+
+    def clone_prompt(self, request: GenerateRequest) -> ClonePrompt | None:
+        """The clone prompt of a recording that came as samples; None before the prompt is built."""
+        reference = request.synthesis.reference
+        if reference is None or reference.prompt is not None:
+            return None
+        speaker = self.speakers.find(reference.key)
+        codes = None if reference.x_vector_only else request.reference_codes
+        return None if speaker is None else ClonePrompt(speaker.on_host.numpy(), codes)
+
+    def build(self, request: GenerateRequest) -> Prompt:
+        """The prompt of a request with all its text. Raises InvalidRequest if the text is empty."""
+        body, _ = self.tokenizer.encode_body(request.synthesis.text, gap=request.synthesis.gap)
+        return self.begin(request, body, has_all_text=True)
+
+    def least_tokens(self, request: GenerateRequest) -> int:
+        """How many tokens of a text that is still being written a prefill needs: one more than there are frames."""
+        codes = request.before
+        beside = 0 if codes is None else 1 + max(0, len(codes) - len(self._text_before(request)))
+        return beside + (0 if request.prefix is None else len(request.prefix)) + 1
+
+    def extend(self, prompt: Prompt, more: list[int], *, has_all_text: bool) -> Prompt:
+        """`prompt` with further tokens of a text that is still being written."""
+        trailing = [*more, self.config.tokens.tts_eos] if has_all_text else more
+        new = np.array(trailing, dtype=np.int32)
+        self.tables.project(new)
+        return replace(
+            prompt,
+            trailing=np.concatenate((prompt.trailing, new)),
+            num_text_tokens=prompt.num_text_tokens + len(more),
+            has_all_text=has_all_text,
+        )
+
+    @torch.inference_mode()
+    def begin(self, request: GenerateRequest, body: list[int], *, has_all_text: bool) -> Prompt:
+        """The prompt of a request. `body`: the tokens of its text, all or at least `least_tokens`."""
+        synthesis, tokens, codes = request.synthesis, self.config.tokens, self.config.codes
+        if not body:
+            raise InvalidRequest("input has no text to speak", "input", "empty_input")
+        text, codec, dense = self._head(synthesis)
+        trailing = [tokens.tts_pad]
+        ending = [tokens.tts_eos] if has_all_text else []
+        text_start = len(text)
+        if (before := request.before) is not None:
+            frames = _Track(self._dense(len(before)), (self._frames(before),))
+            text_before = self._text_before(request)
+            text_start += len(text_before)
+            text_rows, codec_rows, trailing = self._going_on(synthesis, [*text_before, *body, *ending], frames)
+            dense = (*dense, *frames.dense)
+        elif full_text(self.config.kind, synthesis):
+            text_rows = [*body, *ending, tokens.tts_pad]
+            codec_rows = [codes.pad] * (len(body) + 1) + [codes.bos]
+        else:
+            text_rows, codec_rows, trailing = body[:1], [codes.bos], [*body[1:], *ending]
+        prompt = self._prompt((text + text_rows, codec + codec_rows, trailing), dense, num_text_tokens=len(body))
+        return replace(prompt, has_all_text=has_all_text, text_start=text_start)
+
+    def _prompt(
+        self, ids: tuple[list[int], list[int], list[int]], dense: tuple[Tensor, ...], *, num_text_tokens: int
+    ) -> Prompt:
+        text, codec, trailing = (np.array(each, dtype=np.int32) for each in ids)
+        is_dense = codec >= self.tables.first_dense
+        codec[is_dense] = self.tables.first_dense + np.arange(is_dense.sum())
+        self.tables.project(np.concatenate((text, trailing)))
+        return Prompt(text, codec, trailing, num_text_tokens, torch.cat(dense) if dense else None)
+
+    def _head(self, request: SynthesisRequest) -> tuple[list[int], list[int], tuple[Tensor, ...]]:
+        """Instructions, role, codec tags with the speaker: text ids, codec ids, dense rows."""
+        tokens, lead = self.config.tokens, list(self.tokenizer.role)
+        if request.instructions and not self.config.drops_instructions:
+            lead = self.tokenizer.encode_instructions(request.instructions) + lead
+        tags = self._codec_tags(request)
+        text = [*lead, *[tokens.tts_pad] * (len(tags.ids) - 1), tokens.tts_bos]
+        return text, [self.tables.no_code] * len(lead) + tags.ids, tags.dense
+
+    def _codec_tags(self, request: SynthesisRequest) -> _Track:
+        """The codec rows in front of the beginning of speech."""
+        codes = self.config.codes
+        language = self._language(request)
+        if language is None:
+            tags = [codes.nothink, codes.think_bos, codes.think_eos]
+        else:
+            tags = [codes.think, codes.think_bos, language, codes.think_eos]
+        speaker = self._speaker(request)
+        return _Track([*tags, *speaker.ids, codes.pad], speaker.dense)
+
+    def _language(self, request: SynthesisRequest) -> int | None:
+        """The language's id, None for automatic. Dialect speakers keep to it unless another language is asked for."""
+        dialect = self.config.dialects.get(request.voice or "")
+        if dialect and request.language in ("auto", "chinese"):
+            return self.config.languages[dialect]
+        return None if request.language == "auto" else self.config.languages[request.language]
+
+    def _speaker(self, request: SynthesisRequest) -> _Track:
+        """The row of a built-in speaker or of the reference's x-vector; none for described voices."""
+        if request.reference is not None:
+            assert self.speaker_encoder is not None, "only base checkpoints are asked to clone"
+            row = self._speaker_vector(self.speaker_encoder, request.reference)
+            return _Track(self._dense(1), (row[None],))
+        if self.config.kind is ModelKind.CUSTOM_VOICE:
+            assert request.voice is not None, "the ingress names a speaker"
+            return _Track([self.config.speakers[request.voice]])
+        return _Track([])
+
+    def _speaker_vector(self, encoder: SpeakerEncoder, reference: Reference) -> Tensor:
+        """The row [hidden] of the text table's type and device."""
+
+        def embed() -> _Speaker:
+            vector = encoder.embed(torch.from_numpy(reference.samples.copy()))
+            return _Speaker(vector.to(self.tables.text), vector.to("cpu", non_blocking=True))
+
+        if reference.prompt is None:
+            return self.speakers.get(reference.key, embed).vector
+        speaker = self.speakers.find(reference.key)
+        if speaker is None:  # on the device once, because each copy waits for the device
+            on_host = torch.from_numpy(reference.prompt.speaker.copy())
+            speaker = _Speaker(on_host.to(self.tables.text), on_host)
+            self.speakers.keep(reference.key, speaker)
+        return speaker.vector
+
+    def _going_on(
+        self, request: SynthesisRequest, text: list[int], frames: _Track
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Rows of speech that goes on from `frames`: text and frames side by side or one after the other.
+
+        `text` begins with that of the frames. It ends with the end of text once it is whole.
+        """
+        codes, pad = self.config.codes, self.config.tokens.tts_pad
+        codec = [codes.bos, *frames.ids]
+        if full_text(self.config.kind, request):
+            return text + [pad] * len(codec), [codes.pad] * len(text) + codec, [pad]
+        if len(text) > len(codec):
+            return text[: len(codec)], codec, text[len(codec) :]
+        return text + [pad] * (len(codec) - len(text)), codec, [pad]
+
+    def _text_before(self, request: GenerateRequest) -> list[int]:
+        """The tokens that the frames of `GenerateRequest.before` speak."""
+        synthesis, tail = request.synthesis, request.synthesis.tail
+        reference = "" if request.reference_codes is None or synthesis.reference is None else synthesis.reference.text
+        return self.tokenizer.encode(reference or "") + (
+            [] if tail is None else self.tokenizer.encode(tail.text.rstrip())
+        )
+
+    def _frames(self, codes: Codes) -> Tensor:
+        return self.talker.embed_frames(torch.from_numpy(codes).long().to(self.tables.device))
+
+    def _dense(self, count: int) -> list[int]:
+        """Marks for rows that no table holds; `_prompt` numbers them."""
+        return [self.tables.first_dense] * count
+
+
+def full_text(kind: ModelKind, request: SynthesisRequest) -> bool:
+    """Whether the prompt has all text. By default clones stream their text and the other kinds do not. Text that is
+    still being written always streams.
+    """
+    if request.live is not None:
+        return False
+    if request.non_streaming_mode is not None:
+        return request.non_streaming_mode
+    return kind is not ModelKind.BASE

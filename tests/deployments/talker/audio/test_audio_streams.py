@@ -1,0 +1,630 @@
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from deployments.audio.recording_cache import VOICE_BYTES
+from deployments.codec.decoder import CodecDecoder, to_pcm16
+from deployments.codec.decoder_state import DecoderState
+from deployments.codec.encoder import CodecEncoder
+from deployments.codec.slots import CODE_RING, Pcm, PlainSlots, SlotDecoder
+from deployments.errors import InvalidRequest, Overloaded
+from deployments.protocol import ALL_FRAMES, Codes, FrameChunk, Reference
+from deployments.talker.audio import audio_streams, codec_pacing
+from deployments.talker.audio.audio_stream import AudioStream
+from deployments.talker.audio.audio_streams import AudioStreams
+from deployments.talker.engine.engine import Engine, StepOutput
+from deployments.talker.engine.loading import build_engine
+from deployments.talker.engine.sequence import Sequence as Spoken
+from tests.clock import Clock
+from tests.deployments.talker.conftest import CONFIG
+from tests.deployments.talker.driving import ask, chunks_of, resumed, speak
+
+FRAME_S = 0.08
+
+
+@pytest.fixture(scope="module")
+def decoder(tiny_checkpoint: Callable[[str], Path]) -> CodecDecoder:
+    return CodecDecoder.load(tiny_checkpoint("CustomVoice") / "speech_tokenizer")
+
+
+@pytest.fixture
+def audio(decoder: CodecDecoder) -> AudioStreams:
+    return AudioStreams(lambda: PlainSlots(decoder, num_slots=4), frame_s=FRAME_S)
+
+
+def random_codes(frames: int, *, seed: int = 0) -> Codes:
+    return np.random.default_rng(seed).integers(0, 2048, (frames, 16)).astype(np.int16)
+
+
+def whole(decoder: CodecDecoder, codes: Codes) -> Pcm:
+    audio, _ = decoder.decode(torch.from_numpy(codes).long()[None], [decoder.initial_state()])
+    return to_pcm16(audio[0])
+
+
+def assert_close(pcm: bytes, expected: Pcm) -> None:
+    samples = np.frombuffer(pcm, np.int16)
+    assert samples.shape == expected.shape
+    assert np.abs(samples.astype(int) - expected).max(initial=0) <= 1
+
+
+def feed(audio: AudioStreams, streams: dict[int, Codes]) -> dict[int, bytes]:
+    """Frame after frame of all streams, then their ends: what was heard of each."""
+    heard = dict.fromkeys(streams, b"")
+    for frame in range(max(map(len, streams.values()))):
+        going = [number for number, codes in streams.items() if frame < len(codes)]
+        audio.add_frames(going, torch.from_numpy(np.stack([streams[number][frame] for number in going])))
+        for number, pcm in audio.take():
+            heard[number] += pcm
+    for number in streams:
+        audio.finish(number)
+    while not audio.is_idle:
+        for number, pcm in audio.take():
+            heard[number] += pcm
+    return heard
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_audio_stays_until_the_host_has_its_codes(audio: AudioStreams, decoder: CodecDecoder, before: int) -> None:
+    """A device may have made it before the host has looked for the codes."""
+    codes = random_codes(before + 2)
+    audio.open(7, codes[:before], frames=ALL_FRAMES)
+    audio.add_frames([7], torch.from_numpy(codes[before : before + 1]))
+    audio.add_frames([7], torch.from_numpy(codes[before + 1 :]))
+    audio.finish(7)
+    assert audio.take(lambda sequence_id: before) == []
+    assert audio.is_pending(7)
+    assert not audio.is_idle
+    first = audio.take(lambda sequence_id: before + 1)
+    assert [len(pcm) for _, pcm in first] == [2 * decoder.frame_samples]
+    rest = audio.take(lambda sequence_id: before + 2)
+    assert sum(len(pcm) for _, pcm in rest) == 2 * decoder.frame_samples
+    assert not audio.is_pending(7)
+
+
+@pytest.mark.parametrize("frames", [1, 5, 12, 30, ALL_FRAMES])
+def test_the_first_frames_are_decoded_and_no_more(audio: AudioStreams, decoder: CodecDecoder, frames: int) -> None:
+    codes = random_codes(20)
+    audio.open(7, None, frames=frames)
+    heard = feed(audio, {7: codes})
+    assert_close(heard[7], whole(decoder, codes)[: frames * decoder.frame_samples])
+    assert not audio.is_pending(7)
+
+
+def test_streams_together_sound_as_alone(audio: AudioStreams, decoder: CodecDecoder) -> None:
+    streams = {number: random_codes(9 + 5 * number, seed=number) for number in range(4)}
+    for number in streams:
+        audio.open(number, None, frames=ALL_FRAMES)
+    for number, pcm in feed(audio, streams).items():
+        assert_close(pcm, whole(decoder, streams[number]))
+
+
+@pytest.mark.parametrize(("known", "heard"), [(6, None), (6, 6), (9, 4), (3, 0), (40, 39)])
+def test_a_resumed_stream_goes_on_behind_what_was_heard(
+    audio: AudioStreams, decoder: CodecDecoder, known: int, heard: int | None
+) -> None:
+    codes = random_codes(45)
+    audio.open(1, codes[:known], delivered_frames=heard, frames=12)
+    pcm = feed(audio, {1: codes[known:]})[1]
+    begin = known if heard is None else heard
+    expected = whole(decoder, codes)[begin * decoder.frame_samples :][: 12 * decoder.frame_samples]
+    assert_close(pcm, expected)
+
+
+def test_who_asks_for_nothing_gets_nothing(audio: AudioStreams) -> None:
+    audio.open(1, None, frames=0)
+    assert feed(audio, {1: random_codes(3)}) == {1: b""}
+
+
+def test_a_stream_without_a_slot_is_refused(audio: AudioStreams) -> None:
+    for number in range(4):
+        audio.open(number, None, frames=ALL_FRAMES)
+    with pytest.raises(Overloaded, match=r"as many streams as it can \(4\)"):
+        audio.open(4, None, frames=ALL_FRAMES)
+    audio.close(0)
+    audio.open(4, None, frames=ALL_FRAMES)
+
+
+def test_slots_are_used_again_also_after_leaving(audio: AudioStreams, decoder: CodecDecoder) -> None:
+    for number in range(20):
+        audio.open(number, None, frames=ALL_FRAMES)
+        audio.add_frames([number], torch.from_numpy(random_codes(1)))
+        if number % 2:
+            audio.close(number)
+        else:
+            codes = random_codes(4, seed=number)
+            heard = feed(audio, {number: codes})[number]
+            assert_close(heard, whole(decoder, np.concatenate([random_codes(1), codes])))
+    assert audio.take() == []
+    assert audio.is_idle
+
+
+@dataclass
+class PendingFlight:
+    pcm: list[Pcm]
+    done: bool = False
+
+    def result(self) -> list[Pcm]:
+        self.done = True
+        return self.pcm
+
+
+@dataclass
+class FakeSlots:
+    """Notes its calls, which are under way until a test lets them land."""
+
+    num_slots: int = 64
+    reach: int = 588
+    calls: list[tuple[list[int], int]] = field(default_factory=list)
+    decode_calls: list[PendingFlight] = field(default_factory=list)
+    begun: list[DecoderState | None] = field(default_factory=list)
+    num_preceded: int = 0
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Streams and frames of each call."""
+        return [(len(called), frames) for called, frames in self.calls]
+
+    def largest_batch(self, frames: int) -> int:
+        return 8
+
+    def begin(self, slot: int, state: DecoderState | None = None) -> None:
+        self.begun.append(state)
+
+    def state(self, slot: int) -> DecoderState:
+        return DecoderState(sum(frames for called, frames in self.calls if slot in called), ())
+
+    def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
+        assert len(slots) == len(positions) == len(codes)
+
+    def decode(self, slots: Sequence[int], frames: int) -> PendingFlight:
+        self.calls.append((list(slots), frames))
+        self.decode_calls.append(PendingFlight([np.full(frames, 9000, np.int16) for _ in slots]))
+        return self.decode_calls[-1]
+
+    def barrier(self) -> None:
+        self.num_preceded += 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(audio_streams, "time", clock)
+    return clock
+
+
+def frames_of(count: int) -> Tensor:
+    return torch.zeros((count, 16), dtype=torch.int16)
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_first_frame_starts_at_once_and_later_ones_share_calls() -> None:
+    slots = FakeSlots()
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+    for number in range(6):
+        audio.open(number, None, frames=ALL_FRAMES)
+        audio.add_frames([number], frames_of(1))
+    assert [len(called) for called, _ in slots.calls] == [1, 1]  # one runs, one waits behind it
+    slots.decode_calls[0].done = True
+    assert [number for number, _ in audio.take()] == [0]
+    assert [len(called) for called, _ in slots.calls] == [1, 1, 4]
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_talker_waits_for_a_first_frame_but_not_for_other_calls() -> None:
+    slots = FakeSlots()
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+    audio.prioritise_newest_call()
+    assert slots.num_preceded == 0
+    audio.open(0, None, frames=ALL_FRAMES)
+    audio.add_frames([0], frames_of(1))
+    audio.prioritise_newest_call()
+    assert slots.num_preceded == 1
+    audio.open(1, None, frames=ALL_FRAMES)
+    audio.add_frames([1], frames_of(1))
+    audio.prioritise_newest_call()
+    assert slots.num_preceded == 1, "another call is before it"
+
+
+def test_a_stream_that_plays_lets_a_new_one_go_first(clock: Clock) -> None:
+    slots = FakeSlots()
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+    audio.open(0, None, frames=ALL_FRAMES)
+    audio.add_frames([0], frames_of(1))
+    slots.decode_calls[0].done = True
+    audio.take()
+    clock.now_s = 0.02
+    for _ in range(2):
+        audio.add_frames([0], frames_of(1))
+    for _ in range(4):
+        audio.add_frames([0], frames_of(1))
+    audio.open(1, None, frames=ALL_FRAMES)
+    assert len(slots.calls) == 3  # two more of the first stream are under way
+    audio.add_frames([0, 1], frames_of(2))
+    for decode_call in slots.decode_calls:
+        decode_call.done = True
+    audio.take()
+    assert slots.calls[3][1] == 1
+
+
+@pytest.mark.usefixtures("clock")
+def test_under_load_chunks_are_wider() -> None:
+    slots = FakeSlots()
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+    for number in range(40):
+        audio.open(number, None, frames=ALL_FRAMES)
+    for _ in range(30):
+        audio.add_frames(range(40), frames_of(40))
+        for decode_call in slots.decode_calls:
+            decode_call.done = True
+        audio.take()
+    sizes = [frames for called, frames in slots.calls if 0 in called]
+    assert sizes[0] == 1
+    assert 2 not in sizes
+
+
+def land(slots: FakeSlots, audio: AudioStreams) -> list[int]:
+    """End the calls that were made so far; whose audio they brought."""
+    for decode_call in slots.decode_calls:
+        decode_call.done = True
+    return [number for number, _ in audio.take()]
+
+
+def playing(slots: FakeSlots, streams: int, frames: int = 15) -> AudioStreams:
+    """Streams whose listeners have so many frames in hand, while no further ones exist."""
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+    for number in range(streams):
+        audio.open(number, None, frames=ALL_FRAMES)
+    for _ in range(frames):
+        audio.add_frames(range(streams), frames_of(streams))
+        while land(slots, audio):
+            pass
+    assert audio.is_idle
+    slots.calls.clear()
+    return audio
+
+
+def add_frames(audio: AudioStreams, stream: int, frames: int) -> None:
+    for _ in range(frames):
+        audio.add_frames([stream], frames_of(1))
+
+
+@pytest.mark.usefixtures("clock")
+def test_streams_with_time_wait_for_each_other() -> None:
+    slots = FakeSlots()
+    audio = playing(slots, 12)
+    add_frames(audio, 0, 12)
+    assert slots.calls == []
+    add_frames(audio, 1, 12)
+    assert slots.shapes == [(2, 12)]
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(("streams", "shared"), [(100, 8), (160, 16)])
+def test_beside_many_streams_calls_are_longer(streams: int, shared: int) -> None:
+    slots = FakeSlots(num_slots=streams)
+    audio = playing(slots, streams, frames=13)
+    for number in range(shared):
+        assert slots.calls == []
+        add_frames(audio, number, 12)
+    assert slots.shapes == [(shared, 12)]
+
+
+def test_a_stream_with_time_waits_no_longer_than_bearable(clock: Clock) -> None:
+    slots = FakeSlots()
+    audio = playing(slots, 12)
+    add_frames(audio, 0, 12)
+    clock.now_s += 0.09
+    assert audio.take() == []
+    assert slots.calls == []
+    clock.now_s += 0.02
+    audio.take()
+    assert slots.shapes == [(1, 12)]
+
+
+def test_a_stream_that_has_waited_goes_like_any_other_however_busy_the_device_is(clock: Clock) -> None:
+    slots = FakeSlots()
+    audio = playing(slots, 12)
+    add_frames(audio, 0, 12)
+    add_frames(audio, 1, 12)
+    add_frames(audio, 2, 12)
+    assert slots.shapes == [(2, 12)]  # it has not ended
+    clock.now_s += 0.11
+    audio.take()
+    assert slots.shapes == [(2, 12), (1, 12)]
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_stream_alone_does_not_wait() -> None:
+    slots = FakeSlots()
+    audio = playing(slots, 1)
+    add_frames(audio, 0, 12)
+    assert slots.shapes == [(1, 12)]
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_first_frame_finds_one_shared_call_before_it_at_most() -> None:
+    slots = FakeSlots()
+    audio = playing(slots, 12)
+    for stream in range(4):
+        add_frames(audio, stream, 12)
+    assert slots.shapes == [(2, 12)]
+    audio.open(12, None, frames=ALL_FRAMES)
+    add_frames(audio, 12, 1)
+    assert slots.shapes == [(2, 12), (1, 1)]
+
+
+def test_a_stream_whose_listener_has_little_left_goes_at_once(clock: Clock) -> None:
+    slots = FakeSlots()
+    audio = playing(slots, 12)
+    clock.now_s = 15 * FRAME_S - 0.3
+    add_frames(audio, 0, 12)
+    assert slots.shapes == [(1, 12)]
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_end_of_a_stream_is_one_call() -> None:
+    slots = FakeSlots()
+    audio = playing(slots, 1)
+    add_frames(audio, 0, 5)
+    assert audio.finish(0)
+    assert slots.shapes == [(1, 8)]
+    slots.decode_calls[-1].done = True
+    [(number, pcm)] = audio.take()
+    assert (number, len(pcm)) == (0, 2 * 5)  # a sample a frame
+    assert not audio.is_pending(0)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_known_recording_is_not_heard_again() -> None:
+    slots = FakeSlots(num_slots=8)
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+
+    def clone(recording: Codes) -> DecoderState | None:
+        """The first frame of one; what its slot began with."""
+        slots.calls.clear()
+        audio.open(0, None, frames=ALL_FRAMES, recording=recording)
+        add_frames(audio, 0, 1)
+        while not land(slots, audio):
+            pass
+        audio.close(0)
+        return slots.begun[-1]
+
+    one, two, three = (random_codes(30, seed=seed) for seed in range(3))
+    assert clone(one) is None
+    assert [frames for _, frames in slots.calls] == [12, 12, 4, 2, 1]
+    state = clone(one)
+    assert state is not None
+    assert state.position == 30
+    assert [frames for _, frames in slots.calls] == [1]
+    assert clone(two) is None
+    assert clone(one) is not None
+    assert clone(three) is None  # a quarter as many as slots are kept
+    assert clone(one) is not None
+    assert clone(two) is None
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_slot_never_holds_more_codes_than_fit() -> None:
+    slots = FakeSlots()
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+    audio.open(0, None, frames=ALL_FRAMES)
+    for pushed in range(1, 2 * CODE_RING):
+        audio.add_frames([0], frames_of(1))
+        assert pushed - sum(frames for _, frames in slots.calls) < CODE_RING
+
+
+@pytest.mark.parametrize("frames", [0, 1, 6, 14, ALL_FRAMES])
+def test_the_engine_sends_audio_beside_the_codes(engine: Engine, decoder: CodecDecoder, frames: int) -> None:
+    request = replace(ask(frames=14, ignore_eos=True), gpu_frames=frames)
+    chunks = chunks_of(engine, request)
+    codes = np.concatenate([chunk.codes for chunk in chunks])
+    assert np.array_equal(codes, speak(engine, ask(frames=14, ignore_eos=True)).codes)
+    assert_close(b"".join(chunk.pcm for chunk in chunks), whole(decoder, codes)[: frames * decoder.frame_samples])
+    assert [chunk.finish_reason is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+def test_no_audio_is_sent_before_its_codes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The audio is made before the engine looks for the codes, which it takes only then."""
+    sent, take, record = list[FrameChunk](), engine.outgoing.take, engine._record_frames
+
+    def taken(find: Callable[[int], Spoken | None]) -> list[tuple[int, FrameChunk]]:
+        chunks = take(find)
+        sent.extend(chunk for _, chunk in chunks)
+        return chunks
+
+    def take_and_record(sequences: list[Spoken], frames: Codes) -> None:
+        taken(engine.scheduler.find)
+        record(sequences, frames)
+
+    monkeypatch.setattr(engine.outgoing, "take", taken)
+    monkeypatch.setattr(engine, "_record_frames", take_and_record)
+    chunks_of(engine, replace(ask(frames=14, ignore_eos=True), gpu_frames=ALL_FRAMES))
+    codes = np.cumsum([len(chunk.codes) for chunk in sent])
+    samples = np.cumsum([len(chunk.pcm) // 2 for chunk in sent])
+    assert (samples <= codes * engine.info.frame_samples).all()
+    assert (codes[-1], samples[-1]) == (14, 14 * engine.info.frame_samples)
+
+
+@pytest.fixture
+def cloning(
+    engine_of: Callable[[str], Engine], tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> Engine:
+    """A talker that reads recordings by itself, as on a GPU."""
+    engine = engine_of("Base")
+    encoder = CodecEncoder.load(tiny_checkpoint("Base") / "speech_tokenizer")
+    monkeypatch.setattr(engine.prompts, "encode", encoder.encode)
+    return engine
+
+
+RECORDING = np.random.default_rng(5).uniform(-0.5, 0.5, 20000).astype(np.float32)
+
+
+@pytest.mark.parametrize("behind", [0, 3])
+def test_a_clone_goes_on_from_its_recording(
+    cloning: Engine, tiny_checkpoint: Callable[[str], Path], behind: int
+) -> None:
+    decoder = CodecDecoder.load(tiny_checkpoint("Base") / "speech_tokenizer")
+    request = ask(frames=14, voice=None, ignore_eos=True, reference=Reference(RECORDING, "Said."))
+    recorded = CodecEncoder.load(tiny_checkpoint("Base") / "speech_tokenizer").encode(RECORDING)
+    codes = speak(cloning, replace(request, reference_codes=recorded)).codes
+    if behind:
+        request = resumed(request, codes[:behind], samples=behind * decoder.frame_samples)
+    expected = whole(decoder, np.concatenate([recorded, codes]))[(len(recorded) + behind) * decoder.frame_samples :]
+    for _ in range(2):  # the second time the recording is known
+        chunks = chunks_of(cloning, replace(request, gpu_frames=ALL_FRAMES))
+        assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), codes[behind:])
+        assert_close(b"".join(chunk.pcm for chunk in chunks), expected)
+
+
+def test_a_clone_by_its_prompt_sounds_the_same_where_its_recording_was_never_heard(
+    cloning: Engine, tiny_checkpoint: Callable[[str], Path]
+) -> None:
+    reference = Reference(RECORDING[:9600], "Said.")
+    request = replace(ask(frames=14, voice=None, ignore_eos=True, reference=reference), gpu_frames=ALL_FRAMES)
+    chunks = chunks_of(cloning, request)
+    (prompt,) = [chunk.clone_prompt for chunk in chunks if chunk.clone_prompt is not None]
+    lean = replace(
+        request, synthesis=replace(request.synthesis, reference=replace(reference, audio=None, prompt=prompt))
+    )
+    again = chunks_of(build_engine(tiny_checkpoint("Base"), CONFIG), lean)
+    assert np.array_equal(np.concatenate([c.codes for c in again]), np.concatenate([c.codes for c in chunks]))
+    pcm = np.frombuffer(b"".join(chunk.pcm for chunk in chunks), np.int16)
+    assert_close(b"".join(chunk.pcm for chunk in again), pcm)
+    assert prompt.codes is not None
+    assert all(chunk.clone_prompt is None for chunk in again)
+
+
+def test_a_recording_for_which_there_is_no_memory_is_refused(cloning: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(audio: np.ndarray) -> Codes:
+        raise torch.OutOfMemoryError("no")
+
+    monkeypatch.setattr(cloning.prompts, "encode", encode)
+    request = ask(voice=None, reference=Reference(np.ones(24000, np.float32), "Said."))
+    with pytest.raises(InvalidRequest, match="a recording of 24000 samples: send a shorter one") as refused:
+        cloning.add(1, request)
+    assert refused.value.param == "ref_audio"
+    assert cloning.is_idle
+
+
+def test_the_engine_forgets_the_audio_of_who_leaves(engine: Engine) -> None:
+    engine.add(3, replace(ask(frames=50, ignore_eos=True), gpu_frames=ALL_FRAMES))
+    for _ in range(3):
+        engine.step()
+    engine.abort(3)
+    assert engine.is_idle
+    assert engine.step() == StepOutput()
+
+
+def test_an_engine_forgets_a_stored_voice(tiny_checkpoint: Callable[[str], Path]) -> None:
+    """Its vector, and the state of the decoder behind its recording; a stream that goes on brings neither back."""
+    engine, key = build_engine(tiny_checkpoint("Base"), CONFIG), bytes(range(2 * VOICE_BYTES))
+    recorded = CodecEncoder.load(tiny_checkpoint("Base") / "speech_tokenizer").encode(RECORDING[:9600])
+    reference = Reference(RECORDING[:9600], "Said.", key=key)
+    request = ask(frames=14, voice=None, ignore_eos=True, reference=reference)
+    request = replace(request, reference_codes=recorded, gpu_frames=ALL_FRAMES)
+    chunks_of(engine, request)
+    assert engine.prompts.speakers.find(key) is not None
+    assert engine.forget((bytes(VOICE_BYTES),)) == 0
+    assert engine.forget((key[:VOICE_BYTES],)) == 2
+    assert engine.prompts.speakers.find(key) is None
+    assert chunks_of(engine, request)
+    assert engine.forget((key[:VOICE_BYTES],)) == 0
+
+
+def test_segments_of_jobs_are_decoded_where_no_other_stream_wants_to_be(clock: Clock) -> None:
+    slots = FakeSlots(num_slots=8)
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+    for number in range(4):
+        audio.open(number, None, frames=ALL_FRAMES, background=True)
+        audio.add_frames([number], frames_of(1))
+    assert [len(called) for called, _ in slots.calls] == [1], "no second call waits behind one of a job"
+    with pytest.raises(Overloaded):
+        audio.open(4, None, frames=ALL_FRAMES, background=True)  # half of the slots are for others
+    audio.open(10, None, frames=ALL_FRAMES)
+    slots.decode_calls[-1].done = True
+    audio.take()
+    assert len(slots.calls) == 1, "a listener waits for a first sound"
+    audio.add_frames([10], frames_of(1))
+    assert audio._streams[10].slot in slots.calls[1][0]
+    for number in range(4):
+        audio.add_frames([number], frames_of(1))
+    clock.now_s += 1  # in which the listener's player runs dry: it has begun
+    for _ in range(20):
+        slots.decode_calls[-1].done = slots.decode_calls[-2].done = True
+        audio.take()
+    assert {slot for called, _ in slots.calls for slot in called} == {0, 1, 2, 3, 4}
+
+
+def test_a_listener_whose_text_is_not_written_holds_no_job_up(clock: Clock) -> None:
+    slots = FakeSlots()
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+    audio.open(0, None, frames=ALL_FRAMES)
+    audio.open(1, None, frames=ALL_FRAMES, background=True)
+    audio.add_frames([1], frames_of(1))
+    assert not slots.calls
+    clock.now_s += 0.2
+    audio.take()
+    assert len(slots.calls) == 1
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_job_whose_slot_is_full_is_decoded_whatever_others_want() -> None:
+    slots = FakeSlots()
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+    audio.open(0, None, frames=ALL_FRAMES, background=True)
+    for number in range(1, 9):
+        audio.open(number, None, frames=ALL_FRAMES)
+    for _ in range(CODE_RING):
+        audio.add_frames(range(9), frames_of(9))
+    assert audio._streams[0].num_waiting < CODE_RING // 2
+
+
+def test_a_stream_that_is_not_looked_at_wants_no_call(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots, sizes, rng = FakeSlots(), list[bool](), random.Random(1)
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+
+    def candidates(streams: Collection[AudioStream], now_s: float) -> list[codec_pacing._Candidate]:
+        for stream in streams:
+            if stream.num_waiting and stream.call_size(now_s, 0):
+                sizes.append(stream.earliest_call_s <= now_s)
+        return original(streams, now_s)
+
+    original = codec_pacing._candidates
+    monkeypatch.setattr(codec_pacing, "_candidates", candidates)
+    number, going = 0, list[int]()
+    for _ in range(1500):
+        clock.now_s += rng.choice((0.001, 0.01, 0.05))
+        if len(going) < 12 and rng.random() < 0.3:
+            number += 1
+            prefix = np.zeros((rng.randrange(1, 40), 16), np.int16) if rng.random() < 0.3 else None
+            audio.open(number, prefix, frames=ALL_FRAMES, background=rng.random() < 0.2)
+            going.append(number)
+        spoken = [each for each in going if rng.random() < 0.8]
+        audio.add_frames(spoken, frames_of(len(spoken)))
+        if going and rng.random() < 0.1:
+            audio.finish(going.pop(rng.randrange(len(going))))
+        for decode_call in slots.decode_calls:
+            decode_call.done = decode_call.done or rng.random() < 0.5
+        audio.take()
+    assert len(sizes) > 1000
+    assert all(sizes)
+
+
+def test_no_decoder_is_loaded_while_nobody_wants_audio() -> None:
+    """Where others make the audio there may be no memory for it."""
+
+    def load() -> SlotDecoder:
+        raise AssertionError("the decoder was loaded")
+
+    audio = AudioStreams(load, frame_s=FRAME_S)
+    audio.open(1, None, frames=0)
+    audio.add_frames([1], frames_of(1))
+    assert audio.take() == []
+    assert not audio.finish(1)
+    assert audio.is_idle

@@ -1,0 +1,693 @@
+import itertools
+import math
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from deployments.audio.recording_cache import Lookups
+from deployments.config import TalkerConfig
+from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
+from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, GenerateRequest, Reference, Sampling
+from deployments.talker.engine import pacing
+from deployments.talker.engine.engine import Engine, StepOutput
+from deployments.talker.engine.kv_cache import KVCache
+from deployments.talker.engine.loading import build_engine, warm_up
+from deployments.talker.engine.sequence import Sequence
+from deployments.talker.model.predictor import CodePredictor
+from deployments.talker.model.talker import Talker
+from deployments.talker.networks.cpu_networks import CpuNetworks
+from deployments.talker.networks.frame_networks import FrameNetworks
+from deployments.talker.runner.model_runner import LaunchedStep
+from deployments.talker.text.intake import complete
+from tests.deployments.talker.conftest import CONFIG
+from tests.deployments.talker.driving import GREEDY, Spoken, ask, chunks_of, drain, resumed, speak, speak_all
+
+LONG_TEXT = "A text that is a good deal longer than the other ones, so that its prompt takes several passes. " * 2
+MIX = [
+    ask("Hello there.", seed=1, frames=15),
+    ask(LONG_TEXT, seed=2**64 - 1, frames=12, voice="vivian", language="german"),
+    ask("Greedy.", frames=14, sampling=GREEDY, non_streaming_mode=False),
+    ask("Instructed.", seed=4, frames=17, instructions="Speak slowly.", sampling=Sampling(top_k=0, top_p=0.8)),
+    ask("Hot.", seed=5, frames=11, sampling=Sampling(temperature=1.8, subtalker_temperature=0.3), ignore_eos=True),
+    ask("Half greedy.", seed=6, frames=13, voice="eric", sampling=Sampling(do_sample=False, repetition_penalty=1.3)),
+    ask("Streaming text.", seed=7, frames=19, non_streaming_mode=False, sampling=Sampling(subtalker_dosample=False)),
+]
+Kinds = Callable[[str], Engine]
+
+
+def same(one: Spoken, other: Spoken) -> bool:
+    return np.array_equal(one.codes, other.codes) and one.reason is other.reason
+
+
+def with_blocks(directory: Path, config: TalkerConfig, num_blocks: int) -> Engine:
+    """An engine whose cache has room for so many blocks, the scratch block not counted."""
+    bytes_per_position = KVCache.bytes_per_position(build_engine(directory, config).model.talker, torch.float32)
+    cache_bytes = (num_blocks + 1) * config.kv_block_size * bytes_per_position
+    return build_engine(directory, config.model_copy(update={"kv_cache_bytes": cache_bytes}))
+
+
+def record_prefills(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ids of sequences as they are prefilled; one that was preempted comes again."""
+    prefilled: list[int] = []
+    prefill = engine.runner.prefill
+
+    def recording(sequences: list[Sequence]) -> None:
+        prefilled.extend(sequence.id for sequence in sequences)
+        prefill(sequences)
+
+    monkeypatch.setattr(engine.runner, "prefill", recording)
+    return prefilled
+
+
+def push_end_of_speech(monkeypatch: pytest.MonkeyPatch, amount: float) -> None:
+    """Make the end-of-speech code always the best, or always the worst."""
+
+    def pushed(logits: Callable[[FrameNetworks, Tensor], Tensor]) -> Callable[[FrameNetworks, Tensor], Tensor]:
+        def first_logits(networks: FrameNetworks, hidden: Tensor) -> Tensor:
+            out = logits(networks, hidden).clone()
+            out[:, networks.config.codes.eos] += amount
+            return out
+
+        return first_logits
+
+    for kind in (FrameNetworks, CpuNetworks):
+        monkeypatch.setattr(kind, "_first_logits", pushed(kind._first_logits))
+
+
+@pytest.fixture(scope="module")
+def alone(engine_of: Kinds) -> list[Spoken]:
+    """What each request of the mix says by itself."""
+    return [speak(engine_of("CustomVoice"), request) for request in MIX]
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoint: Callable[[str], Path]) -> Path:
+    return tiny_checkpoint("CustomVoice")
+
+
+def test_the_mix_is_worth_comparing(alone: list[Spoken]) -> None:
+    assert {spoken.reason for spoken in alone} == {FinishReason.STOP, FinishReason.LENGTH}
+    assert len({spoken.codes.tobytes() for spoken in alone}) == len(MIX)
+    assert sorted(len(spoken.codes) for spoken in alone)[2] >= 9
+
+
+@pytest.mark.parametrize(("steps_between", "order"), [(0, range(len(MIX))), (3, range(len(MIX))[::-1])])
+def test_codes_are_equal_alone_and_batched(
+    engine: Engine, alone: list[Spoken], steps_between: int, order: range
+) -> None:
+    """More sequences than rows: they wait, join and leave while others run."""
+    together = speak_all(engine, [MIX[number] for number in order], steps_between=steps_between)
+    assert [same(alone[number], spoken) for number, spoken in zip(order, together, strict=True)] == [True] * len(MIX)
+
+
+@pytest.mark.parametrize("place", [0.15, 0.6])
+def test_codes_are_equal_resumed(engine: Engine, alone: list[Spoken], place: float) -> None:
+    cuts = [int(len(spoken.codes) * place) for spoken in alone]
+    later = [resumed(request, spoken.codes[:cut]) for request, spoken, cut in zip(MIX, alone, cuts, strict=True)]
+    rests = speak_all(engine, later, steps_between=1)
+    for spoken, cut, rest in zip(alone, cuts, rests, strict=True):
+        assert np.array_equal(rest.codes, spoken.codes[cut:])
+        assert rest.reason is spoken.reason
+
+
+def test_codes_are_equal_resumed_alone_a_frame_before_the_end(engine: Engine, alone: list[Spoken]) -> None:
+    for request, spoken in zip(MIX, alone, strict=True):
+        rest = speak(engine, resumed(request, spoken.codes[:-1]))
+        assert np.array_equal(rest.codes, spoken.codes[-1:])
+        assert rest.reason is spoken.reason
+
+
+def test_a_stream_of_which_only_the_end_was_lost_just_ends(engine: Engine, alone: list[Spoken]) -> None:
+    later = [resumed(request, spoken.codes) for request, spoken in zip(MIX, alone, strict=True)]
+    rests = speak_all(engine, later)
+    assert [len(rest.codes) for rest in rests] == [0] * len(MIX)
+    assert [rest.reason for rest in rests] == [spoken.reason for spoken in alone]
+
+
+def test_a_stream_that_just_ends_leaves_the_others_alone(engine: Engine, alone: list[Spoken]) -> None:
+    ended = next(number for number, spoken in enumerate(alone) if spoken.reason is FinishReason.STOP)
+    going = next(number for number in range(len(MIX)) if number != ended)
+    engine.add(1, MIX[going])
+    [(_, first)] = engine.step().chunks
+    engine.add(2, resumed(MIX[ended], alone[ended].codes))
+    rest = drain(engine)
+    assert len(rest[2].codes) == 0
+    assert np.array_equal(np.concatenate([first.codes, rest[1].codes]), alone[going].codes)
+
+
+def test_without_kernels_every_pass_on_cpu_has_the_same_number_of_rows(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How torch's matrix product rounds may depend on its number of rows, so that must not depend on the batch."""
+    monkeypatch.setattr("deployments.talker.runner.model_runner.fits", lambda *_: False)
+    engine, rows = build_engine(checkpoint, CONFIG), set[int]()
+    for network in (Talker, CodePredictor):
+        forward = network.forward
+
+        def counting(self: nn.Module, *args: Tensor, _forward: Callable[..., Tensor] = forward, **kw: object) -> Tensor:
+            rows.add(len(args[0]))
+            return _forward(self, *args, **kw)
+
+        monkeypatch.setattr(network, "forward", counting)
+    speak_all(engine, [ask(LONG_TEXT, frames=3), ask(frames=5), ask(frames=2)], steps_between=1)
+    assert rows == {CONFIG.max_num_seqs}
+
+
+def test_codes_are_equal_when_blocks_run_out(
+    checkpoint: Path, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest sequence needs every block there is: some wait for theirs, others give them up."""
+    num_blocks = 28
+    engine = with_blocks(checkpoint, CONFIG, num_blocks)
+    prefilled = record_prefills(engine, monkeypatch)
+    together = speak_all(engine, MIX, steps_between=1)
+    assert [same(*pair) for pair in zip(alone, together, strict=True)] == [True] * len(MIX)
+    assert engine.scheduler.blocks.num_free == num_blocks
+    assert sorted(set(prefilled)) == list(range(len(MIX)))
+
+
+def test_codes_are_equal_after_preemption(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [ask("Short.", seed=seed, frames=20, ignore_eos=True) for seed in range(4)]
+    whole = speak_all(build_engine(checkpoint, CONFIG), requests)
+    engine = with_blocks(checkpoint, CONFIG, 12)  # each begins with 3 blocks and ends with 5
+    prefilled = record_prefills(engine, monkeypatch)
+    together = speak_all(engine, requests)
+    assert [same(*pair) for pair in zip(whole, together, strict=True)] == [True] * 4
+    assert len(prefilled) > 4
+    assert prefilled.count(0) == 1  # the oldest never gives way
+
+
+@pytest.mark.parametrize("kind", ["Base", "VoiceDesign"])
+def test_codes_are_equal_for_the_other_kinds(engine_of: Kinds, kind: str) -> None:
+    engine = engine_of(kind)
+    requests = (
+        CLONES
+        if kind == "Base"
+        else [ask(text, frames=9, voice=None, instructions="Old.") for text in ("One.", LONG_TEXT)]
+    )
+    whole = [speak(engine, request) for request in requests]
+    together = speak_all(engine, requests, steps_between=2)
+    assert [same(*pair) for pair in zip(whole, together, strict=True)] == [True] * len(requests)
+    for request, spoken in zip(requests, whole, strict=True):
+        rest = speak(engine, resumed(request, spoken.codes[:4]))
+        assert np.array_equal(rest.codes, spoken.codes[4:])
+    assert len({spoken.codes.tobytes() for spoken in whole}) == len(requests)
+
+
+def clone(text: str, *, in_context: bool, non_streaming_mode: bool = False) -> GenerateRequest:
+    rng = np.random.default_rng(len(text))
+    reference = Reference(rng.uniform(-0.5, 0.5, 9600).astype(np.float32), "Said.", x_vector_only=not in_context)
+    request = ask(text, frames=9, voice=None, reference=reference, non_streaming_mode=non_streaming_mode)
+    codes = rng.integers(0, 2048, (5, 16)).astype(np.int16)
+    return replace(request, reference_codes=codes if in_context else None)
+
+
+def by_prompt(engine: Engine, request: GenerateRequest) -> GenerateRequest:
+    """`request` without samples and codes, as the answer of an engine that got them allows to ask for it."""
+    engine.add(0, request)
+    told = []
+    while not engine.is_idle:
+        told += [chunk.clone_prompt for _, chunk in engine.step().chunks]
+    prompt, *others = told
+    assert prompt is not None
+    assert others == [None] * len(others)
+    assert request.synthesis.reference is not None
+    reference = replace(request.synthesis.reference, audio=None, prompt=prompt)
+    return GenerateRequest(replace(request.synthesis, reference=reference))
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_prompt_that_one_engine_made_stands_for_the_samples_at_another(
+    engine_of: Kinds, tiny_checkpoint: Callable[[str], Path], number: int
+) -> None:
+    request, other = CLONES[number], build_engine(tiny_checkpoint("Base"), CONFIG)
+    lean = by_prompt(engine_of("Base"), request)
+    spoken = speak(other, lean)
+    assert same(spoken, speak(engine_of("Base"), request))
+    rest = speak(other, resumed(lean, spoken.codes[:4]))
+    assert np.array_equal(rest.codes, spoken.codes[4:])
+    other.add(0, lean)
+    assert [chunk.clone_prompt for _, chunk in other.step().chunks] == [None]
+    other.abort(0)
+    lookups = other.prompts.speakers.take_lookups(), other.prompts.references.take_lookups()
+    assert lookups == (Lookups(), Lookups())  # nothing was looked for, and nothing computed
+    assert len(pickle.dumps(lean)) < 5000
+
+
+def test_samples_are_not_hashed_after_the_ingress(engine_of: Kinds, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = pickle.loads(pickle.dumps(CLONES[1]))
+    monkeypatch.setattr("hashlib.sha256", None)
+    assert same(speak(engine_of("Base"), request), speak(engine_of("Base"), CLONES[1]))
+
+
+CLONES = [
+    clone("By voice.", in_context=False),
+    clone("In context.", in_context=True),
+    clone("In context, in full.", in_context=True, non_streaming_mode=True),
+]
+
+
+def test_the_seed_decides_what_is_drawn(engine: Engine) -> None:
+    once, again, low, high = speak_all(engine, [ask(seed=seed, frames=8) for seed in (3, 3, 4, 3 + 2**40)])
+    assert same(once, again)
+    assert not np.array_equal(once.codes, low.codes)
+    assert not np.array_equal(once.codes, high.codes)
+
+
+def test_greedy_decoding_ignores_the_seed(engine: Engine) -> None:
+    one, other = speak_all(engine, [ask(seed=seed, frames=8, sampling=GREEDY) for seed in (3, 4)])
+    assert same(one, other)
+
+
+def test_codes_are_codes(engine: Engine, alone: list[Spoken]) -> None:
+    """Never one of the ids after them, end of speech included."""
+    codes = np.concatenate([spoken.codes for spoken in alone])
+    assert codes.dtype == np.int16
+    assert codes.shape[1] == engine.model.num_code_groups
+    assert codes.min() >= 0
+    assert codes.max() < engine.model.code_vocab_size
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 9])
+def test_max_new_tokens_gives_a_frame_less(engine: Engine, max_new_tokens: int) -> None:
+    spoken = speak(engine, ask(frames=max_new_tokens - 1, ignore_eos=True))
+    assert spoken.codes.shape == (max_new_tokens - 1, engine.model.num_code_groups)
+    assert spoken.reason is FinishReason.LENGTH
+    assert spoken.num_text_tokens == len("Hello there.")
+
+
+def test_speech_ends_at_its_end_but_not_in_its_first_two_frames(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push_end_of_speech(monkeypatch, 1e4)
+    for sampling in (GREEDY, Sampling()):
+        spoken = speak(engine, ask(sampling=sampling))
+        assert (len(spoken.codes), spoken.reason) == (2, FinishReason.STOP)
+
+
+def test_end_of_speech_can_be_ignored(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    push_end_of_speech(monkeypatch, 1e4)
+    ends, goes_on = speak_all(engine, [ask(frames=9), ask(frames=9, ignore_eos=True)])
+    assert (len(ends.codes), ends.reason) == (2, FinishReason.STOP)
+    assert (len(goes_on.codes), goes_on.reason) == (9, FinishReason.LENGTH)
+    assert goes_on.codes.max() < engine.model.code_vocab_size
+
+
+def test_a_runaway_is_cut_by_the_length_of_its_text(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.audio.speech_detection._LONGEST_TOKEN_S", 0.16)
+    monkeypatch.setattr("deployments.audio.speech_detection._LEAST_S", 9 * 0.08)
+    engine = build_engine(checkpoint, CONFIG)
+    push_end_of_speech(monkeypatch, -1e4)
+    requests = [ask("Hey", frames=90), ask("Hello you.", frames=90), ask("Hello you.", frames=20)]
+    on_purpose = ask("Hello you.", frames=22, ignore_eos=True)
+    ends = [(len(spoken.codes), spoken.reason) for spoken in speak_all(engine, [*requests, on_purpose])]
+    runaway, length = FinishReason.RUNAWAY, FinishReason.LENGTH
+    assert ends == [(9, runaway), (20, runaway), (20, length), (22, length)]
+
+
+def test_a_sequence_ends_where_its_context_is_full(checkpoint: Path) -> None:
+    engine = build_engine(checkpoint, CONFIG.model_copy(update={"max_model_len": 64}))
+    request = ask("A somewhat longer text.", frames=500, ignore_eos=True)
+    rows = engine.prompts.build(request).num_positions
+    spoken = speak(engine, request)
+    assert (rows + len(spoken.codes), spoken.reason) == (64, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("num_blocks", [8, 1000])
+def test_a_prompt_that_can_never_fit_is_an_invalid_request(checkpoint: Path, num_blocks: int) -> None:
+    """Be it the model's length or the cache that is too small."""
+    engine = with_blocks(checkpoint, CONFIG.model_copy(update={"max_model_len": 128}), num_blocks)
+    with pytest.raises(InvalidRequest, match="shorten") as caught:
+        engine.add(0, ask("a" * 300))
+    assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
+    assert engine.is_idle
+    assert speak(engine, ask()).codes.size
+
+
+def test_requests_beyond_the_cache_wait_instead_of_failing(checkpoint: Path) -> None:
+    engine = with_blocks(checkpoint, CONFIG, 8)  # each needs 6 at its end
+    requests = [ask("Hello there, you.", seed=seed, frames=15, ignore_eos=True) for seed in range(5)]
+    for number, request in enumerate(requests):
+        engine.add(number, request)
+    engine.step()
+    assert len(engine.scheduler.running) < 4
+    assert engine.scheduler.waiting
+    spoken = drain(engine)
+    assert len(spoken) == 5
+    assert engine.scheduler.blocks.num_free == 8
+
+
+def test_a_full_line_is_overload(checkpoint: Path) -> None:
+    engine = build_engine(checkpoint, CONFIG.model_copy(update={"max_num_seqs": 1, "max_num_waiting": 1}))
+    for number in range(2):
+        engine.add(number, ask())
+    with pytest.raises(Overloaded):
+        engine.add(2, ask())
+    assert sorted(drain(engine)) == [0, 1]
+
+
+def test_abort_frees_what_a_sequence_holds_and_leaves_the_others_alone(engine: Engine, alone: list[Spoken]) -> None:
+    free = engine.scheduler.blocks.num_free
+    numbers = [0, 1, 2, 3, 4]  # the last one waits
+    for number in numbers:
+        engine.add(number, MIX[number])
+    chunks = engine.step().chunks
+    assert {number for number, _ in chunks} == {0, 1, 2, 3}
+    before = engine.scheduler.blocks.num_free
+    engine.abort(1)
+    engine.check_integrity()
+    assert engine.scheduler.blocks.num_free > before
+    engine.abort(4)
+    rest = drain(engine)
+    assert sorted(rest) == [0, 2, 3]
+    for number, spoken in rest.items():
+        assert np.array_equal(spoken.codes, alone[number].codes[1:])
+    assert engine.scheduler.blocks.num_free == free
+
+
+def test_who_comes_or_leaves_while_the_device_works_disturbs_nobody(
+    engine: Engine, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = itertools.count()
+    monkeypatch.setattr(LaunchedStep, "has_codes", property(lambda step: next(looks) % 2 == 1))
+    changes = iter((lambda: engine.add(2, MIX[2]), lambda: engine.abort(1), lambda: engine.add(3, MIX[3])))
+    for number in (0, 1):
+        engine.add(number, MIX[number])
+    spoken: dict[int, list[FrameChunk]] = {}
+    while not engine.is_idle:
+        for number, chunk in engine.step(meanwhile=lambda: next(changes, lambda: None)()).chunks:
+            spoken.setdefault(number, []).append(chunk)
+    engine.check_integrity()
+    assert len(spoken.pop(1)) == 1
+    assert sorted(spoken) == [0, 2, 3]
+    for number, chunks in spoken.items():
+        assert same(Spoken.join(chunks), alone[number])
+
+
+def test_a_state_that_is_not_finite_is_reported_and_leaves_the_others_alone(
+    engine: Engine, alone: list[Spoken]
+) -> None:
+    for number in (0, 1):
+        engine.add(number, MIX[number])
+    first = [chunk for number, chunk in engine.step().chunks if number == 1]
+    broken = engine.scheduler.running[0].row
+    engine.runner.run_pending_advance()
+    engine.runner.state.hidden[broken, 3] = torch.nan
+    second = engine.step()
+    assert [number for number, _ in second.chunks] == [1]
+    [(number, error)] = second.failures
+    assert number == 0
+    assert isinstance(error, TalkerLost)
+    rest = drain(engine)
+    assert sorted(rest) == [1]
+    codes = [*(chunk.codes for chunk in [*first, second.chunks[0][1]]), rest[1].codes]
+    assert np.array_equal(np.concatenate(codes), alone[1].codes)
+
+
+def test_frames_a_listener_does_not_need_yet_are_sent_together(
+    checkpoint: Path, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build_engine(checkpoint, CONFIG)
+    monkeypatch.setattr(engine.outgoing, "max_held", 4)
+    monkeypatch.setattr("deployments.talker.engine.engine.time.monotonic", lambda: 9.0)
+    chunks = chunks_of(engine, MIX[0])
+    sizes = [len(chunk.codes) for chunk in chunks]
+    assert sizes[:8] == [1, 1, 1, 1, 1, 1, 4, 4][: len(sizes)]  # 6 frames last for more than 0.4 s
+    assert same(Spoken.join(chunks), alone[0])
+
+
+def test_a_frame_leaves_before_the_talker_reads_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    advance = engine.runner.networks.advance
+    monkeypatch.setattr(
+        engine.runner.networks, "advance", lambda *args, **more: (read.append(1), advance(*args, **more))
+    )
+    engine.add(0, MIX[0])
+    assert len(engine.step().chunks) == 1
+    assert not read
+    engine.step()
+    assert read
+    engine.abort(0)
+    assert engine.is_idle
+    engine.step()
+    assert len(read) == 1  # nobody goes on
+
+
+def test_aborting_everything_leaves_an_idle_engine(engine: Engine) -> None:
+    free = engine.scheduler.blocks.num_free
+    for number in range(6):
+        engine.add(number, ask())
+    engine.step()
+    for number in range(6):
+        engine.abort(number)
+    assert engine.is_idle
+    assert engine.step() == StepOutput()
+    assert engine.scheduler.blocks.num_free == free
+    engine.check_integrity()
+
+
+@pytest.mark.parametrize("kind", ["CustomVoice", "VoiceDesign", "Base"])
+def test_warming_up_leaves_no_trace(tiny_checkpoint: Callable[[str], Path], kind: str) -> None:
+    cold, warm = (build_engine(tiny_checkpoint(kind), CONFIG) for _ in range(2))
+    warm_up(warm)
+    assert warm.is_idle
+    assert warm.scheduler.blocks.num_free == cold.scheduler.blocks.num_free
+    warm.scheduler.check_integrity()
+    request = CLONES[0] if kind == "Base" else ask(voice="ryan" if kind == "CustomVoice" else None)
+    assert same(speak(warm, request), speak(cold, request))
+
+
+def test_rows_are_left_clean_for_the_next_sequence(checkpoint: Path) -> None:
+    """A strong repetition penalty would show a code that is remembered from another sequence."""
+    config = CONFIG.model_copy(update={"max_num_seqs": 1})
+    request = ask("Again.", frames=15, sampling=replace(GREEDY, repetition_penalty=5.0), ignore_eos=True)
+    used = build_engine(checkpoint, config)
+    speak(used, ask(frames=20, ignore_eos=True))
+    assert same(speak(used, request), speak(build_engine(checkpoint, config), request))
+
+
+def test_options_of_the_request_come_before_those_of_the_checkpoint() -> None:
+    defaults = Sampling(do_sample=True, temperature=0.9, top_k=50, max_new_tokens=100)
+    asked = Sampling(do_sample=False, top_k=0)
+    assert complete(asked, defaults) == Sampling(do_sample=False, temperature=0.9, top_k=0, max_new_tokens=100)
+
+
+def test_the_description_is_what_the_checkpoint_says(engine_of: Kinds) -> None:
+    custom, base, design = (engine_of(name).info for name in ("CustomVoice", "Base", "VoiceDesign"))
+    assert {"ryan", "vivian", "eric"} < set(custom.voices)
+    assert base.voices == design.voices == ()
+    assert {"english", "chinese"} < set(custom.languages)
+    assert "sichuan_dialect" not in custom.languages
+    assert (custom.sample_rate, custom.frame_samples, custom.num_code_groups) == (24000, 1920, 16)
+    assert [info.kind.value for info in (custom, base, design)] == ["custom_voice", "base", "voice_design"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("CustomVoice", "talker.model.layers.1.self_attn.q_norm.weight"),
+        ("CustomVoice", "talker.code_predictor.lm_head.14.weight"),
+        ("Base", "speaker_encoder.fc.bias"),
+    ],
+)
+@pytest.mark.parametrize("damage", ["missing", "mis-shaped", "unexpected"])
+def test_a_damaged_checkpoint_fails_with_the_tensors_name(
+    tiny_checkpoint: Callable[[str], Path], tmp_path: Path, kind: str, name: str, damage: str
+) -> None:
+    source = tiny_checkpoint(kind)
+    for file in source.iterdir():
+        if file.name != "model.safetensors":
+            (tmp_path / file.name).symlink_to(file)
+    tensors = load_file(source / "model.safetensors")
+    assert name in tensors
+    if damage == "missing":
+        del tensors[name]
+    elif damage == "mis-shaped":
+        tensors[name] = torch.zeros(3, 7)
+    else:
+        name += ".extra"
+        tensors[name] = torch.zeros(1)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        build_engine(tmp_path, CONFIG)
+    expected = {
+        "missing": f"{name} is missing",
+        "mis-shaped": f"{name} has shape [3, 7]",
+        "unexpected": f"{name} is unexpected",
+    }
+    assert expected[damage] in str(caught.value)
+
+
+def test_the_number_of_blocks_follows_the_memory_set_aside(checkpoint: Path) -> None:
+    assert with_blocks(checkpoint, CONFIG, 11).scheduler.blocks.num_blocks == 12
+    unlimited = build_engine(checkpoint, CONFIG)
+    assert unlimited.scheduler.blocks.num_blocks == CONFIG.max_num_seqs * (CONFIG.max_model_len // 8) + 1
+
+
+def trip(monkeypatch: pytest.MonkeyPatch, engine: Engine, numbers: set[int], error: Exception | None = None) -> None:
+    """Prefills with one of these sequences among them raise."""
+    prefill = engine.runner.prefill
+
+    def tripping(sequences: list[Sequence]) -> None:
+        if any(sequence.id in numbers for sequence in sequences):
+            raise error or ValueError("tripped")
+        prefill(sequences)
+
+    monkeypatch.setattr(engine.runner, "prefill", tripping)
+
+
+def test_a_prefill_that_raises_ends_its_request_alone(
+    engine: Engine, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside one that runs, and two that come with it."""
+    trip(monkeypatch, engine, {1})
+    engine.add(3, MIX[3])
+    [(_, first)] = engine.step().chunks
+    for number in (0, 1, 2):
+        engine.add(number, MIX[number])
+    failures: dict[int, Exception] = {}
+    spoken = drain(engine, failures)
+    assert [(number, type(error)) for number, error in failures.items()] == [(1, EngineError)]
+    assert "tripped" in str(failures[1])
+    assert sorted(spoken) == [0, 2, 3]
+    assert all(same(alone[number], spoken[number]) for number in (0, 2))
+    assert np.array_equal(np.concatenate([first.codes, spoken[3].codes]), alone[3].codes)
+
+
+def test_a_prefill_that_raises_ends_its_request_where_nothing_else_runs(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trip(monkeypatch, engine, {5})
+    engine.add(5, ask())
+    failures: dict[int, Exception] = {}
+    assert drain(engine, failures) == {}
+    assert list(failures) == [5]
+
+
+def test_prefills_that_all_raise_are_the_engines_fault(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    trip(monkeypatch, engine, {1, 2, 4})
+    for number in range(4):  # 3 is sound: those before it count no more
+        engine.add(number, ask(frames=2))
+        drain(engine, {})
+    trip(monkeypatch, engine, set(range(10)))
+    for number in range(2):
+        engine.add(number, ask())
+        drain(engine, {})
+    engine.add(2, ask())
+    with pytest.raises(ValueError, match="tripped"):
+        engine.step()
+    monkeypatch.undo()
+    engine.abort(2)
+    assert speak(engine, ask()).codes.size
+    assert engine.is_idle
+
+
+def test_a_prefill_that_loses_the_device_ends_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        trip(patch, engine, {1}, torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
+        engine.add(1, ask())
+        with pytest.raises(torch.AcceleratorError):
+            engine.step()
+    engine.abort(1)
+
+
+@pytest.mark.parametrize("fault", ["raises", "not finite"])
+def test_an_engine_that_cannot_warm_up_says_so(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    engine = build_engine(checkpoint, CONFIG)
+    if fault == "raises":
+        trip(monkeypatch, engine, {-1})
+    else:
+        monkeypatch.setattr(engine.runner.state, "hidden", engine.runner.state.hidden * torch.nan)
+        monkeypatch.setattr(
+            engine.runner, "prefill", lambda sequences: [engine.runner.state.admit(s, []) for s in sequences]
+        )
+    with pytest.raises(EngineError):
+        warm_up(engine)
+
+
+def test_audio_never_comes_before_its_codes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a sequence that gives up its blocks while frames of it are held back."""
+    monkeypatch.setattr(pacing, "_HOLDING_LEAD_S", -math.inf)  # hold whatever can be held
+    requests = [ask("Short.", seed=seed, frames=20, ignore_eos=True) for seed in range(4)]
+    whole = speak_all(build_engine(checkpoint, CONFIG), requests)
+    engine = with_blocks(checkpoint, CONFIG, 12)
+    engine.outgoing.max_held = 8
+    steps, take = itertools.count(1), engine.audio.take
+    monkeypatch.setattr(engine.audio, "take", lambda known: [] if next(steps) % 5 else take(known))
+    prefilled = record_prefills(engine, monkeypatch)
+    for number, request in enumerate(requests):
+        engine.add(number, replace(request, gpu_frames=ALL_FRAMES))
+    frame_bytes = 2 * engine.info.frame_samples
+    chunks: dict[int, list[FrameChunk]] = {number: [] for number in range(4)}
+    while not engine.is_idle:
+        for number, chunk in engine.step().chunks:
+            of_one = chunks[number]
+            of_one.append(chunk)
+            num_heard = sum(len(chunk.pcm) for chunk in of_one) // frame_bytes
+            assert num_heard <= sum(len(chunk.codes) for chunk in of_one)
+    assert len(prefilled) > 4
+    assert max(len(chunk.codes) for of_one in chunks.values() for chunk in of_one) > 1
+    assert [same(*pair) for pair in zip(whole, map(Spoken.join, chunks.values()), strict=True)] == [True] * 4
+    assert {sum(len(chunk.pcm) for chunk in of_one) for of_one in chunks.values()} == {20 * frame_bytes}
+
+
+def test_who_finds_no_decoder_slot_is_refused_alone(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build_engine(checkpoint, CONFIG)
+    begin = engine.audio.open
+
+    def full_for_one(number: int, prefix: Codes | None, **options: Any) -> None:
+        if number == 1:
+            raise Overloaded("full")
+        begin(number, prefix, **options)
+
+    monkeypatch.setattr(engine.audio, "open", full_for_one)
+    for number in range(3):
+        engine.add(number, replace(ask("Short.", seed=number, frames=6, ignore_eos=True), gpu_frames=ALL_FRAMES))
+    chunks: dict[int, list[FrameChunk]] = {number: [] for number in range(3)}
+    failures = []
+    while not engine.is_idle:
+        output = engine.step()
+        failures += output.failures
+        for number, chunk in output.chunks:
+            chunks[number].append(chunk)
+    assert [len(Spoken.join(chunks[number]).codes) for number in (0, 2)] == [6, 6]
+    assert chunks[1] == []
+    [(number, error)] = failures
+    assert number == 1
+    assert isinstance(error, Overloaded)
+
+
+def test_a_stream_handed_over_after_its_last_codes_gets_its_last_audio(checkpoint: Path) -> None:
+    engine = build_engine(checkpoint, CONFIG)
+    request = ask("Short.", frames=6, ignore_eos=True)
+    frames = speak(engine, request).codes
+    chunks = chunks_of(
+        engine, replace(resumed(request, frames, samples=4 * engine.info.frame_samples), gpu_frames=ALL_FRAMES)
+    )
+    assert sum(len(chunk.pcm) for chunk in chunks) == 2 * 2 * engine.info.frame_samples
+    assert chunks[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_a_later_segment_that_would_not_fit_is_refused_with_the_first(checkpoint: Path) -> None:
+    """Where the first is spoken already, all that could be done is to break off."""
+    engine = build_engine(checkpoint, CONFIG.model_copy(update={"max_model_len": 128}))
+    with pytest.raises(InvalidRequest, match="shorten") as caught:
+        engine.add(0, ask("Short.", following=("Short too.", "a" * 300)))
+    assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
+    assert engine.is_idle
+    longest = max(n for n in range(1, 128) if _fits(engine, "a" * n))
+    engine.limits.check_following(("a" * longest,), engine.prompts.build(ask("Short.")))
+    with pytest.raises(InvalidRequest):
+        engine.limits.check_following(("a" * (longest + 1),), engine.prompts.build(ask("Short.")))
+
+
+def _fits(engine: Engine, text: str) -> bool:
+    return engine.prompts.build(ask(text)).num_positions < engine.runner.shape.max_model_len

@@ -1,0 +1,376 @@
+"""Newcomers' first frames beside a step that runs. A CPU has no lane: here it gets one, and events that take time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from deployments.errors import EngineError, Overloaded, TalkerLost
+from deployments.protocol import FinishReason, FrameChunk, GenerateRequest
+from deployments.talker.engine import engine as engine_module
+from deployments.talker.engine.engine import Engine
+from deployments.talker.engine.sequence import Sequence
+from deployments.talker.runner.model_runner import ModelRunner
+from deployments.talker.text.text_progress import TextProgress
+from tests.deployments.talker.driving import Spoken, ask, drain, resumed, speak
+from tests.deployments.talker.runner.test_model_runner import like_a_gpu
+from tests.deployments.talker.test_live_text import at_once, live
+
+OLD = ask("The one that speaks.", seed=1, frames=12, ignore_eos=True)
+NEW_FRAMES = 9
+NEW = ask("A newcomer.", seed=2, frames=NEW_FRAMES, ignore_eos=True)
+LONG = ask("A prompt that the lane does not take. " * 12, seed=3, frames=3, ignore_eos=True, non_streaming_mode=True)
+
+
+@dataclass(slots=True)
+class Clock:
+    """Events of the device take so many looks at them."""
+
+    looks: int = 0
+
+    def event(self) -> "Event":
+        return Event(self.looks)
+
+
+@dataclass(slots=True)
+class Event:
+    left: int
+
+    def query(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def synchronize(self) -> None:
+        self.left = 0
+
+    def elapsed_time(self, other: "Event") -> float:
+        return 1.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(ModelRunner, "_record_event", lambda runner: clock.event())
+    return clock
+
+
+@pytest.fixture
+def engine(tiny_checkpoint: Callable[[str], Path], clock: Clock) -> Engine:
+    engine = like_a_gpu(tiny_checkpoint("CustomVoice"))
+    engine.runner.lanes = [engine.runner.twin()]
+    return engine
+
+
+@dataclass(slots=True)
+class Lane:
+    """What the lane was given."""
+
+    prefilled: list[int] = field(default_factory=list)
+    launched: list[list[int]] = field(default_factory=list)
+
+
+@pytest.fixture
+def lane(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Lane:
+    seen, [runner] = Lane(), engine.runner.lanes
+    prefill, launch = runner.prefill, runner.launch
+
+    def prefilling(sequences: list[Sequence]) -> None:
+        seen.prefilled += [sequence.id for sequence in sequences]
+        prefill(sequences)
+
+    def launching(sequences: list[Sequence], *more: object) -> object:
+        seen.launched.append([sequence.id for sequence in sequences])
+        return launch(sequences, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(runner, "prefill", prefilling)
+    monkeypatch.setattr(runner, "launch", launching)
+    return seen
+
+
+def beside(
+    engine: Engine,
+    clock: Clock,
+    *work: Callable[[], object],
+    old: GenerateRequest = OLD,
+    lane_looks: int = 4,
+    failures: dict[int, Exception] | None = None,
+) -> list[tuple[int, FrameChunk]]:
+    """Begin to speak `old` as number 0. While its second step runs do `work`, one thing a look. Returns the chunks."""
+    engine.add(0, old)
+    chunks = list(engine.step().chunks)
+    clock.looks = 20
+    waiting = iter(work)
+
+    def meanwhile() -> None:
+        clock.looks = lane_looks  # few: the lane's work is over before the step
+        next(waiting, lambda: None)()
+
+    output = engine.step(meanwhile=meanwhile)
+    assert failures is not None or output.failures == ()
+    (failures if failures is not None else {}).update(output.failures)
+    clock.looks = 0
+    return chunks + list(output.chunks)
+
+
+def joined(chunks: list[tuple[int, FrameChunk]], rest: dict[int, Spoken], number: int) -> np.ndarray:
+    """All codes of a sequence."""
+    first = [chunk.codes for other, chunk in chunks if other == number]
+    return np.concatenate([*first, rest[number].codes] if number in rest else first)
+
+
+def test_a_newcomer_has_its_first_frame_before_the_step_that_runs_has_its_own(
+    engine: Engine, clock: Clock, lane: Lane
+) -> None:
+    alone = [speak(engine, each).codes for each in (OLD, NEW)]
+    assert lane.launched == []  # nothing ran beside them
+    chunks = beside(engine, clock, lambda: engine.add(1, NEW))
+    assert [number for number, _ in chunks] == [0, 1]
+    assert list(engine.scheduler.in_lane) == [1]
+    assert engine.scheduler.num_running == 2
+    rest = drain(engine)
+    assert lane.launched == [[1]]
+    for number in (0, 1):
+        np.testing.assert_array_equal(joined(chunks, rest, number), alone[number])
+        assert rest[number].reason is FinishReason.LENGTH
+
+
+def test_newcomers_that_come_together_share_the_lane(engine: Engine, clock: Clock, lane: Lane) -> None:
+    requests = [ask("Several.", seed=seed, frames=5, ignore_eos=True) for seed in range(4)]
+    alone = [speak(engine, each).codes for each in requests]
+
+    def add_all() -> None:
+        for number in (1, 2, 3):
+            engine.add(number, requests[number])
+
+    chunks = beside(engine, clock, add_all, old=requests[0])
+    rest = drain(engine)
+    assert lane.launched == [[1, 2, 3]]
+    for number in range(4):
+        np.testing.assert_array_equal(joined(chunks, rest, number), alone[number])
+
+
+def test_a_newcomer_waits_for_the_lane_if_that_is_free_before_the_step_is_over(
+    engine: Engine, clock: Clock, lane: Lane
+) -> None:
+    chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.add(2, NEW))
+    rest = drain(engine)
+    assert lane.launched == [[1], [2]]
+    np.testing.assert_array_equal(joined(chunks, rest, 1), joined(chunks, rest, 2))
+
+
+def test_a_newcomer_joins_the_next_step_if_that_begins_before_the_lane_is_free(
+    engine: Engine, clock: Clock, lane: Lane
+) -> None:
+    chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.add(2, NEW), lane_looks=60)
+    assert [number for number, _ in chunks] == [0, 0]
+    assert list(engine.scheduler.in_lane) == [1]
+    chunks += engine.step().chunks
+    assert [sequence.id for sequence in engine.scheduler.running.values()] == [0, 2]
+    rest = drain(engine)
+    assert lane.launched == [[1]]
+    np.testing.assert_array_equal(joined(chunks, rest, 1), joined(chunks, rest, 2))
+
+
+def test_a_newcomer_takes_another_lane_while_one_is_busy(engine: Engine, clock: Clock, lane: Lane) -> None:
+    engine.runner.lanes.append(engine.runner.twin())
+    alone = speak(engine, NEW).codes
+    chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.add(2, NEW), lane_looks=60)
+    assert list(engine.scheduler.in_lane) == [1, 2]
+    assert engine.runner.lanes[1].has_pending_advance
+    rest = drain(engine)
+    assert lane.launched == [[1]]  # by the first one
+    for number in (1, 2):
+        np.testing.assert_array_equal(joined(chunks, rest, number), alone)
+
+
+@pytest.mark.parametrize("frames", [1, 2])
+def test_a_stream_that_ends_with_its_first_frames_ends(
+    engine: Engine, clock: Clock, lane: Lane, frames: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awaited: list[int] = []
+    monkeypatch.setattr(engine.runner, "await_lanes", lambda: awaited.append(1))
+    chunks = beside(engine, clock, lambda: engine.add(1, ask(frames=frames, ignore_eos=True)))
+    rest = drain(engine)
+    assert lane.launched == [[1]]
+    assert len(joined(chunks, rest, 1)) == frames
+    assert [chunk.finish_reason for number, chunk in chunks if number == 1] == (
+        [FinishReason.LENGTH] if frames == 1 else [None]
+    )
+    assert awaited == [1] * (frames == 1)  # its row is free while the lane still uses it
+
+
+def test_a_newcomer_that_is_aborted_in_the_lane_leaves_nothing(
+    engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awaited: list[int] = []
+    monkeypatch.setattr(engine.runner, "await_lanes", lambda: awaited.append(1))
+    alone = speak(engine, OLD).codes
+    free = engine.scheduler.blocks.num_free
+    chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.abort(1))
+    assert lane.launched == [[1]]
+    assert awaited == [1]
+    rest = drain(engine)
+    assert [number for number, _ in chunks] == [0]
+    np.testing.assert_array_equal(joined(chunks, rest, 0), alone)
+    assert engine.scheduler.blocks.num_free == free
+
+
+def test_an_engine_whose_only_stream_is_in_the_lane_is_not_idle(engine: Engine, clock: Clock, lane: Lane) -> None:
+    alone = speak(engine, NEW).codes
+    chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.abort(0))
+    assert not engine.is_idle
+    assert engine.poll_timeout_s == 0
+    rest = drain(engine)
+    np.testing.assert_array_equal(joined(chunks, rest, 1), alone)
+
+
+def test_a_prefill_that_raises_in_the_lane_ends_its_request_alone(
+    engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [beside_it] = engine.runner.lanes
+    prefill = beside_it.prefill
+
+    def tripping(sequences: list[Sequence]) -> None:
+        if any(sequence.id == 2 for sequence in sequences):
+            raise ValueError("tripped")
+        prefill(sequences)
+
+    monkeypatch.setattr(beside_it, "prefill", tripping)
+
+    def add_both() -> None:
+        engine.add(2, NEW)
+        engine.add(1, NEW)
+
+    failures: dict[int, Exception] = {}
+    beside(engine, clock, add_both, failures=failures)
+    assert [(number, type(error)) for number, error in failures.items()] == [(2, EngineError)]
+    assert "tripped" in str(failures[2])
+    assert lane.launched == [[1]]
+    assert sorted(drain(engine)) == [0, 1]
+
+
+def test_a_newcomer_without_a_decoder_slot_is_refused_alone(
+    engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise Overloaded("full")
+
+    def add() -> None:
+        monkeypatch.setattr(engine.audio, "open", full)
+        engine.add(1, NEW)
+
+    failures: dict[int, Exception] = {}
+    beside(engine, clock, add, failures=failures)
+    assert [(number, type(error)) for number, error in failures.items()] == [(1, Overloaded)]
+    assert sorted(drain(engine)) == [0]
+    assert (lane.prefilled, lane.launched) == ([1], [])
+
+
+def test_a_state_that_is_not_finite_in_the_lane_is_reported(
+    engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [beside_it] = engine.runner.lanes
+    launch = beside_it.launch
+
+    def breaking(sequences: list[Sequence], *more: object) -> object:
+        engine.runner.state.hidden[sequences[0].row, 3] = torch.nan
+        return launch(sequences, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(beside_it, "launch", breaking)
+    failures: dict[int, Exception] = {}
+    beside(engine, clock, lambda: engine.add(1, NEW), failures=failures)
+    assert [(number, type(error)) for number, error in failures.items()] == [(1, TalkerLost)]
+    assert sorted(drain(engine)) == [0]
+
+
+def test_text_that_is_written_while_its_first_frame_is_made_is_spoken(engine: Engine, clock: Clock, lane: Lane) -> None:
+    text = "It is spoken while it is written."
+    expected = speak(engine, at_once(text)).codes
+
+    def begin() -> None:
+        engine.add(1, live(at_once(text)))
+        engine.append_text(1, text[:7], is_last=False)
+
+    chunks = beside(engine, clock, begin, lambda: engine.append_text(1, text[7:], is_last=True))
+    assert list(engine.scheduler.in_lane) == [1]
+    rest = drain(engine)
+    assert lane.launched == [[1]]
+    np.testing.assert_array_equal(joined(chunks, rest, 1), expected)
+
+
+@pytest.mark.parametrize("why", ["long", "resumed", "busy", "background"])
+def test_who_does_not_take_the_lane(
+    engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    request = {
+        "long": LONG,
+        "resumed": resumed(NEW, speak(engine, NEW).codes[:3]),
+        "busy": NEW,
+        "background": replace(NEW, synthesis=replace(NEW.synthesis, background=True)),
+    }[why]
+    if why == "busy":
+        monkeypatch.setattr(engine_module, "_MOST_BESIDE_LANE", 0)
+    expected = speak(engine, request).codes
+    chunks = beside(engine, clock, lambda: engine.add(1, request))
+    rest = drain(engine)
+    assert lane.prefilled == []
+    np.testing.assert_array_equal(joined(chunks, rest, 1), expected)
+
+
+def test_beside_a_job_of_any_size_a_listener_takes_the_lane(
+    engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "_MOST_BESIDE_LANE", 0)
+    background = replace(OLD, synthesis=replace(OLD.synthesis, background=True))
+    beside(engine, clock, lambda: engine.add(1, NEW), old=background)
+    assert lane.launched == [[1]]
+    drain(engine)
+
+
+def test_rows_that_the_running_step_uses_are_not_for_the_lane(engine: Engine, clock: Clock, lane: Lane) -> None:
+    """Of five rows three others are taken before the step, and one of these is free again while it runs."""
+    for number in (1, 2, 3):
+        engine.add(number, NEW)
+
+    def change() -> None:
+        rows.extend(sequence.row for sequence in engine.scheduler.running.values())
+        engine.abort(3)
+        engine.add(8, NEW)
+        engine.add(9, NEW)
+
+    rows: list[int | None] = []
+    beside(engine, clock, change)
+    assert lane.launched == [[8]]
+    [newcomer] = engine.scheduler.in_lane.values()
+    assert newcomer.row not in rows
+    assert sorted(drain(engine)) == [0, 1, 2, 8, 9]
+
+
+def test_where_it_read_with_its_first_frame_is_known(
+    engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lane's reading comes before its sequence joins the others, so before its second frame."""
+    read: dict[bool, list[tuple[int, float]]] = {False: [], True: []}
+    [beside_it] = engine.runner.lanes
+    config = engine.runner.networks.config
+    for runner in (engine.runner, beside_it):
+        runner.networks.config = replace(config, text=replace(config.text, alignment_head=(1, 0)))
+    for in_lane, found in read.items():
+        monkeypatch.setattr(
+            TextProgress,
+            "read",
+            lambda progress, mass, moment, prompt, found=found: (
+                found.append((len(prompt.text_ids), mass)) if prompt.num_text_tokens == len("A newcomer.") else None
+            ),
+        )
+        if in_lane:
+            beside(engine, clock, lambda: engine.add(1, NEW))
+        else:
+            engine.add(1, NEW)
+        drain(engine)
+    assert lane.launched == [[1]]
+    assert len(read[False]) == NEW_FRAMES - 1
+    np.testing.assert_allclose(read[True], read[False], atol=1e-5)

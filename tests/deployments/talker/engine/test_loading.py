@@ -1,0 +1,119 @@
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from deployments.config import TalkerConfig
+from deployments.errors import EngineError
+from deployments.talker.engine import loading
+from deployments.talker.engine.loading import StartClock, build_engine, throttled, turn_on_gpu
+
+
+def test_phases_do_not_count_what_happens_within_them_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 1.0, 3.0, 4.0, 4.0, 5.0, 10.0])
+    monkeypatch.setattr(loading.time, "perf_counter", lambda: next(now, 10.0))
+    heard: list[str] = []
+    clock = StartClock(heard.append)
+    with clock.phase("outer"):
+        with clock.phase("inner"):
+            pass
+        with clock.phase("inner"):
+            pass
+    assert clock.seconds == {"inner": 2.0, "outer": 3.0}
+    assert heard == ["outer", "inner", "inner"]
+    assert clock.summary() == "5.0 s in all: inner 2.0 s, outer 3.0 s"
+
+
+def test_more_positions_than_the_checkpoint_has_are_an_error(tiny_checkpoint: Callable[[str], Path]) -> None:
+    config = TalkerConfig(device="cpu", max_model_len=40_000)
+    with pytest.raises(EngineError, match=r"talker.max_model_len is 40000, but \S+ has 32768 positions"):
+        build_engine(tiny_checkpoint("CustomVoice"), config)
+
+
+def test_progress_is_told_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(loading.time, "monotonic", lambda: now)
+    heard: list[str] = []
+    progress = throttled("compiling kernels", heard.append)
+    progress(0, 3)
+    progress(1, 3)
+    now += 1.0
+    progress(2, 3)
+    assert heard == ["compiling kernels 0/3", "compiling kernels 2/3"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "allowed", "used"),
+    [
+        ("0-3,8-11\n", range(16), {0, 1, 2, 3, 8, 9, 10, 11}),
+        ("5\n", range(16), {5}),
+        ("0-3\n", (2, 3, 9), {2, 3}),  # of a container's CPUs
+        ("0-3\n", (8, 9), None),  # its CPUs are all far away
+        ("0-15\n", range(16), None),  # one node
+        ("\n", range(16), None),
+        (None, range(16), None),  # nothing is said
+    ],
+)
+def test_an_engine_runs_on_the_cpus_near_its_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str | None, allowed: range, used: set[int] | None
+) -> None:
+    if listed is not None:
+        folder = tmp_path / "bus/pci/devices/0001:9b:00.0"
+        folder.mkdir(parents=True)
+        (folder / "local_cpulist").write_text(listed)
+    pinned: list[set[int]] = []
+    properties = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x9B, pci_device_id=0)
+    monkeypatch.setattr(loading, "_SYSFS", tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(allowed))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cpus: pinned.append(cpus))
+    said = loading._use_cpus_near(torch.device("cuda"))
+    assert pinned == ([] if used is None else [used])
+    assert said == (None if used is None else f"{len(used)} of {len(set(allowed))} CPUs, those near GPU 0001:9b:00.0")
+
+
+def test_a_talker_that_makes_no_audio_has_no_codec_on_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allocator gives back what loading the talker has freed, or it would be missing for keys and values."""
+    done = list[str]()
+
+    class Slots:
+        precision = "float16"
+
+        @classmethod
+        def load(cls, *_: object, **__: object) -> "Slots":
+            done.append("loaded")
+            return cls()
+
+    monkeypatch.setattr(loading, "slots_on", lambda device, folder: Slots)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
+    monkeypatch.setattr(loading.SpeechTokenizerConfig, "load", lambda folder: SimpleNamespace(frame_s=0.08))
+    for makes_audio, expected in ((False, ["emptied"]), (True, ["loaded", "emptied"])):
+        done.clear()
+        start = torch.device("cuda"), StartClock(), loading.prepare_nothing
+        loading._load_audio(tmp_path, 16, *start, makes_audio=makes_audio)
+        assert done == expected
+
+
+def test_engines_of_one_gpu_start_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one would count the memory that another one takes as its own."""
+    monkeypatch.setenv("TALKRAY_CACHE", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
+    waits, order = threading.Event(), list[str]()
+
+    def start() -> None:
+        with turn_on_gpu(lambda stage: waits.set()):
+            order.append("second")
+
+    with turn_on_gpu(lambda stage: pytest.fail(stage)):
+        second = threading.Thread(target=start)
+        second.start()
+        assert waits.wait(30)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-2")
+        with turn_on_gpu(lambda stage: pytest.fail(stage)):  # another GPU waits for nobody
+            order.append("first")
+    second.join(30)
+    assert order == ["first", "second"]

@@ -1,0 +1,30 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deployments.errors import CheckpointError
+from deployments.talker.model.model_config import ModelConfig, TextNeeds
+
+
+def load_with(directory: Path, scratch: Path, talkray: object) -> ModelConfig:
+    config = json.loads((directory / "config.json").read_text())
+    (scratch / "config.json").write_text(json.dumps(config | {"talkray": talkray}))
+    return ModelConfig.load(scratch)
+
+
+def test_a_checkpoint_says_what_text_it_needs(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    directory = tiny_checkpoint("CustomVoice")
+    assert ModelConfig.load(directory).text == TextNeeds(None, 1000)
+    assert load_with(directory, tmp_path, {}).text == TextNeeds(None, 1000)
+    needs = {"spoken_form": "english", "max_segment_chars": 300}
+    assert load_with(directory, tmp_path, needs).text == TextNeeds("english", 300)
+
+
+@pytest.mark.parametrize("needs", [{"spoken_form": "latin"}, {"max_segment_chars": 0}, {"max_segment_chars": "300"}])
+def test_wrong_needs_name_the_file(
+    tiny_checkpoint: Callable[[str], Path], tmp_path: Path, needs: dict[str, object]
+) -> None:
+    with pytest.raises(CheckpointError, match=r"config.json: talkray\."):
+        load_with(tiny_checkpoint("CustomVoice"), tmp_path, needs)

@@ -1,0 +1,70 @@
+"""Kernels for CPUs: what torch computes, and each row as if it were alone. They are built with the package."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from deployments.config import TalkerConfig
+from deployments.talker.engine.engine import Engine
+from deployments.talker.engine.loading import build_engine
+from deployments.talker.networks import cpu_kernels
+from deployments.talker.networks.cpu_kernels import RowProduct
+from deployments.talker.runner import model_runner as runner
+from talkray_tools.random_checkpoint import Options, write_checkpoint
+from talkray_tools.released import SHAPES
+from tests.deployments.talker.driving import GREEDY, ask, speak_all
+
+pytestmark = pytest.mark.skipif(not cpu_kernels.BUILT, reason="no C compiler built the kernels")
+
+REQUESTS = [
+    ask("Hello there.", sampling=GREEDY, frames=30),
+    ask("Another one, with a longer text.", frames=25, seed=7, non_streaming_mode=False),
+    ask("A text that is a good deal longer than the other ones. " * 12, sampling=GREEDY, frames=20),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny") / "checkpoint"
+    write_checkpoint(directory, SHAPES["tiny-CustomVoice"], Options(dtype=torch.float32))
+    return directory
+
+
+def load(checkpoint: Path) -> Engine:
+    return build_engine(checkpoint, TalkerConfig(device="cpu", max_num_seqs=4, max_model_len=1024))
+
+
+@pytest.fixture
+def padded(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """Where there is no compiler."""
+    monkeypatch.setattr(runner, "fits", lambda *_: False)
+    return load(checkpoint)
+
+
+@pytest.mark.parametrize("num_outputs", [1, 16, 19, 96, 200])
+def test_a_product_is_that_of_torch_and_no_row_depends_on_the_others(num_outputs: int) -> None:
+    generator = torch.Generator().manual_seed(num_outputs)
+    weight = torch.randn(num_outputs, 48, generator=generator)
+    rows = torch.randn(9, 48, generator=generator)
+    product = RowProduct(weight)
+    torch.testing.assert_close(product(rows), rows @ weight.T, rtol=1e-5, atol=1e-5)
+    alone = torch.cat([product(row[None]) for row in rows])
+    for num_rows in range(1, 10):
+        assert torch.equal(product(rows[:num_rows]), alone[:num_rows])
+
+
+def test_codes_are_those_of_torch(checkpoint: Path, padded: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    kernels = load(checkpoint)
+    assert (padded.runner.networks.name, kernels.runner.networks.name) == ("exact", "kernels for CPUs")
+    for one, other in zip(speak_all(kernels, REQUESTS), speak_all(padded, REQUESTS), strict=True):
+        np.testing.assert_array_equal(one.codes, other.codes)
+
+
+def test_a_stream_has_the_codes_that_it_has_alone(checkpoint: Path) -> None:
+    together = speak_all(load(checkpoint), REQUESTS, steps_between=2)
+    for request, one in zip(REQUESTS, together, strict=True):
+        np.testing.assert_array_equal(one.codes, speak_all(load(checkpoint), [request])[0].codes)

@@ -1,0 +1,396 @@
+"""Against real engine processes. One of them serves most tests, on one event loop as in a replica."""
+
+import asyncio
+import math
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from deployments.config import TalkerConfig
+from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
+from deployments.gpu import asleep
+from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, GenerateRequest, Mailbox
+from deployments.serving.mailbox import MailboxServer, WrittenText
+from deployments.talker.deployment import TalkerReplica
+from deployments.talker.engine import loading
+from deployments.talker.engine.engine import Engine
+from deployments.talker.engine.loading import build_engine
+from deployments.talker.process import engine_process as process
+from deployments.talker.process.engine_client import EngineClient, _next_chunk
+from talkray_tools.random_checkpoint import Options, write_checkpoint
+from talkray_tools.released import SHAPES
+from tests.deployments.talker.conftest import CONFIG
+from tests.deployments.talker.driving import Spoken, ask, speak
+
+pytestmark = pytest.mark.anyio
+SMALL = CONFIG.model_copy(update={"max_num_seqs": 2, "max_num_waiting": 2})
+ENDLESS = ask("Hello there. " * 10, frames=300, ignore_eos=True)
+
+
+async def listen(client: EngineClient, request: GenerateRequest) -> list[FrameChunk]:
+    async with aclosing(client.generate(request)) as chunks:
+        return [chunk async for chunk in chunks]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_checkpoint: Callable[[str], Path]) -> str:
+    return str(tiny_checkpoint("CustomVoice"))
+
+
+@pytest.fixture(scope="module")
+async def client(model: str) -> AsyncIterator[EngineClient]:
+    client = EngineClient(model, SMALL)
+    yield client
+    client.stop()
+    assert not client.is_alive
+
+
+@pytest.fixture(scope="module")
+def in_process(model: str) -> Engine:
+    return build_engine(Path(model), SMALL)
+
+
+async def test_it_knows_the_model_once_it_is_constructed(client: EngineClient, in_process: Engine, model: str) -> None:
+    assert client.is_alive
+    assert client.info == replace(in_process.info, name=model)
+
+
+async def test_frames_are_those_of_the_engine(client: EngineClient, in_process: Engine) -> None:
+    requests = [ask("Hello there.", seed=seed, frames=12 + seed) for seed in range(4)]
+    streams = await asyncio.gather(*(listen(client, request) for request in requests))
+    for request, chunks in zip(requests, streams, strict=True):
+        spoken, expected = Spoken.join(chunks), speak(in_process, request)
+        assert np.array_equal(spoken.codes, expected.codes)
+        assert (spoken.reason, spoken.num_text_tokens) == (expected.reason, expected.num_text_tokens)
+    assert (client.load.num_running, client.load.num_waiting) == (0, 0)
+
+
+async def test_a_slow_reader_gets_what_has_arrived_in_one_chunk(client: EngineClient) -> None:
+    request = ask(frames=15, ignore_eos=True)
+    async with aclosing(client.generate(request)) as chunks:
+        first = await anext(chunks)
+        await listen(client, ask(frames=30, ignore_eos=True))  # ends later than the first one
+        rest = await anext(chunks)
+    assert len(first.codes) + len(rest.codes) == 15
+    assert rest.finish_reason is not None
+
+
+async def test_leaving_a_stream_aborts_it(client: EngineClient) -> None:
+    async with aclosing(client.generate(ENDLESS)) as chunks:
+        await anext(chunks)
+        assert client.load.num_running == 1
+    await listen(client, ask(frames=5))  # after it in the pipe: what is reported now is the state after the abort
+    assert (client.load.num_running, client.load.num_waiting) == (0, 0)
+
+
+async def test_a_cancelled_reader_leaves_too(client: EngineClient) -> None:
+    first_frame = asyncio.Event()
+
+    async def read() -> None:
+        async with aclosing(client.generate(ENDLESS)) as chunks:
+            async for _ in chunks:
+                first_frame.set()
+
+    reader = asyncio.create_task(read())
+    await first_frame.wait()
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    await listen(client, ask(frames=5))
+    assert client.load.num_running == 0
+
+
+async def test_an_invalid_request_arrives_with_its_field(client: EngineClient) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await listen(client, ask("a" * 1000))
+    assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
+    assert (await listen(client, ask(frames=3)))[-1].finish_reason is not None
+
+
+async def test_overload_arrives_before_the_first_frame(client: EngineClient) -> None:
+    async with aclosing(client.generate(ENDLESS)) as one, aclosing(client.generate(ENDLESS)) as two:
+        await asyncio.gather(anext(one), anext(two))
+        waiting = [asyncio.create_task(listen(client, ask(frames=3))) for _ in range(3)]
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        (refused,) = done
+        assert isinstance(refused.exception(), Overloaded)
+        assert refused is waiting[-1]
+    await asyncio.gather(*waiting[:2])
+    assert client.load.num_running == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_process_that_dies_or_stands_still_ends_every_stream(model: str, number: int) -> None:
+    talker = TalkerReplica(model, SMALL, makes_audio=True)
+    streams = [await talker.generate(ENDLESS) for _ in range(3)]  # the third one waits for a row
+    await asyncio.gather(*(_first_frame(stream) for stream in streams[:2]))
+    third = asyncio.create_task(_first_frame(streams[2]))
+    assert (await talker.describe()).name == model
+    assert talker.record_autoscaling_stats()["running"] == 2
+    await talker.check_health()
+    talker._engine._process.send_signal(number)
+    for stream in streams[:2]:
+        with pytest.raises(TalkerLost):
+            async for _ in stream:
+                pass
+    with pytest.raises(TalkerLost):
+        await third
+    with pytest.raises(TalkerLost):
+        await anext(await talker.generate(ENDLESS))
+    with pytest.raises(TalkerLost):
+        await talker.check_health()
+    talker._engine._process.wait()
+
+
+async def _first_frame(stream: AsyncIterator[FrameChunk]) -> FrameChunk:
+    """The first chunk that is no sign of life."""
+    return await anext(chunk async for chunk in stream if len(chunk.codes))
+
+
+@pytest.mark.parametrize("makes_audio", [True, False])
+def test_what_a_replica_is_told_of_audio_reaches_the_codec_decoder(
+    model: str, makes_audio: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(command: list[str], **_: object) -> None:
+        raise RuntimeError(*command[4:])
+
+    told: list[bool] = []
+
+    def load_audio(*_: object, makes_audio: bool) -> None:
+        told.append(makes_audio)
+        raise EngineError("this is enough")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    ours, replica, engine = socket.socketpair(), *socket.socketpair()
+    monkeypatch.setattr(socket, "socketpair", lambda: ours)
+    monkeypatch.setattr(loading, "_load_audio", load_audio)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "unused")  # else the process sets it for good
+    with ours[0], pytest.raises(RuntimeError, match="max_num_seqs") as started:
+        TalkerReplica(model, SMALL, makes_audio=makes_audio)
+    with replica, pytest.raises(EngineError, match="this is enough"):
+        process.main(engine.detach(), *started.value.args)
+    assert told == [makes_audio]
+
+
+def test_a_checkpoint_that_does_not_load_fails_the_constructor(model: str, tmp_path: Path) -> None:
+    copy = shutil.copytree(model, tmp_path / "copy")
+    tensors = load_file(copy / "model.safetensors")
+    del tensors["talker.codec_head.weight"]
+    save_file(tensors, copy / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"talker\.codec_head\.weight is missing"):
+        EngineClient(str(copy), SMALL)
+
+
+async def test_stopping_ends_the_process_and_its_streams(model: str) -> None:
+    client = EngineClient(model, SMALL)
+    async with aclosing(client.generate(ENDLESS)) as chunks:
+        await anext(chunks)
+        client.stop()
+        assert client._process.returncode == 0  # it ended by itself
+        with pytest.raises(TalkerLost):
+            async for _ in chunks:
+                pass
+    assert not client.is_alive
+
+
+def test_it_can_be_stopped_once_its_event_loop_is_gone(model: str) -> None:
+    client = EngineClient(model, SMALL)
+    asyncio.run(listen(client, ask(frames=2)))
+    client.stop()
+    assert client._process.returncode == 0
+
+
+async def test_text_is_spoken_as_it_is_written(client: EngineClient, in_process: Engine) -> None:
+    server, text = MailboxServer("127.0.0.1"), WrittenText()
+    await server.start()
+    at_once = ask("Hello there, you!", frames=30, ignore_eos=True, non_streaming_mode=False)
+    synthesis = replace(at_once.synthesis, text="", live=server.share("token", text))
+    chunks, heard = [], asyncio.Event()
+
+    async def hear() -> None:
+        async with aclosing(client.generate(replace(at_once, synthesis=synthesis))) as stream:
+            async for chunk in stream:
+                chunks.append(chunk)
+                heard.set()
+
+    hearing = asyncio.create_task(hear())
+    text.append("Hello th")
+    await heard.wait()
+    text.append("ere, you!")
+    text.finish()
+    await hearing
+    await server.aclose()
+    assert np.array_equal(Spoken.join(chunks).codes, speak(in_process, at_once).codes)
+
+
+async def test_text_that_cannot_be_read_ends_its_stream(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.serving.mailbox._DELAYS_S", ())
+    request = ask("")
+    nobody = replace(request, synthesis=replace(request.synthesis, live=Mailbox("127.0.0.1", 9, "token")))
+    with pytest.raises(TalkerLost, match=r"127\.0\.0\.1:9 "):
+        await listen(client, nobody)
+
+
+async def test_text_without_words_is_refused_when_it_ends(client: EngineClient) -> None:
+    server, text = MailboxServer("127.0.0.1"), WrittenText()
+    await server.start()
+    text.finish()
+    request = ask("")
+    with pytest.raises(InvalidRequest):
+        await listen(client, replace(request, synthesis=replace(request.synthesis, live=server.share("token", text))))
+    await server.aclose()
+
+
+async def test_the_prompt_of_a_recording_is_in_the_chunk_of_what_has_arrived() -> None:
+    prompt, codes = ClonePrompt(np.zeros(4, np.float32)), np.zeros((1, 16), np.int16)
+    queue: asyncio.Queue[FrameChunk | Exception] = asyncio.Queue()
+    for told in (None, prompt, None):
+        queue.put_nowait(FrameChunk(codes, 3, clone_prompt=told))
+    chunk = await _next_chunk(queue, 0)
+    assert (len(chunk.codes), chunk.clone_prompt) == (3, prompt)
+
+
+async def test_frames_of_a_job_wait_for_each_other_until_the_stream_ends_or_fails() -> None:
+    queue: asyncio.Queue[FrameChunk | Exception] = asyncio.Queue()
+    chunk = FrameChunk(np.zeros((4, 16), np.int16), 3)
+    for item in (*[chunk] * 4, replace(chunk, finish_reason=FinishReason.STOP), chunk, TalkerLost("gone")):
+        queue.put_nowait(item)
+    assert [len((await _next_chunk(queue, 10)).codes) for _ in range(2)] == [20, 4]
+    with pytest.raises(TalkerLost):
+        await _next_chunk(queue, 10)
+
+
+async def test_the_engine_process_says_how_much_it_has_forgotten(client: EngineClient) -> None:
+    voices = [(bytes([number]) * 16,) for number in range(3)]
+    assert await asyncio.gather(*map(client.forget, voices)) == [0, 0, 0]
+    assert len(await listen(client, ask("Hello.", frames=3))) > 0
+
+
+@pytest.fixture
+async def sleeper(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[tuple[str, int]]]:
+    """The client leaves its GPU, which is played, after a fifth of a second: what was asked of the driver."""
+    calls: list[tuple[str, int]] = []
+    monkeypatch.setattr(asleep, "send_to_sleep", lambda process: calls.append(("sleep", process)))
+    monkeypatch.setattr(asleep, "wake", lambda process: calls.append(("wake", process)))
+    await client.attach()
+    monkeypatch.setattr(client, "_keep_alive_s", 0.2)
+    yield calls
+    client._asleep = False
+
+
+async def falls_asleep(client: EngineClient) -> None:
+    slept, loop = asyncio.Event(), asyncio.get_running_loop()
+    client.on_sleep = lambda is_asleep: loop.call_soon_threadsafe(slept.set) if is_asleep else None
+    async with asyncio.timeout(20):
+        await slept.wait()
+
+
+async def test_an_idle_engine_leaves_its_gpu_and_is_back_for_the_next_request(
+    client: EngineClient, in_process: Engine, sleeper: list[tuple[str, int]]
+) -> None:
+    await falls_asleep(client)
+    assert client.is_alive
+    both = await asyncio.gather(*(listen(client, ask("Hello.", frames=3)) for _ in range(2)))
+    process = client._process.pid
+    assert sleeper[:2] == [("sleep", process), ("wake", process)]
+    expected = speak(in_process, ask("Hello.", frames=3)).codes
+    assert all(np.array_equal(Spoken.join(chunks).codes, expected) for chunks in both)
+    await falls_asleep(client)
+    assert await client.forget((b"v" * 16,)) == 0
+    assert sleeper[2:4] == [("sleep", process), ("wake", process)]
+
+
+async def test_a_listener_who_leaves_while_the_engine_comes_back_does_not_end_it(
+    client: EngineClient, sleeper: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await falls_asleep(client)
+    begun, go_on, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
+
+    def wake(process: int) -> None:
+        assert not begun.is_set(), "the driver restores a process once"
+        loop.call_soon_threadsafe(begun.set)
+        assert go_on.wait(20)
+        sleeper.append(("wake", process))
+
+    monkeypatch.setattr(asleep, "wake", wake)
+    leaver = asyncio.create_task(listen(client, ask("Hello.", frames=3)))
+    await begun.wait()
+    leaver.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaver
+    stayer = asyncio.create_task(listen(client, ask("Hello.", frames=3)))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert len(await stayer) > 0
+    assert sleeper[:2] == [("sleep", client._process.pid), ("wake", client._process.pid)]
+
+
+async def test_an_engine_that_does_not_come_back_is_lost(
+    client: EngineClient, sleeper: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await falls_asleep(client)
+
+    def fail(process: int) -> None:
+        raise EngineError("out of memory")
+
+    killed: list[bool] = []
+    monkeypatch.setattr(asleep, "wake", fail)
+    monkeypatch.setattr(client._process, "kill", lambda: killed.append(True))
+    with pytest.raises(TalkerLost, match="did not come back to its GPU: out of memory"):
+        await listen(client, ask("Hello.", frames=3))
+    assert killed
+    assert client._streams == {}
+
+
+async def test_an_engine_stays_where_the_driver_cannot_move_it(
+    client: EngineClient, sleeper: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def fail(process: int) -> None:
+        loop.call_soon_threadsafe(tried.set)
+        raise EngineError("keep_alive needs an NVIDIA driver 570 or newer")
+
+    monkeypatch.setattr(asleep, "send_to_sleep", fail)
+    async with asyncio.timeout(20):
+        await tried.wait()
+    assert len(await listen(client, ask("Hello.", frames=3))) > 0
+    assert sleeper == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+async def test_a_gpu_is_free_while_its_engine_sleeps(tmp_path: Path) -> None:
+    """A real one, and the driver's checkpoints: codes are the same after it, and the first audio comes within 4 s."""
+    write_checkpoint(tmp_path, SHAPES["0.6B-CustomVoice"], Options())
+    before, total = torch.cuda.mem_get_info()
+    config = TalkerConfig(max_num_seqs=8, gpu_memory_fraction=8e9 / total, keep_alive_s=2.0)
+    engine = EngineClient(str(tmp_path), config)
+    request = ask("Hello.", frames=20, ignore_eos=True, voice=engine.info.voices[0])
+    awake = Spoken.join(await listen(engine, request))
+    used = before - torch.cuda.mem_get_info()[0]
+    for _ in range(2):
+        await falls_asleep(engine)
+        assert before - torch.cuda.mem_get_info()[0] < 0.1 * used
+        asked_s = time.monotonic()
+        heard, first_s = [], math.inf
+        async with aclosing(engine.generate(replace(request, gpu_frames=20))) as chunks:
+            async for chunk in chunks:
+                heard.append(chunk)
+                first_s = min(first_s, time.monotonic() - asked_s if chunk.pcm else math.inf)
+        assert first_s < 4
+        assert np.array_equal(Spoken.join(heard).codes, awake.codes)
+    engine.stop()

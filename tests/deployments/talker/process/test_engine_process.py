@@ -1,0 +1,365 @@
+"""The process's loop, driven over a socket pair from a thread of this process."""
+
+import re
+import select
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from deployments.config import TalkerConfig
+from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
+from deployments.protocol import FrameChunk, Reference
+from deployments.talker.engine.engine import Engine, StepOutput
+from deployments.talker.engine.loading import build_engine
+from deployments.talker.engine.sequence import Sequence
+from deployments.talker.process import channel
+from deployments.talker.process.engine_process import EngineProcess
+from deployments.talker.runner.model_runner import ModelRunner
+from tests.deployments.talker.conftest import CONFIG
+from tests.deployments.talker.driving import Spoken, ask, speak
+
+
+class Start(NamedTuple):
+    """What a process is to load."""
+
+    model: str
+    config: TalkerConfig
+
+
+class Replica:
+    """The other end of the socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.unpacker = channel.Unpacker()
+        self.reports = self._read()
+
+    def send(self, *commands: channel.Command) -> None:
+        self.connection.sendall(b"".join(channel.encode(command) for command in commands))
+
+    def until(self, condition: Callable[[channel.Report], bool]) -> list[channel.Report]:
+        """Reports up to the first that meets the condition."""
+        seen = []
+        for report in self.reports:
+            seen.append(report)
+            if condition(report):
+                return seen
+        raise AssertionError(f"the socket closed after {seen}")
+
+    def _read(self) -> Iterator[channel.Report]:
+        while data := self.connection.recv(1 << 16):
+            for message in self.unpacker.feed(data):
+                assert isinstance(message, channel.Report)
+                yield message
+
+
+@contextmanager
+def engine_process(start: Start, ends_with: type[Exception] = ConnectionError) -> Iterator[Replica]:
+    """The replica's end of a process that runs in a thread; it ends with the socket."""
+    ours, theirs = socket.socketpair()
+    ended: list[BaseException] = []
+
+    def run() -> None:
+        with theirs:
+            try:
+                EngineProcess(theirs).run(*start)
+            except (ConnectionError, CheckpointError, ends_with) as error:
+                ended.append(error)
+
+    thread = Thread(target=run)
+    thread.start()
+    with ours:
+        yield Replica(ours)
+    thread.join()
+    assert len(ended) == 1
+
+
+def is_ready(report: channel.Report) -> bool:
+    return isinstance(report, channel.Ready)
+
+
+@contextmanager
+def loaded(start: Start, ends_with: type[Exception] = ConnectionError) -> Iterator[Replica]:
+    """As `engine_process`, once it takes requests."""
+    with engine_process(start, ends_with) as replica:
+        replica.until(is_ready)
+        yield replica
+
+
+def is_last(number: int) -> Callable[[channel.Report], bool]:
+    return lambda report: (
+        isinstance(report, channel.Produced)
+        and any(each == number and chunk.finish_reason is not None for each, chunk in report.chunks)
+    )
+
+
+def has_frames(report: channel.Report) -> bool:
+    return isinstance(report, channel.Produced) and bool(report.chunks)
+
+
+def chunks_of(reports: list[channel.Report], number: int) -> list[FrameChunk]:
+    produced = [report for report in reports if isinstance(report, channel.Produced)]
+    return [chunk for report in produced for each, chunk in report.chunks if each == number]
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoint: Callable[[str], Path]) -> Path:
+    return tiny_checkpoint("CustomVoice")
+
+
+@pytest.fixture
+def start(checkpoint: Path) -> Start:
+    return Start(str(checkpoint), CONFIG.model_copy(update={"max_num_seqs": 1, "max_num_waiting": 1}))
+
+
+class WithPlace(Exception):
+    """As compilers raise them: it cannot be made of its message alone, so nobody can unpickle it."""
+
+    def __init__(self, line: int, column: int) -> None:
+        super().__init__(f"no instruction for this at {line}:{column}")
+
+
+def test_any_error_of_the_start_is_told_in_its_own_words(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> Engine:
+        raise WithPlace(3, 4)
+
+    monkeypatch.setattr("deployments.talker.process.engine_process.load_engine", fail)
+    with engine_process(start, WithPlace) as replica:
+        *_, last = replica.reports
+    assert isinstance(last, channel.RequestFailed)
+    assert isinstance(last.error, EngineError)
+    assert str(last.error) == "the engine does not start: WithPlace('no instruction for this at 3:4')"
+
+
+def test_it_tells_what_it_loads_and_then_what_it_loaded(start: Start, engine: Engine) -> None:
+    with engine_process(start) as replica:
+        *loading, ready = replica.until(is_ready)
+        stages = [report.stage for report in loading if isinstance(report, channel.Loading)]
+        assert len(stages) == len(loading)
+        assert stages[0] == f"looking for {start.model}"
+        assert "loading the talker" in stages
+        assert " s in all: " in stages[-1]
+        assert re.search(r" on cpu, room for \d+ minutes of speech at once$", stages[-2])
+        assert isinstance(ready, channel.Ready)
+        assert ready.info == replace(engine.info, name=start.model)
+
+
+def test_it_speaks_as_its_engine_does(start: Start, checkpoint: Path) -> None:
+    with loaded(start) as replica:
+        replica.send(channel.Submit(4, ask()))
+        reports = replica.until(is_last(4))
+    spoken = Spoken.join(chunks_of(reports, 4))
+    assert np.array_equal(spoken.codes, speak(build_engine(checkpoint, start.config), ask()).codes)
+    assert isinstance(reports[-1], channel.Produced)
+    assert (reports[-1].load.num_running, reports[-1].load.num_waiting) == (0, 0)
+
+
+def test_it_counts_who_runs_and_who_waits(start: Start) -> None:
+    with loaded(start) as replica:
+        replica.send(channel.Submit(1, ask(ignore_eos=True)), channel.Submit(2, ask(ignore_eos=True)))
+        first = replica.until(has_frames)[-1]
+        assert isinstance(first, channel.Produced)
+        assert (first.load.num_running, first.load.num_waiting) == (1, 1)
+
+
+def test_an_idle_engine_still_reports(start: Start) -> None:
+    with loaded(start) as replica:
+        for _ in range(2):
+            assert replica.until(lambda report: isinstance(report, channel.Alive)) == [channel.Alive()]
+
+
+def test_what_it_refuses_fails_alone(start: Start) -> None:
+    with loaded(start) as replica:
+        requests = {1: ask(" "), 2: ask(frames=8, ignore_eos=True), 3: ask(frames=8, ignore_eos=True), 4: ask()}
+        replica.send(*(channel.Submit(number, request) for number, request in requests.items()))
+        reports = replica.until(is_last(3))
+    failed = {report.sequence_id: report.error for report in reports if isinstance(report, channel.RequestFailed)}
+    assert failed.keys() == {1, 4}
+    assert isinstance(failed[1], InvalidRequest)
+    assert failed[1].param == "input"
+    assert isinstance(failed[4], Overloaded)
+    assert [len(chunks_of(reports, number)) for number in (2, 3)] == [8, 8]
+
+
+def test_abort_makes_room_for_the_next(start: Start) -> None:
+    with loaded(start) as replica:
+        replica.send(channel.Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
+        replica.until(has_frames)
+        replica.send(channel.Submit(2, ask(frames=3)), channel.Abort(1), channel.Abort(99))
+        reports = replica.until(is_last(2))
+        assert isinstance(reports[-1], channel.Produced)
+        assert (reports[-1].load.num_running, reports[-1].load.num_waiting) == (0, 0)
+        assert {chunk.finish_reason for chunk in chunks_of(reports, 1)} <= {None}  # cut off, not finished
+
+
+def test_it_says_that_nothing_runs_after_the_last_abort(start: Start) -> None:
+    def is_free(report: channel.Report) -> bool:
+        return isinstance(report, channel.Produced) and (report.load.num_running, report.load.num_waiting) == (0, 0)
+
+    with loaded(start) as replica:
+        replica.send(channel.Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
+        replica.until(has_frames)
+        replica.send(channel.Abort(1))
+        assert not chunks_of(replica.until(is_free)[-1:], 1)
+
+
+def test_a_checkpoint_that_does_not_load_is_reported(start: Start, checkpoint: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(checkpoint, tmp_path / "copy")
+    (copy / "config.json").write_text("{}")
+    with engine_process(Start(str(copy), start.config)) as replica:
+        failed = replica.until(lambda report: isinstance(report, channel.RequestFailed))[-1]
+        assert isinstance(failed, channel.RequestFailed)
+        assert failed.sequence_id is None
+        assert isinstance(failed.error, CheckpointError)
+        assert "config.json" in str(failed.error)
+        assert list(replica.reports) == []  # nothing behind it, and the socket closes
+
+
+def test_it_ends_with_its_socket(start: Start) -> None:
+    """While it loads, while it is idle, and while it speaks."""
+    with engine_process(start):
+        pass
+    with loaded(start):
+        pass
+    with loaded(start) as speaking:
+        speaking.send(channel.Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
+        speaking.until(has_frames)
+
+
+def test_a_request_that_trips_the_engine_fails_alone(start: Start) -> None:
+    with loaded(start) as replica:
+        replica.send(channel.Submit(1, ask(language="klingon")), channel.Submit(2, ask(frames=4, ignore_eos=True)))
+        reports = replica.until(is_last(2))
+    [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
+    assert failed.sequence_id == 1
+    assert isinstance(failed.error, EngineError)
+    assert "klingon" in str(failed.error)
+
+
+def test_a_request_that_trips_its_prefill_fails_alone(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill = ModelRunner.prefill
+
+    def tripping(runner: ModelRunner, sequences: list[Sequence]) -> None:
+        if any(sequence.id == 2 for sequence in sequences):
+            raise IndexError("tripped")
+        prefill(runner, sequences)
+
+    monkeypatch.setattr(ModelRunner, "prefill", tripping)
+    config = start.config.model_copy(update={"max_num_seqs": 2})
+    with loaded(Start(start.model, config)) as replica:
+        replica.send(*(channel.Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
+        reports = replica.until(is_last(1))
+    [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
+    assert (failed.sequence_id, type(failed.error)) == (2, EngineError)
+    assert "tripped" in str(failed.error)
+    assert len(chunks_of(reports, 1)) == 12
+
+
+def break_state(monkeypatch: pytest.MonkeyPatch, number: int, *, after: int) -> None:
+    """From its frame `after` on, the state of sequence `number` is no number."""
+    step = Engine.step
+
+    def breaking_step(engine: Engine, meanwhile: Callable[[], None] = lambda: None) -> StepOutput:
+        output = step(engine, meanwhile)
+        sequence = engine.scheduler.running.get(number)
+        if sequence is not None and sequence.num_frames >= after:
+            engine.runner.run_pending_advance()
+            engine.runner.state.hidden[sequence.row] = torch.nan
+        return output
+
+    monkeypatch.setattr(Engine, "step", breaking_step)
+
+
+def test_a_stream_that_comes_to_nan_is_sent_away_alone(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_state(monkeypatch, 1, after=5)
+    config = start.config.model_copy(update={"max_num_seqs": 2})
+    with loaded(Start(start.model, config)) as replica:
+        replica.send(*(channel.Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
+        reports = replica.until(is_last(2))
+    [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
+    assert failed.sequence_id == 1
+    assert isinstance(failed.error, TalkerLost)
+    assert len(chunks_of(reports, 1)) == 5
+    assert len(chunks_of(reports, 2)) == 12
+    broken, sound = (np.concatenate([chunk.codes for chunk in chunks_of(reports, number)]) for number in (1, 2))
+    assert np.array_equal(broken, sound[:5])
+
+
+def test_a_second_one_ends_the_process(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One stream may have itself to blame, two have the same GPU."""
+    break_state(monkeypatch, 1, after=5)
+    break_state(monkeypatch, 2, after=3)
+    with loaded(start, ends_with=EngineError) as replica:
+        replica.send(*(channel.Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
+        reports = list(replica.reports)
+    assert [len(chunks_of(reports, number)) for number in (1, 2)] == [5, 3]
+
+
+def test_an_error_of_the_device_ends_the_process(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken_step(engine: Engine, meanwhile: Callable[[], None] = lambda: None) -> StepOutput:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with loaded(start, ends_with=RuntimeError) as replica:
+        monkeypatch.setattr(Engine, "step", broken_step)
+        replica.send(channel.Submit(1, ask()))
+        assert not any(isinstance(report, channel.Produced) for report in replica.reports)
+
+
+LARGE_REPORTS: list[channel.Command | channel.Report] = [channel.Loading(str(n) * 400_000) for n in range(4)]
+
+
+def test_a_report_waits_for_a_busy_replica_and_the_engine_does_not() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process, unpacker = EngineProcess(theirs), channel.Unpacker()
+        for report in LARGE_REPORTS:
+            process._send(report)  # type: ignore[arg-type]
+        came: list[channel.Command | channel.Report] = []
+        while len(came) < len(LARGE_REPORTS):
+            came += unpacker.feed(ours.recv(1 << 20))
+            assert process._await_data(0) is False
+        assert came == LARGE_REPORTS
+
+
+def test_an_engine_whose_replica_does_not_read_for_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.talker.process._MOST_UNSENT_BYTES", 1 << 19)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process, unpacker = EngineProcess(theirs), channel.Unpacker()
+        sending = Thread(target=lambda: [process._send(report) for report in LARGE_REPORTS])  # type: ignore[func-returns-value, arg-type]
+        sending.start()
+        came = list[channel.Command | channel.Report]()
+        while sending.is_alive():
+            if select.select([ours], [], [], 0.01)[0]:
+                came += unpacker.feed(ours.recv(1 << 12))
+        assert 0 < len(came) < len(LARGE_REPORTS)
+        assert came == LARGE_REPORTS[: len(came)]
+
+
+def test_a_large_command_is_read_to_its_end_but_not_waited_for() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = EngineProcess(theirs)
+        recording = Reference(np.zeros(240_000, np.float32), "Said.")
+        large = channel.encode(channel.Submit(1, ask(voice=None, reference=recording)))
+        writing = Thread(target=ours.sendall, args=(large + large[:1000],))
+        writing.start()
+        commands, reads = process._receive(timeout_s=10), 1
+        while not commands:  # on a machine that is too busy the rest comes too late
+            commands, reads = process._receive(timeout_s=10), reads + 1
+        assert [command.sequence_id for command in commands if isinstance(command, channel.Submit)] == [1]
+        assert reads < 4  # there is room for a quarter of it in the socket
+        writing.join()
+        began_s = time.monotonic()
+        assert process._receive(timeout_s=0) == []
+        assert time.monotonic() - began_s < 5

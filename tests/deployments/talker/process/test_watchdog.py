@@ -1,0 +1,76 @@
+import socket
+import threading
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deployments.talker.engine.engine import Engine
+from deployments.talker.process import channel
+from deployments.talker.process.engine_process import _LONGEST_STEP_S, EXIT_CODE, EngineProcess, Watchdog
+
+
+def watch(device: str) -> tuple[Watchdog, SimpleQueue[int]]:
+    given_up: SimpleQueue[int] = SimpleQueue()
+    return Watchdog(device, lambda: None, give_up=given_up.put), given_up
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_step_that_waits_for_ever_is_given_up(device: str) -> None:
+    watchdog, given_up = watch(device)
+    with watchdog.running(), watchdog.step():
+        assert given_up.get(timeout=10) == EXIT_CODE
+
+
+def test_between_steps_nothing_is_expected() -> None:
+    beats: SimpleQueue[int] = SimpleQueue()
+    watchdog = Watchdog("cpu", lambda: beats.put(1), give_up=lambda code: pytest.fail("nothing hung"))
+    with watchdog.running():
+        for _ in range(8):
+            beats.get(timeout=10)
+
+
+def test_a_step_on_a_cpu_that_works_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.talker.process.engine_process._LONGEST_IDLENESS_S", 0.3)
+    beats: SimpleQueue[int] = SimpleQueue()
+    watchdog = Watchdog("cpu", lambda: beats.put(1), give_up=lambda code: pytest.fail("it worked"))
+    with watchdog.running(), watchdog.step():
+        while beats.qsize() < 4:
+            pass
+
+
+def test_many_commands_at_once_may_take_longer_than_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_LONGEST_STEP_S, "cpu", 1.0)
+    beats: SimpleQueue[int] = SimpleQueue()
+    watchdog = Watchdog("cpu", lambda: beats.put(1), give_up=lambda code: pytest.fail("nothing hung"))
+    read: list[channel.Command] = []
+
+    def obey(process: EngineProcess, engine: Engine, command: channel.Command) -> None:
+        beats.get(timeout=10)
+        read.append(command)
+
+    monkeypatch.setattr(EngineProcess, "_obey", obey)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, watchdog.running():
+        engine: Any = SimpleNamespace(is_idle=False, poll_timeout_s=0.0, step=lambda meanwhile: pytest.fail("a step"))
+        commands = [channel.Abort(number) for number in range(8)]
+        ours.sendall(b"".join(map(channel.encode, commands)))
+        with pytest.raises(pytest.fail.Exception, match="a step"):
+            EngineProcess(theirs)._serve_once(engine, watchdog)
+    assert read == commands
+
+
+def test_work_within_a_step_leaves_the_rest_of_it_watched() -> None:
+    watchdog, given_up = watch("cuda")
+    with watchdog.running(), watchdog.step():
+        with watchdog.step():
+            pass
+        assert given_up.get(timeout=10) == EXIT_CODE
+
+
+def test_its_thread_ends_with_it() -> None:
+    watchdog, _ = watch("cpu")
+    with watchdog.running():
+        pass
+    assert "watchdog" not in {thread.name for thread in threading.enumerate()}

@@ -1,0 +1,255 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from deployments.protocol import FILTERS, Sampling
+from deployments.talker.networks import cpu_kernels
+from deployments.talker.runner.sampling import (
+    OPTION_COLUMNS,
+    BatchSampler,
+    Draw,
+    FilterOptions,
+    _first_words,
+    _first_words_numpy,
+    penalise_repetition,
+    philox4x32,
+    philox_noise,
+)
+
+CPU = torch.device("cpu")
+GREEDY = FilterOptions(do_sample=False, temperature=1.0, top_k=0, top_p=1.0)
+OPTIONS = [
+    FilterOptions(do_sample=True, temperature=temperature, top_k=top_k, top_p=top_p)
+    for temperature in (0.6, 1.0, 1.7)
+    for top_k in (0, 1, 7, 500)
+    for top_p in (0.05, 0.5, 0.9, 1.0)
+]
+
+
+def draw(rows: int, *, codebook: int = 0, seed: int = 1) -> Draw:
+    """A seed for all rows and a frame for each."""
+    return Draw(torch.full((rows,), seed), torch.arange(rows), codebook)
+
+
+def sampler_of(options: list[FilterOptions]) -> BatchSampler:
+    return BatchSampler.of(options, device=CPU)
+
+
+def random_logits(rows: int, vocab: int = 100) -> Tensor:
+    return 3 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(rows))
+
+
+def hugging_face(logits: Tensor, options: FilterOptions) -> Tensor:
+    """What transformers' generation makes of the logits."""
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(options.temperature)])
+    if options.top_k:
+        warpers.append(TopKLogitsWarper(options.top_k))
+    if options.top_p < 1:
+        warpers.append(TopPLogitsWarper(options.top_p))
+    warped: Tensor = warpers(torch.zeros(len(logits), 1, dtype=torch.long), logits)
+    return warped
+
+
+def favour(code: Tensor) -> Callable[[Draw, Tensor], Tensor]:
+    """Noise that lets `code` [rows] win wherever its probability is not zero."""
+    return lambda _, codes: torch.where(codes == code[:, None], 1e-30, 1.0)
+
+
+def support(logits: Tensor, options: FilterOptions) -> list[int]:
+    """Codes that can be drawn from logits [vocab]."""
+    vocab = len(logits)
+    wanted = torch.arange(vocab)
+    sampled = sampler_of([options] * vocab).sample(logits.expand(vocab, -1), draw(vocab), favour(wanted))
+    return wanted[sampled == wanted].tolist()
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [
+        ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    ],
+)
+def test_philox_gives_the_published_answers(counter: str, key: str, words: str) -> None:
+    """Known answers of Random123, philox4x32-10."""
+    first, second, third, fourth = (torch.tensor([int(word, 16)]) for word in counter.split())
+    low, high = (torch.tensor([int(word, 16)]) for word in key.split())
+    made = philox4x32((first, second, third, fourth), (low, high))
+    assert [f"{int(word):08x}" for word in made] == words.split()
+
+
+def test_a_cpu_draws_what_a_gpu_draws() -> None:
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randint(2**31, (9, 64), generator=generator)
+    seeds = torch.randint(-(2**63), 2**63 - 1, (9,), generator=generator)
+    frames = torch.randint(2**20, (9, 2), generator=generator)[:, 1]  # a column, as in the state of a batch
+    for codebook in (0, 15):
+        drawn = Draw(seeds, frames, codebook)
+        assert torch.equal(_first_words_numpy(drawn, codes), _first_words(drawn, codes))
+
+
+def test_noise_counts_code_codebook_and_frame_under_the_seed() -> None:
+    seed = 0xA4093822_299F31D0 - 2**64  # the bits as the signed number that tensors hold
+    codes, frames = torch.tensor([[5, 1023]]), torch.tensor([77])
+    noise = philox_noise(Draw(torch.tensor([seed]), frames, 3), codes)
+    counter = (codes, torch.full_like(codes, 3), torch.full_like(codes, 77), torch.zeros_like(codes))
+    word = philox4x32(counter, (torch.tensor([[0x299F31D0]]), torch.tensor([[0xA4093822]])))[0]
+    assert torch.equal(noise, -((word.double() + 0.5) / 2**32).log().float())
+
+
+def test_noise_depends_on_nothing_but_its_key() -> None:
+    seeds, frames = torch.tensor([3, -5, 3, 2**40]), torch.tensor([0, 1, 2, 3])
+    codes = torch.stack([torch.randperm(37, generator=torch.Generator().manual_seed(row)) for row in range(4)])
+    noise = philox_noise(Draw(seeds, frames, 2), codes)
+    for row in range(4):
+        for column in range(0, 37, 5):
+            alone = philox_noise(Draw(seeds[row : row + 1], frames[row : row + 1], 2), codes[row, column].view(1, 1))
+            assert torch.equal(alone, noise[row, column].view(1, 1))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Draw(torch.tensor([2]), torch.tensor([5]), 4),
+        Draw(torch.tensor([1 + 2**32]), torch.tensor([5]), 4),
+        Draw(torch.tensor([1]), torch.tensor([6]), 4),
+        Draw(torch.tensor([1]), torch.tensor([5]), 5),
+    ],
+)
+def test_every_part_of_the_key_changes_the_noise(other: Draw) -> None:
+    codes = torch.arange(50)[None]
+    base = philox_noise(Draw(torch.tensor([1]), torch.tensor([5]), 4), codes)
+    assert not (philox_noise(other, codes) == base).any()
+    assert len(base.unique()) == 50
+
+
+def test_noise_is_exponential() -> None:
+    noise = philox_noise(draw(400), torch.arange(250).expand(400, -1)).double()
+    assert noise.min() > 0
+    for moment, expected in [(1, 1.0), (2, 2.0), (3, 6.0)]:
+        assert (noise**moment).mean().item() == pytest.approx(expected, rel=0.05)
+
+
+def test_codes_come_as_often_as_the_distribution_says() -> None:
+    rows = 40_000
+    probs = torch.tensor([0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.01])
+    options = [FilterOptions(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)] * rows
+    codes = sampler_of(options).sample(probs.log().expand(rows, -1), draw(rows, codebook=9))
+    expected = probs * rows
+    chi_square = ((codes.bincount(minlength=7) - expected) ** 2 / expected).sum().item()
+    assert chi_square < 22.5  # six degrees of freedom exceed it one time in a thousand
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_sampling_equals_hugging_faces(options: FilterOptions) -> None:
+    """With the same noise, the same codes come out of many draws."""
+    logits = random_logits(300)
+    noise = torch.empty_like(logits).exponential_(generator=torch.Generator().manual_seed(5))
+    expected = (hugging_face(logits, options).softmax(-1) / noise).argmax(-1)
+    sampled = sampler_of([options] * 300).sample(logits, draw(300), lambda _, codes: noise.gather(-1, codes))
+    assert torch.equal(sampled, expected)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_candidates_equal_hugging_faces(options: FilterOptions) -> None:
+    for logits in random_logits(3, 60):
+        kept = (hugging_face(logits[None], options)[0] > -torch.inf).nonzero()[:, 0]
+        assert support(logits, options) == kept.tolist()
+
+
+def test_top_k_keeps_what_equals_the_kth() -> None:
+    logits = torch.tensor([1.0, 5.0, 3.0, 3.0, 0.0, 3.0, 4.0, 3.0])
+    options = FilterOptions(do_sample=True, temperature=1.0, top_k=3, top_p=1.0)
+    assert support(logits, options) == [1, 2, 3, 5, 6, 7]
+    assert (hugging_face(logits[None], options)[0] > -torch.inf).nonzero()[:, 0].tolist() == [1, 2, 3, 5, 6, 7]
+    drawn = sampler_of([options] * 200).sample(logits.expand(200, -1), draw(200))
+    assert drawn.unique().tolist() == [1, 2, 3, 5, 6, 7]
+
+
+def test_top_p_keeps_at_least_the_best() -> None:
+    options = FilterOptions(do_sample=True, temperature=1.0, top_k=0, top_p=1e-9)
+    assert support(torch.tensor([0.0, 0.1, 0.0]), options) == [1]
+
+
+def test_masked_codes_are_never_drawn() -> None:
+    logits = torch.tensor([0.0, -torch.inf, 0.0, -torch.inf])
+    for top_k in (0, 3):
+        assert support(logits, FilterOptions(do_sample=True, temperature=1.0, top_k=top_k, top_p=1.0)) == [0, 2]
+
+
+def test_greedy_rows_take_the_best_whatever_the_noise() -> None:
+    logits = random_logits(50)
+    worst = logits.argmin(-1)
+    assert torch.equal(sampler_of([GREEDY] * 50).sample(logits, draw(50), favour(worst)), logits.argmax(-1))
+
+
+def test_rows_with_options_of_their_own_do_not_touch_each_other() -> None:
+    options = [GREEDY, *OPTIONS]
+    logits = random_logits(len(options))
+    together = sampler_of(options).sample(logits, draw(len(options)))
+    for row, each in enumerate(options):
+        of_row = Draw(torch.tensor([1]), torch.tensor([row]), 0)
+        assert sampler_of([each]).sample(logits[row : row + 1], of_row).item() == together[row].item()
+    order = torch.randperm(len(options), generator=torch.Generator().manual_seed(0))
+    shuffled = Draw(torch.ones(len(options), dtype=torch.long), order, 0)
+    assert torch.equal(sampler_of([options[row] for row in order]).sample(logits[order], shuffled), together[order])
+
+
+@pytest.mark.skipif(not cpu_kernels.BUILT, reason="no C compiler built the kernels")
+@pytest.mark.parametrize("vocab", [20, 1024])
+def test_the_kernel_chooses_as_torch_does(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [each for each in (GREEDY, *OPTIONS) for _ in range(20)]
+    logits, drawn = random_logits(len(options), vocab), draw(len(options), codebook=3, seed=-(2**40) - 1)
+    logits[:, 1:4] = -torch.inf
+    logits[::5, 5:] = -torch.inf  # fewer codes than most values of top-k
+    by_kernel = sampler_of(options).sample(logits, drawn)
+    monkeypatch.setattr(cpu_kernels, "BUILT", False)
+    assert torch.equal(by_kernel, sampler_of(options).sample(logits, drawn))
+
+
+@pytest.mark.parametrize("options", [GREEDY, *OPTIONS], ids=str)
+def test_logits_that_are_no_numbers_give_a_code(options: FilterOptions) -> None:
+    """The runner reports such a row afterwards, but looks up the code's embedding first."""
+    logits = torch.stack([torch.full((30,), value) for value in (torch.nan, -torch.inf, torch.inf)])
+    codes = sampler_of([options] * 3).sample(logits, draw(3))
+    assert ((codes >= 0) & (codes < 30)).all()
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.05, 2.0, 0.8])
+def test_repetition_penalty_equals_hugging_faces(penalty: float) -> None:
+    logits, history = random_logits(6, 30), torch.randint(30, (6, 10), generator=torch.Generator().manual_seed(3))
+    seen = torch.zeros(6, 30, dtype=torch.bool).scatter(1, history, value=True)
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(history, logits)
+    assert torch.equal(penalise_repetition(logits, seen, torch.full((6, 1), penalty)), expected)
+
+
+def test_options_come_from_their_own_half_of_the_request() -> None:
+    sampling = Sampling(
+        do_sample=True,
+        temperature=0.5,
+        top_k=3,
+        top_p=0.7,
+        subtalker_dosample=False,
+        subtalker_temperature=0.6,
+        subtalker_top_k=4,
+        subtalker_top_p=0.8,
+    )
+    assert FilterOptions.for_talker(sampling) == FilterOptions(do_sample=True, temperature=0.5, top_k=3, top_p=0.7)
+    predictor = FilterOptions(do_sample=False, temperature=0.6, top_k=4, top_p=0.8)
+    assert FilterOptions.for_predictor(sampling) == predictor
+
+
+def test_every_filter_has_a_column() -> None:
+    assert tuple(OPTION_COLUMNS) == ("do_sample", *FILTERS)
+    packed = FilterOptions(do_sample=True, temperature=2, top_k=3, top_p=0.5).pack()
+    assert packed.tolist() == [1, 0x40000000, 3, 0x3F000000]  # floats as their bits, also of a whole number
