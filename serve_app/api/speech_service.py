@@ -27,14 +27,12 @@ from serve_app.api.wishes.build_request import build_request
 from serve_app.api.wishes.wish import Offer, Wish, speech_headers
 from serve_app.config import ApiSettings
 from serve_app.jobs.desk import Jobs
-from serve_app.speech.characters import is_speakable
 from serve_app.speech.dialogue import DialogueTimes, in_turns, turns_of
 from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.speech.redraw import draw_seed, report_redraw
 from serve_app.speech.segments import Segments, Stretch, UtteranceRequest
-from serve_app.speech.synthesizer import silence
 from serve_app.speech.word_times import WordTimes
 from serve_app.voices.library import Voices
 from serve_app.voices.record import VISITOR
@@ -128,7 +126,7 @@ class SpeechService:
         """
         utterance, headers = await self._prepared(request, wish, content_type, previous)
         usage, times = state_of(request).record.usage, _word_times([wish])
-        audio = _audio(self.synthesize(utterance, wish.info), wish, usage, times)
+        audio = _audio(self.models.of(utterance).admit(utterance, wish.info), wish, usage, times)
         return SpeechResponse(audio if make_body is None else make_body(audio, times), headers, usage=usage)
 
     async def whole(
@@ -146,7 +144,7 @@ class SpeechService:
 
         def attempt(utterance: UtteranceRequest, usage: Usage) -> AnswerAttempt:
             times = _word_times([wish])
-            audio = _audio(self.synthesize(utterance, wish.info), wish, usage, times, kept)
+            audio = _audio(self.models.of(utterance).admit(utterance, wish.info), wish, usage, times, kept)
             return AnswerAttempt(audio, usage, make_body, times, drop_tail=partial(self._tails.drop, utterance))
 
         def retry() -> AnswerAttempt:
@@ -172,9 +170,9 @@ class SpeechService:
         utterance, headers = await self._prepared(request, wish, content_type, previous)
         first, *later = await self._turns(request, utterance, turns)
         usage, times = state_of(request).record.usage, _word_times(turns)
-        chunks = self.synthesize(first, wish.info)
+        chunks = self.models.of(first).admit(first, wish.info)
         if later:
-            chunks = in_turns([first, *later], lambda turn: self.synthesize(turn, wish.info))
+            chunks = in_turns([first, *later], lambda turn: self.models.of(turn).admit(turn, wish.info))
         if make_whole_body is None:
             audio = _audio(chunks, wish, usage, times)
             return SpeechResponse(audio if make_body is None else make_body(audio, times), headers, usage=usage)
@@ -221,10 +219,6 @@ class SpeechService:
         record.note_speech(asked, wish.info, wish.stored, speed=wish.delivery.speed)
         return start_marks(asked, record.received_ns) if is_timed else asked
 
-    def synthesize(self, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of one utterance. A text with nothing to speak is answered by a moment of silence."""
-        return self.models.synthesize(utterance, info) if is_speakable(utterance.text) else _silent(info)
-
 
 def _word_times(wishes: Sequence[Wish]) -> WordTimes | None:
     """The words of one text, or of a dialogue's turns, if the wish wants their times."""
@@ -251,7 +245,3 @@ def _kept(request: Request, wish: Wish) -> Kept:
     kept = Kept(state_of(request).caller.name)
     kept.expect(wish.body, wish.delivery, wish.info)
     return kept
-
-
-async def _silent(info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-    yield silence(info)

@@ -94,7 +94,9 @@ async def _speak_item(
     utterance = replace(utterance, request_id=f"{utterance.request_id}-{number}")
     usage, rendering = Usage(), replace(wish.delivery, whole=True).rendering(wish.info)
     kept.expect(wish.body, wish.delivery, wish.info)
-    content = await collected(audio_body(service.synthesize(utterance, wish.info), rendering, usage, kept=kept), kept)
+    content = await collected(
+        audio_body(service.models.of(utterance).admit(utterance, wish.info), rendering, usage, kept=kept), kept
+    )
     state_of(request).record.usage.include(usage)
     told = {"audio_data": AUDIO_HERE, "media_type": CONTENT_TYPES[wish.delivery.audio_format]}
     return {**told, "usage": usage.tokens, **wish.notes()}, content

@@ -103,7 +103,7 @@ class SegmentMaker:
         first = segments.known_segment(0)
         assert first is not None, "a text has a segment"
         long_text = LongText(self._synthesizers[request.model])
-        async with aclosing(long_text.synthesize_segments(first, segments, info, redraws=request.redraws)) as chunks:
+        async with aclosing(long_text.speak_segments(first, segments, info, redraws=request.redraws)) as chunks:
             async for chunk in chunks:
                 speech.codes.append(chunk.codes)
                 speech.pcm += chunk.pcm

@@ -176,7 +176,7 @@ async def _speak(
     utterance = await service.make_utterance(request, replace(wish, body=wish.body.model_copy(update=changes)))
     utterance = replace(utterance, request_id=f"{utterance.request_id}-{number + 1}")
     usage, pcm = Usage(), bytearray()
-    async with aclosing(service.synthesize(utterance, wish.info)) as chunks:
+    async with aclosing(service.models.of(utterance).admit(utterance, wish.info)) as chunks:
         async for chunk in chunks:
             usage.add(chunk)
             pcm += chunk.pcm

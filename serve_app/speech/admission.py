@@ -14,13 +14,14 @@ from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from deployments.serving import metrics
 from serve_app.config import AdmissionSettings
+from serve_app.speech.characters import is_speakable
 from serve_app.speech.joints import SpokenEnd, Tails
 from serve_app.speech.live_text import LiveText
 from serve_app.speech.model_state import ModelState, ready
 from serve_app.speech.room import Room
 from serve_app.speech.segments import UtteranceRequest
 from serve_app.speech.speech_start import SpeechStart
-from serve_app.speech.synthesizer import Synthesizer
+from serve_app.speech.synthesizer import Synthesizer, silence
 
 
 def always() -> bool:
@@ -84,11 +85,15 @@ class Admission:
     async def describe(self) -> ModelInfo:
         return await self._synthesizer.describe()
 
-    async def synthesize(self, request: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    async def admit(self, request: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance. The stream is let in or refused, and what is sent is measured.
 
+        A text with nothing to speak is answered by a moment of silence.
         Raises Overloaded if the audio would come late, NotReady while no talker has started.
         """
+        if request.writing is None and not is_speakable(request.text):
+            yield silence(info)
+            return
         room = self.room
         if not request.is_underway:
             room.check(request.client)

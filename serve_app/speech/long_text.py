@@ -27,21 +27,21 @@ class LongText:
         """`model` is the name of one of several models."""
         self._synthesizer, self._model = synthesizer, model
 
-    def synthesize(self, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    def speak(self, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, by a call for each segment of its text. It is silent while the client that writes
         the text pauses.
         """
         if (live := utterance.writing) is not None:
-            speech = self.synthesize_segments(utterance.plain, live, info, redraws=utterance.redraws)
+            speech = self.speak_segments(utterance.plain, live, info, redraws=utterance.redraws)
             return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_over)
         segments = Segments.of(utterance, info.max_segment_chars)
         first = segments.known_segment(0)
         assert first is not None, "a text has a segment"
         if not segments.is_plain or utterance.word_times:
-            return self.synthesize_segments(first, segments, info, redraws=utterance.redraws)
-        return self._synthesize_segment(first, info)
+            return self.speak_segments(first, segments, info, redraws=utterance.redraws)
+        return self._ask(first, info)
 
-    async def synthesize_segments(
+    async def speak_segments(
         self, first: SynthesisRequest, segments: Segments, info: ModelInfo, *, redraws: bool
     ) -> AsyncGenerator[PcmChunk, None]:
         """The audio of all segments in order, beginning with `first`. The next one is asked for as soon as there is
@@ -92,19 +92,17 @@ class LongText:
             """With another seed, after an end that is no good one."""
             report_redraw(request.request_id, reason, model=self._model)
             other = replace(request, seed=segment_seed(request.seed, 0))
-            return self._synthesize_later_segment(other, info)
+            return self._ask_patiently(other, info)
 
-        return SegmentAudio(self._synthesize_segment(request, info), again)
+        return SegmentAudio(self._ask(request, info), again)
 
-    def _synthesize_segment(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    def _ask(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one segment."""
         if request.continues:
-            return self._synthesize_later_segment(request, info)
+            return self._ask_patiently(request, info)
         return self._synthesizer.synthesize(request, info)
 
-    async def _synthesize_later_segment(
-        self, request: SynthesisRequest, info: ModelInfo
-    ) -> AsyncGenerator[PcmChunk, None]:
+    async def _ask_patiently(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of a later segment, asked for again if it is refused: the segment before it still plays, and
         even a pause is better than an end in the middle.
         """

@@ -1,10 +1,10 @@
 """Several models behind the one port to speech, each with an admission of its own."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from deployments.errors import NotReady
-from deployments.protocol import ModelInfo, PcmChunk
+from deployments.protocol import ModelInfo
 from serve_app.speech.admission import Admission
 from serve_app.speech.model_state import ModelState
 from serve_app.speech.segments import UtteranceRequest
@@ -35,9 +35,8 @@ class ModelAdmissions:
     def __len__(self) -> int:
         return len(self._admissions)
 
-    def synthesize(self, request: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of one utterance, by the Admission of the request's model. Raises as that does."""
-        return self._admissions[request.model].synthesize(request, info)
+    def of(self, utterance: UtteranceRequest) -> Admission:
+        return self._admissions[utterance.model]
 
     def check_room(self, client: str) -> None:
         """Raises Overloaded or NotReady if every model would refuse a request of this client now.

@@ -26,8 +26,9 @@ _TOLD_S = 5.0  # between two lines in the log about a start that a request waits
 class PeekedSpeech:
     """Speech that was read as far as its first samples. `next` gives all of its chunks, these first."""
 
-    def __init__(self, chunks: AsyncGenerator[PcmChunk, None]) -> None:
-        self._chunks = chunks
+    def __init__(self, chunks: AsyncGenerator[PcmChunk, None], *, seed: int | None = None) -> None:
+        """The chunks of the start get the `seed`, if it is not the request's."""
+        self._chunks, self._seed = chunks, seed
         self._read: deque[PcmChunk] = deque()
 
     @property
@@ -39,10 +40,10 @@ class PeekedSpeech:
     def reason(self) -> FinishReason | None:
         return self._read[-1].finish_reason if self._read else None
 
-    async def peek(self, *, seed: int | None) -> None:
-        """Read up to the first samples. The chunks read get the `seed`, if it is not the request's."""
+    async def peek(self) -> None:
+        """Read up to the first samples."""
         while not (self._read and self._read[-1].pcm) and (chunk := await anext(self._chunks, None)) is not None:
-            self._read.append(chunk if seed is None else replace(chunk, seed=seed))
+            self._read.append(chunk if self._seed is None else replace(chunk, seed=self._seed))
 
     async def next(self) -> PcmChunk | None:
         return self._read.popleft() if self._read else await anext(self._chunks, None)
@@ -90,21 +91,16 @@ class SpeechStart:
         """Speech with its first samples. What ends badly with them is made again, once, if the request allows it:
         nothing of it was sent.
         """
-        speech = await self._attempt(request, info, opened)
-        if not (request.redraws and speech.has_failed):
-            return speech
-        report_redraw(request.request_id, speech.reason, model=self._room.model)
-        again = replace(request, seed=draw_seed(), redraws=False)
-        return await self._attempt(again, info, opened, seed=again.seed)
-
-    async def _attempt(
-        self, request: UtteranceRequest, info: ModelInfo, opened: AsyncExitStack, *, seed: int | None = None
-    ) -> PeekedSpeech:
-        """One call for the audio, with its first samples. `seed`: of a second attempt."""
-        audio = self._long_text.synthesize(request, info)
-        speech = PeekedSpeech(await opened.enter_async_context(aclosing(audio)))
-        await speech.peek(seed=seed)
-        return speech
+        seed = None  # the request's
+        while True:
+            audio = await opened.enter_async_context(aclosing(self._long_text.speak(request, info)))
+            speech = PeekedSpeech(audio, seed=seed)
+            await speech.peek()
+            if not (request.redraws and speech.has_failed):
+                return speech
+            report_redraw(request.request_id, speech.reason, model=self._room.model)
+            seed = draw_seed()
+            request = replace(request, seed=seed, redraws=False)
 
     @asynccontextmanager
     async def _start_told(self, request: UtteranceRequest, is_starting: bool) -> AsyncIterator[None]:

@@ -1,8 +1,8 @@
 """The interface between what stands in front of the replicas and the calls to them.
 
-An `UtteranceRequest` passes `ModelAdmissions`, which finds its model, `Admission`, which bounds the load,
-`SpeechStart`, which waits for the first audio, and `LongText`, which makes a `SynthesisRequest` of each segment of its
-text. A `Synthesizer` has the replicas speak those: `HandleSynthesizer` of the ingress, and a fake in tests.
+An `UtteranceRequest` passes `Admission.admit`, which bounds the load, `SpeechStart.await_first_audio`, and
+`LongText.speak`, which makes a `SynthesisRequest` of each segment of its text. A `Synthesizer` has the replicas speak
+those: `HandleSynthesizer` of the ingress, and a fake in tests.
 """
 
 from collections.abc import AsyncGenerator

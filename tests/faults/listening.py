@@ -96,12 +96,12 @@ class Listener:
     async def _speech(self, request: UtteranceRequest, word_s: float) -> AsyncIterator[AsyncGenerator[PcmChunk, None]]:
         info = await self._synthesizer.describe()
         if not word_s:
-            yield self._long_text.synthesize(request, info)
+            yield self._long_text.speak(request, info)
             return
         with await self._live_texts.open(request, info, max_chars=len(request.text)) as live:
             writing = asyncio.create_task(_write(live, request.text, word_s))
             await live.wait_for_words()
-            yield self._long_text.synthesize_segments(live.utterance.plain, live, info, redraws=False)
+            yield self._long_text.speak_segments(live.utterance.plain, live, info, redraws=False)
             await writing
 
     async def _count(self) -> None:

@@ -299,7 +299,7 @@ async def _listen(gateway: Admission, request: ScheduledRequest, costs: Costs, h
     )
     patience_s = LEAVES_S if request.kind is RequestKind.LEAVES else None
     try:
-        async with asyncio.timeout(patience_s), aclosing(gateway.synthesize(asked, INFO)) as chunks:
+        async with asyncio.timeout(patience_s), aclosing(gateway.admit(asked, INFO)) as chunks:
             async for chunk in chunks:
                 if not chunk.pcm:
                     continue

@@ -378,7 +378,7 @@ class Session:
         turn.request = replace(request, tail=self._continuation.tail(request))
         self._follow(turn, spoken)
         if is_speakable(turn.request.text):
-            async with aclosing(self._models.synthesize(turn.request, self._info)) as chunks:
+            async with aclosing(self._models.of(turn.request).admit(turn.request, self._info)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
@@ -391,7 +391,7 @@ class Session:
             turn.write()
             if await live.wait_for_words():
                 turn.request = await live.going_on(self._continuation)
-                async with aclosing(self._models.synthesize(turn.request, self._info)) as chunks:
+                async with aclosing(self._models.of(turn.request).admit(turn.request, self._info)) as chunks:
                     async for chunk in chunks:
                         yield chunk
 

@@ -17,6 +17,7 @@ from deployments.talker.engine.engine import Engine
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes.wish import Wish
 from serve_app.config import ApiSettings, RecordSettings, VoiceSettings
+from serve_app.speech.admission import Admission
 from serve_app.speech.segments import UtteranceRequest
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 from tests.serve_app.one_model import one_api
@@ -66,20 +67,18 @@ async def forms_at_the_ingress(
 ) -> tuple[Wish, UtteranceRequest, SynthesisRequest]:
     """What the API makes of a JSON body."""
     wishes, respond = list[Wish](), SpeechService.respond
-    utterances, synthesize = list[UtteranceRequest](), SpeechService.synthesize
+    utterances, admit = list[UtteranceRequest](), Admission.admit
 
-    def synthesizing(
-        service: SpeechService, utterance: UtteranceRequest, info: ModelInfo
-    ) -> AsyncGenerator[PcmChunk, None]:
+    def admitting(admission: Admission, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         utterances.append(utterance)
-        return synthesize(service, utterance, info)
+        return admit(admission, utterance, info)
 
     async def noting(service: SpeechService, request: object, wish: Wish) -> object:
         wishes.append(wish)
         return await respond(service, request, wish)  # type: ignore[arg-type]
 
     monkeypatch.setattr(SpeechService, "respond", noting)
-    monkeypatch.setattr(SpeechService, "synthesize", synthesizing)
+    monkeypatch.setattr(Admission, "admit", admitting)
     synthesizer = FakeSynthesizer(CUSTOM_VOICE)
     untimed = RecordSettings(lines=False, stages=False, usage=False)  # each run would show other times
     api = one_api(synthesizer, ApiSettings(voices=VoiceSettings(store=str(folder)), records=untimed))

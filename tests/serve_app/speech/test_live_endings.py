@@ -67,9 +67,7 @@ async def opened(texts: LiveTexts, request: UtteranceRequest = REQUEST) -> LiveT
 
 async def heard(live: LiveText, synthesizer: Scripted) -> list[PcmChunk]:
     async with aclosing(
-        LongText(synthesizer).synthesize_segments(
-            live.utterance.plain, live, CUSTOM_VOICE, redraws=live.utterance.redraws
-        )
+        LongText(synthesizer).speak_segments(live.utterance.plain, live, CUSTOM_VOICE, redraws=live.utterance.redraws)
     ) as chunks:
         return [item async for item in chunks if item.pcm.strip(b"\0") or item.finish_reason]
 
@@ -106,7 +104,7 @@ async def test_what_the_listener_needs_is_sent_and_the_end_says_so(texts: LiveTe
     with await opened(texts) as live:
         live.finish()
         async with aclosing(
-            LongText(synthesizer).synthesize_segments(
+            LongText(synthesizer).speak_segments(
                 live.utterance.plain, live, CUSTOM_VOICE, redraws=live.utterance.redraws
             )
         ) as chunks:
@@ -134,7 +132,7 @@ async def test_what_is_written_after_an_end_that_was_not_sent_yet_is_spoken_once
     synthesizer = Scripted([sound(1), end(STOP)], *ways, hasty=[1])
     with await opened(texts) as live:
         async with aclosing(
-            LongText(synthesizer).synthesize_segments(
+            LongText(synthesizer).speak_segments(
                 live.utterance.plain, live, CUSTOM_VOICE, redraws=live.utterance.redraws
             )
         ) as chunks:

@@ -234,7 +234,7 @@ async def test_a_closed_text_is_read_no_more(texts: LiveTexts, monkeypatch: pyte
 
 async def speak(live: LiveText, synthesizer: FakeSynthesizer) -> AsyncIterator[object]:
     async with aclosing(
-        LongText(synthesizer).synthesize_segments(live.utterance.plain, live, ENGLISH, redraws=False)
+        LongText(synthesizer).speak_segments(live.utterance.plain, live, ENGLISH, redraws=False)
     ) as chunks:
         async for item in chunks:
             yield item

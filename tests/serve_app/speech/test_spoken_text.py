@@ -96,7 +96,7 @@ def chunks(text: str, rules: TextRules, synthesizer: FakeSynthesizer) -> AsyncGe
     spoken = read(text, rules)
     request = UtteranceRequest("id", spoken.text, seed=1, stretches=spoken.stretches)
     request = replace(request, max_segment_chars=rules.max_segment_chars)
-    return LongText(synthesizer).synthesize(request, replace(CUSTOM_VOICE, max_segment_chars=60))
+    return LongText(synthesizer).speak(request, replace(CUSTOM_VOICE, max_segment_chars=60))
 
 
 async def test_a_paragraph_is_a_longer_pause_than_a_sentence() -> None:

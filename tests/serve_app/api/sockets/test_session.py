@@ -4,6 +4,7 @@ import tracemalloc
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,8 +54,9 @@ async def open_session(
 ) -> AsyncIterator[Session]:
     texts, asker = LiveTexts(), RequestState(RequestRecord("talk", 0))
     asker.caller = Caller("test", visitor=STRANGER)
+    admission = SimpleNamespace(admit=synthesizer.synthesize)  # lets everybody in
     session = Session(
-        synthesizer,
+        SimpleNamespace(of=lambda utterance: admission),
         ApiSettings(),
         Wish(info, body, delivery or Delivery(AudioFormat.PCM), {}, read("", TextRules(spoken_form=info.spoken_form))),
         asker=asker,
@@ -306,7 +308,7 @@ class Following(FakeSynthesizer):
     """Says where its words are, as what stands in front of the pools does."""
 
     async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
-        async with aclosing(LongText(super()).synthesize(replace(request, live=None), fake.FOLLOWED)) as chunks:
+        async with aclosing(LongText(super()).speak(replace(request, live=None), fake.FOLLOWED)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
