@@ -20,8 +20,8 @@ from deployments.errors import CheckpointError, CodecLost, NotReady, ReplicaLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, with_mark
 from deployments.serving import ray_metrics, ray_private
 from deployments.serving.collector import leave_loaded_alone
-from deployments.serving.failover import Received, with_failover
-from deployments.serving.frames import talker_audio
+from deployments.serving.failover import Received, ReplicaStream, with_failover
+from deployments.serving.frames import TalkerAudio
 from deployments.serving.handles import ask_all_replicas, ask_replica, read_replica
 from deployments.weights.description import describe
 from serve_app.api.cluster_status import ClusterStatus, Recent
@@ -137,33 +137,36 @@ class HandleSynthesizer:
         Where a replica is lost, another replica continues with the next sample.
         """
         request = _with_known_prompt(request)  # each later call asks again: a prompt may have come meanwhile
-        talker, reference = self._served.talker, request.reference
-        if talker is None:
-            return self._from_codec(request, info)
+        reference = request.reference
         needs_codec = reference is not None and not reference.x_vector_only and reference.prompt is None
-        if needs_codec and not info.talker_on_gpu:
-            return self._from_codec(request, info)
+        if self._served.talker is None or (needs_codec and not info.talker_on_gpu):
+            return with_failover(CodecAudio(request, self._served.codec, info))
+        keep = partial(_keep_clone_prompt, request)
+        return with_failover(TalkerAudio(request, self._generate, info, each_chunk=keep))
 
-        def call_talker(asked: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
-            asked = replace(asked, synthesis=_with_known_prompt(asked.synthesis))
-            return read_replica(talker, "generate", asked, lost=TalkerLost)
+    def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+        assert self._served.talker is not None
+        request = replace(request, synthesis=_with_known_prompt(request.synthesis))
+        return read_replica(self._served.talker, "generate", request, lost=TalkerLost)
 
-        return talker_audio(request, call_talker, info, each_chunk=lambda chunk: _keep_clone_prompt(request, chunk))
 
-    def _from_codec(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        received, codec = Received(), self._served.codec
+class CodecAudio(ReplicaStream[PcmChunk, PcmChunk]):
+    """Audio of one utterance from a codec pool, which asks talkers."""
 
-        def call_codec() -> AsyncGenerator[PcmChunk, None]:
-            return read_replica(codec, "synthesize", _with_known_prompt(received.ask_for_rest(request)), lost=CodecLost)
+    def __init__(self, request: SynthesisRequest, codec: DeploymentHandle, info: ModelInfo) -> None:
+        super().__init__(request.request_id, CodecLost)
+        self._request, self._codec, self._sample_rate, self._received = request, codec, info.sample_rate, Received()
 
-        def on_chunk(chunk: PcmChunk) -> PcmChunk | None:
-            _keep_clone_prompt(request, chunk)
-            if chunk.is_heartbeat:
-                return None
-            received.add(chunk.codes, chunk.position, delivered_s=chunk.num_samples / info.sample_rate)
-            return with_mark(chunk, "from-codec")
+    def ask(self) -> AsyncGenerator[PcmChunk, None]:
+        rest = _with_known_prompt(self._received.ask_for_rest(self._request))
+        return read_replica(self._codec, "synthesize", rest, lost=CodecLost)
 
-        return with_failover(call_codec, on_chunk, request_id=request.request_id, lost=CodecLost)
+    def take(self, chunk: PcmChunk) -> PcmChunk | None:
+        _keep_clone_prompt(self._request, chunk)
+        if chunk.is_heartbeat:
+            return None
+        self._received.add(chunk.codes, chunk.position, delivered_s=chunk.num_samples / self._sample_rate)
+        return with_mark(chunk, "from-codec")
 
 
 def _with_known_prompt(request: SynthesisRequest) -> SynthesisRequest:

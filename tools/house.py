@@ -49,8 +49,8 @@ GENERATORS = (  # between the socket and the engine
     ("serve_app/speech/admission.py", "Admission.admit"),
     ("deployments/serving/failover.py", "with_failover"),
     ("deployments/serving/handles.py", "read_replica"),
-    ("deployments/serving/replica.py", "Replica.stream"),
-    ("deployments/talker/process/engine_client.py", "EngineClient.generate"),
+    ("deployments/serving/replica.py", "Replica.with_heartbeats"),
+    ("deployments/talker/process/engine_client.py", "EngineClient.submit"),
 )
 SMALLEST, LARGEST = 60, 450
 # A folder's face, a command, what Serve is given, a dialect: small files that one other file names.

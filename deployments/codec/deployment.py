@@ -88,8 +88,8 @@ class CodecReplica:
         if not self._knows_talker:
             await self.describe("")
         request = with_mark(request, "to-codec")
-        audio = self._load.stream(self._service.synthesize, request, self._generate)
-        return self._replica.stream(audio, _HEARTBEAT, "codec")
+        audio = self._load.counted(self._service.decode_stream, request, self._generate)
+        return self._replica.with_heartbeats(audio, _HEARTBEAT, "codec")
 
     async def forget(self, voices: tuple[bytes, ...]) -> int:
         """Drop what is kept of stored voices (`ByRecording.forget`). Returns how many results there were."""

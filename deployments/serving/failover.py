@@ -7,11 +7,12 @@ request. Sampling is keyed by seed and frame, so the next codes are the ones tha
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -66,6 +67,22 @@ class Received:
             return None
         in_hand_s = max(0.0, self._listener.lead_s(time.monotonic()))
         return Progress(np.concatenate(self._codes), self.samples, in_hand_s)
+
+
+class ReplicaStream(ABC, Generic[C, D]):
+    """One stream that replicas make: whom it asks, and what its reader gets of their chunks."""
+
+    def __init__(self, request_id: str, lost: type[ReplicaLost]) -> None:
+        """`lost`: the error of a lost replica of the pool that is asked."""
+        self.request_id, self.lost = request_id, lost
+
+    @abstractmethod
+    def ask(self) -> AsyncGenerator[C, None]:
+        """Call a replica for the chunks after those that came."""
+
+    @abstractmethod
+    def take(self, chunk: C) -> D | None:
+        """What the reader gets of a chunk, None for nothing. Keeps of it what the next `ask` needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,34 +163,24 @@ class Attempts:
         logger.warning("request %s goes on %.3f s after %s: %s", self._request_id, gap_s, lost, handover.reason)
 
 
-async def with_failover(
-    attempt: Callable[[], AsyncGenerator[C, None]],
-    on_chunk: Callable[[C], D | None],
-    *,
-    request_id: str,
-    lost: type[ReplicaLost],
-) -> AsyncGenerator[D, None]:
+async def with_failover(stream: ReplicaStream[C, D]) -> AsyncGenerator[D, None]:
     """A stream to its last chunk, from as many replicas as that needs.
 
-    Data flows from `attempt` through `on_chunk` to the reader. `attempt` calls a replica for the chunks after those
-    that came. `on_chunk` is called with each chunk, keeps what the next `attempt` needs, and returns what the reader
-    gets, or None if that is nothing.
-
-    If the replica raises `lost` or Moved there is another attempt; from then on NotReady and Overloaded too lead to
-    further ones. Raises other errors, and `lost` if the stream is given up. The stream ends early if `on_chunk` returns
-    a finish reason for a chunk without one.
+    If the replica raises `lost` or Moved another one is asked; from then on NotReady and Overloaded too lead to further
+    attempts. Raises other errors, and `lost` if the stream is given up. The stream ends early if `take` returns a
+    finish reason for a chunk without one.
 
     If the reader takes nothing for UNREAD_S, the replica is left, and one is asked again when the reader goes on. This
     does not hold for the first item, because a reader that asks ahead takes only that.
     """
-    attempts, has_begun = Attempts(lost, request_id), False
+    attempts, has_begun = Attempts(stream.lost, stream.request_id), False
     while not attempts.has_ended:
         delay_s = 0.0
         try:
-            async with aclosing(attempt()) as chunks, ReaderWatch(chunks.aclose) as reader:
+            async with aclosing(stream.ask()) as chunks, ReaderWatch(chunks.aclose) as reader:
                 async for chunk in chunks:
                     attempts.received(chunk)
-                    if (item := on_chunk(chunk)) is not None:
+                    if (item := stream.take(chunk)) is not None:
                         if has_begun:
                             reader.before_yield()
                         has_begun = True
@@ -184,13 +191,13 @@ async def with_failover(
                             attempts.left()
                             break  # to the next attempt
                         if item.finish_reason is not None and not attempts.has_ended:
-                            return  # `on_chunk` ends the stream early
+                            return  # `take` ends the stream early
                     if attempts.has_ended:
                         async for _ in chunks:  # let the call end by itself: Serve would cancel others with it
                             pass
                         return
                 else:  # the replica has no more chunks
-                    raise lost("the stream ended without its last chunk")
+                    raise stream.lost("the stream ended without its last chunk")
         except (ReplicaLost, NotReady, Overloaded) as error:
             if attempts.has_ended:
                 return  # nothing is missing

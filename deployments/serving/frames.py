@@ -1,13 +1,8 @@
-"""All frames of one utterance, also where talkers die, and their audio on its way to the client.
+"""Frames of one utterance, also where talkers die, and their audio on its way to the client.
 
-`talker_audio` and `all_frames` are entries: the ingress calls the one, a codec replica the other. Both start
-`with_failover` of failover.py, whose loop then runs the stream. For each chunk it takes these steps, in this order:
-
-1. `FrameSource.attempt` has begun a call of a talker, by `read_replica`; the loop reads the call's next FrameChunk.
-2. `FrameSource.note` keeps the chunk's codes. Where the talker is lost, the next `attempt` begins behind them.
-3. `talker_audio` makes a PcmChunk of it: `UntakenFrames` collects, `OutgoingAudio` trims and counts. `all_frames`
-   leaves it as it is.
-4. The loop yields the result to the reader.
+The ingress reads `with_failover(TalkerAudio(...))`, a codec replica `with_failover(AllFrames(...))`. For each stream
+`ask` calls a talker, `take` gets each FrameChunk of it. Where the talker is lost, the next `ask` begins behind the
+codes that were taken.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -33,69 +28,71 @@ from deployments.protocol import (
     SynthesisRequest,
     with_mark,
 )
-from deployments.serving.failover import Received, with_failover
+from deployments.serving.failover import D, Received, ReplicaStream
 
 Generate = Callable[[GenerateRequest], AsyncGenerator[FrameChunk, None]]
 Pcm = NDArray[np.int16]  # [samples]
 
 
-class FrameSource:
+class TalkerStream(ReplicaStream[FrameChunk, D]):
     """Asks talkers for those frames of one stream that have not come."""
 
     def __init__(self, generate: Generate, request: GenerateRequest, frame_samples: int) -> None:
+        """`generate` calls a talker."""
+        super().__init__(request.synthesis.request_id, TalkerLost)
         self._generate, self._request, self._frame_samples = generate, request, frame_samples
         self._received = Received(request.synthesis.resume)
         self._start = self._received.samples
 
-    def attempt(self) -> AsyncGenerator[FrameChunk, None]:
-        """One talker's chunks after those that were noted."""
+    def ask(self) -> AsyncGenerator[FrameChunk, None]:
         request, received, gpu_frames = self._request, self._received, self._request.gpu_frames
         if gpu_frames < ALL_FRAMES:
             gpu_frames = max(0, gpu_frames - (received.samples - self._start) // self._frame_samples)
         rest = received.ask_for_rest(request.synthesis)
         return self._generate(replace(request, synthesis=rest, gpu_frames=gpu_frames))
 
-    def note(self, chunk: FrameChunk) -> FrameChunk:
+    def _keep(self, chunk: FrameChunk) -> None:
         self._received.add(chunk.codes, self._received.samples + len(chunk.pcm) // 2)
+
+
+class AllFrames(TalkerStream[FrameChunk]):
+    """All frames after the request's prefix, as they come."""
+
+    def take(self, chunk: FrameChunk) -> FrameChunk:
+        self._keep(chunk)
         return chunk
 
 
-def all_frames(generate: Generate, request: GenerateRequest, *, frame_samples: int) -> AsyncGenerator[FrameChunk, None]:
-    """All frames after the prefix. Another talker continues for a lost one."""
-    source = FrameSource(generate, request, frame_samples)
-    return with_failover(source.attempt, source.note, request_id=request.synthesis.request_id, lost=TalkerLost)
+class TalkerAudio(TalkerStream[PcmChunk]):
+    """Audio of one utterance, all made by talkers. `take` raises EngineError if audio is missing at the end."""
 
+    def __init__(
+        self,
+        request: SynthesisRequest,
+        generate: Generate,
+        info: ModelInfo,
+        *,
+        each_chunk: Callable[[PcmChunk], None] = lambda chunk: None,
+    ) -> None:
+        """`each_chunk` is called with each chunk."""
+        super().__init__(generate, GenerateRequest(request, gpu_frames=ALL_FRAMES), info.frame_samples)
+        self._frames, self._each_chunk = UntakenFrames(info.frame_samples), each_chunk
+        silence = None if request.leading_silence else LeadingSilence(info.sample_rate)
+        guard = None if request.ignore_eos else EndingGuard(info.frame_samples, info.sample_rate)
+        self._audio = OutgoingAudio(self._frames, silence, guard)
 
-def talker_audio(
-    request: SynthesisRequest,
-    generate: Generate,
-    info: ModelInfo,
-    *,
-    each_chunk: Callable[[PcmChunk], None] = lambda chunk: None,
-) -> AsyncGenerator[PcmChunk, None]:
-    """Audio of one utterance, all made by talkers. Another talker continues for a lost one.
-
-    `generate` calls a talker. `each_chunk` is called with each chunk. Raises the errors of `generate`, and EngineError
-    if audio is missing at the end.
-    """
-    source = FrameSource(generate, GenerateRequest(request, gpu_frames=ALL_FRAMES), info.frame_samples)
-    frames = UntakenFrames(info.frame_samples)
-    silence = None if request.leading_silence else LeadingSilence(info.sample_rate)
-    guard = None if request.ignore_eos else EndingGuard(info.frame_samples, info.sample_rate)
-    audio = OutgoingAudio(frames, silence, guard)
-
-    def on_chunk(chunk: FrameChunk) -> PcmChunk | None:
-        frames.add(source.note(chunk))
+    def take(self, chunk: FrameChunk) -> PcmChunk | None:
+        frames = self._frames
+        self._keep(chunk)
+        frames.add(chunk)
         if not chunk.pcm and chunk.finish_reason is None:
             return None
         codes, pcm = frames.take_audio()
         if frames.finish_reason is not None and frames.available:
             raise EngineError(f"the talker has left {frames.available} frames without audio: speech is missing")
-        item = audio.chunk(codes, pcm, chunk.finish_reason)
-        each_chunk(item)
+        item = self._audio.chunk(codes, pcm, chunk.finish_reason)
+        self._each_chunk(item)
         return item
-
-    return with_failover(source.attempt, on_chunk, request_id=request.request_id, lost=TalkerLost)
 
 
 class UntakenFrames:
@@ -186,13 +183,13 @@ class OutgoingAudio:
             self._delivered = self._position
         marks, readings, prompt, trail = self._frames.take_news()
         return PcmChunk(
-            pcm.tobytes(),
-            codes,
-            self._frames.num_text_tokens,
-            finish_reason,
-            self._delivered,
-            marks,
-            readings,
+            pcm=pcm.tobytes(),
+            codes=codes,
+            num_text_tokens=self._frames.num_text_tokens,
+            finish_reason=finish_reason,
+            position=self._delivered,
+            marks=marks,
+            readings=readings,
             clone_prompt=prompt,
             trail=trail,
         )

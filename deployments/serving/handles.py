@@ -32,7 +32,7 @@ async def read_replica(
     """The items of a streaming method. Leaving the generator cancels the call.
 
     Raises the method's error; Overloaded or NotReady if no replica takes the call; `lost` if the replica died or
-    sends not even the heartbeats of `Replica.stream`; Moved if Serve cancelled the call. Serve does so if another
+    sends not even heartbeats (`Replica.with_heartbeats`); Moved if Serve cancelled the call. Serve does so if another
     call of the same HTTP request is left.
     """
     response = handle.options(method_name=method, stream=True).remote(request)

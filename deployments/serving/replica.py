@@ -69,7 +69,9 @@ class Replica:
         if self._is_leaving:
             raise Moved("the replica is being stopped")
 
-    async def stream(self, chunks: AsyncGenerator[C, None], heartbeat: C, stage: str) -> AsyncGenerator[C, None]:
+    async def with_heartbeats(
+        self, chunks: AsyncGenerator[C, None], heartbeat: C, stage: str
+    ) -> AsyncGenerator[C, None]:
         """`chunks` with heartbeats: one at once, and one after each _HEARTBEAT_S without a chunk.
 
         Chunks with marks get one for `stage`, the first chunk gets this replica's. Raises as `check` does.

@@ -71,7 +71,7 @@ class TalkerReplica:
         """
         request = replace(request, synthesis=with_mark(request.synthesis, "to-talker"))
         # Serve awaits a coroutine and streams the generator that it returns: each generator more costs every chunk.
-        return self._replica.stream(self._engine.generate(request), self._heartbeat, "from-engine")
+        return self._replica.with_heartbeats(self._engine.submit(request), self._heartbeat, "from-engine")
 
     async def describe(self) -> ModelInfo:
         return self._engine.info

@@ -53,7 +53,7 @@ class Codec:
             "placed", "Same text.", voice="nora", sampling=options, seed=5, ignore_eos=True, leading_silence=True
         )
         codes, pcm = [], b""
-        async with aclosing(self._service.synthesize(request, generate)) as chunks:
+        async with aclosing(self._service.decode_stream(request, generate)) as chunks:
             async for chunk in chunks:
                 codes.append(chunk.codes)
                 pcm += chunk.pcm

@@ -30,7 +30,7 @@ class Spoken:
         return self._info
 
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        return self._service.synthesize(request, self._talker.generate)
+        return self._service.decode_stream(request, self._talker.generate)
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,8 @@ from deployments.protocol import (
     SynthesisRequest,
 )
 from deployments.serving import failover, metrics
-from deployments.serving.frames import talker_audio
+from deployments.serving.failover import with_failover
+from deployments.serving.frames import TalkerAudio
 from deployments.talker.audio import audio_streams
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine import scheduler
@@ -173,7 +174,7 @@ class ModelledGpu:
         return INFO
 
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        return talker_audio(request, self._generate, info)
+        return with_failover(TalkerAudio(request, self._generate, info))
 
     async def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
         await asyncio.sleep(self._costs.way_s)

@@ -100,7 +100,7 @@ def _scores(engine: Engine, request: GenerateRequest, codes: Codes) -> Tensor:
     """[layers, heads, 3]: the values of HeadScore, of one utterance."""
     networks = engine.runner.networks
     resumed = replace(request, synthesis=replace(request.synthesis, resume=Progress(codes, 0)))
-    sequence = engine.intake.add(0, resumed)
+    sequence = engine.intake.prepare(0, resumed)
     assert sequence is not None, "the text is whole"
     prompt, size = sequence.prompt, min(sequence.num_positions, MAX_PASS_POSITIONS)
     sequence.row = 0

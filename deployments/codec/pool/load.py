@@ -27,7 +27,7 @@ _BUSY_MEMORY_S = 4.0
 _CLIENTS = 2
 
 T = TypeVar("T")
-Synthesize = Callable[[SynthesisRequest, Generate], AsyncGenerator[PcmChunk, None]]
+DecodeStream = Callable[[SynthesisRequest, Generate], AsyncGenerator[PcmChunk, None]]
 
 
 class Capacity:
@@ -148,10 +148,10 @@ class CodecLoad:
         """Audio of the frames that would be decoded if there were a worker."""
         return self._frame_s * sum(max(0, stream.waiting - self._chunk_frames) for stream in self._streams)
 
-    async def stream(
-        self, synthesize: Synthesize, request: SynthesisRequest, generate: Generate
+    async def counted(
+        self, decode_stream: DecodeStream, request: SynthesisRequest, generate: Generate
     ) -> AsyncGenerator[PcmChunk, None]:
-        """The chunks of `synthesize(request, generate)`, counted on their way in and out.
+        """The chunks of `decode_stream(request, generate)`, counted on their way in and out.
 
         A stream that has delivered no audio is decoded once there is room for it. The talker begins at once, because
         its pool must see the demand, and codes are small.
@@ -159,7 +159,7 @@ class CodecLoad:
         if request.background:
             self._num_background += 1
             try:
-                async with aclosing(synthesize(request, generate)) as chunks:
+                async with aclosing(decode_stream(request, generate)) as chunks:
                     async for chunk in chunks:
                         yield chunk
             finally:
@@ -179,7 +179,7 @@ class CodecLoad:
 
         self._streams.add(counts)
         try:
-            async with room, aclosing(synthesize(request, arriving)) as chunks:
+            async with room, aclosing(decode_stream(request, arriving)) as chunks:
                 async for chunk in chunks:
                     counts.decoded += len(chunk.codes)
                     yield chunk

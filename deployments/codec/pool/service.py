@@ -18,7 +18,8 @@ from deployments.codec.pool.workers import Workers
 from deployments.config import CodecConfig, CodecPlacement
 from deployments.protocol import ALL_FRAMES, Codes, GenerateRequest, PcmChunk, Progress, SynthesisRequest
 from deployments.serving import metrics
-from deployments.serving.frames import Generate, all_frames
+from deployments.serving.failover import with_failover
+from deployments.serving.frames import AllFrames, Generate
 
 
 class Placement:
@@ -112,7 +113,7 @@ class CodecService:
             return "the process that this codec replica's decoder processes are forked from has ended"
         return None
 
-    async def synthesize(self, request: SynthesisRequest, generate: Generate) -> AsyncGenerator[PcmChunk, None]:
+    async def decode_stream(self, request: SynthesisRequest, generate: Generate) -> AsyncGenerator[PcmChunk, None]:
         """Audio of one utterance whose frames come from `generate`; raises what `generate` raises."""
         reference_codes, state = await self._begin(request)
         start = self._start(request.resume, reference_codes, state)
@@ -135,7 +136,7 @@ class CodecService:
             if start.undelivered is not None and len(start.undelivered):
                 gpu_frames = 0  # audio is missing that a talker will not bring
             asked = GenerateRequest(request, reference_codes, gpu_frames)
-            frames = all_frames(generate, asked, frame_samples=frame_samples)
+            frames = with_failover(AllFrames(generate, asked, frame_samples))
             async with aclosing(decoder.run(frames, gpu_frames=gpu_frames)) as chunks:
                 async for chunk in chunks:
                     yield chunk

@@ -122,9 +122,9 @@ class Engine:
         synthesis = request.synthesis
         if synthesis.background or not synthesis.is_underway:
             self.scheduler.check_room(background=synthesis.background)
-        sequence = self.intake.add(sequence_id, request)
+        sequence = self.intake.prepare(sequence_id, request)
         if sequence is not None:
-            self._queue(sequence)
+            self._enqueue(sequence)
 
     def append_text(self, sequence_id: int, text: str, *, is_last: bool) -> None:
         """Add to a live request's text. Raises as `add` does. A request that has ended meanwhile is no error.
@@ -135,7 +135,7 @@ class Engine:
         num_known = 0 if known is None else len(known.prompt.trailing)
         sequence = self.intake.append_text(sequence_id, text, is_last=is_last)
         if sequence is not None and known is None:
-            self._queue(sequence)
+            self._enqueue(sequence)
         elif sequence is not None and len(sequence.prompt.trailing) > num_known:
             self._await_lane_of(sequence_id)
             self.runner.extend_text(sequence, num_known)
@@ -187,7 +187,7 @@ class Engine:
         self.scheduler.check_integrity()
         self.audio.check_integrity()
 
-    def _queue(self, sequence: Sequence) -> None:
+    def _enqueue(self, sequence: Sequence) -> None:
         if sequence.num_frames >= sequence.limit.frames:
             self.outgoing.open(sequence)  # the client may not have all audio of its frames
             self.outgoing.end(sequence, sequence.limit.reason)

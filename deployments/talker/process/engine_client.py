@@ -73,7 +73,7 @@ class EngineClient:
         """Whether the engine process runs, and has reported lately."""
         return self._process.poll() is None and (self._reading is None or not self._reading.done())
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+    async def submit(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
         """Frames as the engine makes them. Frames that wait together become one chunk, and so do many of a background
         request. Leaving it aborts the request.
 

@@ -169,31 +169,28 @@ class EngineProcess:
                 self._obey(engine, command)
 
     def _obey(self, engine: Engine, command: channel.Command) -> None:
-        if isinstance(command, channel.Abort):
-            engine.abort(command.sequence_id)
-            self.first_audio_marks.end(command.sequence_id)
-            return
         if isinstance(command, channel.Forget):
             self._send(channel.HasForgotten(engine.forget(command.voices)))
             return
-        assert isinstance(command, channel.Submit | channel.Append)
-        try:
-            self._add(engine, command)
-        except TalkrayError as error:
-            engine.abort(command.sequence_id)
-            self._send(channel.RequestFailed(command.sequence_id, error))
-        except Exception as error:  # the other streams go on
-            logger.exception("request %d could not be added", command.sequence_id)
-            engine.abort(command.sequence_id)
-            failure = EngineError(f"the engine failed on this request: {error!r}")
-            self._send(channel.RequestFailed(command.sequence_id, failure))
-
-    def _add(self, engine: Engine, command: channel.Submit | channel.Append) -> None:
-        if isinstance(command, channel.Append):
-            engine.append_text(command.sequence_id, command.text, is_last=command.is_last)
+        sequence_id = command.sequence_id
+        if isinstance(command, channel.Abort):
+            engine.abort(sequence_id)
+            self.first_audio_marks.end(sequence_id)
             return
-        with self.first_audio_marks.begin(command.sequence_id, command.request):
-            engine.add(command.sequence_id, command.request)
+        try:
+            if isinstance(command, channel.Submit):
+                with self.first_audio_marks.begin(sequence_id, command.request):
+                    engine.add(sequence_id, command.request)
+            else:
+                engine.append_text(sequence_id, command.text, is_last=command.is_last)
+        except TalkrayError as error:
+            engine.abort(sequence_id)
+            self._send(channel.RequestFailed(sequence_id, error))
+        except Exception as error:  # the other streams go on
+            logger.exception("request %d could not be added", sequence_id)
+            engine.abort(sequence_id)
+            failure = EngineError(f"the engine failed on this request: {error!r}")
+            self._send(channel.RequestFailed(sequence_id, failure))
 
     def _load(self, model: str, config: TalkerConfig, *, makes_audio: bool) -> tuple[Engine, ModelInfo]:
         self._send(channel.Loading(f"looking for {model}"))

@@ -33,13 +33,13 @@ class Intake:
         self._live: dict[int, LiveRequest] = {}
         self._token_s = _TOKEN_S
 
-    def add(self, sequence_id: int, request: GenerateRequest) -> Sequence | None:
+    def prepare(self, sequence_id: int, request: GenerateRequest) -> Sequence | None:
         """The sequence of a request. A live request has none yet: `append_text` brings its text."""
         request = self._prompts.with_codes(request)
         if request.synthesis.live is None:
             prompt = self._prompts.build(request)
             if request.synthesis.tail is not None and prompt.num_positions > MAX_PASS_POSITIONS:  # a second pass
-                return self.add(sequence_id, replace(request, synthesis=replace(request.synthesis, tail=None)))
+                return self.prepare(sequence_id, replace(request, synthesis=replace(request.synthesis, tail=None)))
             sequence = self._make(sequence_id, request, prompt)
             self._look_at_end(sequence, request.synthesis.text)
             return sequence

@@ -17,7 +17,8 @@ from deployments.protocol import (
     PcmChunk,
     SynthesisRequest,
 )
-from deployments.serving.frames import talker_audio
+from deployments.serving.failover import with_failover
+from deployments.serving.frames import TalkerAudio
 
 pytestmark = pytest.mark.anyio
 
@@ -217,7 +218,7 @@ class Talker:
 
 async def listen(talker: Talker, **changes: bool) -> list[PcmChunk]:
     request = SynthesisRequest("r", "Hello.", voice="ryan", **changes)  # type: ignore[arg-type]
-    async with aclosing(talker_audio(request, talker, INFO)) as chunks:
+    async with aclosing(with_failover(TalkerAudio(request, talker, INFO))) as chunks:
         return [chunk async for chunk in chunks]
 
 

@@ -1,7 +1,7 @@
 """A stream that several replicas bring, one after the other."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from deployments import listener
 from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overloaded, ReplicaLost, TalkerLost
 from deployments.protocol import FinishReason, FrameChunk
 from deployments.serving import failover
-from deployments.serving.failover import Attempts, with_failover
+from deployments.serving.failover import Attempts, ReplicaStream, with_failover
 
 pytestmark = pytest.mark.anyio
 
@@ -22,6 +22,24 @@ LOST = TalkerLost("gone")
 
 def frame(number: int, *, last: bool = False) -> FrameChunk:
     return FrameChunk(np.full((1, 2), number, np.int16), 3, FinishReason.STOP if last else None)
+
+
+class Asking(ReplicaStream[FrameChunk, FrameChunk]):
+    def __init__(
+        self,
+        ask: Callable[[], AsyncGenerator[FrameChunk, None]],
+        *,
+        take: Callable[[FrameChunk], FrameChunk] = lambda chunk: chunk,
+        lost: type[ReplicaLost] = TalkerLost,
+    ) -> None:
+        super().__init__("r", lost)
+        self._ask, self._take = ask, take
+
+    def ask(self) -> AsyncGenerator[FrameChunk, None]:
+        return self._ask()
+
+    def take(self, chunk: FrameChunk) -> FrameChunk:
+        return self._take(chunk)
 
 
 class Replicas:
@@ -51,7 +69,7 @@ class Replicas:
             self.was_closed.set()
 
     async def read(self, lost: type[ReplicaLost] = TalkerLost) -> list[int]:
-        async with aclosing(with_failover(self.ask, lambda chunk: chunk, request_id="r", lost=lost)) as chunks:
+        async with aclosing(with_failover(Asking(self.ask, lost=lost))) as chunks:
             async for chunk in chunks:
                 self.have += chunk.codes[:, 0].tolist()
                 self.trail += [stage for stage, _ in chunk.trail]
@@ -92,7 +110,7 @@ async def test_a_stream_that_its_reader_ends_is_left_there() -> None:
     def until_two(chunk: FrameChunk) -> FrameChunk:
         return replace(chunk, finish_reason=FinishReason.SILENCE) if chunk.codes[0, 0] == 2 else chunk
 
-    chunks = [chunk async for chunk in with_failover(replicas.ask, until_two, request_id="r", lost=TalkerLost)]
+    chunks = [chunk async for chunk in with_failover(Asking(replicas.ask, take=until_two))]
     assert [chunk.finish_reason for chunk in chunks] == [None, FinishReason.SILENCE]
     assert (replicas.closed, replicas.played) == (1, 0)
 
@@ -162,7 +180,7 @@ async def test_without_a_replica_patience_ends_in_an_error(monkeypatch: pytest.M
 
 async def test_leaving_closes_what_is_behind() -> None:
     replicas = Replicas([frame(1), frame(2)])
-    async with aclosing(with_failover(replicas.ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)) as chunks:
+    async with aclosing(with_failover(Asking(replicas.ask))) as chunks:
         await anext(chunks)
     assert replicas.closed == 1
 
@@ -193,7 +211,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def persisted(replicas: Replicas, *, pause_behind: int) -> list[int]:
     """What a reader has that takes nothing behind so many frames until their replica was left."""
-    async with aclosing(with_failover(replicas.ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)) as chunks:
+    async with aclosing(with_failover(Asking(replicas.ask))) as chunks:
         async for chunk in chunks:
             replicas.have += chunk.codes[:, 0].tolist()
             if len(replicas.have) == pause_behind:
@@ -222,7 +240,7 @@ async def test_what_was_whole_when_its_reader_paused_is_not_asked_for_again() ->
 @pytest.mark.usefixtures("impatient")
 async def test_who_leaves_while_away_leaves_nothing_behind() -> None:
     replicas = Replicas([frame(1), frame(2), frame(3)])
-    async with aclosing(with_failover(replicas.ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)) as chunks:
+    async with aclosing(with_failover(Asking(replicas.ask))) as chunks:
         await anext(chunks)
         await anext(chunks)
         await asyncio.wait_for(replicas.was_closed.wait(), 5.0)
@@ -232,7 +250,7 @@ async def test_who_leaves_while_away_leaves_nothing_behind() -> None:
 @pytest.mark.usefixtures("impatient")
 async def test_what_was_only_asked_for_ahead_of_time_is_kept() -> None:
     replicas = Replicas([frame(1), frame(2), frame(3, last=True)])
-    async with aclosing(with_failover(replicas.ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)) as chunks:
+    async with aclosing(with_failover(Asking(replicas.ask))) as chunks:
         await anext(chunks)
         for _ in range(10):
             await asyncio.sleep(0)
@@ -252,7 +270,7 @@ async def test_a_reader_that_is_cancelled_while_its_replica_is_being_left() -> N
             await asyncio.Event().wait()
 
     async def read() -> None:
-        async with aclosing(with_failover(ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)) as chunks:
+        async with aclosing(with_failover(Asking(ask))) as chunks:
             async for chunk in chunks:
                 if chunk.codes[0, 0]:
                     await asyncio.wait_for(is_closing.wait(), 5.0)

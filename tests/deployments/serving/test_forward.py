@@ -17,7 +17,8 @@ from deployments.protocol import (
     PcmChunk,
     SynthesisRequest,
 )
-from deployments.serving.frames import talker_audio
+from deployments.serving.failover import with_failover
+from deployments.serving.frames import TalkerAudio
 
 pytestmark = pytest.mark.anyio
 
@@ -59,7 +60,7 @@ class Talkers:
 
 
 async def listen(talkers: Talkers, request: SynthesisRequest = REQUEST) -> list[PcmChunk]:
-    async with aclosing(talker_audio(request, talkers, INFO)) as chunks:
+    async with aclosing(with_failover(TalkerAudio(request, talkers, INFO))) as chunks:
         return [chunk async for chunk in chunks]
 
 
@@ -100,7 +101,7 @@ async def test_quiet_leading_frames_are_dropped() -> None:
         yield FrameChunk(codes(2), 3, FinishReason.STOP, loud)
 
     request = SynthesisRequest("r", "Hello.", voice="ryan")
-    async with aclosing(talker_audio(request, quiet_first, INFO)) as chunks:
+    async with aclosing(with_failover(TalkerAudio(request, quiet_first, INFO))) as chunks:
         quiet, sound = [chunk async for chunk in chunks]
     assert (quiet.pcm, len(quiet.codes)) == (b"", 2)
     assert 2 * SAMPLES < len(sound.pcm) < 6 * SAMPLES

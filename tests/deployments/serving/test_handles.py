@@ -16,6 +16,7 @@ from deployments.limits import Rate
 from deployments.protocol import FinishReason, FrameChunk
 from deployments.serving.failover import with_failover
 from deployments.serving.handles import ItemReader, ask_replica, from_ray_error, read_replica
+from tests.deployments.serving.test_failover import Asking
 
 pytestmark = pytest.mark.anyio
 
@@ -182,7 +183,7 @@ async def test_forty_calls_that_serve_cancels_in_bursts_cost_a_stream_nothing() 
     def ask() -> AsyncGenerator[FrameChunk, None]:
         return read_replica(next(calls), "generate", "request", lost=TalkerLost)
 
-    heard = [chunk async for chunk in with_failover(ask, lambda chunk: chunk, request_id="r", lost=TalkerLost)]
+    heard = [chunk async for chunk in with_failover(Asking(ask))]
     assert sum(len(chunk.codes) for chunk in heard) == 11
     assert next(calls, None) is None
 

@@ -112,7 +112,7 @@ class Items:
 async def test_heartbeats_come_first_and_whenever_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.serving.replica._HEARTBEAT_S", 0.01)
     source = Items()
-    async with aclosing(healthy().stream(source(), HEARTBEAT, "from-engine")) as items:
+    async with aclosing(healthy().with_heartbeats(source(), HEARTBEAT, "from-engine")) as items:
         assert [await anext(items) for _ in range(3)] == [HEARTBEAT] * 3
         source.queue.put_nowait(A)
         source.queue.put_nowait(B)
@@ -137,7 +137,7 @@ async def test_an_error_after_the_heartbeats_is_raised() -> None:
     source.queue.put_nowait(A)
     source.queue.put_nowait(InvalidRequest("no"))
     with pytest.raises(InvalidRequest):
-        async for _ in healthy().stream(source(), HEARTBEAT, "from-engine"):
+        async for _ in healthy().with_heartbeats(source(), HEARTBEAT, "from-engine"):
             pass
     assert source.closed
 
@@ -158,7 +158,7 @@ async def test_a_stream_that_has_to_leave_is_told_so(monkeypatch: pytest.MonkeyP
     seen: list[FrameChunk] = []
 
     async def read() -> None:
-        async with aclosing(Leaving().stream(source(), HEARTBEAT, "from-engine")) as items:
+        async with aclosing(Leaving().with_heartbeats(source(), HEARTBEAT, "from-engine")) as items:
             async for item in items:
                 seen.append(item)
                 leaving[0] = len(seen) == 3
@@ -171,7 +171,7 @@ async def test_a_stream_that_has_to_leave_is_told_so(monkeypatch: pytest.MonkeyP
 
 async def test_leaving_closes_what_waits() -> None:
     source = Items()
-    async with aclosing(healthy().stream(source(), HEARTBEAT, "from-engine")) as items:
+    async with aclosing(healthy().with_heartbeats(source(), HEARTBEAT, "from-engine")) as items:
         await anext(items)
         waiting = asyncio.ensure_future(anext(items))
         await asyncio.sleep(0)
@@ -183,7 +183,7 @@ async def test_leaving_closes_what_waits() -> None:
 async def test_marked_chunks_say_that_they_have_come_here() -> None:
     source = Items()
     source.queue.put_nowait(FrameChunk(NO_CODES, 1, marks=(("codes", 1),)))
-    async with aclosing(healthy().stream(source(), HEARTBEAT, "from-engine")) as items:
+    async with aclosing(healthy().with_heartbeats(source(), HEARTBEAT, "from-engine")) as items:
         heartbeat, chunk = [await anext(items) for _ in range(2)]
     assert heartbeat is HEARTBEAT
     assert [stage for stage, _ in chunk.marks] == ["codes", "from-engine"]
@@ -194,7 +194,7 @@ async def test_the_first_chunk_names_the_replicas_that_made_it(monkeypatch: pyte
     source = Items()
     for trail in ((("Talker#1", 1),), ()):
         source.queue.put_nowait(FrameChunk(NO_CODES, 1, trail=trail))
-    async with aclosing(healthy().stream(source(), HEARTBEAT, "codec")) as items:
+    async with aclosing(healthy().with_heartbeats(source(), HEARTBEAT, "codec")) as items:
         trails = [[stage for stage, _ in (await anext(items)).trail] for _ in range(3)]
     assert trails == [[], ["Talker#1", "Codec#1"], []]
 

@@ -12,7 +12,8 @@ from httpx import ASGITransport, AsyncClient
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest
-from deployments.serving.frames import talker_audio
+from deployments.serving.failover import with_failover
+from deployments.serving.frames import TalkerAudio
 from deployments.talker.engine.engine import Engine
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes.wish import Wish
@@ -34,7 +35,7 @@ async def test_a_request_has_the_forms_of_the_document(
     shown = {name.strip("`"): values for name, values in ROW.findall(PAGE.read_text(encoding="utf-8"))}
     wish, utterance, asked = await forms_at_the_ingress(shown["JSON"], tmp_path, monkeypatch)
     generate = await form_for_a_talker(asked)
-    sequence = engine.intake.add(1, generate)
+    sequence = engine.intake.prepare(1, generate)
     assert sequence is not None, "a text that is whole is a sequence at once"
     body = {name: value for name, value in wish.body if value != type(wish.body).model_fields[name].default}
     assert shown == {
@@ -98,7 +99,7 @@ async def form_for_a_talker(request: SynthesisRequest) -> GenerateRequest:
         yield
 
     with pytest.raises(InvalidRequest, match="that is all"):
-        await anext(talker_audio(request, generate, CUSTOM_VOICE))
+        await anext(with_failover(TalkerAudio(request, generate, CUSTOM_VOICE)))
     return asked[0]
 
 

@@ -28,7 +28,7 @@ TEXTS = {
 def given(engine: Engine, request: GenerateRequest, frames: np.ndarray) -> list[float]:
     """The reading of each frame, where `engine` is given all of them."""
     runner = engine.runner
-    (sequence,) = [each for each in (engine.intake.add(7, request),) if each is not None]
+    (sequence,) = [each for each in (engine.intake.prepare(7, request),) if each is not None]
     runner.blocks.grow(sequence.id, sequence.num_positions + len(frames) + 1)
     sequence.row = 0
     runner.prefill([sequence])

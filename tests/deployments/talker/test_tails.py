@@ -81,7 +81,7 @@ def test_the_rows_are_those_of_one_text_that_is_resumed_behind_the_tail(engine: 
 
 def test_limits_are_those_of_the_text_alone(engine: Engine) -> None:
     def limit(tail: Tail | None) -> object:
-        sequence = engine.intake.add(0, request("CustomVoice", frames=5000, tail=tail, non_streaming_mode=False))
+        sequence = engine.intake.prepare(0, request("CustomVoice", frames=5000, tail=tail, non_streaming_mode=False))
         assert sequence is not None
         return sequence.prompt.num_positions + sequence.limit.frames, sequence.limit.reason
 
@@ -106,7 +106,7 @@ def test_a_tail_that_takes_a_second_pass_is_left_out(tiny_checkpoint: Callable[[
 
     def positions(tail: Tail | None) -> int:
         asked = replace(full.synthesis, text="a " * length, tail=tail)
-        sequence = engine.intake.add(0, GenerateRequest(asked))
+        sequence = engine.intake.prepare(0, GenerateRequest(asked))
         assert sequence is not None
         return sequence.prompt.num_positions
 

@@ -73,7 +73,7 @@ async def test_they_wait_for_no_room_and_are_reported_by_themselves() -> None:
             yield PcmChunk(b"", chunk.codes, 1)
         await going_on.wait()
 
-    stream = load.stream(synthesize, OF_A_JOB, generate)
+    stream = load.counted(synthesize, OF_A_JOB, generate)
     assert len((await anext(stream)).codes) == 1  # although there is room for no stream
     record = load.record()
     assert (record.background, record.streams, record.starting, record.backlog_s) == (1.0, 0.0, 0.0, 0.0)

@@ -61,7 +61,7 @@ Audio = AsyncGenerator[PcmChunk, None]
 async def test_frames_wait_from_their_arrival_until_they_are_decoded() -> None:
     load, stream = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 4)), frame_s=FRAME_S), Stream()
     assert load.record().streams == 0
-    async with aclosing(load.stream(stream.synthesize, REQUEST, stream.generate)) as chunks:
+    async with aclosing(load.counted(stream.synthesize, REQUEST, stream.generate)) as chunks:
         first = asyncio.create_task(anext(chunks))
         await asyncio.sleep(0)
         assert (load.record().streams, load.record().starting) == (1, 1)
@@ -85,12 +85,12 @@ async def beside_a_late_one(clock: Clock, gpu_frames: int = 0) -> AsyncIterator[
     for stream in (first, second):
         stream.frames.put_nowait(3)
         stream.decode.put_nowait(1)
-    async with aclosing(load.stream(first.synthesize, REQUEST, first.generate)) as one:
+    async with aclosing(load.counted(first.synthesize, REQUEST, first.generate)) as one:
         await anext(one)
         for _ in range(4):
             await load.call(asyncio.sleep(0), [task(0.0)], waiting=0)
             clock.now_s += 1
-        async with aclosing(load.stream(second.synthesize, REQUEST, second.generate)) as other:
+        async with aclosing(load.counted(second.synthesize, REQUEST, second.generate)) as other:
             yield load, one, second, other
 
 
@@ -115,7 +115,7 @@ async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
     load, stream = CodecLoad(CodecConfig(workers=1, chunk_frames=(1, 1)), frame_s=FRAME_S), Stream()
     stream.frames.put_nowait(50)
     stream.decode.put_nowait(1)
-    async with aclosing(load.stream(stream.synthesize, REQUEST, stream.generate)) as chunks:
+    async with aclosing(load.counted(stream.synthesize, REQUEST, stream.generate)) as chunks:
         await anext(chunks)
         assert load.lag_s > 0
     assert (load.lag_s, load.record().streams) == (0, 0)

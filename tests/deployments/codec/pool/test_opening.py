@@ -25,7 +25,8 @@ from deployments.protocol import (
     PcmChunk,
     SynthesisRequest,
 )
-from deployments.serving.frames import all_frames
+from deployments.serving.failover import with_failover
+from deployments.serving.frames import AllFrames
 
 pytestmark = pytest.mark.anyio
 SAMPLE_RATE = 300
@@ -191,7 +192,7 @@ async def test_the_next_talker_brings_the_audio_that_the_lost_one_owes() -> None
         yield FrameChunk(codes[7:], 3, FinishReason.STOP, bytes(9 * 2 * frame_samples))
 
     request = GenerateRequest(SynthesisRequest("test", "Hello."), gpu_frames=12)
-    chunks = [chunk async for chunk in all_frames(generate, request, frame_samples=frame_samples)]
+    chunks = [chunk async for chunk in with_failover(AllFrames(generate, request, frame_samples))]
     assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), codes)
     first, second = asked
     assert (first.synthesis.resume, first.gpu_frames) == (None, 12)

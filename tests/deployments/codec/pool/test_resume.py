@@ -62,9 +62,9 @@ def assert_within_one_lsb(pcm: np.ndarray, expected: np.ndarray) -> None:
 
 
 async def test_a_lost_talker_does_not_show(service: CodecService) -> None:
-    whole = await collect(service.synthesize(REQUEST, Talker().generate))
+    whole = await collect(service.decode_stream(REQUEST, Talker().generate))
     talker = Talker(dies_at=(0, 7, 7, 31))
-    chunks = await collect(service.synthesize(REQUEST, talker.generate))
+    chunks = await collect(service.decode_stream(REQUEST, talker.generate))
     assert talker.prefixes == [0, 0, 7, 7, 31]
     assert np.array_equal(joined_codes(chunks), CODES)
     assert_within_one_lsb(joined_pcm(chunks), joined_pcm(whole))
@@ -79,13 +79,13 @@ async def test_after_any_chunk_the_next_sample_follows(
     audio = np.random.default_rng(0).uniform(-0.5, 0.5, 24000).astype(np.float32)
     clone = replace(REQUEST, reference=Reference(audio, "What is said."))
     request, codec = (REQUEST, service) if kind == "plain" else (clone, base)
-    whole = await collect(codec.synthesize(request, Talker().generate))
+    whole = await collect(codec.decode_stream(request, Talker().generate))
     assert len(whole) >= 8
     have = whole[:num_chunks]
     codes = joined_codes(have) if have else CODES[:0]
     resume = Progress(codes, have[-1].position if have else 0)
     talker = Talker()
-    rest = await collect(codec.synthesize(replace(request, resume=resume), talker.generate))
+    rest = await collect(codec.decode_stream(replace(request, resume=resume), talker.generate))
     assert talker.prefixes == [len(codes)]
     assert np.array_equal(joined_codes(have + rest), CODES)
     assert_within_one_lsb(joined_pcm(have + rest), joined_pcm(whole))
@@ -94,16 +94,16 @@ async def test_after_any_chunk_the_next_sample_follows(
 
 @pytest.mark.parametrize("position", [0, 1, 1919, 1920, 5000, 20 * FRAME_SAMPLES])
 async def test_any_sample_can_be_the_next(service: CodecService, position: int) -> None:
-    whole = joined_pcm(await collect(service.synthesize(REQUEST, Talker().generate)))
+    whole = joined_pcm(await collect(service.decode_stream(REQUEST, Talker().generate)))
     request = replace(REQUEST, resume=Progress(CODES[:20], position))
-    chunks = await collect(service.synthesize(request, Talker().generate))
+    chunks = await collect(service.decode_stream(request, Talker().generate))
     assert np.array_equal(joined_codes(chunks), CODES[20:])
     assert_within_one_lsb(joined_pcm(chunks), whole[position:])
 
 
 async def test_all_frames_may_exist_already(service: CodecService) -> None:
     request = replace(REQUEST, resume=Progress(CODES, len(CODES) * FRAME_SAMPLES))
-    chunks = await collect(service.synthesize(request, Talker().generate))
+    chunks = await collect(service.decode_stream(request, Talker().generate))
     assert joined_pcm(chunks).size == 0
     assert chunks[-1].finish_reason is FinishReason.STOP
 
@@ -111,10 +111,10 @@ async def test_all_frames_may_exist_already(service: CodecService) -> None:
 async def test_a_quiet_start_is_trimmed_once(service: CodecService) -> None:
     """Whoever has codes and no sample of them has heard nothing yet."""
     trimming = replace(REQUEST, leading_silence=False)
-    whole = await collect(service.synthesize(trimming, Talker().generate))
+    whole = await collect(service.decode_stream(trimming, Talker().generate))
     for num_codes, position in ((5, 0), (5, 5 * FRAME_SAMPLES)):
         request = replace(trimming, resume=Progress(CODES[:num_codes], position))
-        rest = joined_pcm(await collect(service.synthesize(request, Talker().generate)))
+        rest = joined_pcm(await collect(service.decode_stream(request, Talker().generate)))
         expected = joined_pcm(whole) if position == 0 else joined_pcm(whole)[-(len(CODES) - 5) * FRAME_SAMPLES :]
         assert_within_one_lsb(rest, expected)
 
@@ -133,5 +133,5 @@ def test_a_recalled_state_decodes_as_one_that_decoded_everything(
 
 async def test_leaving_a_resumed_stream_closes_it(service: CodecService) -> None:
     request = replace(REQUEST, resume=Progress(CODES[:20], 0))
-    async with aclosing(service.synthesize(request, Talker().generate)) as chunks:
+    async with aclosing(service.decode_stream(request, Talker().generate)) as chunks:
         assert (await anext(chunks)).pcm

@@ -115,7 +115,7 @@ async def test_audio_is_that_of_the_talkers_codes(
     custom_voice: CodecService, one_shot: Callable[..., np.ndarray]
 ) -> None:
     talker = Talker(random_codes(1))
-    chunks = await collect(custom_voice.synthesize(REQUEST, talker.generate))
+    chunks = await collect(custom_voice.decode_stream(REQUEST, talker.generate))
     assert_same_audio(chunks, one_shot(random_codes(1)))
     assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), random_codes(1))
     assert talker.requests == [GenerateRequest(REQUEST)]
@@ -136,11 +136,11 @@ async def test_a_recording_that_is_read_keeps_no_listener_waiting(
 
     monkeypatch.setattr(CodecEncoder, "encode", slow)
     clone = replace(REQUEST, voice=None, reference=Reference(np.zeros(24_000, np.float32), "Hm."))
-    cloned = asyncio.create_task(collect(service.synthesize(clone, Talker(random_codes(1)).generate)))
+    cloned = asyncio.create_task(collect(service.decode_stream(clone, Talker(random_codes(1)).generate)))
     assert await asyncio.to_thread(begun.wait, 30)
     try:
         async with asyncio.timeout(30):
-            spoken = await collect(service.synthesize(REQUEST, Talker(random_codes(2)).generate))
+            spoken = await collect(service.decode_stream(REQUEST, Talker(random_codes(2)).generate))
         assert not cloned.done()
     finally:
         go_on.set()
@@ -177,7 +177,7 @@ async def test_streams_at_the_same_time_do_not_mix(
 ) -> None:
     all_codes = [random_codes(seed, frames=5 + seed) for seed in range(4)]
     streams = await asyncio.gather(
-        *(collect(custom_voice.synthesize(REQUEST, Talker(codes).generate)) for codes in all_codes)
+        *(collect(custom_voice.decode_stream(REQUEST, Talker(codes).generate)) for codes in all_codes)
     )
     for codes, chunks in zip(all_codes, streams, strict=True):
         assert_same_audio(chunks, one_shot(codes))
@@ -196,7 +196,7 @@ async def test_a_quiet_start_is_trimmed_unless_asked_for(
     service = CodecService(str(tiny_checkpoint("CustomVoice")), CodecConfig(), decode=decode)
     codes = np.array([0, 0, 1, 1, 0, 1], np.int16)[:, None].repeat(16, axis=1)
     request = replace(REQUEST, leading_silence=leading_silence)
-    pcm = joined_pcm(await collect(service.synthesize(request, Talker(codes).generate)))
+    pcm = joined_pcm(await collect(service.decode_stream(request, Talker(codes).generate)))
     assert len(pcm) // frame_samples == audible
     assert (pcm[-4 * frame_samples :: frame_samples] != 0).tolist() == [True, True, False, True]
 
@@ -207,7 +207,7 @@ async def test_a_clone_goes_on_from_its_reference(
     audio = np.random.default_rng(0).uniform(-0.5, 0.5, 24000).astype(np.float32)
     talker = Talker(random_codes(3))
     request = replace(REQUEST, reference=Reference(audio, "What is said."))
-    chunks = await collect(base.synthesize(request, talker.generate))
+    chunks = await collect(base.decode_stream(request, talker.generate))
     reference_codes = CodecEncoder.load(tiny_checkpoint("Base") / "speech_tokenizer").encode(audio)
     (asked,) = talker.requests
     assert asked.synthesis == request
@@ -223,13 +223,13 @@ async def test_a_clone_by_its_prompt_is_not_read_again(
     audio = np.random.default_rng(1).uniform(-0.5, 0.5, 12000).astype(np.float32)
     samples = replace(REQUEST, reference=Reference(audio, "What is said."))
     talker = Talker(random_codes(3))
-    whole = await collect(base.synthesize(samples, talker.generate))
+    whole = await collect(base.decode_stream(samples, talker.generate))
     prompt = ClonePrompt(np.zeros(4, np.float32), talker.requests[0].reference_codes)
     lean = replace(REQUEST, reference=Reference(None, "What is said.", prompt=prompt))
     for service in (base, make_service(tiny_checkpoint("Base"))):
         monkeypatch.setattr(CodecEncoder, "encode", None)
         for _ in range(2):
-            chunks = await collect(service.synthesize(lean, talker.generate))
+            chunks = await collect(service.decode_stream(lean, talker.generate))
             assert_same_audio(chunks, joined_pcm(whole))
             assert np.array_equal(talker.requests[-1].reference_codes, talker.requests[0].reference_codes)
         monkeypatch.setattr(service._readers, "run", None)
@@ -241,10 +241,10 @@ async def test_a_stored_voice_is_forgotten(base: CodecService) -> None:
     key = bytes(range(2 * VOICE_BYTES))
     samples = replace(REQUEST, reference=Reference(np.zeros(24000, np.float32), "What is said.", key=key))
     talker = Talker(random_codes(3))
-    await collect(base.synthesize(samples, talker.generate))
+    await collect(base.decode_stream(samples, talker.generate))
     assert base.forget((bytes(VOICE_BYTES),)) == 0
     assert base.forget((key[:VOICE_BYTES],)) == 2
-    assert await collect(base.synthesize(samples, talker.generate))
+    assert await collect(base.decode_stream(samples, talker.generate))
     assert base.forget((key[:VOICE_BYTES],)) == 0
 
 
@@ -256,7 +256,7 @@ async def test_the_prompt_of_a_recording_comes_back_with_the_first_audio(base: C
         yield FrameChunk(random_codes(4)[:3], 3, clone_prompt=prompt)
         yield FrameChunk(random_codes(4)[3:6], 3, FinishReason.STOP)
 
-    chunks = await collect(base.synthesize(replace(REQUEST, reference=samples), generate))
+    chunks = await collect(base.decode_stream(replace(REQUEST, reference=samples), generate))
     assert [chunk.clone_prompt for chunk in chunks] == [prompt] + [None] * (len(chunks) - 1)
     assert chunks[0].pcm
 
@@ -266,7 +266,7 @@ async def test_a_clone_by_its_voice_alone_begins_in_silence(
 ) -> None:
     talker = Talker(random_codes(4))
     request = replace(REQUEST, reference=Reference(np.zeros(24000, np.float32), x_vector_only=True))
-    chunks = await collect(base.synthesize(request, talker.generate))
+    chunks = await collect(base.decode_stream(request, talker.generate))
     assert talker.requests == [GenerateRequest(request, None)]
     assert_same_audio(chunks, one_shot(random_codes(4), kind="Base"))
 
@@ -275,7 +275,7 @@ async def test_a_checkpoint_without_an_encoder_refuses_to_clone(custom_voice: Co
     request = replace(REQUEST, reference=Reference(np.zeros(24000, np.float32), "text"))
     talker = Talker(random_codes(5))
     with pytest.raises(InvalidRequest) as caught:
-        await collect(custom_voice.synthesize(request, talker.generate))
+        await collect(custom_voice.decode_stream(request, talker.generate))
     assert caught.value.param == "ref_audio"
     assert talker.requests == []
 
@@ -287,7 +287,8 @@ async def test_codes_outside_the_codebook_end_their_own_stream(
     broken[5] = 3000
     bad, good = Talker(broken), Talker(random_codes(7))
     outcomes = await asyncio.gather(
-        *(collect(custom_voice.synthesize(REQUEST, talker.generate)) for talker in (bad, good)), return_exceptions=True
+        *(collect(custom_voice.decode_stream(REQUEST, talker.generate)) for talker in (bad, good)),
+        return_exceptions=True,
     )
     assert isinstance(outcomes[0], EngineError)
     assert bad.closed.is_set()
@@ -301,13 +302,13 @@ async def test_what_the_talker_raises_is_raised(custom_voice: CodecService) -> N
         yield
 
     with pytest.raises(Overloaded) as caught:
-        await collect(custom_voice.synthesize(REQUEST, full))
+        await collect(custom_voice.decode_stream(REQUEST, full))
     assert caught.value.retry_after_s == 2.0
 
 
 async def test_leaving_closes_the_talkers_stream(custom_voice: CodecService) -> None:
     talker = Talker(random_codes(8, frames=200))
-    async with aclosing(custom_voice.synthesize(REQUEST, talker.generate)) as chunks:
+    async with aclosing(custom_voice.decode_stream(REQUEST, talker.generate)) as chunks:
         await anext(chunks)
     assert talker.closed.is_set()
 

@@ -40,7 +40,7 @@ ENDLESS = ask("Hello there. " * 10, frames=300, ignore_eos=True)
 
 
 async def listen(client: EngineClient, request: GenerateRequest) -> list[FrameChunk]:
-    async with aclosing(client.generate(request)) as chunks:
+    async with aclosing(client.submit(request)) as chunks:
         return [chunk async for chunk in chunks]
 
 
@@ -79,7 +79,7 @@ async def test_frames_are_those_of_the_engine(client: EngineClient, in_process: 
 
 async def test_a_slow_reader_gets_what_has_arrived_in_one_chunk(client: EngineClient) -> None:
     request = ask(frames=15, ignore_eos=True)
-    async with aclosing(client.generate(request)) as chunks:
+    async with aclosing(client.submit(request)) as chunks:
         first = await anext(chunks)
         await listen(client, ask(frames=30, ignore_eos=True))  # ends later than the first one
         rest = await anext(chunks)
@@ -88,7 +88,7 @@ async def test_a_slow_reader_gets_what_has_arrived_in_one_chunk(client: EngineCl
 
 
 async def test_leaving_a_stream_aborts_it(client: EngineClient) -> None:
-    async with aclosing(client.generate(ENDLESS)) as chunks:
+    async with aclosing(client.submit(ENDLESS)) as chunks:
         await anext(chunks)
         assert client.load.num_running == 1
     await listen(client, ask(frames=5))  # after it in the pipe: what is reported now is the state after the abort
@@ -99,7 +99,7 @@ async def test_a_cancelled_reader_leaves_too(client: EngineClient) -> None:
     first_frame = asyncio.Event()
 
     async def read() -> None:
-        async with aclosing(client.generate(ENDLESS)) as chunks:
+        async with aclosing(client.submit(ENDLESS)) as chunks:
             async for _ in chunks:
                 first_frame.set()
 
@@ -120,7 +120,7 @@ async def test_an_invalid_request_arrives_with_its_field(client: EngineClient) -
 
 
 async def test_overload_arrives_before_the_first_frame(client: EngineClient) -> None:
-    async with aclosing(client.generate(ENDLESS)) as one, aclosing(client.generate(ENDLESS)) as two:
+    async with aclosing(client.submit(ENDLESS)) as one, aclosing(client.submit(ENDLESS)) as two:
         await asyncio.gather(anext(one), anext(two))
         waiting = [asyncio.create_task(listen(client, ask(frames=3))) for _ in range(3)]
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -195,7 +195,7 @@ def test_a_checkpoint_that_does_not_load_fails_the_constructor(model: str, tmp_p
 
 async def test_stopping_ends_the_process_and_its_streams(model: str) -> None:
     client = EngineClient(model, SMALL)
-    async with aclosing(client.generate(ENDLESS)) as chunks:
+    async with aclosing(client.submit(ENDLESS)) as chunks:
         await anext(chunks)
         client.stop()
         assert client._process.returncode == 0  # it ended by itself
@@ -220,7 +220,7 @@ async def test_text_is_spoken_as_it_is_written(client: EngineClient, in_process:
     chunks, heard = [], asyncio.Event()
 
     async def hear() -> None:
-        async with aclosing(client.generate(replace(at_once, synthesis=synthesis))) as stream:
+        async with aclosing(client.submit(replace(at_once, synthesis=synthesis))) as stream:
             async for chunk in stream:
                 chunks.append(chunk)
                 heard.set()
@@ -387,7 +387,7 @@ async def test_a_gpu_is_free_while_its_engine_sleeps(tmp_path: Path) -> None:
         assert before - torch.cuda.mem_get_info()[0] < 0.1 * used
         asked_s = time.monotonic()
         heard, first_s = [], math.inf
-        async with aclosing(engine.generate(replace(request, gpu_frames=20))) as chunks:
+        async with aclosing(engine.submit(replace(request, gpu_frames=20))) as chunks:
             async for chunk in chunks:
                 heard.append(chunk)
                 first_s = min(first_s, time.monotonic() - asked_s if chunk.pcm else math.inf)
