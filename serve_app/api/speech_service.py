@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from deployments.protocol import ModelInfo, PcmChunk
+from deployments.protocol import ModelInfo
 from serve_app.api.answers.response import (
     AnswerAttempt,
     SpeechResponse,
@@ -106,79 +106,60 @@ class SpeechService:
             voices=self.voices,
         )
 
-    async def respond(self, request: Request, wish: Wish) -> Response:
-        """`wish.body.input` over HTTP, streamed or whole as the wish says."""
-        return await (self.whole if wish.delivery.whole else self.stream)(request, wish)
-
-    async def stream(
+    async def respond(
         self,
         request: Request,
         wish: Wish,
         *,
-        make_body: StreamBody | None = None,
-        content_type: str | None = None,
-        previous: str = ignored_fields.PREVIOUS,
-    ) -> Response:
-        """`wish.body.input` over HTTP, sent while it is spoken.
-
-        `make_body` makes the response's body of audio and words, `content_type` is that body's. `previous` is the
-        dialect's name of `previous_request_id`.
-        """
-        utterance, headers = await self._prepared(request, wish, content_type, previous)
-        usage, times = state_of(request).record.usage, _word_times([wish])
-        audio = _audio(self.models.of(utterance).admit(utterance, wish.info), wish, usage, times)
-        return SpeechResponse(audio if make_body is None else make_body(audio, times), headers, usage=usage)
-
-    async def whole(
-        self,
-        request: Request,
-        wish: Wish,
-        *,
-        make_body: WholeBody | None = None,
-        content_type: str | None = None,
-        previous: str = ignored_fields.PREVIOUS,
-    ) -> Response:
-        """The same, sent once all of it is spoken. Speech that ends badly is made again, once, with another seed."""
-        utterance, headers = await self._prepared(request, wish, content_type, previous)
-        usage, kept = state_of(request).record.usage, _kept(request, wish)
-
-        def attempt(utterance: UtteranceRequest, usage: Usage) -> AnswerAttempt:
-            times = _word_times([wish])
-            audio = _audio(self.models.of(utterance).admit(utterance, wish.info), wish, usage, times, kept)
-            return AnswerAttempt(audio, usage, make_body, times, drop_tail=partial(self._tails.drop, utterance))
-
-        def retry() -> AnswerAttempt:
-            report_redraw(utterance.request_id, usage.finish_reason, model=wish.info.route)
-            other = replace(utterance, seed=draw_seed(), redraws=False)
-            return attempt(other, usage.another(other.seed))
-
-        may_retry = utterance.redraws and not utterance.ignore_eos
-        return WholeResponse(attempt(utterance, usage), headers, kept=kept, retry=retry if may_retry else None)
-
-    async def dialogue(
-        self,
-        request: Request,
-        wish: Wish,
-        turns: Sequence[Wish],
-        *,
+        turns: Sequence[Wish] = (),
         make_body: StreamBody | None = None,
         make_whole_body: WholeBody | None = None,
         content_type: str | None = None,
         previous: str = ignored_fields.PREVIOUS,
     ) -> Response:
-        """The turns of a dialogue over HTTP, whole if there is a `make_whole_body`. `wish` has their form."""
+        """`wish.body.input` over HTTP, or the `turns` of a dialogue, whose form `wish` has.
+
+        It is sent while it is spoken; at once if there is a `make_whole_body` or the wish says so. These make the
+        response's body of audio and words, `content_type` is that body's. `previous` is the dialect's name of
+        `previous_request_id`. An answer that is sent at once and ends badly is made again, once, with another seed, but
+        for a dialogue.
+        """
         utterance, headers = await self._prepared(request, wish, content_type, previous)
-        first, *later = await self._turns(request, utterance, turns)
-        usage, times = state_of(request).record.usage, _word_times(turns)
-        chunks = self.models.of(first).admit(first, wish.info)
-        if later:
-            chunks = in_turns([first, *later], lambda turn: self.models.of(turn).admit(turn, wish.info))
-        if make_whole_body is None:
-            audio = _audio(chunks, wish, usage, times)
+        spoken = await self._turns(request, utterance, turns) if turns else [utterance]
+        usage, turns = state_of(request).record.usage, turns or [wish]
+        if make_whole_body is None and not wish.delivery.whole:
+            times = _word_times(turns)
+            audio = self._audio(spoken, wish, usage, times)
             return SpeechResponse(audio if make_body is None else make_body(audio, times), headers, usage=usage)
-        kept = _kept(request, wish)
-        attempt = AnswerAttempt(_audio(chunks, wish, usage, times, kept), usage, make_whole_body, times)
-        return WholeResponse(attempt, headers, kept=kept)
+        kept = Kept(state_of(request).caller.name)
+        kept.expect(wish.body, wish.delivery, wish.info)
+
+        def attempt(spoken: Sequence[UtteranceRequest], usage: Usage) -> AnswerAttempt:
+            times = _word_times(turns)
+            audio = self._audio(spoken, wish, usage, times, kept)
+            return AnswerAttempt(audio, usage, make_whole_body, times, drop_tail=partial(self._tails.drop, spoken[0]))
+
+        def retry() -> AnswerAttempt:
+            report_redraw(utterance.request_id, usage.finish_reason, model=wish.info.route)
+            other = replace(utterance, seed=draw_seed(), redraws=False)
+            return attempt([other], usage.another(other.seed))
+
+        may_retry = utterance.redraws and not utterance.ignore_eos and len(spoken) == 1
+        return WholeResponse(attempt(spoken, usage), headers, kept=kept, retry=retry if may_retry else None)
+
+    def _audio(
+        self,
+        turns: Sequence[UtteranceRequest],
+        wish: Wish,
+        usage: Usage,
+        times: WordTimes | None,
+        kept: Kept | None = None,
+    ) -> AsyncGenerator[bytes, None]:
+        """The turns' audio in the form that is wished: bare, or as events."""
+        admit = partial(self.models.of(turns[0]).admit, info=wish.info)
+        chunks = in_turns(turns, admit) if len(turns) > 1 else admit(turns[0])
+        make = event_body if wish.delivery.events else audio_body
+        return make(chunks, wish.delivery.rendering(wish.info), usage, times, kept)
 
     async def _prepared(
         self, request: Request, wish: Wish, content_type: str | None, previous: str
@@ -226,22 +207,3 @@ def _word_times(wishes: Sequence[Wish]) -> WordTimes | None:
     if not body.word_timestamps:
         return None
     return DialogueTimes(texts, info, speed=body.speed) if texts[1:] else WordTimes(texts[0], info, speed=body.speed)
-
-
-def _audio(
-    chunks: AsyncGenerator[PcmChunk, None],
-    wish: Wish,
-    usage: Usage,
-    times: WordTimes | None,
-    kept: Kept | None = None,
-) -> AsyncGenerator[bytes, None]:
-    """The chunks in the form that is wished: bare audio, or events."""
-    make = event_body if wish.delivery.events else audio_body
-    return make(chunks, wish.delivery.rendering(wish.info), usage, times, kept)
-
-
-def _kept(request: Request, wish: Wish) -> Kept:
-    """Room for a whole answer. Raises as `Kept.expect` does."""
-    kept = Kept(state_of(request).caller.name)
-    kept.expect(wish.body, wish.delivery, wish.info)
-    return kept

@@ -78,7 +78,7 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
     fields = await read_speech(request, service)
     text_of(fields, "transcript")
     wish, usage = await _wished(service, fields), state_of(request).record.usage
-    return await service.stream(
+    return await service.respond(
         request, wish, make_body=lambda audio, times: _events(audio, times, usage), content_type=EVENT_STREAM
     )
 

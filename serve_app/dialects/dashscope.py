@@ -65,8 +65,10 @@ async def speak_text(service: SpeechService, request: Request) -> Response:
         return in_parts(audio, lambda part: _event(output(part, over=False)), lambda: _event(output(b"")))
 
     if streams:
-        return await service.stream(request, wish, make_body=events, content_type=EVENT_STREAM)
-    return await service.whole(request, wish, make_body=lambda audio, _: output(audio), content_type="application/json")
+        return await service.respond(request, wish, make_body=events, content_type=EVENT_STREAM)
+    return await service.respond(
+        request, wish, make_whole_body=lambda audio, _: output(audio), content_type="application/json"
+    )
 
 
 async def _wished(

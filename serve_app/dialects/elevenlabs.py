@@ -76,14 +76,9 @@ def _speaking(
         lines = partial(_lines, usage=usage) if timestamps and stream else None
         timed = _timed if timestamps and not stream else None
         form = (_LINES if stream else _JSON) if timestamps else None
-        if turns:
-            answer = await service.dialogue(
-                request, wish, turns, make_body=lines, make_whole_body=timed, content_type=form, previous=_PREVIOUS
-            )
-        elif timed is not None:
-            answer = await service.whole(request, wish, make_body=timed, content_type=form, previous=_PREVIOUS)
-        else:
-            answer = await service.stream(request, wish, make_body=lines, content_type=form, previous=_PREVIOUS)
+        answer = await service.respond(
+            request, wish, turns=turns, make_body=lines, make_whole_body=timed, content_type=form, previous=_PREVIOUS
+        )
         answer.headers["request-id"] = state_of(request).record.request_id  # for `previous_request_ids`
         return answer
 

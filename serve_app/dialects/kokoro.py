@@ -38,13 +38,13 @@ async def speak(service: SpeechService, request: Request) -> Response:
         return in_parts(audio, line, lambda: line(b"", finish_reason=usage.finish_reason))
 
     if wish.delivery.whole:
-        return await service.whole(
+        return await service.respond(
             request,
             wish,
-            make_body=lambda audio, times: [_line(audio, times, audio_format)],
+            make_whole_body=lambda audio, times: [_line(audio, times, audio_format)],
             content_type="application/json",
         )
-    return await service.stream(request, wish, make_body=as_lines, content_type="application/x-ndjson")
+    return await service.respond(request, wish, make_body=as_lines, content_type="application/x-ndjson")
 
 
 def _line(audio: bytes, times: WordTimes | None, audio_format: str, **more: object) -> bytes:

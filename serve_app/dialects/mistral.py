@@ -37,13 +37,13 @@ async def speak(service: SpeechService, request: Request, fields: Mapping[str, o
     wish = await lenient_wish(service.offer, fields, _NAMES, delivery=Delivery(audio_format))
     usage = state_of(request).record.usage
     if fields.get("stream"):
-        return await service.stream(
+        return await service.respond(
             request,
             wish,
             make_body=lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)),
             content_type=EVENT_STREAM,
         )
-    return await service.whole(request, wish, make_body=_object, content_type="application/json")
+    return await service.respond(request, wish, make_whole_body=_object, content_type="application/json")
 
 
 def _object(audio: bytes, _: WordTimes | None) -> Iterator[bytes]:
