@@ -7,9 +7,10 @@ from serve_app.api.reading.http_request import read_object, read_speech
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes import ignored_fields
 from serve_app.api.wishes.make_wish import strict_wish
+from serve_app.api.wishes.speech_body import SpeechBody
+from serve_app.api.wishes.wish import CONTENT_TYPES, EVENT_STREAM
 from serve_app.dialects import mistral
-from serve_app.dialects.openai_clients import SAMPLE, SPEECH_DOCS, TEXT_DOCS
-from serve_app.dialects.table import Dialect, Route
+from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.spoken_text import LEFT_OUT
 
 
@@ -58,14 +59,61 @@ async def show_text(service: SpeechService, request: Request) -> Response:
     return JSONResponse(answer, headers=ignored_fields.as_header(wish.ignored))
 
 
+# The page at `/docs` sends the example as it is; all fields at once would be refused.
+_EXAMPLE = {"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}
+_ERROR = {"message": "what was wrong", "type": "invalid_request_error", "param": "input", "code": "invalid_value"}
+_SPEECH_DOCS = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": SpeechBody.model_json_schema(), "example": _EXAMPLE}},
+    },
+    "responses": {
+        "200": {
+            "description": "Audio in the format that was asked for, or events that carry it.",
+            "content": {
+                **{kind: {"schema": {"type": "string", "format": "binary"}} for kind in CONTENT_TYPES.values()},
+                EVENT_STREAM: {"schema": {"type": "string"}},
+            },
+        },
+        "default": {
+            "description": "OpenAI's envelope; 429 and 503 say when to come again.",
+            "content": {"application/json": {"example": {"error": _ERROR}}},
+        },
+    },
+}
+_TEXT_DOCS = {"requestBody": _SPEECH_DOCS["requestBody"]}
+_SAMPLE = Sample(
+    "/v1/audio/speech",
+    body={"model": "tts-1", "input": "$text", "voice": "$voice", "response_format": "pcm"},
+    clients=(
+        'openai (Python):  OpenAI(base_url="$url/v1", api_key=KEY)',
+        'openai (JS):      new OpenAI({ baseURL: "$url/v1", apiKey: KEY })',
+        'Vercel AI SDK:    createOpenAI({ baseURL: "$url/v1", apiKey: KEY }).speech("tts-1")',
+        'LiveKit:          openai.TTS(base_url="$url/v1", api_key=KEY, voice="$voice")',
+        'Pipecat:          OpenAITTSService(base_url="$url/v1", api_key=KEY)',
+        'openai (Azure):   AzureOpenAI(azure_endpoint="$url", api_version="2025-04-01-preview", api_key=KEY)',
+        'Mistral (JS):     new Mistral({ serverURL: "$url", apiKey: KEY }).audio.speech',
+        (
+            "Open WebUI:       AUDIO_TTS_ENGINE=openai AUDIO_TTS_OPENAI_API_BASE_URL=$url/v1 "
+            "AUDIO_TTS_OPENAI_API_KEY=KEY AUDIO_TTS_MODEL=tts-1 AUDIO_TTS_VOICE=$voice"
+        ),
+        "SillyTavern:      TTS, OpenAI Compatible: Provider Endpoint $url/v1/audio/speech, voice $voice",
+        (
+            "LibreChat:        librechat.yaml, speech: { tts: { openai: { url: '$url/v1/audio/speech', "
+            "apiKey: 'KEY', model: 'tts-1', voices: ['$voice'] } } }"
+        ),
+        "Home Assistant:   OpenAI TTS (HACS): URL $url/v1/audio/speech, model tts-1, voice $voice",
+        "Home Assistant:   talkray wyoming $url, then Wyoming Protocol with its host and port 10200",
+    ),
+)
 DIALECT = Dialect(
     "OpenAI",
     routes=(
-        Route("POST /v1/audio/speech", speech, "Speak a text", docs=SPEECH_DOCS),
-        Route("POST /v1/audio/text", show_text, "Show what of a text is spoken", docs=TEXT_DOCS),
+        Route("POST /v1/audio/speech", speech, "Speak a text", docs=_SPEECH_DOCS),
+        Route("POST /v1/audio/text", show_text, "Show what of a text is spoken", docs=_TEXT_DOCS),
         Route("POST /openai/v1/audio/speech", speech),
         Route("POST /openai/deployments/{deployment}/audio/speech", speak_deployment, "Speak a text (Azure)"),
     ),
     heading="Speech",
-    sample=SAMPLE,
+    sample=_SAMPLE,
 )

@@ -1,15 +1,21 @@
 """Admission: a synthesizer that refuses a request whose audio would come late, and that measures the audio it sends.
 
-`room.py` says who is let in, `speech_start.py` begins speech and waits for its first audio.
+`room.py` says who is let in. The first audio has to come within a time limit, and is asked for once more, with another
+seed, if speech ends badly with it.
 """
 
+import asyncio
+import logging
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
 
 import numpy as np
 
 from deployments.audio.speech_detection import FirstSound
+from deployments.errors import Overloaded
 from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from deployments.serving import metrics
@@ -17,11 +23,16 @@ from serve_app.config import AdmissionSettings
 from serve_app.speech.characters import is_speakable
 from serve_app.speech.joints import SpokenEnd, Tails
 from serve_app.speech.live_text import LiveText
+from serve_app.speech.long_text import LongText
 from serve_app.speech.model_state import ModelState, ready
+from serve_app.speech.redraw import draw_seed, ended_badly, report_redraw
 from serve_app.speech.room import Room
 from serve_app.speech.segments import UtteranceRequest
-from serve_app.speech.speech_start import SpeechStart
 from serve_app.speech.synthesizer import Synthesizer, silence
+
+logger = logging.getLogger(__name__)
+
+_TOLD_S = 5.0  # between two lines in the log about a start that a request waits for
 
 
 def always() -> bool:
@@ -59,6 +70,32 @@ class _Client:
         self.listener.pause(time.monotonic() - self._given_s)
 
 
+class PeekedSpeech:
+    """Speech that was read as far as its first samples. `next` gives all of its chunks, these first."""
+
+    def __init__(self, chunks: AsyncGenerator[PcmChunk, None], *, seed: int | None = None) -> None:
+        """The chunks of the start get the `seed`, if it is not the request's."""
+        self._chunks, self._seed = chunks, seed
+        self._read: deque[PcmChunk] = deque()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether chunks were read, and the last of them ended speech: before any samples, or badly."""
+        return ended_badly(self.reason) or (bool(self._read) and not self._read[-1].pcm)
+
+    @property
+    def reason(self) -> FinishReason | None:
+        return self._read[-1].finish_reason if self._read else None
+
+    async def peek(self) -> None:
+        """Read up to the first samples."""
+        while not (self._read and self._read[-1].pcm) and (chunk := await anext(self._chunks, None)) is not None:
+            self._read.append(chunk if self._seed is None else replace(chunk, seed=self._seed))
+
+    async def next(self) -> PcmChunk | None:
+        return self._read.popleft() if self._read else await anext(self._chunks, None)
+
+
 class Admission:
     """Bounds the streams of one model at one ingress replica and their wait for first audio, and measures them.
 
@@ -80,7 +117,7 @@ class Admission:
         self._synthesizer, self._tails = synthesizer, tails
         self.state, self._model, self._max_late_s = state, model, settings.max_late_s
         self.room = Room(settings, is_running=is_running, state=state, model=model)
-        self._start = SpeechStart(synthesizer, self.room)
+        self._long_text = LongText(synthesizer, model=model)
 
     async def describe(self) -> ModelInfo:
         return await self._synthesizer.describe()
@@ -103,9 +140,9 @@ class Admission:
         room.enter()
         try:
             async with AsyncExitStack() as opened, ReaderWatch(room.leave_place, room.come_back) as reader:
-                speech = await self._start.await_first_audio(request, info, opened)
+                speech = await self._await_first_audio(request, info, opened)
                 is_speaking = True
-                room.begin_speaking()
+                room.num_speaking += 1
                 while (chunk := await speech.next()) is not None:
                     self._measure(chunk, client)
                     end.add(chunk)
@@ -122,6 +159,70 @@ class Admission:
             if client.listener.has_begun:
                 metrics.stalled(client.listener.stalled_s, model=self._model)
             room.leave(was_speaking=is_speaking)
+
+    async def _await_first_audio(
+        self, request: UtteranceRequest, info: ModelInfo, opened: AsyncExitStack
+    ) -> PeekedSpeech:
+        """Speech whose first samples have come, which they have to within a time limit. `opened` closes its calls.
+
+        Raises Overloaded, NotReady.
+        """
+        room, settings = self.room, self.room.settings
+        is_starting = not room.is_running()
+        is_in_line = request.reference is None and not is_starting
+        allowed_s = settings.start_wait_s if is_starting else settings.max_wait_s
+        ticket = object()
+        came_s = time.monotonic()
+
+        def join_line() -> None:
+            if is_in_line:
+                room.join_line(ticket, request.client)
+
+        try:
+            async with _limited(allowed_s, request.writing, join_line), self._start_told(request, is_starting):
+                speech = await self._until_audio(request, info, opened)
+        except Overloaded:
+            metrics.refused("stage", model=room.model)
+            raise
+        except TimeoutError:
+            raise room.refusal("late" if room.has_run_since(came_s) else "starting") from None
+        finally:
+            room.leave_line(ticket)
+        if is_in_line:
+            room.count_start(time.monotonic() - came_s if request.writing is None else None)
+        return speech
+
+    async def _until_audio(self, request: UtteranceRequest, info: ModelInfo, opened: AsyncExitStack) -> PeekedSpeech:
+        """Speech with its first samples. What ends badly with them is made again, once, if the request allows it:
+        nothing of it was sent.
+        """
+        seed = None  # the request's
+        while True:
+            audio = await opened.enter_async_context(aclosing(self._long_text.speak(request, info)))
+            speech = PeekedSpeech(audio, seed=seed)
+            await speech.peek()
+            if not (request.redraws and speech.has_failed):
+                return speech
+            report_redraw(request.request_id, speech.reason, model=self.room.model)
+            seed = draw_seed()
+            request = replace(request, seed=seed, redraws=False)
+
+    @asynccontextmanager
+    async def _start_told(self, request: UtteranceRequest, is_starting: bool) -> AsyncIterator[None]:
+        """If the model `is_starting`, logs every _TOLD_S seconds how far its start is."""
+
+        async def tell() -> None:
+            room = self.room
+            while not room.is_running():
+                logger.info("request %s waits for %s: %s", request.request_id, room.model or "the model", room.state())
+                await asyncio.sleep(_TOLD_S)
+
+        telling = asyncio.create_task(tell()) if is_starting else None
+        try:
+            yield
+        finally:
+            if telling is not None:
+                telling.cancel()
 
     def _measure(self, chunk: PcmChunk, client: _Client) -> None:
         """Count a chunk that is sent now."""
@@ -144,3 +245,30 @@ class Admission:
             return
         is_late = late_s > 0 and listener.stalled_s > self._max_late_s
         self.room.delivered(late=is_late)
+
+
+@asynccontextmanager
+async def _limited(allowed_s: float, live: LiveText | None, on_start: Callable[[], None]) -> AsyncIterator[None]:
+    """Raises TimeoutError if the block takes longer than `allowed_s` seconds.
+
+    The time begins at once, or with a `live` text as soon as the client has written enough of it to be spoken. Then
+    `on_start` is called.
+    """
+    if live is None:
+        on_start()
+        async with asyncio.timeout(allowed_s):
+            yield
+        return
+    is_plenty, loop = live.is_plenty, asyncio.get_running_loop()
+    async with asyncio.timeout(None) as limit:
+
+        async def start_once_written() -> None:
+            await is_plenty()
+            limit.reschedule(loop.time() + allowed_s)
+            on_start()
+
+        starting = asyncio.create_task(start_once_written())
+        try:
+            yield
+        finally:
+            starting.cancel()

@@ -1,6 +1,6 @@
 """Another attempt at speech that ended badly before any of it was sent: once, with another seed.
 
-Four places make it, because they know that nothing was sent: `SpeechStart` where speech is over with its first chunk,
+Four places make it, because they know that nothing was sent: `Admission` where speech is over with its first chunk,
 `LongText` with a later segment that it has heard ahead, `SpeechService.respond` with an answer that is sent whole, and
 `SegmentMaker` with a segment of a job.
 """

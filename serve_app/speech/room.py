@@ -127,10 +127,6 @@ class Room:
         """A stream takes a place, before its first audio."""
         self._count(+1)
 
-    def begin_speaking(self) -> None:
-        """The first audio of a stream came."""
-        self.num_speaking += 1
-
     def leave(self, *, was_speaking: bool) -> None:
         """A stream is over."""
         self.num_speaking -= was_speaking
@@ -152,11 +148,9 @@ class Room:
         if state.ready_in_s is None:
             return NotReady()
         name = f"The model {self.model}" if self.model else "The model"
-        how = (
-            "its start failed, /v1/models says why"
-            if state.status is ModelStatus.FAILED
-            else f"{state.status}{_percent(state)}"
-        )
+        percent = "" if state.percent is None else f", {state.percent} %"
+        failed = state.status is ModelStatus.FAILED
+        how = "its start failed, /v1/models says why" if failed else f"{state.status}{percent}"
         return Starting(f"{name} is not ready: {how}.", state.ready_in_s)
 
     async def leave_place(self) -> None:
@@ -172,7 +166,3 @@ class Room:
     def _count(self, change: int) -> None:
         self.num_streams += change
         metrics.ingress_load(self.num_streams, most=self.settings.max_streams, model=self.model)
-
-
-def _percent(state: ModelState) -> str:
-    return "" if state.percent is None else f", {state.percent} %"

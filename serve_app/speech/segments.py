@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from deployments.protocol import SynthesisRequest
-from serve_app.speech.detection import detected
 from serve_app.speech.joints import SpokenEnd
+from serve_app.speech.languages import detected
 from serve_app.speech.splitting import split_text
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The interface between what stands in front of the replicas and the calls to them.
 
-An `UtteranceRequest` passes `Admission.admit`, which bounds the load, `SpeechStart.await_first_audio`, and
+An `UtteranceRequest` passes `Admission.admit`, which bounds the load and waits for the first audio, and
 `LongText.speak`, which makes a `SynthesisRequest` of each segment of its text. A `Synthesizer` has the replicas speak
 those: `HandleSynthesizer` of the ingress, and a fake in tests.
 """
@@ -36,4 +36,5 @@ def silence(info: ModelInfo) -> PcmChunk:
     """A moment without a sound, as the whole of an utterance."""
     codes = np.zeros((0, info.num_code_groups), np.int16)
     samples = int(SILENCE_S * info.sample_rate)
-    return PcmChunk(bytes(samples * _SAMPLE_BYTES), codes, 0, FinishReason.STOP)
+    pcm = bytes(samples * _SAMPLE_BYTES)
+    return PcmChunk(pcm=pcm, codes=codes, num_text_tokens=0, finish_reason=FinishReason.STOP)

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -356,16 +356,19 @@ class Session:
         """The turn's audio, which is a moment of silence where its text has nothing to speak."""
         has_spoken = False
         is_there = turn.is_complete and len(turn.text) <= self._settings.max_input_chars
-        speech = self._whole(turn) if is_there or self._live_texts is None else self._live(turn, self._live_texts)
-        async with aclosing(speech) as chunks:
-            async for chunk in chunks:
-                has_spoken = has_spoken or bool(chunk.pcm)
-                yield chunk
+        texts = None if is_there else self._live_texts
+        async with self._whole(turn) if texts is None else self._live(turn, texts) as request:
+            if request is not None:
+                async with aclosing(self._models.of(request).admit(request, self._info)) as chunks:
+                    async for chunk in chunks:
+                        has_spoken = has_spoken or bool(chunk.pcm)
+                        yield chunk
         if not has_spoken and turn.text.strip():
             yield silence(self._info)
 
-    async def _whole(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of the turn's text, asked for once the text is complete."""
+    @asynccontextmanager
+    async def _whole(self, turn: Turn) -> AsyncIterator[UtteranceRequest | None]:
+        """The request for the turn's text once it is complete; None where there is nothing to speak."""
         while not turn.is_complete:
             turn.changed.clear()
             await turn.changed.wait()
@@ -373,27 +376,24 @@ class Session:
         check_length("input", text, self._settings)  # before the text is read, which takes as long as the text is
         spoken = read(text, self._rules, field="text")
         if self._live_texts is not None and not is_speakable(spoken.text):
-            return  # a conversation treats no text as an error
+            yield None  # a conversation treats no text as an error
+            return
         request = await self._request(turn, self._body.model_copy(update={"input": text}), spoken)
         turn.request = replace(request, tail=self._continuation.tail(request))
         self._follow(turn, spoken)
-        if is_speakable(turn.request.text):
-            async with aclosing(self._models.of(turn.request).admit(turn.request, self._info)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+        yield turn.request if is_speakable(turn.request.text) else None
 
-    async def _live(self, turn: Turn, texts: LiveTexts) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of a text while it is written."""
+    @asynccontextmanager
+    async def _live(self, turn: Turn, texts: LiveTexts) -> AsyncIterator[UtteranceRequest | None]:
+        """The request for a text while it is written; None where there is nothing to speak."""
         request = await self._request(turn, self._body, read("", self._rules), live=True)
         with await texts.open(request, self._info, max_chars=MAX_UNSPOKEN_CHARS, rules=self._rules) as live:
             turn.live = live
             self._follow(turn, live)
             turn.write()
-            if await live.wait_for_words():
+            if has_words := await live.wait_for_words():
                 turn.request = await live.going_on(self._continuation)
-                async with aclosing(self._models.of(turn.request).admit(turn.request, self._info)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
+            yield turn.request if has_words else None
 
     async def _request(
         self, turn: Turn, body: SpeechBody, spoken: SpokenText, *, live: bool = False

@@ -11,8 +11,7 @@ from serve_app.audio.recordings import read_aside
 from serve_app.audio.reference_doctor import decode_prepared
 from serve_app.config import ApiSettings
 from serve_app.speech.characters import clean, is_speakable
-from serve_app.speech.detection import DETECT, detected
-from serve_app.speech.languages import foreign_language, language_name
+from serve_app.speech.languages import DETECT, detected, foreign_language, language_name
 from serve_app.speech.redraw import draw_seed
 from serve_app.speech.segments import UtteranceRequest
 from serve_app.speech.spoken_text import SpokenText

@@ -7,8 +7,7 @@ from deployments.protocol import ModelInfo
 from serve_app.api.wishes import ignored_fields
 from serve_app.api.wishes.speech_body import SpeechBody
 from serve_app.api.wishes.wish import Offer
-from serve_app.speech.detection import DETECT, detected
-from serve_app.speech.languages import language_name
+from serve_app.speech.languages import DETECT, detected, language_name
 from serve_app.speech.lexicon import Lexicon
 from serve_app.speech.normalisation import prepare
 from serve_app.speech.spoken_text import SpokenText, TextRules, read

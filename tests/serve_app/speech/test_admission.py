@@ -12,7 +12,7 @@ from deployments import listener
 from deployments.errors import NotReady, Overloaded
 from deployments.protocol import FinishReason, PcmChunk, Reference, SynthesisRequest
 from serve_app.config import AdmissionSettings
-from serve_app.speech import admission, room, speech_start
+from serve_app.speech import admission, room
 from serve_app.speech.admission import Admission
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.segments import UtteranceRequest
@@ -28,7 +28,7 @@ PROMPT = AdmissionSettings(max_streams=8, max_line_s=1000, max_wait_s=1000)
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(100.0)
-    for module in (admission, speech_start, room):
+    for module in (admission, room):
         monkeypatch.setattr(module, "time", clock)
     return clock
 

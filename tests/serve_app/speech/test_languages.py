@@ -3,9 +3,8 @@ from pathlib import Path
 import pytest
 
 from deployments.errors import InvalidRequest
-from serve_app.speech import detection
-from serve_app.speech.detection import detected
-from serve_app.speech.languages import foreign_language, foreign_letters, language_name, looks_foreign
+from serve_app.speech import languages
+from serve_app.speech.languages import detected, foreign_language, foreign_letters, language_name, looks_foreign
 
 ENGLISH = ("english",)
 RELEASED = (
@@ -166,8 +165,8 @@ def test_a_single_language_is_no_finding() -> None:
 
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    detection._identifier.cache_clear()
-    monkeypatch.setattr(detection, "find_spec", lambda _: None)
+    languages._identifier.cache_clear()
+    monkeypatch.setattr(languages, "find_spec", lambda _: None)
     with pytest.raises(InvalidRequest, match=r"py3langid.*talkray\[text\]") as error:
         detected("Hello there.", RELEASED)
     assert error.value.param == "language"

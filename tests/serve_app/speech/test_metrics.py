@@ -13,7 +13,7 @@ from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.api.routes import Node, visible
 from serve_app.config import AdmissionSettings, ApiSettings
-from serve_app.speech import admission, room, speech_start
+from serve_app.speech import admission, room
 from serve_app.speech.admission import Admission
 from serve_app.speech.segments import UtteranceRequest
 from serve_app.voices.record import EVERYBODY, STRANGER, VISITOR, Visitor
@@ -81,7 +81,7 @@ def instruments(monkeypatch: pytest.MonkeyPatch) -> dict[str, Instrument]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(9.5)
-    for module in (admission, speech_start, room):
+    for module in (admission, room):
         monkeypatch.setattr(module, "time", clock)
     return clock
 

@@ -14,7 +14,7 @@ import pytest
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.config import AdmissionSettings
-from serve_app.speech import admission, room, speech_start
+from serve_app.speech import admission, room
 from serve_app.speech.admission import Admission
 from serve_app.speech.segments import UtteranceRequest
 from tests.serve_app.fake import CUSTOM_VOICE, chunk
@@ -141,7 +141,7 @@ async def offer(rates: list[tuple[float, float]], seed: int) -> list[list[Heard]
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualLoop]:
     loop = VirtualLoop()
-    for module in (admission, speech_start, room):
+    for module in (admission, room):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=loop.time))
     yield loop
     loop.close()
