@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # torch stays out of processes that only compose the applicat
 
 # How long a replica that starts waits for a talker: the route to the pool is known by then, whether or not one answers.
 _MEETING_S = 2.0
-_HEARTBEAT = PcmChunk(b"", np.zeros((0, 0), np.int16), 0)
+_HEARTBEAT = PcmChunk(pcm=b"", codes=np.zeros((0, 0), np.int16), num_text_tokens=0)
 
 
 class CodecReplica:

@@ -171,10 +171,6 @@ def _time(match: re.Match[str]) -> str:
     return f" {words} " + (f"{match[4].upper()} M" if match[4] else "")
 
 
-def _hour(match: re.Match[str]) -> str:
-    return f" {cardinal(int(match[1]))} {match[2].upper()} M"
-
-
 def _price(match: re.Match[str]) -> str:
     """Currency before the amount, and a scale after it: $5.20, €1m."""
     scale = match[3] or match[4]
@@ -196,10 +192,6 @@ def _amount(figures: str, currency: str) -> str:
 
 def _measure(match: re.Match[str]) -> str:
     return f" {decimal(match[1])} {_SPOKEN_UNITS[match[2]][match[1] != '1']} "
-
-
-def _decade(match: re.Match[str]) -> str:
-    return f" {plural(year(int(match[1])))} "
 
 
 def _ordinal(match: re.Match[str]) -> str:
@@ -238,7 +230,10 @@ _RULES: tuple[tuple[re.Pattern[str], Speak], ...] = (
     (re.compile(r"(?<![\w.+-])(?:\d{3}-\d{4}|\d++(?:-\d++){2,}+)(?![\w-])"), _groups),
     (re.compile(rf"(?<![\w.:])(\d{{1,2}}):(\d\d)(?::(\d\d))?(?![\d:])(?: ?{_HALF_OF_DAY})?"), _time),
     (re.compile(r"(?<=\d):(?=\d)"), lambda match: " to "),
-    (re.compile(rf"(?<![\w.:,])(\d{{1,2}}) ?{_HALF_OF_DAY}"), _hour),
+    (
+        re.compile(rf"(?<![\w.:,])(\d{{1,2}}) ?{_HALF_OF_DAY}"),
+        lambda match: f" {cardinal(int(match[1]))} {match[2].upper()} M",
+    ),
     (re.compile(rf"\b({_MONTH}) (\d{{1,2}})(?:st|nd|rd|th)?(?![\w/:%]|[.,]\d)"), _month_day),
     (re.compile(rf"(?<![\w.,/:-])(\d{{1,2}})(?:st|nd|rd|th)? ({_MONTH})(?![\w'])"), _day_month),
     (re.compile(rf"\b({_MONTH})(?= \d)"), lambda match: f" {_month(match[1])}"),
@@ -252,7 +247,10 @@ _RULES: tuple[tuple[re.Pattern[str], Speak], ...] = (
         _price,
     ),
     (re.compile(rf"({_NUMBER}) ?({_CURRENCY})"), lambda match: _amount(match[1], match[2])),
-    (re.compile(r"(?<![\w.,])'?((?:1[1-9]|20)?[1-9]0|[12]\d00)s(?![\w'])"), _decade),
+    (
+        re.compile(r"(?<![\w.,])'?((?:1[1-9]|20)?[1-9]0|[12]\d00)s(?![\w'])"),
+        lambda match: f" {plural(year(int(match[1])))} ",
+    ),
     (re.compile(rf"({_NUMBER})k(?![\w'])"), lambda match: f" {decimal(match[1])} thousand "),
     (re.compile(rf"({_NUMBER}) ?({_UNIT})(?![\w'])"), _measure),
     (re.compile(r"(?<![\w.,])(\d{1,3}(?:,\d{3}){1,4}|\d{1,9})(?:st|nd|rd|th)(?![\w'])"), _ordinal),

@@ -61,8 +61,10 @@ class TalkerReplica:
         self._engine.on_sleep, self._watches_idleness = notes.sleep, config.keep_alive_s is not None
         if makes_audio:
             metrics.codec_precision("talker", self._engine.info.codec_precision)
-        self._replica = Replica(TalkerLost, self._failure)
-        self._heartbeat = FrameChunk(np.zeros((0, self._engine.info.num_code_groups), np.int16), 0)
+        failure = "the engine process of this talker replica is lost"
+        self._replica = Replica(TalkerLost, lambda: None if self._engine.is_alive else failure)
+        no_codes = np.zeros((0, self._engine.info.num_code_groups), np.int16)
+        self._heartbeat = FrameChunk(codes=no_codes, num_text_tokens=0)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
         """Frames of one utterance; leaving it frees the sequence. Chunks that hold nothing are heartbeats.
@@ -91,9 +93,6 @@ class TalkerReplica:
         self._replica.check_health()
         if self._watches_idleness:  # also of a replica that nobody has asked for anything
             await self._engine.attach()
-
-    def _failure(self) -> str | None:
-        return None if self._engine.is_alive else "the engine process of this talker replica is lost"
 
     def __del__(self) -> None:
         engine = getattr(self, "_engine", None)

@@ -102,7 +102,7 @@ def find(model: str) -> Path | None:
     directory = Path(model).expanduser()
     if directory.is_dir():
         return check_complete(directory)
-    if _looks_like_path(model):
+    if model.startswith((".", "~", os.sep)) or model.count("/") > 1:  # a path
         raise CheckpointError(f"there is no checkpoint directory {directory}")
     cached = _cached(repository(model))
     return check_complete(cached) if cached is not None and not missing_files(cached) else None
@@ -230,10 +230,6 @@ def repository(model: str) -> str:
     if "/" in model:
         return model
     raise CheckpointError(f"unknown model {model!r}{_hint(short)}")
-
-
-def _looks_like_path(model: str) -> bool:
-    return model.startswith((".", "~", os.sep)) or model.count("/") > 1
 
 
 def _hint(short: str) -> str:

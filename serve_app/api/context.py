@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ID_HEADER = b"x-request-id"
 _STATE = "talkray"  # the key of the `RequestState`
-DIALECT = "dialect"  # the attribute of an endpoint with its dialect's name
+ENDPOINT_DIALECT = "dialect"  # the attribute of an endpoint with its dialect's name
 
 # Statuses after which a client has nothing more to ask on its connection.
 _ENDS_CONNECTION = frozenset({401, 403, 408, 413, 431})
@@ -141,7 +141,7 @@ class RequestContext:
                 raise
             await translate(error).response()(scope, receive, answer.send)
         finally:
-            named = getattr(scope.get("endpoint"), DIALECT, "") or self._dialects.get(record.path, "")
+            named = getattr(scope.get("endpoint"), ENDPOINT_DIALECT, "") or self._dialects.get(record.path, "")
             record.dialect = record.dialect or named
             record.publish()
 

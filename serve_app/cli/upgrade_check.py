@@ -47,7 +47,8 @@ def upgrade_changes(old: Path, new: Path) -> list[Change]:
     """What differs between two Serve config files, in the order of the files. Raises ConfigError."""
     ours, theirs = read_config(old), read_config(new)
     before, after = (yaml.safe_load(file.read_text(encoding="utf-8")) or {} for file in (old, new))
-    everybody = f"every replica: those of {', '.join(_deployments(theirs))}{_warning(ours, theirs)}"
+    talkers = [f"Talker-{name}" if name else "Talker" for name in theirs.by_model()]
+    everybody = f"every replica: those of {', '.join(['Ingress', 'Jobs', 'Codec', *talkers])}{_warning(ours, theirs)}"
     return [*_of_serve(before, after), *_of_application(_application(before), _application(after), everybody)]
 
 
@@ -77,10 +78,6 @@ def _of_application(before: Mapping[str, Any], after: Mapping[str, Any], everybo
             remark = f": {name} alone starts or ends some, or is told" if not replaces else ""
             if kind != "name":
                 yield Change(f"{name}: {setting}", old, new, replaces, remark)
-
-
-def _deployments(config: AppConfig) -> list[str]:
-    return ["Ingress", "Jobs", "Codec", *(f"Talker-{name}" if name else "Talker" for name in config.by_model())]
 
 
 def _warning(ours: AppConfig, theirs: AppConfig) -> str:

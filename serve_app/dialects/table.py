@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-from serve_app.api.context import DIALECT, state_of
+from serve_app.api.context import ENDPOINT_DIALECT, state_of
 from serve_app.api.reading.http_request import refuse_handshake
 from serve_app.api.sockets.connection import Connection
 from serve_app.api.speech_service import SpeechService
@@ -95,7 +95,7 @@ def _endpoint(
     answer: Callable[..., Awaitable[object]], service: SpeechService, dialect: str
 ) -> Callable[..., Awaitable[object]]:
     bound = partial(answer, service)
-    setattr(bound, DIALECT, dialect)
+    setattr(bound, ENDPOINT_DIALECT, dialect)
     bound.__name__, bound.__doc__ = answer.__name__, answer.__doc__  # type: ignore[attr-defined]  # shown by /docs
     return bound
 

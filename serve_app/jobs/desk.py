@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from deployments.errors import Conflict, EngineError, InvalidRequest, NotFound, NotReady, Overloaded, ReplicaLost
@@ -69,7 +69,9 @@ class JobDesk:
         self._swept_s = 0.0
 
     async def call(self, what: str, *arguments: object) -> Any:
-        return await getattr(self, what)(*arguments)
+        asked: dict[str, Callable[..., Awaitable[Any]]]
+        asked = {"create": self.create, "all_of": self.all_of, "ask": self.ask, "track": self.track}
+        return await asked[what](*arguments)
 
     async def create(
         self, visitor: Visitor, fields: Json, key: str | None, batch: SentBatch | None

@@ -20,8 +20,6 @@ from serve_app.speech.synthesizer import Synthesizer
 from serve_app.voices.library import Voices
 from serve_app.voices.record import VISITOR, Visitor
 
-DIALECT = "Jobs"  # of their segments, in usage
-
 
 class JobStopped(TalkrayError):
     """A job cannot go on as it was made; the message says what to do."""
@@ -69,7 +67,7 @@ class SegmentMaker:
             speech.began_ns,
             method="JOB",
             key=job.owner or None,
-            dialect=DIALECT,
+            dialect="Jobs",  # in usage
             characters=len(request.text),
             samples_per_s=info.sample_rate,
             usage=speech.usage,

@@ -212,16 +212,12 @@ def _settle(
     needed = min(max(needed, lowest), settings.max_replicas)
     if needed > counts.wanted:
         return Decision(needed, state, reason)
-    floor = max(lowest, _roundly(state.peaks[0].value, settings), math.ceil(occupied - _ROUNDING))
+    again = math.ceil(state.peaks[0].value * (1.0 + settings.scale_down_margin) - _ROUNDING)  # would be needed at once
+    floor = max(lowest, again, math.ceil(occupied - _ROUNDING))
     if floor >= counts.wanted or now_s - state.removed_s < settings.scale_down_interval_s:
         return Decision(_within(counts.wanted, settings), state, "hold")
     step = max(1, int(counts.wanted * _STEP_DOWN))
     return Decision(_within(max(floor, counts.wanted - step), settings), replace(state, removed_s=now_s), "not needed")
-
-
-def _roundly(need: float, settings: Bounds) -> int:
-    """Replicas that would not be needed again at once."""
-    return math.ceil(need * (1.0 + settings.scale_down_margin) - _ROUNDING)
 
 
 def _smoothed(mean: TimedValue | None, new: TimedValue, *, over_s: float) -> TimedValue:

@@ -28,11 +28,7 @@ def choose_codec_backend(config: SpeechTokenizerConfig, device: torch.device) ->
     from deployments.codec.backends.triton_slots import TritonSlots
     from deployments.codec.slots import PlainSlots
 
-    if device.type == "cuda" and config.decoder.suits_matrix_units and _has_matrix_units(device):
+    is_suited = device.type == "cuda" and config.decoder.suits_matrix_units
+    if is_suited and (not is_available() or get_device_capability(device) >= AMPERE):  # a predicted GPU has all units
         return ChosenBackend(TorchBackend, TritonSlots)
     return ChosenBackend(TorchBackend, PlainSlots)
-
-
-def _has_matrix_units(device: torch.device) -> bool:
-    """Of a GPU. Where none is here, as in a prediction, it has all."""
-    return not is_available() or get_device_capability(device) >= AMPERE

@@ -92,7 +92,8 @@ class TorchBackend(Backend):
         recorded = self._recorded.calls.get(codes.shape[:2])
         if recorded is not None:
             return recorded(codes, states)
-        call = _TorchPass(self, codes.clone(), list(map(_copied, states)))
+        copied = [replace(state, tensors=tuple(map(torch.clone, state.tensors))) for state in states]
+        call = _TorchPass(self, codes.clone(), copied)
         self._recorded.calls[codes.shape[:2]] = _RecordedCall(self, call)
         return call.audio.view(len(states), -1).clone(), call.states()
 
@@ -148,7 +149,7 @@ class _TorchPass(ForwardPass):
         self._backend, self.codes, self.streams = backend, codes, len(states)
         self._positions = [state.position for state in states]
         self.memories = [list(state.tensors) for state in states]  # by stream, then by layer
-        self.nexts = [_like(state) for state in states]
+        self.nexts = [list(map(torch.empty_like, state.tensors)) for state in states]
         frames, device = codes.shape[1], backend.device
         self.known = torch.tensor(self._positions, device=device)
         self.rotary = backend.rotary(self.known[:, None] + torch.arange(frames, device=device))
@@ -348,14 +349,6 @@ class _Recorded(threading.local):
 
     def __init__(self) -> None:
         self.calls: dict[tuple[int, ...], _RecordedCall] = {}
-
-
-def _copied(state: DecoderState) -> DecoderState:
-    return replace(state, tensors=tuple(map(torch.clone, state.tensors)))
-
-
-def _like(state: DecoderState) -> list[Tensor]:
-    return [torch.empty_like(tensor) for tensor in state.tensors]
 
 
 def _tensors(states: Iterable[Iterable[Tensor]]) -> Iterator[Tensor]:

@@ -135,7 +135,7 @@ class CodecService:
         with self.placement_of(request.model).admit(self.gate.capacity, background=request.background) as gpu_frames:
             if start.undelivered is not None and len(start.undelivered):
                 gpu_frames = 0  # audio is missing that a talker will not bring
-            asked = GenerateRequest(request, reference_codes, gpu_frames)
+            asked = GenerateRequest(request, reference_codes=reference_codes, gpu_frames=gpu_frames)
             frames = with_failover(AllFrames(generate, asked, frame_samples))
             async with aclosing(decoder.run(frames, gpu_frames=gpu_frames)) as chunks:
                 async for chunk in chunks:

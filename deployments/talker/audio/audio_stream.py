@@ -78,10 +78,6 @@ class AudioStream:
         ended = self.num_written == self.num_wanted
         return self._plan.size(self.num_waiting, ended=ended, lead_s=lead_s, load=load)
 
-    def skip_recording(self) -> None:
-        """The decoder has its state after the recalled frames already."""
-        self.num_called = self.num_decoded = self.num_recalled
-
     def write(self, frames: int) -> None:
         """The slot has so many more frames."""
         self.num_written += frames

@@ -130,7 +130,7 @@ class AudioStreams:
         state = self._recordings.get(begins_with)
         if state is not None:
             self._recordings.move_to_end(begins_with)
-            stream.skip_recording()
+            stream.num_called = stream.num_decoded = stream.num_recalled  # the decoder has its state after these
         self._decoder.begin(slot, state)
         self._streams[sequence_id] = stream
         self._write(stream, known[: stream.num_wanted])
@@ -276,14 +276,12 @@ class AudioStreams:
             self._close_if_over(stream)
 
     def _deliver(self, stream: AudioStream, frames: int, pcm: Pcm) -> None:
-        if not stream.listener.has_begun and self._is_quiet(pcm, frames):
+        samples_per_s = round(len(pcm) / (frames * self._frame_s))
+        if not stream.listener.has_begun and first_sound(pcm, samples_per_s) is None:
             stream.drop_quiet(frames)
         else:
             stream.deliver(frames, time.monotonic())
         self._pcm.append((stream.sequence_id, pcm.tobytes(), stream.num_delivered))
-
-    def _is_quiet(self, pcm: Pcm, frames: int) -> bool:
-        return first_sound(pcm, round(len(pcm) / (frames * self._frame_s))) is None
 
     def _close_if_over(self, stream: AudioStream) -> None:
         if stream.num_decoded >= stream.num_wanted:

@@ -22,12 +22,7 @@ _STEP_BYTES = 900 << 20
 BESIDE_BYTES = CONTEXT_BYTES + _STEP_BYTES
 
 # Contexts are gathered in lengths of this many positions, so that shapes repeat.
-_LENGTH_STEP = 64
-
-
-def padded_length(num_positions: int) -> int:
-    """The length a context of `num_positions` is gathered in."""
-    return -(-num_positions // _LENGTH_STEP) * _LENGTH_STEP
+LENGTH_STEP = 64
 
 
 class KVCache:

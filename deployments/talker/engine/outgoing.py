@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -56,7 +57,8 @@ class Outgoing:
 
     def end(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a stream that had all its frames when it came."""
-        self._chunks.append((sequence.id, FrameChunk(self._no_codes, sequence.prompt.num_text_tokens, reason)))
+        end = FrameChunk(codes=self._no_codes, num_text_tokens=sequence.prompt.num_text_tokens, finish_reason=reason)
+        self._chunks.append((sequence.id, end))
 
     def close(self, sequence_id: int) -> None:
         """Nobody reads the stream any more."""
@@ -71,17 +73,19 @@ class Outgoing:
             if chunk.finish_reason is None or not self._audio.finish(sequence_id):
                 leaving.append((sequence_id, chunk))
                 continue
-            frames, self._ends[sequence_id] = chunk.split_end()
-            if len(frames.codes):
-                leaving.append((sequence_id, frames))
+            self._ends[sequence_id] = replace(chunk, codes=self._no_codes, pcm=b"")
+            if len(chunk.codes):
+                leaving.append((sequence_id, replace(chunk, finish_reason=None)))
 
         def num_known(sequence_id: int) -> float:
             sequence = find(sequence_id)
             return math.inf if sequence is None else sequence.num_frames
 
         for sequence_id, pcm in self._audio.take(num_known):
-            sequence = find(sequence_id)
-            audio = FrameChunk(self._no_codes, 0, None, pcm) if sequence is None else self._unsent(sequence, pcm)
+            if (sequence := find(sequence_id)) is None:
+                audio = FrameChunk(codes=self._no_codes, num_text_tokens=0, pcm=pcm)
+            else:
+                audio = self._unsent(sequence, pcm)
             leaving.append((sequence_id, audio))
         over = [sequence_id for sequence_id in self._ends if not self._audio.is_pending(sequence_id)]
         return leaving + [(sequence_id, self._ends.pop(sequence_id)) for sequence_id in over]
@@ -101,5 +105,10 @@ class Outgoing:
         sequence.num_sent = sequence.num_frames
         codes = np.stack(frames) if frames else self._no_codes
         return FrameChunk(
-            codes, sequence.prompt.num_text_tokens, sequence.finish_reason, pcm, readings=readings, clone_prompt=clone
+            codes=codes,
+            num_text_tokens=sequence.prompt.num_text_tokens,
+            finish_reason=sequence.finish_reason,
+            pcm=pcm,
+            readings=readings,
+            clone_prompt=clone,
         )

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from deployments.gpu.graphs import Graphs, Staging, buckets
 from deployments.protocol import Codes, Frame
-from deployments.talker.engine.kv_cache import BlockManager, KVCache, padded_length
+from deployments.talker.engine.kv_cache import LENGTH_STEP, BlockManager, KVCache
 from deployments.talker.engine.sequence import Sequence
 from deployments.talker.networks.cpu_kernels import fits
 from deployments.talker.networks.cpu_networks import CpuNetworks
@@ -377,7 +377,7 @@ class ModelRunner:
     def _length(self, num_positions: int) -> int:
         """How many positions contexts are padded to: as few as possible on a CPU, all in a CUDA graph."""
         most = self.state.size.blocks * self.blocks.block_size
-        return min(padded_length(num_positions), most) if self._by_rows else most
+        return min(-(-num_positions // LENGTH_STEP) * LENGTH_STEP, most) if self._by_rows else most
 
     def _record_event(self) -> torch.cuda.Event | None:
         if self._on_cpu:
