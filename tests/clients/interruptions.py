@@ -27,7 +27,7 @@ INTERRUPTIONS = 20
 SEED = 17
 PLACES_S = (0.4, 5.0)  # of the audio of a text, after which it is interrupted
 NO_FIGURES = [text for text in TEXTS if not any(map(str.isdigit, text))]
-ROWS = {name: row for name, row in SOCKETS.items() if row.words and row.cancel}
+ROWS = {name: row for name, row in SOCKETS.items() if row.times.told_in and row.stop}
 Came = list[tuple[str, Interrupted]]  # each text, and what an interruption of it told
 
 
@@ -45,7 +45,7 @@ async def interruptions(row: SocketRow, url: str) -> Came:
             at_ms = round(1000 * generator.uniform(*PLACES_S))
             came.append((text, await interrupter.interrupt(text, messages, at_ms)))
             print(f"interruption {number + 1} of {INTERRUPTIONS} after {at_ms} ms", flush=True)
-            if row.cancelled is None:  # nothing says where audio of the interrupted text ends
+            if row.stop.answer is None:  # nothing says where audio of the interrupted text ends
                 await socket.close()
                 socket = await session.ws_connect(path)
                 interrupter = Interrupter(socket, row)

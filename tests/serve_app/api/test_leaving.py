@@ -30,7 +30,7 @@ WHOLE = pcm_of(utterance())
 LAST_FRAMES = 2 * 2 * CUSTOM_VOICE.frame_samples  # bytes of two
 
 
-ROWS = {name: row for name, row in SOCKETS.items() if row.goes_on and row.is_pcm}
+ROWS = {name: row for name, row in SOCKETS.items() if row.closing.goes_on and row.is_pcm}
 
 
 def ended(row: SocketRow) -> Callable[[Message], bool]:

@@ -14,6 +14,33 @@ SAMPLES = {dialect.name: dialect.sample for dialect in DIALECTS if dialect.sampl
 
 
 @dataclass(frozen=True, slots=True)
+class ToldTimes:
+    """How a protocol tells when words are heard."""
+
+    told_in: str = ""  # the field of an answer that has them; "": no answer has
+    asked_by: Json = field(default_factory=dict)  # fields of the first message, or of the body
+    counts_from: Literal["beginning", "words", "audio"] = "beginning"  # of all audio, or a message's words or audio
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """What stops an utterance."""
+
+    message: Json
+    answer: Json | None = None  # its fields; None: there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """When the socket is closed, and how. None: it stays open."""
+
+    goes_on: bool = True  # whether it stays open behind an utterance, also one that was cancelled
+    full: int | None = 1013  # when the server has no room
+    failed: int | None = 1011  # when speech fails
+    drain: Json | None = None  # the message that closes it behind what is being spoken, where the sample does not
+
+
+@dataclass(frozen=True, slots=True)
 class SocketRow:
     """One WebSocket. In messages "$text" and "$voice" stand for any, as in its sample.
 
@@ -27,21 +54,15 @@ class SocketRow:
     refused: Sequence[tuple[Json, str]]
     numbers: Sequence[str]  # texts of messages, with "?" where a number belongs
     more: Sequence[Json] = ()  # what else its clients send
-    cancel: Json | None = None  # what stops an utterance; None: leaving does
-    cancelled: Json | None = None  # fields of the answer to it; None: there is none
-    goes_on: bool = True  # whether the socket stays open behind an utterance, also one that was cancelled
+    stop: Stop | None = None  # None: leaving stops an utterance
+    closing: Closing = field(default_factory=Closing)
+    times: ToldTimes = field(default_factory=ToldTimes)
     again: Sequence[Mapping[str, object]] | None = None  # speak once more; None: as in the sample
     cut: Sequence[Mapping[str, object]] = ()  # an utterance whose text may go on in the next message; (): none may
     is_pcm: bool = True  # whether its audio is the synthesizer's, byte by byte
     error: str | None = "error"  # the type of the message that says how speech failed
-    full: int | None = 1013  # how the socket is closed when the server has no room; None: it stays open
-    failed: int | None = 1011  # and when speech fails
     refusal: Json = field(default_factory=lambda: {"type": "error"})  # fields of the answer to each bad message
-    drain: Json | None = None  # closes the socket behind what is being spoken, where the sample does not
     queries: Sequence[str] = ()  # others than the sample's, for the fuzzers
-    words: str = ""  # the field of an answer that carries times of words; "": the protocol has none
-    timed: Json = field(default_factory=dict)  # fields of its first message that ask for them
-    clock: Literal["beginning", "words", "audio"] = "beginning"  # times count from there, or a message's words or audio
 
     def speak(self, text: str, *, again: bool = False) -> list[Json]:
         messages = self.again if again and self.again is not None else self.sample.messages
@@ -49,7 +70,7 @@ class SocketRow:
 
     def speak_timed(self, text: str) -> list[Json]:
         first, *others = self.speak(text)
-        return [{**first, **self.timed}, *others]
+        return [{**first, **self.times.asked_by}, *others]
 
     @property
     def place(self) -> str:
@@ -88,8 +109,7 @@ class PostRow:
     query_numbers: Sequence[tuple[str, str]] = ()  # the end of a query, the field
     has_results: bool = False  # whether what is wrong with speech stands in a result of each item
     more: Json = field(default_factory=dict)  # fields for the fuzzers
-    words: str = ""  # as of a SocketRow
-    timed: Json = field(default_factory=dict)
+    times: ToldTimes = field(default_factory=ToldTimes)
 
     @property
     def path(self) -> str:
@@ -140,11 +160,9 @@ SOCKETS = {
         over={"type": "done"},
         refused=[({"type": "sing"}, "type"), ({"type": "speak"}, "input"), ({**NATIVE[0], "voice": "nobody"}, "voice")],
         numbers=['{"type": "speak", "input": "a", "voice": "ryan", "from_frame": ?}'],
-        cancel={"type": "cancel"},
-        cancelled={"type": "cancelled"},
-        failed=None,
-        words="words",
-        timed={"word_timestamps": True},
+        stop=Stop({"type": "cancel"}, {"type": "cancelled"}),
+        closing=Closing(failed=None),
+        times=ToldTimes("words", asked_by={"word_timestamps": True}),
     ),
     "frames": SocketRow(
         Sample("/v1/audio/frames/ws", NATIVE),
@@ -152,11 +170,9 @@ SOCKETS = {
         refused=[({"type": "x"}, "type"), ({**NATIVE[0], "speed": 2}, "speed"), ({**NATIVE[0], "voice": "x"}, "voice")],
         numbers=['{"type": "speak", "input": "a", "voice": "ryan", "top_k": ?}'],
         more=[{"type": "speak", "input": "$text", "voice": "ash", "seed": 5}],
-        cancel={"type": "cancel"},
-        cancelled={"type": "cancelled"},
+        stop=Stop({"type": "cancel"}, {"type": "cancelled"}),
         is_pcm=False,
-        full=None,
-        failed=None,
+        closing=Closing(full=None, failed=None),
     ),
     "deepgram": SocketRow(
         SAMPLES["Deepgram"],
@@ -164,12 +180,11 @@ SOCKETS = {
         over={"type": "Flushed"},
         refused=[({"type": "Sing"}, "type must be Speak"), ({"type": "Speak"}, "text is required")],
         refusal={"type": "Warning"},
-        drain={"type": "Close"},
+        closing=Closing(drain={"type": "Close"}),
         numbers=['{"type": "Speak", "text": "a", "x": ?}'],
         more=[{"type": "Clear"}, {"type": "Close"}],
         cut=SAMPLES["Deepgram"].messages,
-        cancel={"type": "Clear"},
-        cancelled={"type": "Cleared"},
+        stop=Stop({"type": "Clear"}, {"type": "Cleared"}),
         queries=["model=aura-2-ryan-en&encoding=linear16&sample_rate=24000&speed=1.1", "encoding=mulaw"],
     ),
     "flux": SocketRow(
@@ -178,7 +193,7 @@ SOCKETS = {
         over={"type": "SpeechMetadata"},
         refused=[({"type": "Sing"}, "type must be Speak"), ({"type": "Speak"}, "text is required")],
         refusal={"type": "Warning", "code": "MESSAGE-0000"},
-        drain={"type": "Close"},
+        closing=Closing(drain={"type": "Close"}),
         queries=["model=flux-ryan-en&encoding=mulaw&sample_rate=8000"],
         numbers=[
             '{"type": "Interrupt", "playback_offset": {"type": "time_ms", "value": ?}}',
@@ -190,9 +205,8 @@ SOCKETS = {
             {"type": "Close"},
         ],
         cut=SAMPLES["Deepgram Flux"].messages,
-        cancel={"type": "Interrupt"},
-        cancelled={"type": "SpeechInterrupted"},
-        words="text_spoken",
+        stop=Stop({"type": "Interrupt"}, {"type": "SpeechInterrupted"}),
+        times=ToldTimes("text_spoken"),
     ),
     "elevenlabs": SocketRow(
         SAMPLES["ElevenLabs"],
@@ -206,13 +220,10 @@ SOCKETS = {
         numbers=['{"text": "a", "voice_settings": {"speed": ?}}'],
         more=[context(text="$text", voice_settings={"speed": 1.1}, flush=True), {"close_socket": True}],
         cut=[context(text="$text"), *SAMPLES["ElevenLabs"].messages[2:]],
-        cancel=context(close_context=True),
-        cancelled={"isFinal": True},
-        full=None,
-        failed=None,
+        stop=Stop(context(close_context=True), {"isFinal": True}),
+        closing=Closing(full=None, failed=None),
         queries=["output_format=pcm_24000&sync_alignment=true", "output_format=mp3_44100_128"],
-        words="alignment",
-        clock="words",
+        times=ToldTimes("alignment", counts_from="words"),
     ),
     "elevenlabs-text": SocketRow(
         Sample(
@@ -227,11 +238,8 @@ SOCKETS = {
         numbers=['{"text": "a", "voice_settings": {"speed": ?}}'],
         more=[context(text="$text", flush=True)],
         cut=[{"text": "$text"}, {"text": ""}],
-        goes_on=False,
-        full=1000,
-        failed=1000,
-        words="alignment",
-        clock="words",
+        closing=Closing(goes_on=False, full=1000, failed=1000),
+        times=ToldTimes("alignment", counts_from="words"),
     ),
     "elevenlabs-dialogue": SocketRow(
         Sample(
@@ -252,12 +260,9 @@ SOCKETS = {
         refusal={"context_id": None},
         numbers=['{"inputs": [{"text": "a"}], "voice_settings": {"speed": ?}}'],
         more=[{**DIALOGUE, "flush": True}],
-        cancel=context(close_context=True),
-        cancelled={"is_final": True},
-        full=None,
-        failed=None,
-        words="alignment",
-        clock="audio",
+        stop=Stop(context(close_context=True), {"is_final": True}),
+        closing=Closing(full=None, failed=None),
+        times=ToldTimes("alignment", counts_from="audio"),
     ),
     "cartesia": SocketRow(
         SAMPLES["Cartesia"],
@@ -280,11 +285,9 @@ SOCKETS = {
             context(cancel=True),
         ],
         cut=[{**CARTESIA, "continue": True}, context(transcript="", **{"continue": False})],
-        cancel=context(cancel=True),
-        full=None,
-        failed=None,
-        words="word_timestamps",
-        timed={"add_timestamps": True},
+        stop=Stop(context(cancel=True)),
+        closing=Closing(full=None, failed=None),
+        times=ToldTimes("word_timestamps", asked_by={"add_timestamps": True}),
     ),
     "realtime": SocketRow(
         SAMPLES["OpenAI Realtime"],
@@ -313,10 +316,8 @@ SOCKETS = {
             {"type": "response.create"},
             {"type": "response.cancel"},
         ],
-        cancel={"type": "response.cancel"},
-        cancelled=response("cancelled"),
-        full=None,
-        failed=None,
+        stop=Stop({"type": "response.cancel"}, response("cancelled")),
+        closing=Closing(full=None, failed=None),
     ),
     "dashscope": SocketRow(
         SAMPLES["DashScope"],
@@ -350,9 +351,8 @@ SOCKETS = {
             {"type": "input_text_buffer.clear"},
             {"type": "response.cancel"},
         ],
-        cancel={"type": "response.cancel"},
-        cancelled=response("cancelled"),
-        goes_on=False,
+        stop=Stop({"type": "response.cancel"}, response("cancelled")),
+        closing=Closing(goes_on=False),
         cut=SAMPLES["DashScope"].messages,
     ),
     "dashscope-commit": SocketRow(
@@ -363,8 +363,7 @@ SOCKETS = {
         more=[{"type": "session.finish"}],
         again=COMMITTED[1:],
         cut=[*COMMITTED[:2], {"type": "session.finish"}],
-        cancel={"type": "response.cancel"},
-        cancelled=response("cancelled"),
+        stop=Stop({"type": "response.cancel"}, response("cancelled")),
     ),
     "vllm-omni": SocketRow(
         SAMPLES["vLLM-Omni"],
@@ -378,7 +377,7 @@ SOCKETS = {
             ({"speed": 1}, "type must be session.config"),
         ],
         refusal={"type": "error", "action": "discard", "partial_audio": False},
-        drain={"type": "session.close"},
+        closing=Closing(drain={"type": "session.close"}),
         numbers=['{"type": "session.config", "voice": "ryan", "seed": ?}'],
         more=[{"type": "session.config", "voice": "ryan", "speed": 1.1, "seed": 5}, {"type": "session.close"}],
         again=SAMPLES["vLLM-Omni"].messages[1:],
@@ -399,9 +398,8 @@ SOCKETS = {
             {"type": "input_text.append", "text": "$text"},
             {"type": "response.cancel"},
         ],
-        cancel={"type": "response.cancel"},
-        cancelled={"type": "response.done", "stop_reason": "cancelled"},
-        goes_on=False,
+        stop=Stop({"type": "response.cancel"}, {"type": "response.done", "stop_reason": "cancelled"}),
+        closing=Closing(goes_on=False),
         cut=[SAMPLES["nari"].messages[0], {"type": "input_text.append", "text": "$text"}, {"type": "input_text.end"}],
     ),
 }
@@ -426,16 +424,14 @@ POSTS = {
                 ('{"input": "x", "voice": "ryan", "unknown": [{"a": ?}]}', "unknown.a"),
             ],
             more={"voice_id": VOICE, "response_format": "pcm", "stream": True},
-            words="words",
-            timed=EVENTS,
+            times=ToldTimes("words", asked_by=EVENTS),
         ),
-        PostRow(Sample("/openai/v1/audio/speech", body=SPEECH), "input", words="words", timed=EVENTS),
+        PostRow(Sample("/openai/v1/audio/speech", body=SPEECH), "input", times=ToldTimes("words", EVENTS)),
         PostRow(
             Sample("/openai/deployments/any/audio/speech", body=SPEECH),
             "input",
             more={"model": "tts-1-hd-zh", "lang_code": "a"},
-            words="words",
-            timed=EVENTS,
+            times=ToldTimes("words", asked_by=EVENTS),
         ),
         PostRow(
             Sample("/v1/speak", body=TEXT),
@@ -453,7 +449,7 @@ POSTS = {
                 [('{"text": "x", "voice_settings": {"speed": ?}}', "speed")],
                 [("output_format=mp3_44100_", "output_format"), ("output_format=pcm_", "output_format")],
                 more={"voice_settings": {"speed": 1.1}, "language_code": "en", "seed": 5},
-                words="alignment" if "with-timestamps" in path else "",
+                times=ToldTimes("alignment" if "with-timestamps" in path else ""),
             )
             for path in ELEVENLABS
         ),
@@ -467,8 +463,7 @@ POSTS = {
             Sample("/tts/sse", body={"transcript": "$text", "voice": "$voice"}),
             "transcript",
             more={"language": None, "add_timestamps": True},
-            words="word_timestamps",
-            timed={"add_timestamps": True},
+            times=ToldTimes("word_timestamps", asked_by={"add_timestamps": True}),
         ),
         PostRow(
             Sample(REST, body={"model": "qwen-tts", "input": {"text": "$text", "voice": "$voice"}}),
@@ -489,7 +484,9 @@ POSTS = {
             [('{"text": "x", "audio": ?}', "audio")],
             more={"streaming": "true", "x_vector_only_mode": False, "speaker": VOICE},
         ),
-        PostRow(SAMPLES["Kokoro-FastAPI"], "input", more={"stream": False, "speed": 1.1}, words="timestamps"),
+        PostRow(
+            SAMPLES["Kokoro-FastAPI"], "input", more={"stream": False, "speed": 1.1}, times=ToldTimes("timestamps")
+        ),
         PostRow(Sample("/v1/audio/frames", body=SPEECH), "input", more={"seed": 5}),
     )
 }

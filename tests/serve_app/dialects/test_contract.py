@@ -133,7 +133,7 @@ def code_of(told: Json) -> object:
 async def test_a_text_is_spoken_to_its_end(row: SocketRow) -> None:
     synthesizer = FakeSynthesizer(script=utterance())
     async with connected(row, synthesizer) as client:
-        for again in (False, True) if row.goes_on else (False,):
+        for again in (False, True) if row.closing.goes_on else (False,):
             client.send(*row.speak("Hello there.", again=again))
             _, audio = await spoken(client, row)
             assert audio == pcm_of(utterance()) if row.is_pcm else audio
@@ -143,7 +143,7 @@ async def test_a_text_is_spoken_to_its_end(row: SocketRow) -> None:
 
 @socket_rows
 async def test_what_is_cancelled_stops_at_once_and_nothing_of_it_follows(row: SocketRow) -> None:
-    if row.cancel is None:
+    if row.stop is None:
         return
     synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
     async with connected(row, synthesizer) as client:
@@ -151,19 +151,19 @@ async def test_what_is_cancelled_stops_at_once_and_nothing_of_it_follows(row: So
         await synthesizer.waiting.wait()
         audio = await first_audio(client)
         assert audio == FRAME if row.is_pcm else audio
-        client.send(row.cancel)
-        if row.cancelled is not None:
-            _, audio = await until(client, row.cancelled)
+        client.send(row.stop.message)
+        if row.stop.answer is not None:
+            _, audio = await until(client, row.stop.answer)
             assert audio == b""
         else:
             await synthesizer.closed.wait()
         assert synthesizer.closed.is_set()
-        if not row.goes_on:
+        if not row.closing.goes_on:
             messages, audio = await client.until(closed=1000)
             assert (len([message for message in messages if "session.finished" not in str(message)]), audio) == (1, b"")
             return
-        if "context_id" in row.cancel:
-            client.send({**row.cancel, "context_id": "nowhere"})
+        if "context_id" in row.stop.message:
+            client.send({**row.stop.message, "context_id": "nowhere"})
         synthesizer.script = utterance()
         client.send(*row.speak("New.", again=True))
         messages, audio = await spoken(client, row)
@@ -223,7 +223,7 @@ async def test_a_server_without_room_says_so(row: SocketRow) -> None:
         client.send(*row.speak("Hello."))
         told = await refusal(client)
         assert (told.get("type"), code_of(told)) == (row.error, "rate_limit_exceeded")
-        await _goes_on_or_closes(client, row, row.full)
+        await _goes_on_or_closes(client, row, row.closing.full)
 
 
 @socket_rows
@@ -235,7 +235,7 @@ async def test_a_failure_is_told(row: SocketRow, begun: list[Step], error: Excep
         told = await refusal(client)
         assert (told.get("type"), code_of(told)) == (row.error, translate(error).code)
         assert "secret" not in json.dumps(told)
-        await _goes_on_or_closes(client, row, row.failed)
+        await _goes_on_or_closes(client, row, row.closing.failed)
 
 
 async def _goes_on_or_closes(client: Client, row: SocketRow, code: int | None) -> None:
@@ -305,13 +305,15 @@ def _of_api(api: FastAPI, row: SocketRow) -> asgi.Connection:
 
 
 @pytest.mark.parametrize(
-    "row", [row for row in SOCKETS.values() if row.drain], ids=[name for name, row in SOCKETS.items() if row.drain]
+    "row",
+    [row for row in SOCKETS.values() if row.closing.drain],
+    ids=[name for name, row in SOCKETS.items() if row.closing.drain],
 )
 async def test_who_leaves_while_it_drains_is_not_spoken_to(row: SocketRow) -> None:
-    assert row.drain is not None
+    assert row.closing.drain is not None
     synthesizer = FakeSynthesizer(script=[chunk(FRAME), asyncio.Event()])
     async with connected(row, synthesizer) as client:
-        client.send(*row.speak("Good bye."), row.drain)
+        client.send(*row.speak("Good bye."), row.closing.drain)
         await synthesizer.waiting.wait()
         client.leave()
         await client.connection.task

@@ -66,7 +66,7 @@ async def serving(synthesizer: FakeSynthesizer) -> AsyncIterator[str]:
             await texts.aclose()
 
 
-ROWS = {name: row for name, row in SOCKETS.items() if row.words and row.cancel}
+ROWS = {name: row for name, row in SOCKETS.items() if row.times.told_in and row.stop}
 
 
 def test_these_dialects_can_be_interrupted() -> None:
@@ -94,10 +94,10 @@ async def test_the_word_named_is_the_last_one_heard_or_the_one_being_said(row: S
                 assert told.mark is (None if info.word_times else True), told
             words.add(told.named)
             async with asyncio.timeout(BOUND_S):
-                if row.cancelled is None:  # what is on its way is of the same context
+                if row.stop.answer is None:  # what is on its way is of the same context
                     await connection.close()
                 await synthesizer.closed.wait()
-            if row.cancelled is None:
+            if row.stop.answer is None:
                 connection = await session.ws_connect(url + row.path)
                 listener = Interrupter(connection, row)
         await connection.close()

@@ -44,7 +44,7 @@ def tails(requests: list[SynthesisRequest]) -> list[str | None]:
 
 def test_each_socket_on_which_one_utterance_follows_another_is_here() -> None:
     contexts = ("elevenlabs", "elevenlabs-dialogue", "cartesia")
-    assert {name for name, row in SOCKETS.items() if row.goes_on} == {*CONVERSING, *contexts, "frames"}
+    assert {name for name, row in SOCKETS.items() if row.closing.goes_on} == {*CONVERSING, *contexts, "frames"}
 
 
 @pytest.mark.parametrize("name", CONVERSING)
@@ -73,10 +73,10 @@ async def test_after_an_interruption_the_voice_begins_anew(name: str) -> None:
         client.send(*row.speak(TWO, again=True))
         while len(synthesizer.requests) < 2 or not synthesizer.requests[1]:
             await client.next()
-        assert row.cancel is not None
-        assert row.cancelled is not None
-        client.send(row.cancel)
-        kind, value = next(iter(row.cancelled.items()))
+        assert row.stop is not None
+        assert row.stop.answer is not None
+        client.send(row.stop.message)
+        kind, value = next(iter(row.stop.answer.items()))
         await client.until(**{kind: value})
         synthesizer.script = utterance(20)
         await say(client, row, THREE, again=True)

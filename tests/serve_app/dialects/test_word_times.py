@@ -47,7 +47,7 @@ TABLE = {place: (carried_by, header) for place, carried_by, header in table()}
 
 def test_the_table_has_each_way_that_carries_words() -> None:
     assert {place: carried_by for place, (carried_by, _) in TABLE.items()} == {
-        **{row.place: row.words for row in ROWS if row.words},
+        **{row.place: row.times.told_in for row in ROWS if row.times.told_in},
         "GET /v1/audio/jobs/{job_id}/parts/{part}/words": "words",  # tests/serve_app/jobs/test_jobs.py
     }
 
@@ -78,7 +78,7 @@ async def posted(row: PostRow, info: ModelInfo) -> tuple[httpx.Response, FakeSyn
     synthesizer = speaking(info)
     transport = httpx.ASGITransport(one_api(synthesizer, ApiSettings()))
     async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
-        answer = await client.post(row.path, json={**row.body(FOLLOWED_TEXT), **row.timed})
+        answer = await client.post(row.path, json={**row.body(FOLLOWED_TEXT), **row.times.asked_by})
     assert answer.status_code == 200, answer.text
     return answer, synthesizer
 
@@ -89,11 +89,11 @@ def messages(answer: httpx.Response) -> list[Json]:
 
 
 @KNOWN
-@pytest.mark.parametrize("row", [row for row in POSTS.values() if row.words], ids=lambda row: row.place)
+@pytest.mark.parametrize("row", [row for row in POSTS.values() if row.times.told_in], ids=lambda row: row.place)
 async def test_an_answer_carries_them(row: PostRow, info: ModelInfo) -> None:
     answer, synthesizer = await posted(row, info)
     assert synthesizer.requests[0].word_times
-    reader = Reader(row.words)
+    reader = Reader(row.times.told_in)
     for message in messages(answer):
         reader.read(message)
     check(row, info, reader, answer.headers.get(HEADER))
@@ -102,7 +102,7 @@ async def test_an_answer_carries_them(row: PostRow, info: ModelInfo) -> None:
 
 
 @KNOWN
-@pytest.mark.parametrize("row", [row for row in POSTS.values() if not row.words], ids=lambda row: row.place)
+@pytest.mark.parametrize("row", [row for row in POSTS.values() if not row.times.told_in], ids=lambda row: row.place)
 async def test_other_answers_say_nothing_of_them(row: PostRow, info: ModelInfo) -> None:
     answer, synthesizer = await posted(row, info)
     assert not synthesizer.requests[0].word_times
@@ -112,10 +112,10 @@ async def test_other_answers_say_nothing_of_them(row: PostRow, info: ModelInfo) 
 
 @KNOWN
 @pytest.mark.parametrize(
-    "row", [row for row in SOCKETS.values() if row.words not in ("", "text_spoken")], ids=lambda row: row.place
+    "row", [row for row in SOCKETS.values() if row.times.told_in not in ("", "text_spoken")], ids=lambda row: row.place
 )
 async def test_a_socket_carries_them(row: SocketRow, info: ModelInfo) -> None:
-    reader = Reader(row.words, row.clock)
+    reader = Reader(row.times.told_in, row.times.counts_from)
     async with talking(speaking(info), row.path) as client:
         client.send(*row.speak_timed(FOLLOWED_TEXT))
         told, _ = await client.until(**row.over)
@@ -125,7 +125,7 @@ async def test_a_socket_carries_them(row: SocketRow, info: ModelInfo) -> None:
 
 
 @KNOWN
-@pytest.mark.parametrize("row", [row for row in SOCKETS.values() if not row.words], ids=lambda row: row.place)
+@pytest.mark.parametrize("row", [row for row in SOCKETS.values() if not row.times.told_in], ids=lambda row: row.place)
 async def test_other_sockets_say_nothing_of_them(row: SocketRow, info: ModelInfo) -> None:
     synthesizer = speaking(info)
     async with talking(synthesizer, row.path, subprotocols=row.sample.protocols) as client:

@@ -90,17 +90,19 @@ class Interrupter:
     async def interrupt(self, text: str, messages: Sequence[Json], at_ms: int) -> Interrupted:
         for message in messages:
             await self._socket.send_json(message)
-        names = self._row.words == "text_spoken" or self._row is SOCKETS["native"]
-        reader = Reader("" if self._row.words == "text_spoken" else self._row.words, self._row.clock)
+        names = self._row.times.told_in == "text_spoken" or self._row is SOCKETS["native"]
+        reader = Reader(
+            "" if self._row.times.told_in == "text_spoken" else self._row.times.told_in, self._row.times.counts_from
+        )
         pcm = bytearray()
         while len(pcm) < 48 * at_ms:
             told = await self._next()
             pcm += told if isinstance(told, bytes) else audio_in(told)
             if isinstance(told, dict):
                 reader.read(told)
-        assert self._row.cancel is not None
-        await self._socket.send_json(self._row.cancel | self._where(at_ms))
-        answer = None if self._row.cancelled is None else await self._answer(reader)
+        assert self._row.stop is not None
+        await self._socket.send_json(self._row.stop.message | self._where(at_ms))
+        answer = None if self._row.stop.answer is None else await self._answer(reader)
         heard = bytes(pcm[: 48 * at_ms])
         if names:
             assert answer is not None
@@ -122,10 +124,11 @@ class Interrupter:
 
     async def _answer(self, reader: Reader) -> Json:
         """The answer to the interruption, behind what was on its way. What words come by then, the client knows."""
-        assert self._row.cancelled is not None
+        assert self._row.stop is not None
+        assert self._row.stop.answer is not None
         while True:
             told = await self._next()
-            if isinstance(told, dict) and told.items() >= self._row.cancelled.items():
+            if isinstance(told, dict) and told.items() >= self._row.stop.answer.items():
                 return told
             if isinstance(told, dict):
                 reader.read(told)
