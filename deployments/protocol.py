@@ -196,7 +196,7 @@ class SynthesisRequest:
     # A text in several segments, or still being written: set by `Segments` and `LiveText` of the ingress.
     continues: bool = False  # a later segment of a long text: it is not refused and goes first
     following: tuple[str, ...] = ()  # texts of the later segments: the request is refused where one is too long
-    live: Mailbox | None = None  # where the text is while the client writes it; `text` is empty then
+    mailbox: Mailbox | None = None  # where the text is while the client writes it; `text` is empty then
     tail: Tail | None = None  # of the segment before, or of an earlier request
 
     # A stream that goes on elsewhere: set by `Received` of deployments/serving/failover.py.

@@ -27,7 +27,7 @@ from serve_app.api.wishes.build_request import build_request
 from serve_app.api.wishes.wish import Offer, Wish, speech_headers
 from serve_app.config import ApiSettings
 from serve_app.jobs.desk import Jobs
-from serve_app.speech.dialogue import DialogueTimes, in_turns, turns_of
+from serve_app.speech.dialogue import DialogueTimes, as_dialogue, one_after_another
 from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.model_admissions import ModelAdmissions
@@ -111,13 +111,13 @@ class SpeechService:
         request: Request,
         wish: Wish,
         *,
-        turns: Sequence[Wish] = (),
+        parts: Sequence[Wish] = (),
         make_body: StreamBody | None = None,
         make_whole_body: WholeBody | None = None,
         content_type: str | None = None,
         previous: str = ignored_fields.PREVIOUS,
     ) -> Response:
-        """`wish.body.input` over HTTP, or the `turns` of a dialogue, whose form `wish` has.
+        """`wish.body.input` over HTTP, or the `parts` of a dialogue, whose form `wish` has.
 
         It is sent while it is spoken; at once if there is a `make_whole_body` or the wish says so. These make the
         response's body of audio and words, `content_type` is that body's. `previous` is the dialect's name of
@@ -125,17 +125,17 @@ class SpeechService:
         for a dialogue.
         """
         utterance, headers = await self._prepared(request, wish, content_type, previous)
-        spoken = await self._turns(request, utterance, turns) if turns else [utterance]
-        usage, turns = state_of(request).record.usage, turns or [wish]
+        spoken = await self._dialogue(request, utterance, parts) if parts else [utterance]
+        usage, parts = state_of(request).record.usage, parts or [wish]
         if make_whole_body is None and not wish.delivery.whole:
-            times = _word_times(turns)
+            times = _word_times(parts)
             audio = self._audio(spoken, wish, usage, times)
             return SpeechResponse(audio if make_body is None else make_body(audio, times), headers, usage=usage)
         kept = Kept(state_of(request).caller.name)
         kept.expect(wish.body, wish.delivery, wish.info)
 
         def attempt(spoken: Sequence[UtteranceRequest], usage: Usage) -> AnswerAttempt:
-            times = _word_times(turns)
+            times = _word_times(parts)
             audio = self._audio(spoken, wish, usage, times, kept)
             return AnswerAttempt(audio, usage, make_whole_body, times, drop_tail=partial(self._tails.drop, spoken[0]))
 
@@ -149,15 +149,15 @@ class SpeechService:
 
     def _audio(
         self,
-        turns: Sequence[UtteranceRequest],
+        parts: Sequence[UtteranceRequest],
         wish: Wish,
         usage: Usage,
         times: WordTimes | None,
         kept: Kept | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        """The turns' audio in the form that is wished: bare, or as events."""
-        admit = partial(self.models.of(turns[0]).admit, info=wish.info)
-        chunks = in_turns(turns, admit) if len(turns) > 1 else admit(turns[0])
+        """The parts' audio in the form that is wished: bare, or as events."""
+        admit = partial(self.models.of(parts[0]).admit, info=wish.info)
+        chunks = one_after_another(parts, admit) if len(parts) > 1 else admit(parts[0])
         make = event_body if wish.delivery.events else audio_body
         return make(chunks, wish.delivery.rendering(wish.info), usage, times, kept)
 
@@ -175,16 +175,16 @@ class SpeechService:
         headers = {**speech_headers(wish.delivery, wish.info), **wish.headers(), **usage.headers()}
         return utterance, headers if content_type is None else {**headers, "content-type": content_type}
 
-    async def _turns(
-        self, request: Request, utterance: UtteranceRequest, turns: Sequence[Wish]
+    async def _dialogue(
+        self, request: Request, utterance: UtteranceRequest, parts: Sequence[Wish]
     ) -> list[UtteranceRequest]:
-        """The turns of a dialogue, whose text and first voice `utterance` has."""
+        """The parts of a dialogue, whose text and first voice `utterance` has."""
         client, request_id = state_of(request).caller.name, utterance.request_id
         first, *later = [
-            await build_request(turn, self.settings, self.voices, request_id=request_id, client=client)
-            for turn in turns
+            await build_request(part, self.settings, self.voices, request_id=request_id, client=client)
+            for part in parts
         ]
-        return turns_of([replace(first, seed=utterance.seed, tail=utterance.tail, marks=utterance.marks), *later])
+        return as_dialogue([replace(first, seed=utterance.seed, tail=utterance.tail, marks=utterance.marks), *later])
 
     async def make_utterance(
         self, request: HTTPConnection, wish: Wish, *, record: RequestRecord | None = None
@@ -202,7 +202,7 @@ class SpeechService:
 
 
 def _word_times(wishes: Sequence[Wish]) -> WordTimes | None:
-    """The words of one text, or of a dialogue's turns, if the wish wants their times."""
+    """The words of one text, or of a dialogue's parts, if the wish wants their times."""
     body, info, texts = wishes[0].body, wishes[0].info, [each.spoken for each in wishes]
     if not body.word_timestamps:
         return None

@@ -71,13 +71,13 @@ def _speaking(
         fields = await read_speech(request, service)
         voice = request.path_params.get("voice_id")
         wish = await wished(service, fields, request.query_params, voice=voice, words=timestamps)
-        wish, turns = await _turns(service, wish, fields.get("inputs"))
+        wish, parts = await _dialogue(service, wish, fields.get("inputs"))
         usage = state_of(request).record.usage
         lines = partial(_lines, usage=usage) if timestamps and stream else None
         timed = _timed if timestamps and not stream else None
         form = (_LINES if stream else _JSON) if timestamps else None
         answer = await service.respond(
-            request, wish, turns=turns, make_body=lines, make_whole_body=timed, content_type=form, previous=_PREVIOUS
+            request, wish, parts=parts, make_body=lines, make_whole_body=timed, content_type=form, previous=_PREVIOUS
         )
         answer.headers["request-id"] = state_of(request).record.request_id  # for `previous_request_ids`
         return answer
@@ -297,8 +297,8 @@ def unknown(inputs: object) -> dict[str, str]:
     return {f"inputs.{name}": "unknown field" for name in others}
 
 
-async def _turns(service: SpeechService, wish: Wish, inputs: object) -> tuple[Wish, list[Wish]]:
-    """A wish for each turn of a dialogue of several voices; inputs in a row with one voice are one turn. None for all
+async def _dialogue(service: SpeechService, wish: Wish, inputs: object) -> tuple[Wish, list[Wish]]:
+    """A wish for each part of a dialogue of several voices; inputs in a row with one voice are one part. None for all
     other texts. The first wish also says which voices are not here.
     """
     runs: list[tuple[object, list[str]]] = []
@@ -308,15 +308,15 @@ async def _turns(service: SpeechService, wish: Wish, inputs: object) -> tuple[Wi
         runs[-1][1].append(part["text"])
     if len(runs) < 2:
         return wish, []
-    turns, ignored = [], dict(wish.ignored)
+    parts, ignored = [], dict(wish.ignored)
     for voice, texts in runs:
         own = replace(wish, body=wish.body.model_copy(update={"input": " ".join(texts)}))
-        turn = await wish_in_voice(service.offer, own, voice if isinstance(voice, str) else wish.body.voice or "")
-        if "voice" in turn.ignored:
-            ignored["inputs.voice_id"] = turn.ignored["voice"]
-        if is_speakable(turn.spoken.text):
-            turns.append(turn)
-    return replace(wish, ignored=ignored), turns
+        part = await wish_in_voice(service.offer, own, voice if isinstance(voice, str) else wish.body.voice or "")
+        if "voice" in part.ignored:
+            ignored["inputs.voice_id"] = part.ignored["voice"]
+        if is_speakable(part.spoken.text):
+            parts.append(part)
+    return replace(wish, ignored=ignored), parts
 
 
 def encoded(audio: bytes) -> str:

@@ -128,13 +128,13 @@ class Admission:
         A text with nothing to speak is answered by a moment of silence.
         Raises Overloaded if the audio would come late, NotReady while no talker has started.
         """
-        if request.writing is None and not is_speakable(request.text):
+        if request.live_text is None and not is_speakable(request.text):
             yield silence(info)
             return
         room = self.room
         if not request.is_underway:
             room.check(request.client)
-        came_s, live = time.monotonic(), request.writing
+        came_s, live = time.monotonic(), request.live_text
         is_speaking, end = False, SpokenEnd()
         client = _Client(info.sample_rate, live, came_s=came_s)
         room.enter()
@@ -179,7 +179,7 @@ class Admission:
                 room.join_line(ticket, request.client)
 
         try:
-            async with _limited(allowed_s, request.writing, join_line), self._start_told(request, is_starting):
+            async with _limited(allowed_s, request.live_text, join_line), self._start_told(request, is_starting):
                 speech = await self._until_audio(request, info, opened)
         except Overloaded:
             metrics.refused("stage", model=room.model)
@@ -189,7 +189,7 @@ class Admission:
         finally:
             room.leave_line(ticket)
         if is_in_line:
-            room.count_start(time.monotonic() - came_s if request.writing is None else None)
+            room.count_start(time.monotonic() - came_s if request.live_text is None else None)
         return speech
 
     async def _until_audio(self, request: UtteranceRequest, info: ModelInfo, opened: AsyncExitStack) -> PeekedSpeech:
@@ -267,8 +267,8 @@ async def _limited(allowed_s: float, live: LiveText | None, on_start: Callable[[
             limit.reschedule(loop.time() + allowed_s)
             on_start()
 
-        starting = asyncio.create_task(start_once_written())
+        limiting = asyncio.create_task(start_once_written())
         try:
             yield
         finally:
-            starting.cancel()
+            limiting.cancel()

@@ -1,4 +1,4 @@
-"""A dialogue: turns of several voices, spoken one after the other as one utterance."""
+"""A dialogue: parts of several voices, spoken one after the other as one utterance."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -9,11 +9,11 @@ from serve_app.speech.segments import UtteranceRequest, segment_seed
 from serve_app.speech.spoken_text import SpokenText
 from serve_app.speech.word_times import WordTimes
 
-Synthesize = Callable[[UtteranceRequest], AsyncGenerator[PcmChunk, None]]
+Admit = Callable[[UtteranceRequest], AsyncGenerator[PcmChunk, None]]
 
 
-def turns_of(requests: Sequence[UtteranceRequest]) -> list[UtteranceRequest]:
-    """The same requests as turns of the first one: later ones continue speech that is being heard. Their seeds follow
+def as_dialogue(requests: Sequence[UtteranceRequest]) -> list[UtteranceRequest]:
+    """The same requests as parts of one dialogue: later ones continue speech that is being heard. Their seeds follow
     from the first one's and their number.
     """
     first, *later = requests
@@ -29,15 +29,15 @@ def turns_of(requests: Sequence[UtteranceRequest]) -> list[UtteranceRequest]:
     ]
 
 
-async def in_turns(requests: Sequence[UtteranceRequest], synthesize: Synthesize) -> AsyncGenerator[PcmChunk, None]:
-    """The audio of all turns. A chunk's `segment` is the number of its turn, its `text_positions` are of that turn.
+async def one_after_another(requests: Sequence[UtteranceRequest], admit: Admit) -> AsyncGenerator[PcmChunk, None]:
+    """The audio of all parts. A chunk's `segment` is the number of its part, its `text_positions` are of that part.
 
-    The finish reason comes with the very last chunk; it is the first other than STOP that any turn had.
+    The finish reason comes with the very last chunk; it is the first other than STOP that any part had.
     """
     num_tokens, cut_short = 0, None
     for number, request in enumerate(requests):
         own_tokens, is_last = 0, number == len(requests) - 1
-        async with aclosing(synthesize(request)) as chunks:
+        async with aclosing(admit(request)) as chunks:
             async for chunk in chunks:
                 own_tokens, reason = chunk.num_text_tokens, chunk.finish_reason
                 if reason is not FinishReason.STOP:
@@ -52,25 +52,25 @@ async def in_turns(requests: Sequence[UtteranceRequest], synthesize: Synthesize)
 
 
 class DialogueTimes(WordTimes):
-    """The words of all turns: their times count from the beginning of the first turn, their characters in their own."""
+    """The words of all parts: their times count from the beginning of the first part, their characters in their own."""
 
     def __init__(self, texts: Sequence[SpokenText], info: ModelInfo, *, speed: float) -> None:
-        """`texts` has the text of each turn."""
+        """`texts` has the text of each part."""
         super().__init__(texts[0], info, speed=speed)
-        self._turns = [WordTimes(text, info, speed=speed) for text in texts]
+        self._by_part = [WordTimes(text, info, speed=speed) for text in texts]
         self._number, self._begun_s, self._samples_per_s = 0, 0.0, info.sample_rate * speed
 
     def feed(self, chunk: PcmChunk) -> None:
-        """The next chunk of `in_turns`."""
+        """The next chunk of `one_after_another`."""
         if chunk.segment != self._number:
-            self._hear_turn(replace(chunk.emptied(), finish_reason=FinishReason.STOP))
+            self._hear_part(replace(chunk.emptied(), finish_reason=FinishReason.STOP))
             self._number, self._begun_s = chunk.segment, self._num_samples / self._samples_per_s
         self._num_samples += chunk.num_samples
-        self._hear_turn(chunk)
+        self._hear_part(chunk)
 
-    def _hear_turn(self, chunk: PcmChunk) -> None:
-        turn = self._turns[self._number]
-        turn.feed(chunk)
-        for word in turn.take():
+    def _hear_part(self, chunk: PcmChunk) -> None:
+        part = self._by_part[self._number]
+        part.feed(chunk)
+        for word in part.take():
             start_s, end_s = self._begun_s + word.start_s, self._begun_s + word.end_s
             self._told.append(replace(word, start_s=start_s, end_s=end_s))

@@ -78,7 +78,7 @@ class LiveText(Segments):
         self._check = SsmlCheck("text") if rules.markup == "ssml" else None
         self._split = LiveSplit(min(info.max_segment_chars, rules.max_segment_chars or info.max_segment_chars))
         self._waiting = ""  # text that has not become spoken text yet
-        self._next_take_in: asyncio.Handle | None = None  # the turn of the event loop that takes in more of it
+        self._next_take_in: asyncio.Handle | None = None  # the iteration of the event loop that takes in more of it
         self._num_chars = self._num_spoken = self._num_spoken_chars = 0
         self._changed = asyncio.Event()
         self._writing: WrittenText | None = None  # the segment that takes the text
@@ -96,7 +96,7 @@ class LiveText(Segments):
     @property
     def utterance(self) -> UtteranceRequest:
         """What `Admission` is asked, for use after `wait_for_words`."""
-        return replace(self._utterance, writing=self, live=self._segments[0].live)
+        return replace(self._utterance, live_text=self, mailbox=self._segments[0].mailbox)
 
     async def going_on(self, conversation: Continuation) -> UtteranceRequest:
         """The same, going on from what was spoken before, where enough is written in time to be spoken at once."""
@@ -108,7 +108,7 @@ class LiveText(Segments):
         return replace(self.utterance, tail=tail if self._is_long(0) else None)
 
     def append(self, text: str) -> None:
-        """Add to the text. A long addition becomes spoken text over several turns of the event loop.
+        """Add to the text. A long addition becomes spoken text over several iterations of the event loop.
 
         Raises InvalidRequest where the text would become too long, or is no SSML, and adds nothing then. The caller
         adds nothing after `finish`.
@@ -135,8 +135,8 @@ class LiveText(Segments):
         """Keep the text no longer, and end its speech."""
         self._end()
         for segment in self._segments:
-            assert segment.live is not None
-            self._server.remove(segment.live.token)
+            assert segment.mailbox is not None
+            self._server.remove(segment.mailbox.token)
 
     async def wait_for_words(self) -> bool:
         """Wait until the text is sure to have a word; False where it ends without one.
@@ -199,7 +199,7 @@ class LiveText(Segments):
         self.close()
 
     def _take_in(self) -> None:
-        """Make spoken text of CHARS_AT_ONCE waiting characters, and of the next ones in the event loop's next turn."""
+        """Make spoken text of CHARS_AT_ONCE waiting characters, of the next ones in the event loop's next iteration."""
         part, self._waiting = self._waiting[:CHARS_AT_ONCE], self._waiting[CHARS_AT_ONCE:]
         self._write(part, is_last=False)
         self._next_take_in = asyncio.get_running_loop().call_soon(self._take_in) if self._waiting else None
@@ -251,7 +251,7 @@ class LiveText(Segments):
         self._mailboxes.append(self._writing)
         mailbox = self._server.share(secrets.token_hex(_TOKEN_BYTES), self._writing)
         self._speeds[len(self._segments)] = self._speed
-        self._segments.append(segment_request(replace(self._utterance.plain, live=mailbox), len(self._segments) + 1))
+        self._segments.append(segment_request(replace(self._utterance.plain, mailbox=mailbox), len(self._segments) + 1))
 
     def _end_segment(self) -> None:
         if self._writing is not None:

@@ -31,7 +31,7 @@ class LongText:
         """The audio of one utterance, by a call for each segment of its text. It is silent while the client that writes
         the text pauses.
         """
-        if (live := utterance.writing) is not None:
+        if (live := utterance.live_text) is not None:
             speech = self.speak_segments(utterance.plain, live, info, redraws=utterance.redraws)
             return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_over)
         segments = Segments.of(utterance, info.max_segment_chars)

@@ -72,9 +72,9 @@ class SegmentAudio:
                 await self._chunks.aclose()
 
     def _start_next(self) -> "asyncio.Task[PcmChunk | None]":
-        starting = asyncio.create_task(self._read_one())
-        starting.add_done_callback(heed)
-        return starting
+        reading = asyncio.create_task(self._read_one())
+        reading.add_done_callback(heed)
+        return reading
 
     async def _read_one(self) -> PcmChunk | None:
         if (chunk := await anext(self._chunks, None)) is not None:

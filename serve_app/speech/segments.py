@@ -35,7 +35,7 @@ class UtteranceRequest(SynthesisRequest):
     languages: tuple[str, ...] = ()  # each segment is in one of these; where it is not certain, `language` stands
     joins: bool = False  # each segment goes on from the tail of the one before
     redraws: bool = False  # another seed, once, where speech ends badly and was not sent yet
-    writing: "LiveText | None" = None  # its segments, where the client still writes the text
+    live_text: "LiveText | None" = None  # its segments, where the client still writes the text
 
     @property
     def plain(self) -> SynthesisRequest:

@@ -23,7 +23,7 @@ from serve_app.speech.segments import Stretch
 from serve_app.speech.ssml import SsmlCheck
 
 LEFT_OUT = "\ue000"  # of no script
-CHARS_AT_ONCE = 256  # become spoken text in one turn of the event loop, which takes milliseconds
+CHARS_AT_ONCE = 256  # become spoken text in one iteration of the event loop, which takes milliseconds
 _LONGEST_CLUSTER = 64  # characters to search for a boundary; Unicode's stream-safe format stacks at most 30 marks
 _LONGEST_REST = 1024  # characters without a boundary that are kept; ordinary text has far fewer
 

@@ -46,8 +46,8 @@ class Speaks:
     async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
         self.num_open += 1
         try:
-            if request.live is not None:
-                async for _ in read(request.live):
+            if request.mailbox is not None:
+                async for _ in read(request.mailbox):
                     pass
             if self.chance.random() < 0.1:
                 error = self.chance.choice((ReplicaLost("lost"), Overloaded("full", 1.0)))

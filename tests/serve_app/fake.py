@@ -67,8 +67,8 @@ class FakeSynthesizer:
 
     async def _read(self, request: SynthesisRequest, index: int) -> None:
         """A live text to its end, as a talker does."""
-        if request.live is not None:
-            async with aclosing(read(request.live)) as parts:
+        if request.mailbox is not None:
+            async with aclosing(read(request.mailbox)) as parts:
                 async for part in parts:
                     self.texts[index] += part
 

@@ -88,9 +88,9 @@ class EngineClient:
                 await asyncio.shield(self._wake())
                 failed.pop_all()
         self._send(channel.Submit(sequence_id, request))
-        live = request.synthesis.live
+        mailed = request.synthesis.mailbox
         least = _BACKGROUND_FRAMES if request.synthesis.background else 0
-        writing = None if live is None else asyncio.create_task(self._write(sequence_id, live))
+        writing = None if mailed is None else asyncio.create_task(self._write(sequence_id, mailed))
         try:
             while True:
                 chunk = await _next_chunk(queue, least)
@@ -106,10 +106,10 @@ class EngineClient:
             if self._streams.pop(sequence_id, None) is not None:
                 self._send(channel.Abort(sequence_id))
 
-    async def _write(self, sequence_id: int, live: Mailbox) -> None:
+    async def _write(self, sequence_id: int, mailed: Mailbox) -> None:
         """Send the engine the text of a live request as it comes. Where it cannot be read the stream fails."""
         try:
-            async with aclosing(mailbox.read(live)) as parts:
+            async with aclosing(mailbox.read(mailed)) as parts:
                 async for part in parts:
                     self._send(channel.Append(sequence_id, part, is_last=False))
             self._send(channel.Append(sequence_id, "", is_last=True))

@@ -36,7 +36,7 @@ class Intake:
     def prepare(self, sequence_id: int, request: GenerateRequest) -> Sequence | None:
         """The sequence of a request. A live request has none yet: `append_text` brings its text."""
         request = self._prompts.with_codes(request)
-        if request.synthesis.live is None:
+        if request.synthesis.mailbox is None:
             prompt = self._prompts.build(request)
             if request.synthesis.tail is not None and prompt.num_positions > MAX_PASS_POSITIONS:  # a second pass
                 return self.prepare(sequence_id, replace(request, synthesis=replace(request.synthesis, tail=None)))

@@ -318,7 +318,7 @@ def full_text(kind: ModelKind, request: SynthesisRequest) -> bool:
     """Whether the prompt has all text. By default clones stream their text and the other kinds do not. Text that is
     still being written always streams.
     """
-    if request.live is not None:
+    if request.mailbox is not None:
         return False
     if request.non_streaming_mode is not None:
         return request.non_streaming_mode

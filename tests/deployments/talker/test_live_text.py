@@ -30,7 +30,7 @@ def at_once(text: str = TEXT, **changes: object) -> GenerateRequest:
 
 
 def live(request: GenerateRequest) -> GenerateRequest:
-    return replace(request, synthesis=replace(request.synthesis, text="", live=MAILBOX, non_streaming_mode=None))
+    return replace(request, synthesis=replace(request.synthesis, text="", mailbox=MAILBOX, non_streaming_mode=None))
 
 
 def cut(text: str, places: Sequence[int]) -> list[str]:

@@ -540,7 +540,7 @@ class Server:
             return await (self._of_socket if described.over else self._of_request)(described)
 
     def _asked(self) -> object:
-        ours = [repr(replace(request, request_id="", live=None, marks=())) for request in self.synthesizer.requests]
+        ours = [repr(replace(request, request_id="", mailbox=None, marks=())) for request in self.synthesizer.requests]
         return ours, self.synthesizer.texts
 
     async def _of_request(self, described: Dialect) -> Outcome:

@@ -45,8 +45,8 @@ class Scripted(FakeSynthesizer):
                 await step.wait()
                 continue
             if step.finish_reason is not None and number not in self._hasty:
-                assert request.live is not None
-                async with aclosing(read(request.live)) as parts:
+                assert request.mailbox is not None
+                async with aclosing(read(request.mailbox)) as parts:
                     self.texts[number] = "".join([part async for part in parts])
             yield step
 

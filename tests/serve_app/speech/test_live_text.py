@@ -43,8 +43,8 @@ async def spoken(live: LiveText) -> list[str]:
     """What talkers read, segment by segment."""
     segments = []
     while (request := await live.segment(len(segments))) is not None:
-        assert request.live is not None
-        async with aclosing(read(request.live)) as parts:
+        assert request.mailbox is not None
+        async with aclosing(read(request.mailbox)) as parts:
             segments.append("".join([part async for part in parts]))
     return segments
 
@@ -224,7 +224,7 @@ async def test_a_closed_text_is_read_no_more(texts: LiveTexts, monkeypatch: pyte
     with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
         live.append("Hello there.")
         live.finish()
-        address = live.utterance.live
+        address = live.utterance.mailbox
         assert address is not None
         assert "".join([part async for part in mailbox.read(address)]) == "Hello there."
     with pytest.raises(TalkerLost):

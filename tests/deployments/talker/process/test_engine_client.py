@@ -216,7 +216,7 @@ async def test_text_is_spoken_as_it_is_written(client: EngineClient, in_process:
     server, text = MailboxServer("127.0.0.1"), WrittenText()
     await server.start()
     at_once = ask("Hello there, you!", frames=30, ignore_eos=True, non_streaming_mode=False)
-    synthesis = replace(at_once.synthesis, text="", live=server.share("token", text))
+    synthesis = replace(at_once.synthesis, text="", mailbox=server.share("token", text))
     chunks, heard = [], asyncio.Event()
 
     async def hear() -> None:
@@ -238,7 +238,7 @@ async def test_text_is_spoken_as_it_is_written(client: EngineClient, in_process:
 async def test_text_that_cannot_be_read_ends_its_stream(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.serving.mailbox._DELAYS_S", ())
     request = ask("")
-    nobody = replace(request, synthesis=replace(request.synthesis, live=Mailbox("127.0.0.1", 9, "token")))
+    nobody = replace(request, synthesis=replace(request.synthesis, mailbox=Mailbox("127.0.0.1", 9, "token")))
     with pytest.raises(TalkerLost, match=r"127\.0\.0\.1:9 "):
         await listen(client, nobody)
 
@@ -249,7 +249,9 @@ async def test_text_without_words_is_refused_when_it_ends(client: EngineClient) 
     text.finish()
     request = ask("")
     with pytest.raises(InvalidRequest):
-        await listen(client, replace(request, synthesis=replace(request.synthesis, live=server.share("token", text))))
+        await listen(
+            client, replace(request, synthesis=replace(request.synthesis, mailbox=server.share("token", text)))
+        )
     await server.aclose()
 
 

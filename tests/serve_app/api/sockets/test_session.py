@@ -153,7 +153,7 @@ async def test_a_text_that_is_all_there_is_asked_for_at_once() -> None:
         session.close()
         await events_of(session)
     (request,) = synthesizer.requests
-    assert (request.text, request.live) == ("Good morning", None)
+    assert (request.text, request.mailbox) == ("Good morning", None)
 
 
 async def test_every_flush_has_its_mark_even_an_empty_one() -> None:
@@ -293,7 +293,7 @@ async def test_chinese_clauses_come_together_without_spaces() -> None:
         session.close()
         assert isinstance((await events_of(session))[-1], Done)
     assert synthesizer.texts == ["你好，世界再见 and more"]
-    assert synthesizer.requests[0].live is not None
+    assert synthesizer.requests[0].mailbox is not None
 
 
 async def test_an_empty_stream_is_a_moment_of_silence() -> None:
@@ -308,7 +308,7 @@ class Following(FakeSynthesizer):
     """Says where its words are, as what stands in front of the pools does."""
 
     async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
-        async with aclosing(LongText(super()).speak(replace(request, live=None), fake.FOLLOWED)) as chunks:
+        async with aclosing(LongText(super()).speak(replace(request, mailbox=None), fake.FOLLOWED)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
