@@ -32,8 +32,9 @@ from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.speech.redraw import draw_seed, report_redraw
-from serve_app.speech.segments import Segments, Stretch, UtteranceRequest
+from serve_app.speech.segments import Segments, UtteranceRequest
 from serve_app.speech.word_times import WordTimes
+from serve_app.text.spoken_text import Stretch
 from serve_app.voices.library import Voices
 from serve_app.voices.record import VISITOR
 from serve_app.voices.store import StoreFailed

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from deployments.errors import InvalidRequest
 from serve_app.audio.recordings import MAX_SECONDS, decode_file
-from serve_app.speech.characters import letters
+from serve_app.text.characters import letters
 
 Samples = NDArray[np.float32]
 Severity = Literal["problem", "warning", "note"]

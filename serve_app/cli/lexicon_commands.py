@@ -46,7 +46,7 @@ def import_words(
     file: Annotated[Path, typer.Argument(help="A W3C Pronunciation Lexicon (PLS) with aliases.")], store: Store = None
 ) -> None:
     """Add the aliases of a PLS file; its words replace those of the same spelling."""
-    from serve_app.speech.lexicon import from_pls
+    from serve_app.text.lexicon import from_pls
 
     print(_line(_keep(store, {**_words(store), **from_pls(read_file(file), str(file))})))
 
@@ -58,7 +58,7 @@ def export(
     store: Store = None,
 ) -> None:
     """Write all words to a PLS file."""
-    from serve_app.speech.lexicon import to_pls
+    from serve_app.text.lexicon import to_pls
 
     words = _words(store)
     try:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from deployments.errors import InvalidRequest, StartError
 from serve_app.audio.reference_doctor import CheckedRecording, HeardWords, check_recording
-from serve_app.speech.languages import language_code, language_name
+from serve_app.text.languages import language_code, language_name
 
 if TYPE_CHECKING:
     from serve_app.voices.record import Take

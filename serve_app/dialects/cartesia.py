@@ -28,8 +28,8 @@ from serve_app.api.wishes.make_wish import lenient_wish
 from serve_app.api.wishes.wish import EVENT_STREAM, Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
-from serve_app.speech.languages import language_name
 from serve_app.speech.word_times import Word, WordTimes, marked
+from serve_app.text.languages import language_name
 from serve_app.voices.library import Details, SentRecording
 from serve_app.voices.store import StoreFailed
 

@@ -24,8 +24,8 @@ from serve_app.api.wishes.make_wish import lenient_wish, wish_in_voice
 from serve_app.api.wishes.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
-from serve_app.speech.characters import is_ideograph, is_speakable
 from serve_app.speech.word_times import Word, WordTimes, marked
+from serve_app.text.characters import is_ideograph, is_speakable
 from serve_app.voices.library import Details, SentRecording
 from serve_app.voices.record import NEUTRAL
 from serve_app.voices.store import StoreFailed

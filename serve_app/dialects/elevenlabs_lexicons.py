@@ -8,7 +8,7 @@ from serve_app.api.reading.forms import read_form
 from serve_app.api.reading.http_request import read_object, text_of
 from serve_app.api.speech_service import SpeechService
 from serve_app.dialects.table import Dialect, Route
-from serve_app.speech.lexicon import Lexicon, from_pls, to_pls
+from serve_app.text.lexicon import Lexicon, from_pls, to_pls
 from serve_app.voices.record import StoredLexicon
 
 Json = dict[str, object]

@@ -11,7 +11,7 @@ from serve_app.api.wishes.speech_body import SpeechBody
 from serve_app.api.wishes.wish import CONTENT_TYPES, EVENT_STREAM
 from serve_app.dialects import mistral
 from serve_app.dialects.table import Dialect, Route, Sample
-from serve_app.speech.spoken_text import LEFT_OUT
+from serve_app.text.spoken_text import LEFT_OUT
 
 
 async def speech(service: SpeechService, request: Request) -> Response:

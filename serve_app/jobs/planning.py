@@ -13,8 +13,8 @@ from serve_app.api.wishes.speech_body import check_length
 from serve_app.api.wishes.wish import Offer, Wish
 from serve_app.config import ApiSettings
 from serve_app.jobs.record import MOST_PARTS, MOST_SEGMENTS, JobPlan, Manner, Mistake, Part, Rules, Segment, StoredJob
-from serve_app.speech.characters import is_speakable
 from serve_app.speech.segments import Segments
+from serve_app.text.characters import is_speakable
 
 INPUTS, CUSTOM_ID, DETERMINISTIC = "inputs", "custom_id", "deterministic"
 _LONGEST_ID = 200

@@ -14,10 +14,10 @@ from pydantic import Field, TypeAdapter
 from deployments.config import Strict
 from deployments.protocol import FinishReason, ModelInfo, Reference, Sampling, SynthesisRequest
 from serve_app.audio.formats import AudioFormat
-from serve_app.speech.lexicon import Lexicon
-from serve_app.speech.markup import Markup
-from serve_app.speech.segments import Stretch, UtteranceRequest, segment_seed
-from serve_app.speech.spoken_text import SpokenText, TextRules, read
+from serve_app.speech.segments import UtteranceRequest, segment_seed
+from serve_app.text.lexicon import Lexicon
+from serve_app.text.markup import Markup
+from serve_app.text.spoken_text import SpokenText, Stretch, TextRules, read
 
 JOB_ID = re.compile(r"job_[0-9a-f]{24}")
 _NAME = re.compile(r"(\d{6})\.(\d{5})\.(\d+)\.([a-z]+)\.([01])")

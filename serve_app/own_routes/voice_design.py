@@ -27,7 +27,7 @@ from serve_app.api.wishes.read_text import read_text
 from serve_app.api.wishes.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
-from serve_app.speech.languages import language_name
+from serve_app.text.languages import language_name
 from serve_app.voices.designs import LONGEST_S, SHORTEST_S, Description, DesignedSpeech, keep
 from serve_app.voices.record import StoredDesign
 

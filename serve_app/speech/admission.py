@@ -20,7 +20,6 @@ from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from deployments.serving import metrics
 from serve_app.config import AdmissionSettings
-from serve_app.speech.characters import is_speakable
 from serve_app.speech.joints import SpokenEnd, Tails
 from serve_app.speech.live_text import LiveText
 from serve_app.speech.long_text import LongText
@@ -29,6 +28,7 @@ from serve_app.speech.redraw import draw_seed, ended_badly, report_redraw
 from serve_app.speech.room import Room
 from serve_app.speech.segments import UtteranceRequest
 from serve_app.speech.synthesizer import Synthesizer, silence
+from serve_app.text.characters import is_speakable
 
 logger = logging.getLogger(__name__)
 

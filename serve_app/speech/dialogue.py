@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from serve_app.speech.segments import UtteranceRequest, segment_seed
-from serve_app.speech.spoken_text import SpokenText
 from serve_app.speech.word_times import WordTimes
+from serve_app.text.spoken_text import SpokenText
 
 Admit = Callable[[UtteranceRequest], AsyncGenerator[PcmChunk, None]]
 

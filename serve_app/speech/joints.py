@@ -16,7 +16,7 @@ import numpy as np
 
 from deployments.listener import Listener
 from deployments.protocol import FinishReason, Frame, PcmChunk, SynthesisRequest, Tail
-from serve_app.speech.characters import is_ideograph
+from serve_app.text.characters import is_ideograph
 
 _MOST_FRAMES, _LEAST_FRAMES = 25, 5  # of a tail: at most 2 s
 _MOST_CHARS = 100

@@ -19,13 +19,13 @@ from deployments.errors import InvalidRequest
 from deployments.listener import Listener
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import MailboxServer, WrittenText
-from serve_app.speech.characters import is_speakable
 from serve_app.speech.joints import Continuation, SpokenEnd
 from serve_app.speech.look_ahead import heed
 from serve_app.speech.segments import Segments, UtteranceRequest, segment_request, segment_start
-from serve_app.speech.splitting import LiveSplit
-from serve_app.speech.spoken_text import CHARS_AT_ONCE, SpokenPiece, TextReader, TextRules
-from serve_app.speech.ssml import SsmlCheck
+from serve_app.text.characters import is_speakable
+from serve_app.text.splitting import LiveSplit
+from serve_app.text.spoken_text import CHARS_AT_ONCE, SpokenPiece, TextReader, TextRules
+from serve_app.text.ssml import SsmlCheck
 
 _IDLE_S = 60.0  # a text to which nothing is added for so long is finished
 _FADE_S = 0.01

@@ -7,23 +7,15 @@ from typing import TYPE_CHECKING
 
 from deployments.protocol import SynthesisRequest
 from serve_app.speech.joints import SpokenEnd
-from serve_app.speech.languages import detected
-from serve_app.speech.splitting import split_text
+from serve_app.text.languages import detected
+from serve_app.text.splitting import split_text
+from serve_app.text.spoken_text import Stretch
 
 if TYPE_CHECKING:
     from serve_app.speech.live_text import LiveText
 
 _SEED_BYTES = 8
 _SPACES = re.compile(r"\s*+")
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Text that is spoken without a stated pause."""
-
-    text: str  # empty where nothing follows the last pause
-    pause_s: float = 0.0  # silence before it
-    speed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from math import inf
 
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from serve_app.speech.live_text import LiveText
-from serve_app.speech.spoken_text import LEFT_OUT, SpokenPiece, SpokenText
+from serve_app.text.spoken_text import LEFT_OUT, SpokenPiece, SpokenText
 
 _WORD = re.compile(rf"[^\s{LEFT_OUT}](?:\S*[^\s{LEFT_OUT}])?")
 _UNREAD_WORDS = 2  # a good end leaves 2.8 tokens unread at most: docs/reliability.md

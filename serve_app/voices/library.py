@@ -21,7 +21,7 @@ from deployments.serving import metrics
 from serve_app.audio import recordings
 from serve_app.audio.reference_doctor import Preparation
 from serve_app.config import VoiceSettings
-from serve_app.speech.lexicon import Lexicon
+from serve_app.text.lexicon import Lexicon
 from serve_app.voices.record import (
     ID,
     NEUTRAL,

@@ -27,7 +27,7 @@ from deployments.config import Strict
 from deployments.errors import InvalidRequest
 from deployments.protocol import Sampling
 from serve_app.audio.reference_doctor import Flaw, Preparation, check_recording
-from serve_app.speech.lexicon import Lexicon
+from serve_app.text.lexicon import Lexicon
 
 NEUTRAL = "neutral"  # the style of a voice's first recording
 ID = re.compile(r"(voice|cons|design|lexicon)_[0-9a-f]{24}")

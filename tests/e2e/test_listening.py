@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from deployments.weights.store import embedded_path
-from serve_app.speech.splitting import split_text
+from serve_app.text.splitting import split_text
 from talkray_tools.recogniser import Moonshine, plain_words, word_errors
 from tests.e2e.conftest import TALKER
 from tests.e2e.heard import Samples, begins_with_hiss, steps_where_joined

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serve_app.speech.languages import language_code
+from serve_app.text.languages import language_code
 from talkray_tools import job_client
 from talkray_tools.recogniser import pieces, plain_words, word_errors
 from talkray_tools.released import read

@@ -32,7 +32,7 @@ from serve_app.cli.ray_settings import free_port
 from serve_app.cli.serve.local_server import Address
 from serve_app.cli.serve.supervisor import Driver, running
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
-from serve_app.speech.languages import language_code, language_name
+from serve_app.text.languages import language_code, language_name
 from talkray_tools.recogniser import Moonshine, Recogniser, Whisper
 from tools.listening.book import read_aloud
 from tools.listening.judge import Judge, Judged

@@ -17,7 +17,7 @@ from wyoming.server import AsyncEventHandler, AsyncTcpServer
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
 
 from deployments.errors import TalkrayError
-from serve_app.speech.languages import language_code
+from serve_app.text.languages import language_code
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pydantic_core import from_json
 
 from deployments.errors import InvalidRequest
-from serve_app.speech.characters import without_halves
+from serve_app.text.characters import without_halves
 
 MAX_BODY_BYTES = 16 << 20  # of an HTTP request, and of a WebSocket message with reference audio
 _MOST_VALUES = 1 << 15  # of one JSON text: to check so many takes the event loop 50 ms

@@ -18,7 +18,13 @@ from serve_app.api.wishes.build_request import build_request
 from serve_app.api.wishes.speech_body import SpeechBody, check_length
 from serve_app.api.wishes.wish import Wish, stored_voice
 from serve_app.config import ApiSettings
-from serve_app.speech.characters import (
+from serve_app.speech.joints import Continuation
+from serve_app.speech.live_text import LiveText, LiveTexts
+from serve_app.speech.model_admissions import ModelAdmissions
+from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.synthesizer import silence
+from serve_app.speech.word_times import Spoken, Word, WordTimes
+from serve_app.text.characters import (
     end_of_certain,
     end_of_visible,
     is_speakable,
@@ -26,13 +32,7 @@ from serve_app.speech.characters import (
     without_cjk_spaces,
     without_halves,
 )
-from serve_app.speech.joints import Continuation
-from serve_app.speech.live_text import LiveText, LiveTexts
-from serve_app.speech.model_admissions import ModelAdmissions
-from serve_app.speech.segments import UtteranceRequest
-from serve_app.speech.spoken_text import SpokenText, read
-from serve_app.speech.synthesizer import silence
-from serve_app.speech.word_times import Spoken, Word, WordTimes
+from serve_app.text.spoken_text import SpokenText, read
 from serve_app.voices.library import Voices
 
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech

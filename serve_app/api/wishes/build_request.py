@@ -10,11 +10,11 @@ from serve_app.api.wishes.wish import Wish
 from serve_app.audio.recordings import read_aside
 from serve_app.audio.reference_doctor import decode_prepared
 from serve_app.config import ApiSettings
-from serve_app.speech.characters import clean, is_speakable
-from serve_app.speech.languages import DETECT, detected, foreign_language, language_name
 from serve_app.speech.redraw import draw_seed
 from serve_app.speech.segments import UtteranceRequest
-from serve_app.speech.spoken_text import SpokenText
+from serve_app.text.characters import clean, is_speakable
+from serve_app.text.languages import DETECT, detected, foreign_language, language_name
+from serve_app.text.spoken_text import SpokenText
 from serve_app.voices.library import Voices
 from serve_app.voices.record import StoredVoice
 

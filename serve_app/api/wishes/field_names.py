@@ -7,7 +7,7 @@ from pydantic import AliasChoices
 
 from deployments.errors import InvalidRequest
 from serve_app.api.wishes.speech_body import SpeechBody
-from serve_app.speech.languages import language_name
+from serve_app.text.languages import language_name
 
 # A dialect's fields, fields of nested objects after a dot, and which field of a SpeechBody each becomes. None: it has
 # another effect. "bit_rate" is no field of a SpeechBody, but treated as one.

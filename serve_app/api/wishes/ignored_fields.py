@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from deployments.protocol import FILTERS, SUBTALKER, ModelInfo, ModelKind
 from serve_app.api.wishes.field_names import SPEECH, Names
 from serve_app.api.wishes.speech_body import SpeechBody
-from serve_app.speech.languages import DETECT, foreign_letters, has_region, language_name, looks_foreign
-from serve_app.speech.spoken_text import SpokenText
+from serve_app.text.languages import DETECT, foreign_letters, has_region, language_name, looks_foreign
+from serve_app.text.spoken_text import SpokenText
 from serve_app.voices.record import StoredVoice
 
 HEADER = "x-ignored"

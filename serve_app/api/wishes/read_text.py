@@ -7,10 +7,10 @@ from deployments.protocol import ModelInfo
 from serve_app.api.wishes import ignored_fields
 from serve_app.api.wishes.speech_body import SpeechBody
 from serve_app.api.wishes.wish import Offer
-from serve_app.speech.languages import DETECT, detected, language_name
-from serve_app.speech.lexicon import Lexicon
-from serve_app.speech.normalisation import prepare
-from serve_app.speech.spoken_text import SpokenText, TextRules, read
+from serve_app.text.languages import DETECT, detected, language_name
+from serve_app.text.lexicon import Lexicon
+from serve_app.text.normalisation import prepare
+from serve_app.text.spoken_text import SpokenText, TextRules, read
 from serve_app.voices.record import StoredVoice
 
 _LONG_CHARS = 1 << 14  # only a job's: to read them takes the event loop 10 ms and more

@@ -20,8 +20,8 @@ from deployments.protocol import Sampling
 from serve_app.audio.formats import AudioFormat, OutputRate
 from serve_app.audio.reference_doctor import Preparation
 from serve_app.config import LEAST_SEGMENT_CHARS, ApiSettings
-from serve_app.speech.characters import without_halves
-from serve_app.speech.markup import Markup
+from serve_app.text.characters import without_halves
+from serve_app.text.markup import Markup
 
 Model = TypeVar("Model", bound=BaseModel)
 

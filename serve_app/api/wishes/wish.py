@@ -11,7 +11,7 @@ from serve_app.audio.file_headers import SYNTHETIC
 from serve_app.audio.formats import FORMATS, AudioFormat, CompressedFormat, RawFormat, Rendering
 from serve_app.config import ApiSettings
 from serve_app.speech.model_admissions import ModelAdmissions
-from serve_app.speech.spoken_text import SpokenText
+from serve_app.text.spoken_text import SpokenText
 from serve_app.voices.library import Voices
 from serve_app.voices.record import StoredVoice
 

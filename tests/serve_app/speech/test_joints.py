@@ -14,7 +14,7 @@ from serve_app.speech.joints import SpokenEnd, Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import UtteranceRequest
-from serve_app.speech.spoken_text import TextRules
+from serve_app.text.spoken_text import TextRules
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 

@@ -12,7 +12,7 @@ from deployments.serving.mailbox import read
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import UtteranceRequest
-from serve_app.speech.spoken_text import TextRules
+from serve_app.text.spoken_text import TextRules
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of
 
 pytestmark = pytest.mark.anyio

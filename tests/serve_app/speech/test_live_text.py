@@ -14,11 +14,11 @@ from deployments.errors import InvalidRequest, TalkerLost
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import mailbox
 from deployments.serving.mailbox import read
-from serve_app.speech.characters import clean
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import UtteranceRequest
-from serve_app.speech.spoken_text import CHARS_AT_ONCE, LivePlain, TextRules
+from serve_app.text.characters import clean
+from serve_app.text.spoken_text import CHARS_AT_ONCE, LivePlain, TextRules
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
 
 pytestmark = pytest.mark.anyio

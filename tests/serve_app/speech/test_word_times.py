@@ -9,8 +9,8 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import UtteranceRequest
-from serve_app.speech.spoken_text import SpokenText, TextRules, read
 from serve_app.speech.word_times import Spoken, Word, WordTimes
+from serve_app.text.spoken_text import SpokenText, TextRules, read
 from tests.serve_app.fake import FOLLOWED, FakeSynthesizer, tone
 
 pytestmark = pytest.mark.anyio

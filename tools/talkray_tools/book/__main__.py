@@ -215,7 +215,7 @@ def _lexicon(file: Path | None) -> dict[str, str] | None:
         return None
     content = read_file(file)
     if content.lstrip().startswith(b"<"):
-        from serve_app.speech.lexicon import from_pls
+        from serve_app.text.lexicon import from_pls
 
         return from_pls(content, str(file))
     try:

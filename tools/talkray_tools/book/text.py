@@ -12,8 +12,8 @@ from typing import Literal
 import yaml
 
 from deployments.errors import InvalidRequest
-from serve_app.speech.characters import is_ideograph, is_speakable
-from serve_app.speech.splitting import split_text
+from serve_app.text.characters import is_ideograph, is_speakable
+from serve_app.text.splitting import split_text
 
 Kind = Literal["heading", "text", "break"]
 

@@ -31,8 +31,8 @@ from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.long_text import LongText
-from serve_app.speech.spoken_text import TextRules, read
 from serve_app.speech.word_times import Spoken
+from serve_app.text.spoken_text import TextRules, read
 from serve_app.voices.library import Voices
 from serve_app.voices.record import STRANGER
 from tests.serve_app import fake

@@ -11,7 +11,7 @@ from serve_app.api.wishes import ignored_fields
 from serve_app.api.wishes.ignored_fields import Reasons, as_header, find_ignored, of_text
 from serve_app.api.wishes.speech_body import parse_speech
 from serve_app.config import ApiSettings
-from serve_app.speech.spoken_text import TextRules, read
+from serve_app.text.spoken_text import TextRules, read
 from tests.processor_time import least_s
 from tests.serve_app.dialects.client import talking
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED, VOICE_DESIGN, FakeSynthesizer, utterance

@@ -19,7 +19,7 @@ from num2words import num2words
 from deployments.embedded_voice.english import spoken_english
 from deployments.embedded_voice.live_english import TextPart
 from deployments.errors import InvalidRequest
-from serve_app.speech.languages import EXTRA, language_code
+from serve_app.text.languages import EXTRA, language_code
 
 _FOLDER = Path(__file__).parent / "readings"
 _HARD = re.compile(r"[\d%‰€$£¥￥₩₽°º℃№&§+½¼¾²³㎡]|\b[IVXLC]++(?:e|er|re|ème)?\b")

@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from deployments.embedded_voice.live_english import TextPart
 from deployments.errors import InvalidRequest
-from serve_app.speech.characters import is_ideograph
+from serve_app.text.characters import is_ideograph
 
 MAX_WORDS = 1000
 LONGEST_WORD, LONGEST_RESPELLING = 80, 200

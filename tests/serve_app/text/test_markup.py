@@ -3,7 +3,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from serve_app.speech.markup import CODE, CUE, EMOJI, LINK, MARKS, TOO_LONG, LiveMarkup, Markup, Token
+from serve_app.text.markup import CODE, CUE, EMOJI, LINK, MARKS, TOO_LONG, LiveMarkup, Markup, Token
 
 PIECES = [
     *("<b>", "</b>", "<", "break ", "time='1s'", "/>", "[", "a", "](", "x", ")", "!", "*", "**", "_", "`", "```", "\n"),

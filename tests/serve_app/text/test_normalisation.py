@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.errors import InvalidRequest
-from serve_app.speech import normalisation
-from serve_app.speech.lexicon import Lexicon
-from serve_app.speech.normalisation import LiveNormaliser, prepare
-from serve_app.speech.spoken_text import LEFT_OUT, TextReader, TextRules, read
+from serve_app.text import normalisation
+from serve_app.text.lexicon import Lexicon
+from serve_app.text.normalisation import LiveNormaliser, prepare
+from serve_app.text.spoken_text import LEFT_OUT, TextReader, TextRules, read
 from tests.processor_time import times_as_long
 
 DATA = Path(__file__).parents[2] / "data" / "normalisation"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.speech.splitting import LiveSplit, sentence_ends, split_text
+from serve_app.text.splitting import LiveSplit, sentence_ends, split_text
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from deployments.errors import InvalidRequest
-from serve_app.speech import languages
-from serve_app.speech.languages import detected, foreign_language, foreign_letters, language_name, looks_foreign
+from serve_app.text import languages
+from serve_app.text.languages import detected, foreign_language, foreign_letters, language_name, looks_foreign
 
 ENGLISH = ("english",)
 RELEASED = (

@@ -15,12 +15,11 @@ from typing import Protocol
 
 from deployments.embedded_voice.english import spoken_english
 from deployments.embedded_voice.live_english import LiveEnglish, TextPart
-from serve_app.speech.characters import clean, is_speakable
-from serve_app.speech.lexicon import Lexicon, LiveLexicon
-from serve_app.speech.markup import LiveMarkup, Markup
-from serve_app.speech.normalisation import LiveNormaliser
-from serve_app.speech.segments import Stretch
-from serve_app.speech.ssml import SsmlCheck
+from serve_app.text.characters import clean, is_speakable
+from serve_app.text.lexicon import Lexicon, LiveLexicon
+from serve_app.text.markup import LiveMarkup, Markup
+from serve_app.text.normalisation import LiveNormaliser
+from serve_app.text.ssml import SsmlCheck
 
 LEFT_OUT = "\ue000"  # of no script
 CHARS_AT_ONCE = 256  # become spoken text in one iteration of the event loop, which takes milliseconds
@@ -38,6 +37,15 @@ class TextRules:
     spoken_form: str | None = None  # as ModelInfo has it
     max_segment_chars: int | None = None  # None: the model's
     normalised: str | None = None  # the language whose words figures become; None: they stay
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Text that is spoken without a stated pause."""
+
+    text: str  # empty where nothing follows the last pause
+    pause_s: float = 0.0  # silence before it
+    speed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, PcmChunk, Reading
-from serve_app.speech.lexicon import Lexicon
 from serve_app.speech.long_text import LongText
-from serve_app.speech.segments import Stretch, UtteranceRequest
-from serve_app.speech.spoken_text import LEFT_OUT, SpokenPiece, TextReader, TextRules, joined, read
+from serve_app.speech.segments import UtteranceRequest
 from serve_app.speech.word_times import WordTimes
+from serve_app.text.lexicon import Lexicon
+from serve_app.text.spoken_text import LEFT_OUT, SpokenPiece, Stretch, TextReader, TextRules, joined, read
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, tone, utterance
-from tests.serve_app.speech.test_markup import PIECES
+from tests.serve_app.text.test_markup import PIECES
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from deployments.errors import InvalidRequest
-from serve_app.speech.characters import letters
+from serve_app.text.characters import letters
 
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier

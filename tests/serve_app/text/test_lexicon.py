@@ -3,7 +3,7 @@ import random
 import pytest
 
 from deployments.errors import InvalidRequest
-from serve_app.speech.lexicon import MAX_PLS_BYTES, MAX_WORDS, Lexicon, LiveLexicon, from_pls, to_pls
+from serve_app.text.lexicon import MAX_PLS_BYTES, MAX_WORDS, Lexicon, LiveLexicon, from_pls, to_pls
 
 WORDS = {"SQL": "sequel", "nginx": "engine x", "New York": "the city", "New": "knew", "漢字": "かんじ"}
 WORDS["c++"] = "see plus"

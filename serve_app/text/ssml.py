@@ -5,7 +5,7 @@ from collections import Counter
 from xml.parsers import expat
 
 from deployments.errors import InvalidRequest
-from serve_app.speech.markup import FASTEST, MAX_PAUSE_S, RATES, SLOWEST, SPELLED, STRENGTHS_S, pause_s, rate
+from serve_app.text.markup import FASTEST, MAX_PAUSE_S, RATES, SLOWEST, SPELLED, STRENGTHS_S, pause_s, rate
 
 _ROOT = b"<t>"
 _DECLARATION = re.compile(r"\s*<\?xml\s[^<>]*\?>")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.speech.characters import clean, letters
+from serve_app.text.characters import clean, letters
 from tests.processor_time import times_as_long
 
 

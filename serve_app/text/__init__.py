@@ -1,0 +1,1 @@
+"""From a text as it was sent to what is spoken: markup, lexicon, figures in words, languages, sentences."""
