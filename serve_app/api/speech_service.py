@@ -120,13 +120,14 @@ class SpeechService:
     ) -> Response:
         """`wish.body.input` over HTTP, or the `parts` of a dialogue, whose form `wish` has.
 
-        It is sent while it is spoken; at once if there is a `make_whole_body` or the wish says so. These make the
-        response's body of audio and words, `content_type` is that body's. `previous` is the dialect's name of
-        `previous_request_id`. An answer that is sent at once and ends badly is made again, once, with another seed, but
-        for a dialogue.
+        It is sent while it is spoken; at once if there is a `make_whole_body` or the wish says so. `make_body` and
+        `make_whole_body` make the response's body of audio and words, `content_type` is that body's. `previous` is the
+        dialect's name of `previous_request_id`. A text that is sent at once and ends badly is spoken again, once, with
+        another seed; a dialogue is not.
         """
         utterance, headers = await self._prepared(request, wish, content_type, previous)
         spoken = await self._dialogue(request, utterance, parts) if parts else [utterance]
+        may_retry = utterance.redraws and not utterance.ignore_eos and not parts
         usage, parts = state_of(request).record.usage, parts or [wish]
         if make_whole_body is None and not wish.delivery.whole:
             times = _word_times(parts)
@@ -145,7 +146,6 @@ class SpeechService:
             other = replace(utterance, seed=draw_seed(), redraws=False)
             return attempt([other], usage.another(other.seed))
 
-        may_retry = utterance.redraws and not utterance.ignore_eos and len(spoken) == 1
         return WholeResponse(attempt(spoken, usage), headers, kept=kept, retry=retry if may_retry else None)
 
     def _audio(

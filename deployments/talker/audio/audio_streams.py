@@ -276,8 +276,7 @@ class AudioStreams:
             self._close_if_over(stream)
 
     def _deliver(self, stream: AudioStream, frames: int, pcm: Pcm) -> None:
-        samples_per_s = round(len(pcm) / (frames * self._frame_s))
-        if not stream.listener.has_begun and first_sound(pcm, samples_per_s) is None:
+        if not stream.listener.has_begun and first_sound(pcm, round(len(pcm) / (frames * self._frame_s))) is None:
             stream.drop_quiet(frames)
         else:
             stream.deliver(frames, time.monotonic())
