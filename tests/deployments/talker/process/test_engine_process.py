@@ -332,7 +332,7 @@ def test_a_report_waits_for_a_busy_replica_and_the_engine_does_not() -> None:
 
 
 def test_an_engine_whose_replica_does_not_read_for_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.talker.process._MOST_UNSENT_BYTES", 1 << 19)
+    monkeypatch.setattr("deployments.talker.process.engine_process._MOST_UNSENT_BYTES", 1 << 19)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process, unpacker = EngineProcess(theirs), channel.Unpacker()
