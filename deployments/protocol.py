@@ -216,7 +216,7 @@ class SynthesisRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One utterance. A codec replica, or the ingress, sends it to a talker."""
+    """One segment. A codec replica, or the ingress, sends it to a talker."""
 
     synthesis: SynthesisRequest
     reference_codes: Codes | None = None  # [frames, num_code_groups] of the reference, None without in-context cloning

@@ -44,7 +44,9 @@ _ROUTING = {"request_router_config": RequestRouterConfig(request_router_class=Le
 
 
 def build_app(config: AppConfig) -> Application:
-    """Ingress -> Jobs -> Codec -> Talker. `serve run` and `serve deploy` pass the `args` of their config file.
+    """Speech goes Ingress -> Codec -> Talker, or Ingress -> Talker. Jobs asks for it as an ingress does.
+
+    `serve run` and `serve deploy` pass the `args` of their config file.
 
     Of several models each has talkers of its own; those with the same speech tokenizer share a codec pool. Below, `own`
     is a model's configuration as if it were the only one. Raises StartError where a setting cannot be right.

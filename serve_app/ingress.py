@@ -132,7 +132,7 @@ class HandleSynthesizer:
             logger.info("the model %s cannot be described yet: %s", self._served.name, error)
 
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of one utterance. Closing the generator ends all calls of the utterance and frees its KV blocks.
+        """Audio of one segment. Closing the generator ends all calls for it and frees its KV blocks.
 
         Where a replica is lost, another replica continues with the next sample.
         """
@@ -151,7 +151,7 @@ class HandleSynthesizer:
 
 
 class CodecAudio(ReplicaStream[PcmChunk, PcmChunk]):
-    """Audio of one utterance from a codec pool, which asks talkers."""
+    """Audio of one segment from a codec pool, which asks talkers."""
 
     def __init__(self, request: SynthesisRequest, codec: DeploymentHandle, info: ModelInfo) -> None:
         super().__init__(request.request_id, CodecLost)

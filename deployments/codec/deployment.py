@@ -79,7 +79,7 @@ class CodecReplica:
         return info
 
     async def synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of one utterance, chunk by chunk, each with its codes.
+        """Audio of one segment, chunk by chunk, each with its codes.
 
         A talker that dies is followed by another one. Raises InvalidRequest and Overloaded before the first audio,
         TalkerLost when no other talker goes on, CodecLost and Moved if another codec replica should. Chunks that

@@ -1,4 +1,4 @@
-"""Frames of one utterance, also where talkers die, and their audio on its way to the client.
+"""Frames of one segment, also where talkers die, and their audio on its way to the client.
 
 The ingress reads `with_failover(TalkerAudio(...))`, a codec replica `with_failover(AllFrames(...))`. For each stream
 `ask` calls a talker, `take` gets each FrameChunk of it. Where the talker is lost, the next `ask` begins behind the
@@ -64,7 +64,7 @@ class AllFrames(TalkerStream[FrameChunk]):
 
 
 class TalkerAudio(TalkerStream[PcmChunk]):
-    """Audio of one utterance, all made by talkers. `take` raises EngineError if audio is missing at the end."""
+    """Audio of one segment, all made by talkers. `take` raises EngineError if audio is missing at the end."""
 
     def __init__(
         self,

@@ -67,7 +67,7 @@ class TalkerReplica:
         self._heartbeat = FrameChunk(codes=no_codes, num_text_tokens=0)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
-        """Frames of one utterance; leaving it frees the sequence. Chunks that hold nothing are heartbeats.
+        """Frames of one segment; leaving it frees the sequence. Chunks that hold nothing are heartbeats.
 
         Raises InvalidRequest and Overloaded; TalkerLost and Moved if another talker should go on.
         """

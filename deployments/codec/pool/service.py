@@ -114,7 +114,7 @@ class CodecService:
         return None
 
     async def decode_stream(self, request: SynthesisRequest, generate: Generate) -> AsyncGenerator[PcmChunk, None]:
-        """Audio of one utterance whose frames come from `generate`; raises what `generate` raises."""
+        """Audio of one segment whose frames come from `generate`; raises what `generate` raises."""
         reference_codes, state = await self._begin(request)
         start = self._start(request.resume, reference_codes, state)
         frame_samples, sample_rate = self._codec.decoder.frame_samples, self._codec.sample_rate

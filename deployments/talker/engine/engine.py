@@ -12,11 +12,11 @@ from torch import Tensor
 from deployments.errors import EngineError, Overloaded, TalkerLost, TalkrayError
 from deployments.protocol import Codes, FrameChunk, GenerateRequest, ModelInfo
 from deployments.talker.audio.audio_streams import AudioStreams
+from deployments.talker.engine.load import EngineLoad
 from deployments.talker.engine.outgoing import Outgoing
 from deployments.talker.engine.scheduler import Scheduler
 from deployments.talker.engine.sequence import LengthLimits, Sequence
 from deployments.talker.networks.frame_networks import MIN_NEW_TOKENS, NOT_FINITE
-from deployments.talker.process.channel import EngineLoad
 from deployments.talker.runner.model_runner import LaunchedStep, ModelRunner
 from deployments.talker.text.intake import Intake
 from deployments.talker.text.prompt import PromptBuilder

@@ -7,8 +7,8 @@ Segments of jobs are called background sequences. They wait in a line of their o
   and the more others there are the fewer.
 - They are preempted only if another sequence would have no row or no blocks else.
 
-A listener's newcomer may enter beside a step that runs, if a *lane* takes it: it is in `in_lane` until the lane has
-made its first frame and read it.
+A listener's newcomer may enter beside a step that runs, if one of the *lanes* takes it: it is in `in_lane` until that
+has made its first frame and read it.
 
 `Pacing` says which of the sequences with a row sit out. A sequence that sits out for want of text gives its row and
 blocks up if others wait for them. It is prefilled again once no other waits, so that new text waits for one frame
@@ -55,7 +55,7 @@ class Scheduler:
         self.waiting_background: deque[Sequence] = deque()
         self.running: dict[int, Sequence] = {}  # in the order of admission, with those of the background
         self._running_background: dict[int, Sequence] = {}  # these by themselves, because each step asks for them
-        self.in_lane: dict[int, Sequence] = {}  # in the lane: they have rows, and take part in no step
+        self.in_lane: dict[int, Sequence] = {}  # in a lane: they have rows, and take part in no step
         # Rows and blocks are handed out in the order in which they became free. So many of them were free when the last
         # batch was chosen: its step, which may still run, does not use them.
         self._free_rows = deque(range(max_num_seqs))
@@ -141,7 +141,7 @@ class Scheduler:
         return Batch(prefill=admitted, decode=due)
 
     def start_beside(self, takes: Callable[[Sequence], bool], *, most: int) -> list[Sequence]:
-        """Move at most so many sequences from the line's head to `in_lane`, while the lane takes them and rows and
+        """Move at most so many sequences from the line's head to `in_lane`, while a lane takes them and rows and
         blocks are free which no step uses.
         """
         started: list[Sequence] = []
@@ -159,7 +159,7 @@ class Scheduler:
         return started
 
     def join(self, sequences: list[Sequence]) -> None:
-        """The lane is done with these: those that were not aborted take part in the next step."""
+        """A lane is done with these: those that were not aborted take part in the next step."""
         for sequence in sequences:
             if self.in_lane.get(sequence.id) is sequence:
                 self.running[sequence.id] = self.in_lane.pop(sequence.id)

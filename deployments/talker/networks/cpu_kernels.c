@@ -23,7 +23,7 @@
 typedef float vector __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
 
 /* That of all functions here, as cpu_kernels.py has it: one built for another one is not called. */
-int interface(void) { return 2; }
+int interface(void) { return 3; }
 
 /* Whether this CPU has such vectors; without them torch is faster. */
 int suits(void) {
@@ -283,6 +283,8 @@ ALWAYS_INLINE float least_of_top_p(const float *values, ptrdiff_t count, float *
     }
     return num_kept ? kept[first] : most;
 }
+
+int sample_columns(void) { return sizeof(Options) / sizeof(int32_t); }
 
 /* Codes [rows] of logits [rows, vocab]: BatchSampler.sample in sampling.py, with its noise, row by row. Exponentials and
  * logarithms are rounded from float64, so that any C library has the same. `scratch` [2 * vocab]. */

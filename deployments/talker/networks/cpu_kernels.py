@@ -14,7 +14,7 @@ from deployments.cpu import COUNT, POINTER, built_library
 from deployments.talker.model.layers import DecoderLayer, DecoderStack, RotaryTable
 from deployments.talker.model.model_config import TransformerConfig
 
-_INTERFACE = 2  # version of the functions and their arguments; both files change it together
+_INTERFACE = 3  # version of the functions and their arguments; both files change it together
 _TILE = 16  # outputs of a product whose weights stand side by side
 _WIDEST = 512  # hidden sizes: the weights of wider stacks are read by several threads
 _PARAMETERS = {
@@ -147,7 +147,7 @@ def sample(logits: Tensor, packed: Tensor, seeds: Tensor, frames: Tensor, codebo
     """
     assert _built is not None
     assert logits.dtype is torch.float32
-    assert packed.shape[1] == 4, "`Options` in cpu_kernels.c has the columns of `FilterOptions`"
+    assert packed.shape[1] == _built.sample_columns(), "`Options` in cpu_kernels.c has the columns of `FilterOptions`"
     rows, vocab = logits.shape
     codes, scratch = torch.empty(rows, dtype=torch.long), torch.empty(2, vocab)
     given = [each.contiguous() for each in (logits, packed, seeds, frames)]
