@@ -29,7 +29,7 @@ unit: $(VENV)/.installed-dev ## Tests without Ray
 
 kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpreted on the CPU; compiled for GPUs that are not here (installs Triton)
 	$(PIP) "triton>=3.6"
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/deployments/talker/kernels tests/deployments/codec/backends/test_triton.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -o faulthandler_timeout=0 tests/deployments/talker/kernels tests/deployments/codec/backends/test_triton.py
 	$(BIN)/python -m pytest -q tests/deployments/gpu
 
 e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
