@@ -36,7 +36,7 @@ e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
 	$(BIN)/python -m pytest -q -m "e2e and not faults" tests/e2e
 
 scale: $(VENV)/.installed-dev ## Pools that grow and shrink under load, with real Ray Serve: minutes
-	$(BIN)/python -m pytest -q -m scale
+	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m scale
 
 metrics: $(VENV)/.installed-dev ## A real Prometheus (fetched with apt-get) scrapes the metrics
 	$(BIN)/python -m pytest -q -m prometheus
@@ -60,10 +60,10 @@ docs: $(VENV)/.installed-dev ## Run the commands of README and docs as they are 
 	$(BIN)/python -m pytest -v -o faulthandler_timeout=0 tests/test_docs_commands.py
 
 clients: $(VENV)/.installed-dev ## The newest clients, unmodified, against a server (their packages go into .clients; node for two rows; 20 minutes)
-	$(BIN)/python -m pytest -q -s -m clients tests/clients
+	$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 -m clients tests/clients
 
 examples: $(VENV)/.installed-dev ## docs/examples as they are: agents, a telephone, a chat, a book, a batch (a part of `make clients`; five minutes)
-	$(BIN)/python -m pytest -q -s -m clients tests/clients/test_examples.py
+	$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 -m clients tests/clients/test_examples.py
 
 page: $(VENV)/.installed-dev ## The page at `/` in Chromium and Firefox, against real servers (their packages go into .pages; ten minutes)
 	@command -v chromium firefox-esr pulseaudio ffmpeg >/dev/null || apt-get install -y --no-install-recommends chromium firefox-esr pulseaudio ffmpeg || { echo "chromium, firefox-esr, pulseaudio or ffmpeg is missing"; exit 1; }
