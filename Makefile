@@ -36,13 +36,13 @@ e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
 	$(BIN)/python -m pytest -q -m "e2e and not faults" tests/e2e
 
 scale: $(VENV)/.installed-dev ## Pools that grow and shrink under load, with real Ray Serve: minutes
-	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m scale
+	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m scale tests/scale
 
 metrics: $(VENV)/.installed-dev ## A real Prometheus (fetched with apt-get) scrapes the metrics
-	$(BIN)/python -m pytest -q -m prometheus
+	$(BIN)/python -m pytest -q -m prometheus tests/prometheus
 
 faults: $(VENV)/.installed-dev ## Kill, cancel and update replicas and hosts under load: no listener may notice (25 minutes)
-	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m "faults and not hostile" --ignore=tests/e2e
+	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m "faults and not hostile" tests/faults
 	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m faults tests/e2e
 
 hostile: $(VENV)/.installed-dev ## What one client can do to all others: attacks while four listen (twelve minutes, eight cores; TALKRAY_ATTACKS="tags|batch" for some)
