@@ -29,20 +29,20 @@ unit: $(VENV)/.installed-dev ## Tests without Ray
 
 kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpreted on the CPU; compiled for GPUs that are not here (installs Triton)
 	$(PIP) "triton>=3.6"
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/deployments/talker/kernels tests/deployments/codec/backends/test_triton.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -o faulthandler_timeout=0 tests/deployments/talker/kernels tests/deployments/codec/backends/test_triton.py
 	$(BIN)/python -m pytest -q tests/deployments/gpu
 
 e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
 	$(BIN)/python -m pytest -q -m "e2e and not faults" tests/e2e
 
 scale: $(VENV)/.installed-dev ## Pools that grow and shrink under load, with real Ray Serve: minutes
-	$(BIN)/python -m pytest -q -m scale
+	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m scale tests/scale
 
 metrics: $(VENV)/.installed-dev ## A real Prometheus (fetched with apt-get) scrapes the metrics
-	$(BIN)/python -m pytest -q -m prometheus
+	$(BIN)/python -m pytest -q -m prometheus tests/prometheus
 
 faults: $(VENV)/.installed-dev ## Kill, cancel and update replicas and hosts under load: no listener may notice (25 minutes)
-	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m "faults and not hostile" --ignore=tests/e2e
+	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m "faults and not hostile" tests/faults
 	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m faults tests/e2e
 
 hostile: $(VENV)/.installed-dev ## What one client can do to all others: attacks while four listen (twelve minutes, eight cores; TALKRAY_ATTACKS="tags|batch" for some)
@@ -60,10 +60,10 @@ docs: $(VENV)/.installed-dev ## Run the commands of README and docs as they are 
 	$(BIN)/python -m pytest -v -o faulthandler_timeout=0 tests/test_docs_commands.py
 
 clients: $(VENV)/.installed-dev ## The newest clients, unmodified, against a server (their packages go into .clients; node for two rows; 20 minutes)
-	$(BIN)/python -m pytest -q -s -m clients tests/clients
+	$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 -m clients tests/clients
 
 examples: $(VENV)/.installed-dev ## docs/examples as they are: agents, a telephone, a chat, a book, a batch (a part of `make clients`; five minutes)
-	$(BIN)/python -m pytest -q -s -m clients tests/clients/test_examples.py
+	$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 -m clients tests/clients/test_examples.py
 
 page: $(VENV)/.installed-dev ## The page at `/` in Chromium and Firefox, against real servers (their packages go into .pages; ten minutes)
 	@command -v chromium firefox-esr pulseaudio ffmpeg >/dev/null || apt-get install -y --no-install-recommends chromium firefox-esr pulseaudio ffmpeg || { echo "chromium, firefox-esr, pulseaudio or ffmpeg is missing"; exit 1; }

@@ -38,16 +38,20 @@ async def main() -> None:
         ),
     )
     stt_model = os.environ.get("STT_MODEL", "gpt-4o-mini-transcribe")
-    llm_model = os.environ.get("LLM_MODEL", "gpt-4.1-mini")
-    context = LLMContext([{"role": "system", "content": "You are heard, not read: answer in short plain sentences."}])
+    llm = OpenAILLMService.Settings(
+        model=os.environ.get("LLM_MODEL", "gpt-4.1-mini"),
+        system_instruction="You are heard, not read: answer in short plain sentences.",
+    )
     # A caller's voice begins a turn, which interrupts the agent.
-    turns = LLMContextAggregatorPair(context, user_params=LLMUserAggregatorParams(vad_analyzer=SileroVADAnalyzer()))
+    turns = LLMContextAggregatorPair(
+        LLMContext(), user_params=LLMUserAggregatorParams(vad_analyzer=SileroVADAnalyzer())
+    )
     pipeline = Pipeline(
         [
             transport.input(),
             OpenAISTTService(base_url=OPENAI_URL, api_key=KEY, settings=OpenAISTTService.Settings(model=stt_model)),
             turns.user(),
-            OpenAILLMService(base_url=OPENAI_URL, api_key=KEY, settings=OpenAILLMService.Settings(model=llm_model)),
+            OpenAILLMService(base_url=OPENAI_URL, api_key=KEY, settings=llm),
             CartesiaTTSService(
                 url=f"{TALKRAY}/tts/websocket",
                 api_key=os.environ.get("TALKRAY_API_KEY", "none"),

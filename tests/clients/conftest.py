@@ -12,6 +12,7 @@ from tests.e2e.application import running
 if TYPE_CHECKING:
     from talkray_tools.recogniser import Recogniser, Whisper
 
+os.environ.setdefault("LOGURU_LEVEL", "WARNING")  # without it Pipecat fills the output with its debugging
 PATIENT = AdmissionSettings(max_line_s=100, max_wait_s=100, max_late_s=100)
 
 

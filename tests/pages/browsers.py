@@ -39,6 +39,9 @@ def starting(scenario: str, browser: str, url: str, options: Mapping[str, Any]) 
 def told(process: "subprocess.Popen[str]") -> dict[str, Any]:
     try:
         said, _ = process.communicate(timeout=BOUND_S)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # Puppeteer closes its browser, which a kill would leave running, and the scenario fails
+        said, _ = process.communicate(timeout=BOUND_S)
     finally:
         process.kill()
     seen: dict[str, Any] = json.loads(said.splitlines()[-1])

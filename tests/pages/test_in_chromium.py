@@ -160,4 +160,8 @@ def test_with_keys(tmp_path: Path) -> None:
         seen = told(starting("keys", "chromium", f"{url}/", {"key": key}))
     assert "API key" in seen["before"]
     assert "$TALKRAY_API_KEY" in seen["program"]
+    assert seen["held"] == 2
+    assert len(seen["lines"]) == len(set(seen["lines"])) > 0
+    assert seen["lines"] != [""]
+    assert len(set(seen["lines"])) == len(seen["lines"])
     assert seen["stored"] is None

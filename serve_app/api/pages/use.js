@@ -31,23 +31,23 @@ const PROGRAMS = {
 const python = (value) => JSON.stringify(value).replace(/^true$/, "True").replace(/^false$/, "False");
 
 const lines = new Map(); // by client
-let isLoaded = false;
 
 export async function showUse() {
-  if (!isLoaded) {
+  describe(); // the program needs no answer of the server
+  if (!lines.size) {
     const known = await (await ask("page/clients.json")).json();
+    if (lines.size) return; // this tab was opened again meanwhile
     for (const { dialect, clients } of known) {
       for (const line of clients) {
         const [, name, rest] = /^([^:]+):\s+(.*)$/s.exec(line) ?? [null, dialect, line];
         lines.set(name, [...(lines.get(name) ?? []), [dialect, rest]]);
       }
     }
-    isLoaded = true;
     const first = ["Open WebUI", "Home Assistant", "LiveKit", "Pipecat", "SillyTavern", "LibreChat"].filter((name) => lines.has(name));
     const others = [...lines.keys()].filter((name) => !first.includes(name)).sort((a, b) => a.localeCompare(b));
     at("client").replaceChildren(...[...first, ...others].map((name) => new Option(name)));
+    describe();
   }
-  describe();
 }
 
 function describe() {

@@ -146,7 +146,7 @@ def clear_dead(report: Callable[[str], None]) -> None:
             folder = RunFolder(path)
             ended = folder.end_processes()
             folder.keep_logs()
-            report(f"cleared what a dead server left in {path}: {ended} processes")
+            report(f"cleared what a dead server left in {path} (processes ended: {ended})")
 
 
 def _ours(pattern: str, folder: Path) -> list[Path]:

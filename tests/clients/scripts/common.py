@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import random
 import sys
 import time
@@ -41,7 +42,8 @@ class Report:
         file = self._written(f"turn-{len(self._turns)}.wav", pcm, rate)
         turn = {"text": text, "file": file, "first_audio_s": first_audio_s, "words": words}
         self._turns.append(turn)
-        print(f"turn {len(self._turns)}: {len(pcm) / 2 / rate:.1f} s, first audio after {first_audio_s}", flush=True)
+        first_s = math.nan if first_audio_s is None else first_audio_s
+        print(f"turn {len(self._turns)}: {len(pcm) / 2 / rate:.1f} s, first audio after {first_s:.2f} s", flush=True)
 
     def interruption(self, text: str, pcm: bytes, rate: int, words: list[str] | None, *, stalled_s: float) -> None:
         file = self._written(f"interruption-{len(self._interrupted)}.wav", pcm, rate)

@@ -29,6 +29,7 @@ from pipecat.transports.base_transport import TransportParams
 from pipecat.workers.runner import WorkerRunner
 
 TIMED = ("elevenlabs", "cartesia")  # with times of words
+DEVICE_S = 0.04  # that the loudspeaker holds: without it each late turn of this process's loop is a stall
 HEARD = (TTSStartedFrame, TTSAudioRawFrame, TTSTextFrame, TTSStoppedFrame, InterruptionFrame)
 
 
@@ -87,7 +88,7 @@ class Speaker(BaseOutputTransport):  # type: ignore[misc]
         now_s = asyncio.get_running_loop().time()
         self.stalled_s += max(0.0, now_s - (self._played_s or now_s))
         self._played_s = max(self._played_s or now_s, now_s) + len(frame.audio) / 2 / frame.sample_rate
-        await asyncio.sleep(self._played_s - now_s)
+        await asyncio.sleep(self._played_s - now_s - DEVICE_S)
         return True
 
 

@@ -47,7 +47,7 @@ for (const [index, text] of order.texts.entries()) {
   const file = `turn-${index}.wav`;
   writeFileSync(join(order.folder, file), Buffer.concat(parts));
   turns.push({ text, file, first_audio_s: first, words: null });
-  console.log(`turn ${index + 1}: first audio after ${first} s`);
+  console.log(`turn ${index + 1}: first audio after ${first?.toFixed(2)} s`);
 }
 const names = { "openai-js": ["openai"], mistral: ["@mistralai/mistralai"] }[order.service] ?? ["ai", "@ai-sdk/openai"];
 const versions = Object.fromEntries(names.map((name) => [`${name} (npm)`, version(name)]));

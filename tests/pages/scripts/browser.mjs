@@ -9,11 +9,12 @@ const puppeteer = load("puppeteer-core");
 export async function launch(name, { recording, width = 1100, height = 900, dark = false } = {}) {
   const fake = ["--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream"];
   if (recording) fake.push(`--use-file-for-fake-audio-capture=${recording}`);
+  const protocolTimeout = Number(process.env.PAGES_WAIT_MS); // of a browser that answers nothing, the scenario tells the state
   const browser = await puppeteer.launch(name === "firefox" ? {
-    browser: "firefox", executablePath: process.env.PAGES_FIREFOX, headless: true,
+    protocolTimeout, browser: "firefox", executablePath: process.env.PAGES_FIREFOX, headless: true,
     extraPrefsFirefox: { "media.navigator.streams.fake": true, "media.navigator.permission.disabled": true, "ui.systemUsesDarkTheme": dark ? 1 : 0 },
   } : {
-    executablePath: process.env.PAGES_CHROMIUM, headless: true, args: ["--no-sandbox", "--disable-gpu", ...fake],
+    protocolTimeout, executablePath: process.env.PAGES_CHROMIUM, headless: true, args: ["--no-sandbox", "--disable-gpu", ...fake],
   });
   const page = await browser.newPage();
   await page.setViewport({ width, height });

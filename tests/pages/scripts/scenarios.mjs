@@ -205,9 +205,17 @@ const scenarios = {
     await page.type("#live", "Hello there.");
     await page.keyboard.press("Enter");
     await stateIs(page, "live-state", "Spoken to its end.");
+    const held = []; // the program stands there before this answer comes, and opening the tab twice adds no line twice
+    await page.setRequestInterception(true);
+    page.on("request", (request) => (request.url().endsWith("/clients.json") ? held.push(request) : request.continue()));
     await page.click("#tab-use");
     const program = await text(page, "#program-code");
-    return { before, program, stored: await page.evaluate(() => localStorage.getItem("talkray.key")) };
+    await page.click("#tab-speak");
+    await page.click("#tab-use");
+    for (const request of held) await request.continue();
+    await page.waitForNetworkIdle();
+    const lines = (await text(page, "#client-lines")).split("\n\n");
+    return { before, program, held: held.length, lines, stored: await page.evaluate(() => localStorage.getItem("talkray.key")) };
   },
 
   async status(page, { url }) {
