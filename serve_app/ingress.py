@@ -24,8 +24,8 @@ from deployments.serving.failover import Received, ReplicaStream, with_failover
 from deployments.serving.frames import TalkerAudio
 from deployments.serving.handles import ask_all_replicas, ask_replica, read_replica
 from deployments.weights.description import describe
+from serve_app.api.bodies.client_json import MAX_BODY_BYTES
 from serve_app.api.cluster_status import ClusterStatus, Recent
-from serve_app.api.reading.client_json import MAX_BODY_BYTES
 from serve_app.api.record_keeper import RecordKeeper, RecordSink, RequestLines
 from serve_app.api.routes import Node, create_api
 from serve_app.api.tracing import RequestSpans, otlp_exporter

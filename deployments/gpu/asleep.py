@@ -1,7 +1,7 @@
 """Another process's share of a GPU, put to sleep and woken, by the driver's checkpoints (Linux, driver 570 or newer).
 
 While a process sleeps its memory on the GPU is copied to the host's, and the GPU is given back whole. Its calls to CUDA
-wait. Woken, it has everything at the same addresses, so that recorded work (CUDA graphs) goes on being valid.
+wait. Woken, it has everything at the same addresses, so that captured work (CUDA graphs) goes on being valid.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Work of a GPU that is recorded once and replayed, and pinned memory for the small writes before each replay."""
+"""Work of a GPU that is captured once and replayed, and pinned memory for the small writes before each replay."""
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class Graphs:
-    """Recorded GPU work by key, in one memory pool. Without captures everything runs as it is: so on a CPU."""
+    """Captured GPU work by key, in one memory pool. Without captures everything runs as it is: so on a CPU."""
 
     def __init__(self, cuda_stream: torch.cuda.Stream | None = None) -> None:
-        """`cuda_stream` is where work is recorded, by default one for that: recorded kernels keep its priority."""
+        """`cuda_stream` is where work is captured, by default one for that: captured kernels keep its priority."""
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
         self._cuda_stream = cuda_stream
@@ -27,7 +27,7 @@ class Graphs:
 
     @torch.inference_mode()
     def capture(self, key: Hashable, work: Callable[[], T]) -> T:
-        """Record `work`, which has to read and write static tensors only; each replay writes its result."""
+        """Capture `work`, which has to read and write static tensors only; each replay writes its result."""
         side = self._cuda_stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -44,7 +44,7 @@ class Graphs:
         self._graphs[key].replay()
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Replay the work that was recorded under `key`; without a recording do `work`, which is counted."""
+        """Replay the work that was captured under `key`; without a capture do `work`, which is counted."""
         if key in self._graphs:
             self.replay(key)
             return
@@ -53,7 +53,7 @@ class Graphs:
 
 
 def buckets(largest: int, sizes: Iterable[int]) -> list[int]:
-    """The sizes of batches that work is recorded for: `sizes` below the largest, and that one."""
+    """The sizes of batches that work is captured for: `sizes` below the largest, and that one."""
     return [size for size in sizes if size < largest] + [largest]
 
 

@@ -120,9 +120,9 @@ class SpeechService:
     ) -> Response:
         """`wish.body.input` over HTTP, or the `parts` of a dialogue, whose form `wish` has.
 
-        It is sent while it is spoken; at once if there is a `make_whole_body` or the wish says so. `make_body` and
+        It is sent while it is spoken, or whole if there is a `make_whole_body` or the wish says so. `make_body` and
         `make_whole_body` make the response's body of audio and words, `content_type` is that body's. `previous` is the
-        dialect's name of `previous_request_id`. A text that is sent at once and ends badly is spoken again, once, with
+        dialect's name of `previous_request_id`. A text that is sent whole and ends badly is spoken again, once, with
         another seed; a dialogue is not.
         """
         utterance, headers = await self._prepared(request, wish, content_type, previous)

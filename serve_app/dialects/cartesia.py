@@ -14,11 +14,11 @@ from deployments.errors import InvalidRequest, NotFound
 from deployments.protocol import FinishReason
 from serve_app.api import catalogue
 from serve_app.api.answers.response import named_event
+from serve_app.api.bodies.client_json import number
+from serve_app.api.bodies.forms import read_form
+from serve_app.api.bodies.http_request import format_named, read_speech, text_of
 from serve_app.api.context import state_of
 from serve_app.api.errors import ErrorReply, translate
-from serve_app.api.reading.client_json import number
-from serve_app.api.reading.forms import read_form
-from serve_app.api.reading.http_request import format_named, read_speech, text_of
 from serve_app.api.request_log import Usage
 from serve_app.api.sockets.connection import ContextConnection
 from serve_app.api.sockets.session import Audio, Done, Event, Failed, Flushed, Session, Words

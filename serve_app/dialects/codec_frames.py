@@ -15,8 +15,8 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from serve_app.api.answers.response import AnswerAttempt, SpeechResponse, WholeResponse
 from serve_app.api.answers.whole_answer import Kept
+from serve_app.api.bodies.http_request import read_speech
 from serve_app.api.context import state_of
-from serve_app.api.reading.http_request import read_speech
 from serve_app.api.request_log import Usage
 from serve_app.api.sockets.connection import Connection, unknown_type
 from serve_app.api.speech_service import SpeechService

@@ -10,9 +10,9 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest
 from serve_app.api.answers.response import in_parts
 from serve_app.api.answers.whole_answer import AUDIO_HERE, object_with
+from serve_app.api.bodies.client_json import number
+from serve_app.api.bodies.http_request import format_named, read_speech, text_of
 from serve_app.api.context import state_of
-from serve_app.api.reading.client_json import number
-from serve_app.api.reading.http_request import format_named, read_speech, text_of
 from serve_app.api.request_log import Usage
 from serve_app.api.sockets.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
 from serve_app.api.speech_service import SpeechService

@@ -10,9 +10,9 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
+from serve_app.api.bodies.client_json import number
+from serve_app.api.bodies.http_request import format_named, read_speech, text_of
 from serve_app.api.errors import ErrorReply
-from serve_app.api.reading.client_json import number
-from serve_app.api.reading.http_request import format_named, read_speech, text_of
 from serve_app.api.sockets.connection import WishedConnection, unknown_type
 from serve_app.api.sockets.session import Audio, Cleared, Event, Flushed
 from serve_app.api.speech_service import SpeechService

@@ -13,10 +13,10 @@ from deployments.errors import InvalidRequest, NotFound
 from serve_app.api import catalogue
 from serve_app.api.answers.response import in_parts
 from serve_app.api.answers.whole_answer import AUDIO_HERE, object_with
+from serve_app.api.bodies.client_json import number, parse_object
+from serve_app.api.bodies.forms import SentForm, read_form
+from serve_app.api.bodies.http_request import format_named, read_speech, text_of
 from serve_app.api.context import state_of
-from serve_app.api.reading.client_json import number, parse_object
-from serve_app.api.reading.forms import SentForm, read_form
-from serve_app.api.reading.http_request import format_named, read_speech, text_of
 from serve_app.api.request_log import Usage
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes import field_names, ignored_fields

@@ -4,8 +4,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serve_app.api import catalogue
-from serve_app.api.reading.forms import read_form
-from serve_app.api.reading.http_request import read_speech, text_of
+from serve_app.api.bodies.forms import read_form
+from serve_app.api.bodies.http_request import read_speech, text_of
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes import field_names, ignored_fields
 from serve_app.api.wishes.wish import Delivery

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.answers.response import in_parts
+from serve_app.api.bodies.http_request import read_speech
 from serve_app.api.context import state_of
-from serve_app.api.reading.http_request import read_speech
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes.make_wish import strict_wish
 from serve_app.dialects.table import Dialect, Route, Sample

@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from serve_app.api.answers.response import in_parts, named_event
 from serve_app.api.answers.whole_answer import AUDIO_HERE, object_with
+from serve_app.api.bodies.http_request import format_named
 from serve_app.api.context import state_of
-from serve_app.api.reading.http_request import format_named
 from serve_app.api.request_log import Usage
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes import field_names

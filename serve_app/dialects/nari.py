@@ -3,8 +3,8 @@
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
+from serve_app.api.bodies.http_request import text_of
 from serve_app.api.errors import ErrorReply
-from serve_app.api.reading.http_request import text_of
 from serve_app.api.sockets.connection import WishedConnection, unknown_type
 from serve_app.api.sockets.session import Audio, Event, Flushed, Session, Started
 from serve_app.api.speech_service import SpeechService

@@ -9,8 +9,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deployments.errors import InvalidRequest, NotFound
 from serve_app.api.answers.listing import page_of
-from serve_app.api.reading.forms import read_form
-from serve_app.api.reading.http_request import idempotency_key, read_object
+from serve_app.api.bodies.forms import read_form
+from serve_app.api.bodies.http_request import idempotency_key, read_object
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes import ignored_fields
 from serve_app.api.wishes.speech_body import validated

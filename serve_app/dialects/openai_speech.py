@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from serve_app.api.reading.http_request import read_object, read_speech
+from serve_app.api.bodies.http_request import read_object, read_speech
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes import ignored_fields
 from serve_app.api.wishes.make_wish import strict_wish

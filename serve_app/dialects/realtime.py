@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
+from serve_app.api.bodies.http_request import format_named
 from serve_app.api.errors import ErrorReply, translate
-from serve_app.api.reading.http_request import format_named
 from serve_app.api.sockets.connection import Connection
 from serve_app.api.sockets.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Flushed, Started, Turn
 from serve_app.api.speech_service import SpeechService

@@ -11,9 +11,9 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest, NotReady, Overloaded, TalkrayError
 from serve_app.api.answers.response import SpeechResponse, audio_body
 from serve_app.api.answers.whole_answer import AUDIO_HERE, Kept, collected, object_with
+from serve_app.api.bodies.http_request import read_speech, text_of
 from serve_app.api.context import state_of
 from serve_app.api.errors import ErrorReply, translate
-from serve_app.api.reading.http_request import read_speech, text_of
 from serve_app.api.request_log import Usage
 from serve_app.api.sockets.connection import Connection, unknown_type
 from serve_app.api.sockets.session import Audio, Event, Flushed, Session, Started

@@ -7,9 +7,9 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
+from serve_app.api.bodies.forms import parse_form
+from serve_app.api.bodies.http_request import read_body, text_of
 from serve_app.api.context import state_of
-from serve_app.api.reading.forms import parse_form
-from serve_app.api.reading.http_request import read_body, text_of
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes import field_names
 from serve_app.api.wishes.make_wish import lenient_wish

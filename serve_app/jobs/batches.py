@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from deployments.errors import Conflict, InvalidRequest, NotFound
 from serve_app.api.answers.whole_answer import AUDIO_HERE
-from serve_app.api.reading.client_json import parse_object
+from serve_app.api.bodies.client_json import parse_object
 from serve_app.api.wishes.wish import CONTENT_TYPES
 from serve_app.audio.formats import AudioFormat
 from serve_app.jobs.audio import StoredAudio, made_of

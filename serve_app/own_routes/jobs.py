@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from serve_app.api.reading.client_json import parse_object
-from serve_app.api.reading.http_request import format_named, idempotency_key, read_body
+from serve_app.api.bodies.client_json import parse_object
+from serve_app.api.bodies.http_request import format_named, idempotency_key, read_body
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes import ignored_fields
 from serve_app.api.wishes.wish import CONTENT_TYPES, RAW, disclosure

@@ -9,8 +9,8 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest
 from serve_app.api.answers.listing import page_of
-from serve_app.api.reading.client_json import parse_object
-from serve_app.api.reading.forms import SentForm, read_form
+from serve_app.api.bodies.client_json import parse_object
+from serve_app.api.bodies.forms import SentForm, read_form
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes import ignored_fields
 from serve_app.audio.reference_doctor import PREPARATIONS

@@ -16,8 +16,8 @@ from deployments.protocol import FinishReason, ModelKind, Sampling
 from serve_app.api import catalogue
 from serve_app.api.answers.response import unless_left
 from serve_app.api.answers.whole_answer import Kept
+from serve_app.api.bodies.http_request import read_speech
 from serve_app.api.context import state_of
-from serve_app.api.reading.http_request import read_speech
 from serve_app.api.request_log import Usage
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes import field_names, ignored_fields

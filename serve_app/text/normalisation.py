@@ -1,7 +1,7 @@
 """Figures, signs and abbreviations in words, for a request that wishes so: one language at a time.
 
 English is read by the rules of the embedded voice, Chinese and Japanese by wetext, the others by the rules in
-`readings/`, whose numbers num2words spells. What stands far from any figure stays as it is.
+`figures/`, whose numbers num2words spells. What stands far from any figure stays as it is.
 """
 
 import re
@@ -21,7 +21,7 @@ from deployments.embedded_voice.live_english import TextPart
 from deployments.errors import InvalidRequest
 from serve_app.text.languages import EXTRA, language_code
 
-_FOLDER = Path(__file__).parent / "readings"
+_FOLDER = Path(__file__).parent / "figures"
 _HARD = re.compile(r"[\d%‰€$£¥￥₩₽°º℃№&§+½¼¾²³㎡]|\b[IVXLC]++(?:e|er|re|ème)?\b")
 _WORDS, _CHARACTERS = re.compile(r"\s*+\S{1,64}|\s++"), re.compile(r"\s*+\S|\s++")
 _NEAR_WORDS, _NEAR_CHARACTERS = 2, 8  # a cut is so far from what is hard, on both sides
@@ -135,7 +135,7 @@ def _aligned(written: str, spoken: str, atoms: re.Pattern[str]) -> list[TextPart
 
 
 class Readings:
-    """The rules of one file in `readings/`."""
+    """The rules of one file in `figures/`."""
 
     def __init__(self, code: str) -> None:
         self._code = code

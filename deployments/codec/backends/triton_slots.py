@@ -27,7 +27,7 @@ _STAGED_WRITES = 16  # each may hold all codes of a slot
 _SWEPT_FRAMES = 64  # frames of one call that holds many codes
 _SWEPT_BYTES = 4e9  # of a GPU for each stream of such a call, up to _SWEPT_AT_ONCE: float32 takes a quarter of it
 _SWEPT_AT_ONCE = 4
-# Memory of recorded calls for each frame of the largest one, and memory of convolutions and of the allocator. Both were
+# Memory of captured calls for each frame of the largest one, and memory of convolutions and of the allocator. Both were
 # measured with 8, 128 and 256 streams.
 _CALL_FRAME_BYTES = 5_700_000
 _MORE_BYTES = 600 << 20
@@ -52,7 +52,7 @@ PRECISIONS = (
 
 
 class CallShape(NamedTuple):
-    """What a call is recorded for: the streams in it, those that only pad included, and the frames of each."""
+    """What a call is captured for: the streams in it, those that only pad included, and the frames of each."""
 
     batch: int
     frames: int
@@ -70,8 +70,8 @@ class _SlotStream:
 class TritonSlots(SlotDecoder):
     """Slots over captured calls on a CUDA stream of their own.
 
-    `capture` records `TritonDecoder.decode` for each `CallShape` before any stream comes. `decode` launches a call: it
-    replays what was recorded for the call's shape. The `_GpuCall` that it returns has the call's buffers on the host.
+    `capture` captures `TritonDecoder.decode` for each `CallShape` before any stream comes. `decode` launches a call: it
+    replays what was captured for the call's shape. The `_GpuCall` that it returns has the call's buffers on the host.
 
     When codes are written the stream waits for the work queued on the current stream, so that a frame starts the moment
     its codes exist.
@@ -109,7 +109,7 @@ class TritonSlots(SlotDecoder):
         self.batches = sorted(batches) if batches is not None else buckets(num_slots, BATCHES)
         self.cuda_stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._graphs = Graphs(self.cuda_stream)
-        self._inputs: dict[CallShape, Tensor] = {}  # slots that a recorded call reads
+        self._inputs: dict[CallShape, Tensor] = {}  # slots that a captured call reads
         self._outputs: dict[CallShape, tuple[Tensor, Tensor]] = {}  # samples it leaves, and which streams are broken
         self._free_calls: list[_GpuCall] = []
         self._columns = 2 + self.decoder.config.num_quantizers

@@ -108,5 +108,5 @@ def _most_sharing(streams: Collection[AudioStream], frames: int) -> int:
 
 
 def _power_of_two(most: int) -> int:
-    """The largest that is not above `most`: calls of so many streams are recorded as they are, others padded."""
+    """The largest that is not above `most`: calls of so many streams are captured as they are, others padded."""
     return 1 << most.bit_length() - 1

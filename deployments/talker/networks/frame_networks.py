@@ -1,6 +1,6 @@
 """The device's work for a batch, as functions of tensors alone: the two halves of a frame, and prefill.
 
-No function looks at values on the host, so that each can be recorded as a CUDA graph; on a CPU the same functions run
+No function looks at values on the host, so that each can be captured as a CUDA graph; on a CPU the same functions run
 as they are. A frame is made in two halves: `predict` samples codebook 0 from the talker's hidden state and lets the
 predictor complete the frame, whereupon the codes can leave; `advance` feeds the frame to the talker. A sequence has
 ended when codebook 0 is the end of speech; the other codes are no frame then.
@@ -50,7 +50,7 @@ class PrefillTensors:
 class FrameNetworks:
     """The networks of one talker over the state of a batch, in plain PyTorch on any device."""
 
-    breadths: tuple[Breadth, ...] = (NARROW, WIDE)  # breadths that are worth a recording of their own
+    breadths: tuple[Breadth, ...] = (NARROW, WIDE)  # breadths that are worth a capture of their own
     pads = True  # whether all passes on a CPU have as many rows, because a row's rounding would depend on their number
 
     def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, by_rows: bool = False) -> None:

@@ -1,1 +1,1 @@
-"""From sequences to rows of tensors: prompts, the batch's state, sampling, recorded steps."""
+"""From sequences to rows of tensors: prompts, the batch's state, sampling, captured steps."""

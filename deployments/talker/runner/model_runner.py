@@ -150,7 +150,7 @@ class ModelRunner:
         self.lanes = [self.twin() for _ in range(_LANES)] if has_lane else []
 
     def twin(self) -> Self:
-        """A lane: a shallow copy, which shares rows and weights. Networks, recordings and the CUDA stream, which goes
+        """A lane: a shallow copy, which shares rows and weights. Networks, captures and the CUDA stream, which goes
         first, are its own. Each `_allocate` makes anew what a launch writes, because two launches may run at once.
         """
         other, num_rows = copy(self), min(_LANE_ROWS, self.shape.max_num_seqs)
@@ -195,7 +195,7 @@ class ModelRunner:
                 torch.cuda.current_stream().wait_stream(lane.cuda_stream)
 
     def capture(self, progress: Callable[[int, int], None]) -> None:
-        """Record each shape of a step or a prefill on a GPU, the largest first because all share its memory.
+        """Capture each shape of a step or a prefill on a GPU, the largest first because all share its memory.
 
         `progress` is called with the number of shapes that are done, and of all.
         """
@@ -209,7 +209,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        """Run everything that `capture` records once, without recording it. Lanes launch the same kernels."""
+        """Run everything that `capture` captures once, without capturing it. Lanes launch the same kernels."""
         for _, work in self._shapes():
             work()
 

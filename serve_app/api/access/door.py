@@ -12,9 +12,9 @@ from deployments.errors import Overloaded, TalkrayError
 from deployments.serving import metrics
 from serve_app.api.access.callers import Caller, Meter, Meters
 from serve_app.api.access.keys import KEY_PREFIX, KeyRecord, Keys
+from serve_app.api.bodies.uploads import Upload, Uploads
 from serve_app.api.context import state_of
 from serve_app.api.errors import POLICY_VIOLATION, TRY_AGAIN_LATER, Forbidden, HeadersTooLarge, close_reason, translate
-from serve_app.api.reading.uploads import Upload, Uploads
 from serve_app.api.web_pages import PATHS
 from serve_app.config import ApiSettings
 from serve_app.voices.record import EVERYBODY, STRANGER, VISITOR, Visitor

@@ -1,4 +1,4 @@
-"""The HTTP response that carries speech: bare audio or events, streamed or at once.
+"""The HTTP response that carries speech: bare audio or events, streamed or whole.
 
 A body yields nothing before there is audio, so that an error before the first audio can still become a status code.
 """

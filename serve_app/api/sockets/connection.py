@@ -15,6 +15,8 @@ from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge, TalkrayError
+from serve_app.api.bodies.client_json import MAX_BODY_BYTES, parse_object
+from serve_app.api.bodies.http_request import refuse_handshake
 from serve_app.api.context import state_of
 from serve_app.api.errors import (
     INTERNAL,
@@ -25,8 +27,6 @@ from serve_app.api.errors import (
     close_reason,
     translate,
 )
-from serve_app.api.reading.client_json import MAX_BODY_BYTES, parse_object
-from serve_app.api.reading.http_request import refuse_handshake
 from serve_app.api.sockets.session import Done, Event, Failed, Session
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.wishes import ignored_fields

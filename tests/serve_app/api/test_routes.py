@@ -17,9 +17,9 @@ from starlette.requests import HTTPConnection
 from deployments.errors import EngineError, NotReady, Overloaded, TalkerLost
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app.api.access.keys import create_key
+from serve_app.api.bodies import http_request, uploads
 from serve_app.api.catalogue import ALIASES
 from serve_app.api.context import RequestState
-from serve_app.api.reading import http_request, uploads
 from serve_app.api.request_log import RequestRecord
 from serve_app.api.routes import Node, _answer_error
 from serve_app.audio import recordings

@@ -7,7 +7,7 @@ import pytest
 from starlette.types import Message
 
 from deployments.errors import Overloaded, TalkerLost
-from serve_app.api.reading import http_request
+from serve_app.api.bodies import http_request
 from serve_app.config import ApiSettings
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, tone, utterance

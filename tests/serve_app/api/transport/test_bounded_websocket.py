@@ -13,7 +13,7 @@ from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
 from serve_app.api.access.callers import FairShare
-from serve_app.api.reading import uploads
+from serve_app.api.bodies import uploads
 from serve_app.api.transport import bounded_websocket
 from serve_app.api.transport.bounded_websocket import BoundedWebSocket
 from serve_app.api.transport.taken_http import TakenHttp

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from deployments.protocol import ModelInfo
-from serve_app.api.reading.client_json import parse_object
+from serve_app.api.bodies.client_json import parse_object
 from serve_app.api.wishes import ignored_fields
 from serve_app.api.wishes.ignored_fields import Reasons, as_header, find_ignored, of_text
 from serve_app.api.wishes.speech_body import parse_speech

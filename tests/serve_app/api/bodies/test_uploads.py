@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from deployments.errors import Overloaded
-from serve_app.api.reading import uploads
-from serve_app.api.reading.uploads import Upload, Uploads
+from serve_app.api.bodies import uploads
+from serve_app.api.bodies.uploads import Upload, Uploads
 from tests.clock import Clock
 
 pytestmark = pytest.mark.anyio

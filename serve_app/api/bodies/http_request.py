@@ -6,9 +6,9 @@ from starlette.requests import Request
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, PayloadTooLarge
+from serve_app.api.bodies.client_json import MAX_BODY_BYTES, parse_object
 from serve_app.api.context import state_of
 from serve_app.api.errors import BodyTooSlow, translate
-from serve_app.api.reading.client_json import MAX_BODY_BYTES, parse_object
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 
