@@ -128,16 +128,16 @@ class SpeechService:
         utterance, headers = await self._prepared(request, wish, content_type, previous)
         spoken = await self._dialogue(request, utterance, parts) if parts else [utterance]
         may_retry = utterance.redraws and not utterance.ignore_eos and not parts
-        usage, parts = state_of(request).record.usage, parts or [wish]
+        usage, wishes = state_of(request).record.usage, parts or [wish]
         if make_whole_body is None and not wish.delivery.whole:
-            times = _word_times(parts)
+            times = _word_times(wishes)
             audio = self._audio(spoken, wish, usage, times)
             return SpeechResponse(audio if make_body is None else make_body(audio, times), headers, usage=usage)
         kept = Kept(state_of(request).caller.name)
         kept.expect(wish.body, wish.delivery, wish.info)
 
         def attempt(spoken: Sequence[UtteranceRequest], usage: Usage) -> AnswerAttempt:
-            times = _word_times(parts)
+            times = _word_times(wishes)
             audio = self._audio(spoken, wish, usage, times, kept)
             return AnswerAttempt(audio, usage, make_whole_body, times, drop_tail=partial(self._tails.drop, spoken[0]))
 

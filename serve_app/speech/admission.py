@@ -142,7 +142,7 @@ class Admission:
             async with AsyncExitStack() as opened, ReaderWatch(room.leave_place, room.come_back) as reader:
                 speech = await self._await_first_audio(request, info, opened)
                 is_speaking = True
-                room.num_speaking += 1
+                room.begin_speaking()
                 while (chunk := await speech.next()) is not None:
                     self._measure(chunk, client)
                     end.add(chunk)

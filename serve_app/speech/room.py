@@ -127,6 +127,10 @@ class Room:
         """A stream takes a place, before its first audio."""
         self._count(+1)
 
+    def begin_speaking(self) -> None:
+        """The first audio of a stream came."""
+        self.num_speaking += 1
+
     def leave(self, *, was_speaking: bool) -> None:
         """A stream is over."""
         self.num_speaking -= was_speaking

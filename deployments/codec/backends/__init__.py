@@ -29,6 +29,7 @@ def choose_codec_backend(config: SpeechTokenizerConfig, device: torch.device) ->
     from deployments.codec.slots import PlainSlots
 
     is_suited = device.type == "cuda" and config.decoder.suits_matrix_units
-    if is_suited and (not is_available() or get_device_capability(device) >= AMPERE):  # a predicted GPU has all units
+    # Where no GPU is here, one is only predicted, and counts as a new one.
+    if is_suited and (not is_available() or get_device_capability(device) >= AMPERE):
         return ChosenBackend(TorchBackend, TritonSlots)
     return ChosenBackend(TorchBackend, PlainSlots)

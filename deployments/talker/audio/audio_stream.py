@@ -27,7 +27,7 @@ class AudioStream:
     opened_s: float
     frame_s: float  # seconds of audio of a frame
     is_background: bool  # a segment of a job
-    num_delivered: int = 0  # frames of the sequence whose audio its listener has
+    num_before: int = 0  # frames of the sequence whose audio its listener had when it opened
     begins_with: bytes = b""  # while a recording is recalled that others may share: its key and codes
     num_written: int = 0  # frames whose codes are in the slot
     num_called: int = 0  # frames in calls, finished or not
@@ -44,6 +44,11 @@ class AudioStream:
     @property
     def num_waiting(self) -> int:
         return self.num_written - self.num_called
+
+    @property
+    def num_delivered(self) -> int:
+        """Frames of the sequence whose audio its listener has, once nothing is left to recall."""
+        return self.num_before + self.num_decoded - self.num_recalled
 
     @property
     def is_recalling(self) -> bool:
@@ -99,14 +104,12 @@ class AudioStream:
     def deliver(self, frames: int, now_s: float) -> None:
         """The audio of its next frames leaves now."""
         self.num_decoded += frames
-        self.num_delivered += frames
         self.listener.deliver(frames * self.frame_s, now_s=now_s)
         self._replan()
 
     def drop_quiet(self, frames: int) -> None:
         """The audio of its next frames is quiet, and nothing was heard before: the ramp begins with the first sound."""
         self.num_decoded += frames
-        self.num_delivered += frames
         self._plan.restart()
         self._replan()
 

@@ -108,7 +108,7 @@ class AudioStreams:
             )
         slot = self._free.pop()
         known = np.zeros((0, 0), np.int16) if prefix is None else prefix
-        delivered = num_delivered = len(known) if delivered_frames is None else delivered_frames
+        delivered = num_before = len(known) if delivered_frames is None else delivered_frames
         begins_with = b""
         if recording is not None:
             begins_with = b"" if delivered else key + recording.tobytes()
@@ -124,7 +124,7 @@ class AudioStreams:
             opened_s=time.monotonic(),
             frame_s=self._frame_s,
             is_background=background,
-            num_delivered=num_delivered,
+            num_before=num_before,
             begins_with=begins_with,
         )
         state = self._recordings.get(begins_with)
