@@ -17,13 +17,18 @@ Recorded = tuple[str, float, dict[str, str] | None]
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Recorded]]:
-    """What reaches Ray's own code, which checks the tags, once all is installed."""
+    """What reaches Ray's own code, which checks the tags, once all is installed.
+
+    Only what this thread records: gauges of a replica that another test made in this process are repeated by theirs.
+    """
     calls: list[Recorded] = []
     checked = ray.Metric._validate_tags
+    here = threading.current_thread()
 
     def record(self: ray.Metric, value: float, tags: dict[str, str] | None = None) -> None:
         checked(self, tags or {})
-        calls.append((self.info["name"], value, tags))
+        if threading.current_thread() is here:
+            calls.append((self.info["name"], value, tags))
 
     monkeypatch.setattr(ray.Metric, "_record", record)
     before = [instrument.record for instrument in metrics.INSTRUMENTS]
