@@ -34,12 +34,13 @@ EXPERIMENTS = "tools/experiments"
 DOCUMENTS = ("docs/**/*.md", "README.md", "CONTRIBUTING.md", "cluster/README.md")
 # The HTTP surface, the talker's replica and its engine, which the replica starts by name.
 PROCESSES = ("serve_app.ingress", "deployments.talker.deployment", "deployments.talker.process.engine_process")
-ARCHITECTURE, READ_FIRST, CROSSED = "docs/architecture.md", "## What to read first", "## One request, inline"
+ARCHITECTURE = "docs/architecture.md"
+CODE = "## The code of that request"
 ROOMS = "## What to leave for later"
 _ROOMS = re.compile(r"^\| (`.*?) \|.*?\| ([\d,]+) \| ([\d,]+) \|$", re.MULTILINE)  # rooms, lines, lines crossed
 _FILE = re.compile(r"\]\(\.\./((?:serve_app|deployments)/[\w/]+\.py)\)")
 _STOP = re.compile(_FILE.pattern + r"\s+\(([^)]*)\)")  # of a route: a file, and in parentheses what of it is meant
-_ROUTE = re.compile(r"^\d\. \*\*(.+?)\*\*.*?(?=^\d\. |\n\n)", re.DOTALL | re.MULTILINE)
+_ROUTE = re.compile(r"^### (.+?)\n(.*?)(?=^### |\Z)", re.DOTALL | re.MULTILINE)
 # What documents say: "20 files, 1,000 lines" to read first, "crosses 76 of the 208 files".
 PRINTED = re.compile(r"(\d+)\s+files,\s+([\d,]+)\s+lines.*?crosses\s+(\d+)\s+of\s+(?:the\s+)?(\d+)\s+files", re.DOTALL)
 PRINTED_IN = ("README.md", ARCHITECTURE)
@@ -101,10 +102,10 @@ def num_words(root: Path) -> int:
 
 def routes(root: Path) -> dict[str, dict[str, list[str]]]:
     """The files of each route to read first, in its order, and which functions and classes of each are meant."""
-    section = _section(root, READ_FIRST)
     return {
-        route[1].lower(): {file: re.findall(r"`([\w.]+)`", names) for file, names in _STOP.findall(route[0])}
-        for route in _ROUTE.finditer(section)
+        name.lower(): {file: re.findall(r"`([\w.]+)`", names) for file, names in _STOP.findall(text)}
+        for name, text in _ROUTE.findall(_section(root, CODE))
+        if _STOP.search(text)
     }
 
 
@@ -131,8 +132,7 @@ def _definitions(file: Path, name: str) -> list[_Definition]:
 
 def crossed(root: Path) -> set[str]:
     """The files that carry a plain request."""
-    rows = [line for line in _section(root, CROSSED).splitlines() if line.startswith("|")]
-    return set(_FILE.findall("\n".join(rows)))
+    return set(_FILE.findall(_section(root, CODE)))
 
 
 def _section(root: Path, heading: str) -> str:

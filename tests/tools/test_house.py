@@ -95,8 +95,8 @@ def test_a_room_of_another_size_is_found(tmp_path: Path, printed: str, is_true: 
         file.write_text(lines * "pass\n")
     (tmp_path / "docs").mkdir()
     rooms = f"| `serve_app/api` without `serve_app/api/pool` | are for requests | {printed} |"
-    crossed = "| [`a`](../serve_app/api/a.py) |"
-    (tmp_path / house.ARCHITECTURE).write_text(f"{house.ROOMS}\n{rooms}\n\n{house.CROSSED}\n{crossed}\n")
+    crossed = "Read [`a`](../serve_app/api/a.py)."
+    (tmp_path / house.ARCHITECTURE).write_text(f"{house.ROOMS}\n{rooms}\n\n{house.CODE}\n{crossed}\n")
     assert (house.misprinted_rooms(tmp_path) == []) is is_true
 
 
