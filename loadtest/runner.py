@@ -14,6 +14,7 @@ from loadtest.settings import Settings
 from loadtest.traces import Clock, Failure, LoadTestError, Trace, TraceFolder
 
 _EARLY_S = 0.002  # event loops wake up to so much late
+_WARMUP_TRIES = 5  # of one request, while the server says when to ask again
 
 
 class WarmupFailedError(LoadTestError):
@@ -100,14 +101,21 @@ class Runner:
             self.note(trace)
 
     async def _warm_up(self, session: aiohttp.ClientSession, requests: Sequence[ScheduledRequest]) -> None:
+        """A server that still has the streams of an earlier run refuses, and its advice is followed."""
         clock = Clock.started()
         for request in requests:
-            recording = Recording(request, clock)
-            await speak(session, self.settings, recording=recording)
-            trace = recording.finish()
-            self.folder.append_trace(trace, "warmup.jsonl")
-            if trace.failure:
-                raise WarmupFailedError(f"Warm-up request {request.index + 1} failed ({trace.cause}): {trace.error}")
+            for attempt in range(_WARMUP_TRIES):
+                recording = Recording(request, clock)
+                await speak(session, self.settings, recording=recording)
+                trace = recording.finish()
+                self.folder.append_trace(trace, "warmup.jsonl")
+                if not trace.failure:
+                    break
+                if trace.retry_after_s is None or attempt + 1 == _WARMUP_TRIES:
+                    raise WarmupFailedError(
+                        f"Warm-up request {request.index + 1} failed ({trace.cause}): {trace.error}"
+                    )
+                await asyncio.sleep(trace.retry_after_s)
 
 
 async def until(at_s: float, clock: Clock) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import io
 import json
 import wave
@@ -344,6 +345,28 @@ async def test_a_failed_warm_up_stops_the_run(tmp_path: Path) -> None:
         with pytest.raises(WarmupFailedError, match=r"Warm-up request 1 failed \(HTTP 503\): still loading"):
             await runner.run(warmup=schedule("first"))
     assert not (tmp_path / "requests.jsonl").exists()
+
+
+@pytest.mark.parametrize(("refusals", "begins"), [(4, True), (5, False)])
+async def test_a_refused_warm_up_is_sent_again_when_the_server_advises(
+    tmp_path: Path, refusals: int, begins: bool
+) -> None:
+    asked = 0
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        nonlocal asked
+        asked += 1
+        if asked > refusals:
+            return await speak_at_once(request)
+        return web.json_response({"error": {"message": "full"}}, status=429, headers={"retry-after-ms": "1"})
+
+    async with serving(handler) as target:
+        runner = Runner(target, schedule("real"), folder=TraceFolder(tmp_path))
+        failing = pytest.raises(WarmupFailedError, match=r"Warm-up request 1 failed \(HTTP 429\): full")
+        with contextlib.nullcontext() if begins else failing:
+            assert await runner.run(warmup=schedule("first"))
+    assert len(written(tmp_path / "warmup.jsonl")) == 5
+    assert (tmp_path / "requests.jsonl").exists() is begins
 
 
 def under_way(folder: Path) -> Runner:
