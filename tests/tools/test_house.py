@@ -200,6 +200,10 @@ def test_a_folder_over_its_budget_is_found(tmp_path: Path) -> None:
     (tmp_path / "room" / "a.py").write_text("x = 1\n" * 11)
     assert house.over_budget(tmp_path, {"room": 10}) == ["room: 11 lines, budget 10"]
     assert house.over_budget(tmp_path, {"room": 11}) == []
+    (tmp_path / "room/inner").mkdir()
+    (tmp_path / "room/inner/b.py").write_text(5 * "pass\n")
+    assert house.over_budget(tmp_path, {"room": 11}) == ["room: 16 lines, budget 11"]
+    assert house.over_budget(tmp_path, {"room": 11, "room/inner": 4}) == ["room/inner: 5 lines, budget 4"]
 
 
 def test_the_command_fails_where_there_are_more(
