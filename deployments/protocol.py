@@ -71,7 +71,7 @@ def _filter(official: float, **bounds: float) -> Any:
 class Sampling:
     """Sampling options under the official package's names. None takes the checkpoint's `generation_config.json`.
 
-    Fields of request bodies are made from this list. `FilterOptions` (deployments/talker/runner/sampling.py) lists the
+    Fields of request bodies are made from this list. `FilterOptions` (deployments/talker/state/sampling.py) lists the
     filters again with their types in a batch. Options of the code predictor have SUBTALKER in front of the name.
     """
 

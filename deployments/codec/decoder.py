@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deployments.codec.backends import choose_codec_backend
-from deployments.codec.codec_config import DecoderConfig, SpeechTokenizerConfig
+from deployments.codec.codec_config import DecoderConfig
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.plan import CALL_FRAMES, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, RECALL_SIZES, call_sizes, recall_sizes
 from deployments.errors import EngineError
@@ -78,13 +77,6 @@ class CodecDecoder:
     def __init__(self, backend: Backend) -> None:
         self.backend, self.config, self.precision = backend, backend.config, backend.precision
         self.repaired = 0  # calls of a stream that came to NaN or infinity, and were made again in float32
-
-    @classmethod
-    def load(cls, directory: Path, *, device: torch.device | str = "cpu", precision: str = "float32") -> Self:
-        """Load from `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
-        place = torch.device(device)
-        kind = choose_codec_backend(SpeechTokenizerConfig.load(directory), place).backend
-        return cls(kind.load(directory, device=place, precision=precision))
 
     @property
     def device(self) -> torch.device:

@@ -9,9 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deployments.codec.backends import choose_codec_backend
-from deployments.codec.codec_config import MAX_CALL_FRAMES, DecoderConfig, SpeechTokenizerConfig
-from deployments.codec.decoder import CodecDecoder, to_pcm16
+from deployments.codec.codec_config import MAX_CALL_FRAMES, DecoderConfig
+from deployments.codec.decoder import Backend, CodecDecoder, to_pcm16
 from deployments.codec.decoder_state import DecoderState
 from deployments.errors import EngineError
 from deployments.protocol import Frame
@@ -45,11 +44,12 @@ class SlotDecoder(ABC):
     @classmethod
     @abstractmethod
     def load(
-        cls, directory: Path, *, num_slots: int, device: torch.device, prepare: Prepare, report: Callable[[str], None]
-    ) -> "SlotDecoder":
+        cls, directory: Path, backend: type[Backend], *, num_slots: int, device: torch.device, prepare: Prepare,
+        report: Callable[[str], None],
+    ) -> "SlotDecoder":  # fmt: skip
         """From a checkpoint's `speech_tokenizer` folder; raises CheckpointError. `report` is told the precision.
 
-        `prepare` is given all the work of a GPU before any of it is done.
+        `backend` stands in the same row of `BACKENDS`. `prepare` is given all the work of a GPU before any is done.
         """
 
     @staticmethod
@@ -103,9 +103,11 @@ class PlainSlots(SlotDecoder):
 
     @classmethod
     def load(
-        cls, directory: Path, *, num_slots: int, device: torch.device, prepare: Prepare, report: Callable[[str], None]
-    ) -> "PlainSlots":
-        return cls(CodecDecoder.load(directory, device=device), num_slots=num_slots)
+        cls, directory: Path, backend: type[Backend], *, num_slots: int, device: torch.device, prepare: Prepare,
+        report: Callable[[str], None],
+    ) -> "PlainSlots":  # fmt: skip
+        decoder = CodecDecoder(backend.load(directory, device=device, precision="float32"))
+        return cls(decoder, num_slots=num_slots)
 
     @staticmethod
     def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, within_reach: int) -> int:
@@ -169,8 +171,3 @@ class _FinishedCall(DecodeCall):
 
     def result(self) -> list[Pcm | EngineError]:
         return self._pcm
-
-
-def slots_on(device: torch.device, directory: Path) -> type[SlotDecoder]:
-    """The class that holds streams on `device`, for the checkpoint with this `speech_tokenizer` folder."""
-    return choose_codec_backend(SpeechTokenizerConfig.load(directory), device).slots

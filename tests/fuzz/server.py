@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from deployments.config import CodecConfig, TalkerConfig
-from deployments.talker.engine.kv_cache import KVCache
 from deployments.talker.model.model_config import ModelConfig
+from deployments.talker.state.kv_cache import KVCache
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES

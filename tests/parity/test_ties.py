@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deployments.codec.encoder import CodecEncoder
-from deployments.talker.runner.sampling import BatchSampler, FilterOptions
+from deployments.talker.state.sampling import BatchSampler, FilterOptions
 from talkray_tools.choices import Choice, Divergence, near_ties, nearest_divergences
 from tools.experiments.parity.cases import reference_audio
 from tools.experiments.parity.run import TIE, equal_codes, equal_reference

@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from deployments.codec.decoder import CodecDecoder
+from deployments.codec.backends.table import load_decoder
 from deployments.codec.pool.service import CodecService
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.config import ApiSettings
@@ -66,7 +66,7 @@ async def test_it_gives_the_servers_samples(
 
 
 async def test_what_is_no_stream_of_frames_is_told(model: Path) -> None:
-    decoder = CodecDecoder.load(model / "speech_tokenizer")
+    decoder = load_decoder(model / "speech_tokenizer")
     with pytest.raises(BadFrames, match="version 1"):
         read_header(io.BytesIO(b"RIFF" + bytes(12)), decoder)
     with pytest.raises(BadFrames, match="breaks off"):

@@ -38,11 +38,11 @@ from deployments.serving.frames import TalkerAudio
 from deployments.talker.audio import audio_streams
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine import scheduler
-from deployments.talker.engine.kv_cache import BlockManager
 from deployments.talker.engine.loading import _MAX_LEAD_S
 from deployments.talker.engine.scheduler import Scheduler
-from deployments.talker.engine.sequence import FrameLimit
-from deployments.talker.engine.sequence import Sequence as Spoken
+from deployments.talker.state.kv_cache import BlockManager
+from deployments.talker.state.sequence import FrameLimit
+from deployments.talker.state.sequence import Sequence as Spoken
 from deployments.talker.text.prompt import Prompt
 from loadtest.arrivals import (
     INSTRUCTION,

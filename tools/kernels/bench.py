@@ -12,14 +12,14 @@ from pathlib import Path
 
 import torch
 
-from deployments.talker.engine.kv_cache import KVCache
 from deployments.talker.kernels.paged_attention import choose_attention
 from deployments.talker.model.model_config import TransformerConfig
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.fused_predictor import FusedPredictor
 from deployments.talker.networks.fused_stack import FusedStack
-from deployments.talker.runner.attention import Context
-from deployments.talker.runner.sampling import BatchSampler, Draw, FilterOptions
+from deployments.talker.state.batch_state import Context
+from deployments.talker.state.kv_cache import KVCache
+from deployments.talker.state.sampling import BatchSampler, Draw, FilterOptions
 from talkray_tools.released import SHAPES
 from tools.kernels.sweep import BANDWIDTH, config_of, stack_cases, time_graph
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from deployments.talker.engine.kv_cache import KVCache
 from deployments.talker.kernels.paged_attention import PagedBackend, choose_attention
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.fused_stack import FusedStack
+from deployments.talker.state.kv_cache import KVCache
 from talkray_tools.released import SHAPES
 from tools.kernels.bench import DecodeStep, random_talker
 from tools.kernels.reference import reference_attend_paged

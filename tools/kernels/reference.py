@@ -7,9 +7,9 @@ from torch.nn import functional as F  # noqa: N812
 from deployments.talker.kernels.matmul import Product
 from deployments.talker.kernels.qkv import HeadNorms, Heads
 from deployments.talker.kernels.sampler import FirstCodeRules
-from deployments.talker.model.layers import rotate
-from deployments.talker.runner.attention import Context, attend_rows
-from deployments.talker.runner.sampling import BatchSampler, Draw, penalise_repetition
+from deployments.talker.model.layers import attend_rows, rotate
+from deployments.talker.state.batch_state import Context
+from deployments.talker.state.sampling import BatchSampler, Draw, penalise_repetition
 
 
 def reference_matmul(x: Tensor, weight: Tensor, product: Product, *, bias: Tensor | None = None,

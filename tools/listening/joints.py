@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from deployments.codec.backends.table import load_decoder
 from deployments.codec.decoder import CodecDecoder
 from deployments.config import TalkerConfig
 from deployments.protocol import Codes, FinishReason, GenerateRequest, PcmChunk, Reading, SynthesisRequest
@@ -78,7 +79,7 @@ def spoken(model: str, num_joints: int) -> list[Joint]:
     """The joints of one voice after the other, in turn."""
     directory = locate(model)
     engine = build_engine(directory, TalkerConfig(device="cpu", max_num_seqs=8, max_num_waiting=num_joints))
-    decoder = CodecDecoder.load(directory / "speech_tokenizer")
+    decoder = load_decoder(directory / "speech_tokenizer")
     sentences = [text.spoken for text in texts("english") if text.kind == SENTENCES]
     pairs = [
         (sentences[place % len(sentences)], sentences[(place + 1) % len(sentences)]) for place in range(num_joints)

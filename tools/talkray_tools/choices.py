@@ -18,7 +18,8 @@ from torch import Tensor
 from deployments.codec.encoder import Codebook, CodecEncoder
 from deployments.protocol import Codes, Frame, GenerateRequest, Progress
 from deployments.talker.engine.engine import Engine
-from deployments.talker.runner.sampling import BatchSampler, Draw, NoiseSource
+from deployments.talker.networks.frame_networks import FrameNetworks
+from deployments.talker.state.sampling import BatchSampler, Draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +104,21 @@ def near_ties(found: list[Divergence], expected: Codes, tolerance: Tolerance) ->
 @contextmanager
 def kept() -> Iterator[list[Choice]]:
     """While this lasts, every choice of an engine that speaks one request on a CPU is written down."""
-    original, made = BatchSampler.sample, list[Choice]()
+    made = list[Choice]()
 
-    def sample(options: BatchSampler, logits: Tensor, draw: Draw, noise: NoiseSource) -> Tensor:
+    def choose(networks: FrameNetworks, options: BatchSampler, logits: Tensor, draw: Draw) -> Tensor:
         everywhere = torch.full_like(logits, torch.inf)
 
         def keep(draw: Draw, codes: Tensor) -> Tensor:
-            values = noise(draw, codes)
+            values = networks.noise(draw, codes)
             everywhere.scatter_(-1, codes, values)
             return values
 
-        chosen = original(options, logits, draw, keep)
+        chosen = options.sample(logits, draw, keep)
         made.append(Choice.by(options, logits[0], everywhere[0]))
         return chosen
 
-    with patch.object(BatchSampler, "sample", sample):
+    with patch.object(FrameNetworks, "choose", choose):
         yield made
 
 

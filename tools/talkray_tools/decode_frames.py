@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from deployments.codec.backends.table import load_decoder
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.errors import TalkrayError
 from talkray_tools.arguments import checkpoint
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("wav", type=Path)
     parser.add_argument("--model", type=checkpoint, default="embedded", help="as of `talkray serve`: its codec decodes")
     options = parser.parse_args(arguments)
-    decoder = CodecDecoder.load(options.model / "speech_tokenizer")
+    decoder = load_decoder(options.model / "speech_tokenizer")
     with options.frames.open("rb") as stream, wave.open(str(options.wav), "wb") as out:
         rate = read_header(stream, decoder)
         out.setnchannels(1)

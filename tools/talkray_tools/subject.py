@@ -12,7 +12,7 @@ import torch
 
 from deployments.audio.speech_detection import Pcm, runaway_frames
 from deployments.codec.decoder import to_pcm16
-from deployments.codec.loading import Codec, load_codec
+from deployments.codec.pool.codec import Codec, load_codec
 from deployments.config import CodecConfig, TalkerConfig
 from deployments.protocol import (
     ALL_FRAMES,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from deployments.codec.backends.torch import TorchBackend
 from deployments.codec.codec_config import MAX_CALL_FRAMES, MAX_FRAMES, DecoderConfig, call_frames
-from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, choice, snr_db, to_pcm16
+from deployments.codec.decoder import MIN_SNR_DB, Backend, CodecDecoder, choice, snr_db, to_pcm16
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.fold import FoldedDecoder
 from deployments.codec.plan import GPU_RAMP, call_sizes, parts
@@ -118,11 +118,15 @@ class TritonSlots(SlotDecoder):
 
     @classmethod
     def load(
-        cls, directory: Path, *, num_slots: int, device: torch.device, prepare: Prepare, report: Callable[[str], None]
-    ) -> "TritonSlots":
+        cls, directory: Path, backend: type[Backend], *, num_slots: int, device: torch.device, prepare: Prepare,
+        report: Callable[[str], None],
+    ) -> "TritonSlots":  # fmt: skip
         """Load in the first of PRECISIONS that comes close enough to float32 on this checkpoint."""
         folded = FoldedDecoder.load(directory, device=device)
-        load_exact = partial(CodecDecoder.load, directory, device=device)
+
+        def load_exact() -> CodecDecoder:
+            return CodecDecoder(backend.load(directory, device=device, precision="float32"))
+
         slots = fitting_slots(
             CodecDecoder(TorchBackend(folded)),
             lambda kind: cls(folded, num_slots=num_slots, device=device, precision=kind, load_exact=load_exact),

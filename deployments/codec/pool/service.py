@@ -9,8 +9,8 @@ import numpy as np
 from deployments.audio.speech_detection import EndingGuard, LeadingSilence
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder_state import DecoderState
-from deployments.codec.loading import decodes_in_processes, load_codec
 from deployments.codec.plan import MANY_WORKERS, ChunkPlan, chosen_ramp, fitted_ramp, longest_call_s
+from deployments.codec.pool.codec import decodes_in_processes, load_codec
 from deployments.codec.pool.gate import DecodeGate
 from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
 from deployments.codec.pool.worker_client import DecoderChoice, WorkerProcesses

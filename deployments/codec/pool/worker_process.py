@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from deployments.codec.backends.table import load_decoder
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder, warm_up
 from deployments.codec.decoder_state import DecoderState, SharedStates
@@ -57,7 +58,7 @@ def main(control: int, descriptor: int, choice: str) -> None:
     """Load, then fork until the replica closes `control`."""
     torch.set_num_threads(1)
     asked = DecoderChoice(**json.loads(choice))
-    decoder = CodecDecoder.load(Path(asked.directory), precision=asked.precision)
+    decoder = load_decoder(Path(asked.directory), precision=asked.precision)
     tried = warm_up(decoder, asked.chunk_frames, asked.max_call_s)
     states = SharedStates(decoder.initial_state(), descriptor)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process that has threads must not be forked"

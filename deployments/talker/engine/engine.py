@@ -12,13 +12,13 @@ from torch import Tensor
 from deployments.errors import EngineError, Overloaded, TalkerLost, TalkrayError
 from deployments.protocol import Codes, FrameChunk, GenerateRequest, ModelInfo
 from deployments.talker.audio.audio_streams import AudioStreams
+from deployments.talker.engine.intake import Intake, LengthLimits
 from deployments.talker.engine.load import EngineLoad
 from deployments.talker.engine.outgoing import Outgoing
 from deployments.talker.engine.scheduler import Scheduler
-from deployments.talker.engine.sequence import LengthLimits, Sequence
 from deployments.talker.networks.frame_networks import MIN_NEW_TOKENS, NOT_FINITE
 from deployments.talker.runner.model_runner import LaunchedStep, ModelRunner
-from deployments.talker.text.intake import Intake
+from deployments.talker.state.sequence import Sequence
 from deployments.talker.text.prompt import PromptBuilder
 
 logger = logging.getLogger(__name__)

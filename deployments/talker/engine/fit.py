@@ -14,15 +14,15 @@ from pathlib import Path
 
 import torch
 
+from deployments.codec.backends.table import choose_codec_backend
 from deployments.codec.codec_config import SpeechTokenizerConfig
-from deployments.codec.slots import slots_on
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError, TalkrayError
 from deployments.gpu.card import SMALL_BYTES
 from deployments.talker.audio.audio_streams import SLOTS_PER_RECORDING
-from deployments.talker.engine.kv_cache import BESIDE_BYTES, CONTEXT_BYTES, KVCache
 from deployments.talker.engine.loading import block_size_of, dtype_of, gpu_share
 from deployments.talker.model.model_config import ModelConfig
+from deployments.talker.state.kv_cache import BESIDE_BYTES, CONTEXT_BYTES, KVCache
 from deployments.weights.checkpoint import read_shapes
 
 _TEXT_EMBEDDING = "talker.model.text_embedding.weight"
@@ -100,7 +100,8 @@ def _codec_bytes(directory: Path, num_slots: int, within_reach: int, *, clones: 
     model that `clones` with the encoder of recordings and the decoder's states after recordings.
     """
     folder, shapes = directory / "speech_tokenizer", read_shapes(directory / "speech_tokenizer")
-    slots, config = slots_on(torch.device("cuda"), folder), SpeechTokenizerConfig.load(folder).decoder
+    codec = SpeechTokenizerConfig.load(folder)
+    slots, config = choose_codec_backend(codec, torch.device("cuda")).slots, codec.decoder
     weights = _count(shapes, "decoder.")
     decoder = slots.gpu_bytes(config, num_weights=weights, num_slots=num_slots, within_reach=within_reach)
     decoder *= num_slots > 0

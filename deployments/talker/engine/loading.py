@@ -17,22 +17,23 @@ from typing import Any
 import numpy as np
 import torch
 
+from deployments.codec.backends.table import choose_codec_backend
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.encoder import CodecEncoder
-from deployments.codec.slots import Prepare, slots_on
+from deployments.codec.slots import Prepare
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
 from deployments.gpu.card import AMPERE, Capability, Card, half_precision, torch_cuda, why_not
 from deployments.protocol import GenerateRequest, Reference, Sampling, SynthesisRequest
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.kv_cache import GIB, BlockManager, GpuMemory, KVCache, Wanted
+from deployments.talker.engine.intake import LengthLimits
 from deployments.talker.engine.scheduler import Scheduler
-from deployments.talker.engine.sequence import LengthLimits
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
 from deployments.talker.runner.model_runner import ModelRunner, NetworkKind, RunnerShape
+from deployments.talker.state.kv_cache import GIB, BlockManager, GpuMemory, KVCache, Wanted
 from deployments.talker.text.prompt import InputTables, PromptBuilder
 from deployments.talker.text.tokenizer import TextTokenizer
 from deployments.weights.checkpoint import load_strict, without_values
@@ -274,16 +275,19 @@ def _load_audio(
     first stream asks for audio.
     """
     folder = directory / "speech_tokenizer"
-    frame_s = SpeechTokenizerConfig.load(folder).frame_s
-    kind, report = slots_on(device, folder), clock.report
-    load = partial(kind.load, folder, num_slots=num_slots, device=device, prepare=prepare, report=report)
+    codec = SpeechTokenizerConfig.load(folder)
+    chosen = choose_codec_backend(codec, device)
+    load = partial(
+        chosen.slots.load, folder, chosen.backend, num_slots=num_slots, device=device, prepare=prepare,
+        report=clock.report,
+    )  # fmt: skip
     if device.type == "cpu" or not makes_audio:
         torch.cuda.empty_cache()  # the talker's text embedding, which is in its table now
-        return AudioStreams(load, frame_s=frame_s, precision="float32")
+        return AudioStreams(load, frame_s=codec.frame_s, precision="float32")
     with clock.phase("loading and recording the codec"):
         slots = load()
     torch.cuda.empty_cache()  # memory that loading needed for a moment
-    return AudioStreams(lambda: slots, frame_s=frame_s, precision=slots.precision)
+    return AudioStreams(lambda: slots, frame_s=codec.frame_s, precision=slots.precision)
 
 
 def _num_blocks(

@@ -9,7 +9,7 @@ import numpy as np
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, ModelInfo, Reading
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine.pacing import may_wait
-from deployments.talker.engine.sequence import Sequence
+from deployments.talker.state.sequence import Sequence
 
 _MAX_HELD = 8  # frames that are sent together at most
 

@@ -13,7 +13,7 @@ Every sequence with a row takes part in a step, with three exceptions.
 import math
 from collections.abc import Collection
 
-from deployments.talker.engine.sequence import Sequence
+from deployments.talker.state.sequence import Sequence
 
 # A frame is nearly due if the listener has less audio in hand than this, and less than so many steps take.
 _NEARLY_DUE_STEPS = 3

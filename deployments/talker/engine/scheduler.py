@@ -24,9 +24,9 @@ from itertools import chain
 
 from deployments.errors import Overloaded
 from deployments.limits import Rate
-from deployments.talker.engine.kv_cache import BlockManager
 from deployments.talker.engine.pacing import Pacing
-from deployments.talker.engine.sequence import Sequence
+from deployments.talker.state.kv_cache import BlockManager
+from deployments.talker.state.sequence import Sequence
 
 _RESERVED = 8  # one row in so many is left free by background sequences
 # Rows of the background beside one listener, one fewer for every third listener, and never fewer than the last number.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deployments.gpu.launch import wait_for_predecessor
 from deployments.talker.kernels.qkv import HeadNorms, Heads, new_position, rotated
-from deployments.talker.runner.attention import Context
+from deployments.talker.state.batch_state import Context
 
 logger = logging.getLogger(__name__)
 

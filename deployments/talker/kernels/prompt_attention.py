@@ -12,7 +12,7 @@ from torch import Tensor
 from deployments.gpu.launch import wait_for_predecessor
 from deployments.talker.kernels.paged_attention import prepare_rows
 from deployments.talker.kernels.qkv import HeadNorms, Heads
-from deployments.talker.runner.attention import Context
+from deployments.talker.state.batch_state import Context
 
 _QUERIES = 16  # rows of a program: the tensor cores' smallest product
 _KEYS = 128  # rows whose scores are in registers at a time

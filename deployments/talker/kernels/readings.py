@@ -8,8 +8,7 @@ from torch import Tensor
 
 from deployments.gpu.launch import wait_for_predecessor
 from deployments.talker.kernels.qkv import HeadNorms, Heads, rotated
-from deployments.talker.runner.attention import Context
-from deployments.talker.runner.batch_state import BatchState, Columns
+from deployments.talker.state.batch_state import BatchState, Columns, Context
 
 _TEXT_START, _NUM_TEXT = tl.constexpr(Columns.TEXT_START), tl.constexpr(Columns.NUM_TEXT)
 _TILE = 64  # positions of a context that one iteration covers

@@ -15,7 +15,7 @@ from triton.language.random import philox_impl
 
 from deployments.gpu.launch import wait_for_predecessor
 from deployments.talker.kernels.matmul import Activations
-from deployments.talker.runner.sampling import OPTION_COLUMNS, BatchSampler, Draw
+from deployments.talker.state.sampling import OPTION_COLUMNS, BatchSampler, Draw
 
 _DO_SAMPLE, _TEMPERATURE = tl.constexpr(OPTION_COLUMNS["do_sample"]), tl.constexpr(OPTION_COLUMNS["temperature"])
 _TOP_K, _TOP_P = tl.constexpr(OPTION_COLUMNS["top_k"]), tl.constexpr(OPTION_COLUMNS["top_p"])

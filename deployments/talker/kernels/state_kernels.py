@@ -7,9 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deployments.talker.runner.attention import Context
-from deployments.talker.runner.batch_state import BatchState, Columns
-from deployments.talker.runner.sampling import OPTION_COLUMNS, WIDE, BatchSampler
+from deployments.talker.state.batch_state import BatchState, Columns, Context
+from deployments.talker.state.sampling import OPTION_COLUMNS, WIDE, BatchSampler
 
 _IGNORE_EOS, _PENALTY = tl.constexpr(Columns.IGNORE_EOS), tl.constexpr(Columns.PENALTY)
 _POSITION, _FRAME = tl.constexpr(Columns.POSITION), tl.constexpr(Columns.FRAME)

@@ -57,6 +57,22 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
+def attend_rows(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """[rows, heads, head_dim] over twice [rows, kv_heads, length, head_dim] -> [rows, heads, head_dim].
+
+    `mask` [rows, 1, 1, length] is True where a row may look, None where it may look everywhere. On CPU these are plain
+    matrix products: how the fused kernel splits its work, and so how it rounds, depends on the other rows.
+    """
+    if query.device.type != "cpu":
+        return F.scaled_dot_product_attention(query[:, :, None], keys, values, attn_mask=mask, enable_gqa=True)[:, :, 0]
+    num_rows, heads, head_dim = query.shape
+    grouped = query.view(num_rows, keys.shape[1], heads // keys.shape[1], head_dim)
+    scores = torch.matmul(grouped, keys.transpose(2, 3)) * head_dim**-0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return torch.matmul(scores.softmax(-1), values).view(num_rows, heads, head_dim)
+
+
 class Attention(nn.Module):
     """Grouped-query attention with per-head RMSNorm of queries and keys."""
 

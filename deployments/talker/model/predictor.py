@@ -5,9 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from deployments.talker.model.layers import DecoderStack, RotaryTable
+from deployments.talker.model.layers import DecoderStack, RotaryTable, attend_rows
 from deployments.talker.model.model_config import ModelConfig
-from deployments.talker.runner.attention import attend_rows
 
 SampleCode = Callable[[Tensor, int], Tensor]  # (logits [rows, vocab] float32, codebook) -> codes [rows] int64
 

@@ -5,12 +5,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from deployments.talker.engine.kv_cache import KVCache
 from deployments.talker.model.predictor import SampleCode
 from deployments.talker.networks.cpu_kernels import CpuStack, RowCache, RowProduct
 from deployments.talker.networks.frame_networks import FrameNetworks, PrefillTensors
-from deployments.talker.runner.attention import Context
-from deployments.talker.runner.batch_state import BatchState
+from deployments.talker.state.batch_state import BatchState, Context
+from deployments.talker.state.kv_cache import KVCache
 from deployments.talker.text.prompt import InputTables
 
 

@@ -13,14 +13,17 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
-from deployments.talker.engine.kv_cache import KVCache
+from deployments.talker.model.layers import attend_rows
 from deployments.talker.model.predictor import SampleCode
-from deployments.talker.runner.attention import Context, GatheredAttention, SharedAttention
-from deployments.talker.runner.batch_state import BatchState
-from deployments.talker.runner.sampling import (
+from deployments.talker.networks import cpu_kernels
+from deployments.talker.state.batch_state import BatchState, Context
+from deployments.talker.state.kv_cache import KVCache
+from deployments.talker.state.sampling import (
     NARROW,
     WIDE,
+    BatchSampler,
     Breadth,
     Draw,
     NoiseSource,
@@ -45,6 +48,55 @@ class PrefillTensors:
     positions: Tensor  # [positions] int32: within their sequence
     last: Tensor  # [sequences] int32: which of the positions are the last of their sequence
     finished: Tensor  # [sequences] int32: the sequences' rows of the state; padded with the scratch row
+
+
+class GatheredAttention:
+    """The `Attend` of one pass: writes the rows' keys and values, then gathers each row's context."""
+
+    def __init__(
+        self, cache: KVCache, context: Context, length: int, *, followed: tuple[int, int] | None = None
+    ) -> None:
+        """`followed`: the layer and the head whose weights are kept."""
+        self.cache, self.slots, self._followed = cache, context.slots, followed
+        self.weights: Tensor | None = None  # [rows, length] float32
+        offsets = torch.arange(length, device=context.positions.device)
+        blocks = context.block_tables[:, offsets // cache.block_size].long()
+        self.mask = (offsets < context.lengths[:, None])[:, None, None]
+        self.context = blocks * cache.block_size + offsets % cache.block_size
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys[self.slots] = key
+        values[self.slots] = value
+        context = self.context
+        seen = keys[context].transpose(1, 2)
+        if self._followed is not None and layer == self._followed[0]:
+            self.weights = self._weights(query, seen, self._followed[1])
+        return attend_rows(query, seen, values[context].transpose(1, 2), self.mask)
+
+    def _weights(self, query: Tensor, keys: Tensor, head: int) -> Tensor:
+        """[rows, heads, head_dim], [rows, kv_heads, length, head_dim] -> [rows, length]."""
+        own = keys[:, head * keys.shape[1] // query.shape[1]]
+        scores: Tensor = (own.float() @ query[:, head, :, None].float())[..., 0] * query.shape[2] ** -0.5
+        return scores.masked_fill(~self.mask[:, 0, 0], -torch.inf).softmax(-1)
+
+
+class SharedAttention:
+    """The `Attend` of one pass in which every row looks at the same context, as far as `mask` lets it."""
+
+    def __init__(self, cache: KVCache, slots: Tensor, context: Tensor, mask: Tensor) -> None:
+        self.cache, self.slots, self.context, self.mask = cache, slots, context, mask
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys[self.slots] = key
+        values[self.slots] = value
+        repeats = query.shape[1] // key.shape[1]
+        seen_keys, seen_values = (
+            each[self.context].transpose(0, 1).repeat_interleave(repeats, 0) for each in (keys, values)
+        )
+        queries = query.transpose(0, 1)
+        return F.scaled_dot_product_attention(queries, seen_keys, seen_values, attn_mask=self.mask).transpose(0, 1)
 
 
 class FrameNetworks:
@@ -90,7 +142,7 @@ class FrameNetworks:
         sampler = state.predictor_sampler(rows, breadth)
 
         def sample(logits: Tensor, codebook: int) -> Tensor:
-            return sampler.sample(logits, Draw(seeds, frames, codebook), self.noise)
+            return self.choose(sampler, logits, Draw(seeds, frames, codebook))
 
         codes, embeds = self._complete(hidden, self._sample_code0(rows, hidden, breadth), sample=sample)
         sound = torch.isfinite(hidden).all(-1, keepdim=True)
@@ -150,9 +202,15 @@ class FrameNetworks:
         logits = logits.masked_fill(self.talker.suppressed, -torch.inf)
         too_early = (frames < MIN_NEW_TOKENS) | state.ignore_eos(rows)
         logits[:, eos] = logits[:, eos].masked_fill(too_early, -torch.inf)
-        code0 = state.talker_sampler(rows, breadth).sample(logits, Draw(state.seeds[rows], frames, 0), self.noise)
+        code0 = self.choose(state.talker_sampler(rows, breadth), logits, Draw(state.seeds[rows], frames, 0))
         state.seen.index_put_((rows, code0), torch.ones_like(code0, dtype=torch.bool))
         return code0
+
+    def choose(self, sampler: BatchSampler, logits: Tensor, draw: Draw) -> Tensor:
+        """Logits [rows, vocab] float32 -> codes [rows] int64, by the kernel for CPUs where it was built."""
+        if cpu_kernels.BUILT and logits.is_cpu and self.noise is philox_noise:
+            return cpu_kernels.sample(logits, sampler.packed, draw.seeds, draw.frames, draw.codebook)
+        return sampler.sample(logits, draw, self.noise)
 
     def _run_rows(self, inputs: Tensor, context: Context, length: int) -> Tensor:
         """Input rows [rows, hidden] -> hidden states [rows, hidden]; no row attends beyond `length` positions."""

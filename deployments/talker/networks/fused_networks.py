@@ -6,7 +6,6 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from deployments.talker.engine.kv_cache import KVCache
 from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul, tile_for
 from deployments.talker.kernels.paged_attention import choose_attention
 from deployments.talker.kernels.prompt_attention import PromptAttention
@@ -16,8 +15,9 @@ from deployments.talker.kernels.state_kernels import Gathered, StateKernels
 from deployments.talker.networks.frame_networks import MIN_NEW_TOKENS, NOT_FINITE, FrameNetworks, PrefillTensors
 from deployments.talker.networks.fused_predictor import FusedPredictor
 from deployments.talker.networks.fused_stack import FusedStack
-from deployments.talker.runner.batch_state import BatchState
-from deployments.talker.runner.sampling import WIDE, Breadth, Draw
+from deployments.talker.state.batch_state import BatchState
+from deployments.talker.state.kv_cache import KVCache
+from deployments.talker.state.sampling import WIDE, Breadth, Draw
 from deployments.talker.text.prompt import MAX_PASS_POSITIONS, InputTables
 
 

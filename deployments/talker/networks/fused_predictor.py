@@ -9,7 +9,7 @@ from deployments.talker.kernels.matmul import Activations, Product, like_rows, m
 from deployments.talker.kernels.sampler import Embeddings, FrameOutputs, begin_frame, sample_code
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.fused_stack import FrameCache, FusedStack, fold_norm
-from deployments.talker.runner.sampling import BatchSampler, Draw
+from deployments.talker.state.sampling import BatchSampler, Draw
 
 
 class FusedPredictor:

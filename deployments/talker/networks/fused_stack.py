@@ -8,7 +8,6 @@ import torch
 import triton
 from torch import Tensor
 
-from deployments.talker.engine.kv_cache import KVCache
 from deployments.talker.kernels.frame_attention import attend_frame, attend_frame_start
 from deployments.talker.kernels.matmul import (
     Activations,
@@ -23,7 +22,8 @@ from deployments.talker.kernels.paged_attention import PagedBackend
 from deployments.talker.kernels.qkv import HeadNorms, Heads
 from deployments.talker.model.layers import DecoderLayer, DecoderStack
 from deployments.talker.model.model_config import TransformerConfig
-from deployments.talker.runner.attention import Context
+from deployments.talker.state.batch_state import Context
+from deployments.talker.state.kv_cache import KVCache
 
 
 @dataclass(frozen=True, slots=True)

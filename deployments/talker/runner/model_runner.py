@@ -24,14 +24,14 @@ from torch import Tensor
 
 from deployments.gpu.graphs import Graphs, Staging, buckets
 from deployments.protocol import Codes, Frame
-from deployments.talker.engine.kv_cache import LENGTH_STEP, BlockManager, KVCache
-from deployments.talker.engine.sequence import Sequence
 from deployments.talker.networks.cpu_kernels import fits
 from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.networks.frame_networks import FrameNetworks
-from deployments.talker.runner.batch_state import BatchState, StateSize
 from deployments.talker.runner.prefill import Pass, PrefillInputs, pack
-from deployments.talker.runner.sampling import Breadth, FilterOptions
+from deployments.talker.state.batch_state import BatchState, StateSize
+from deployments.talker.state.kv_cache import LENGTH_STEP, BlockManager, KVCache
+from deployments.talker.state.sampling import Breadth, FilterOptions
+from deployments.talker.state.sequence import Sequence
 from deployments.talker.text.prompt import MAX_PASS_POSITIONS, InputTables
 
 # Powers of two, with finer steps above 32; no 4: the kernels are faster with 8 rows (measured).

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from deployments.gpu.graphs import Staging
-from deployments.talker.engine.sequence import Sequence
 from deployments.talker.networks.frame_networks import PrefillTensors
+from deployments.talker.state.sequence import Sequence
 from deployments.talker.text.prompt import Ids, InputTables
 
 

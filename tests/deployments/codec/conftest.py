@@ -5,6 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from deployments.codec.backends.table import load_decoder
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder
 from deployments.codec.encoder import EncoderNetwork
@@ -94,7 +95,7 @@ def directory(tensors: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="session")
 def decoder(directory: Path) -> CodecDecoder:
-    return CodecDecoder.load(directory)
+    return load_decoder(directory)
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from deployments.codec.backends import products
+from deployments.codec.backends.table import load_decoder
 from deployments.codec.backends.torch import TorchBackend, piece_rows
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.fold import FoldedDecoder
@@ -31,7 +32,7 @@ def test_frames_outside_the_window_still_shift_positions(decoder: CodecDecoder, 
 
 
 def test_bfloat16_is_close(directory: Path, decoder: CodecDecoder, codes: Tensor) -> None:
-    half = CodecDecoder.load(directory, precision="bfloat16")
+    half = load_decoder(directory, precision="bfloat16")
     exact, _ = stream(decoder, codes, [8])
     rounded, _ = stream(half, codes, [8])
     assert rounded.dtype == torch.float32

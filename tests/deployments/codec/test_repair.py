@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deployments.codec.backends.table import load_decoder
 from deployments.codec.backends.torch import TorchBackend
 from deployments.codec.batch import DecodeTask, decode_batch
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
@@ -49,7 +50,7 @@ def chunks(decoder: CodecDecoder, codes: Tensor) -> Tensor:
 
 @pytest.fixture
 def rounded(directory: Path) -> CodecDecoder:
-    return CodecDecoder.load(directory, precision="bfloat16")
+    return load_decoder(directory, precision="bfloat16")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -80,7 +81,7 @@ def test_overflow_of_a_recall_is_not_remembered(rounded: CodecDecoder, decoder: 
 def test_float32_that_is_not_finite_ends_one_stream_and_no_other(
     directory: Path, decoder: CodecDecoder, codes: Tensor
 ) -> None:
-    broken = CodecDecoder.load(directory)
+    broken = load_decoder(directory)
     spoil(broken, float("nan"), calls={0, 2})  # together, and alone: its row is asked for second
     tasks = [DecodeTask(row[:4].numpy().astype(np.int16), broken.initial_state(), 0.0) for row in codes]
     first, bad, last = decode_batch(broken, tasks)

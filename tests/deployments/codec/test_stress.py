@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.codec import loading
+from deployments.codec.backends.table import load_decoder
 from deployments.codec.backends.torch import TorchBackend
 from deployments.codec.backends.triton_slots import PRECISIONS, Precision, TritonSlots, every_code, fitting_slots
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
 from deployments.codec.fold import fold
 from deployments.codec.plan import GPU_RAMP
+from deployments.codec.pool import codec
 from deployments.config import CodecConfig
 from deployments.talker.engine.loading import prepare_nothing
 from talkray_tools.random_codec import Stress, randomize_decoder
@@ -96,16 +97,16 @@ def test_a_cpu_rounds_where_it_has_units_for_it_and_nobody_hears_it(
 ) -> None:
     lines: list[str] = []
     monkeypatch.setattr("deployments.codec.backends.torch._cpu_flags", lambda: flags)
-    monkeypatch.setattr(loading, "noise", lambda decoder, exact: noise_db)
-    monkeypatch.setattr(loading, "report_stage", lines.append)
-    assert loading._load_decoder(directory, CodecConfig(), "cpu").precision == precision
+    monkeypatch.setattr(codec, "noise", lambda decoder, exact: noise_db)
+    monkeypatch.setattr(codec, "report_stage", lines.append)
+    assert codec._load_decoder(directory, CodecConfig(), "cpu").precision == precision
     assert f"decodes in {precision}" in lines[0]
 
 
 def test_float32_is_not_rounded_on_a_gpu(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """cuDNN would: a decoder that is itself 40 dB off judges nothing."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    CodecDecoder.load(directory)
+    load_decoder(directory)
     assert not torch.backends.cudnn.allow_tf32
     assert not torch.backends.cuda.matmul.allow_tf32
 

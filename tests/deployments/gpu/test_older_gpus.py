@@ -18,14 +18,14 @@ from triton.runtime.errors import PTXASError  # noqa: E402
 
 from deployments.gpu import compile_ahead, launch  # noqa: E402
 from deployments.gpu.compile_ahead import Kernel, compile_kernel, noted_launches  # noqa: E402
-from deployments.talker.engine.kv_cache import BlockManager, KVCache  # noqa: E402
 from deployments.talker.kernels import matmul  # noqa: E402
 from deployments.talker.kernels.matmul import SHARED_ROWS, Form, Product, like_rows, tile_for  # noqa: E402
 from deployments.talker.kernels.measured_tiles import MEASURED  # noqa: E402
 from deployments.talker.model.model_config import ModelConfig  # noqa: E402
 from deployments.talker.model.talker import Talker  # noqa: E402
 from deployments.talker.runner.model_runner import ModelRunner, RunnerShape  # noqa: E402
-from deployments.talker.runner.sampling import WIDE  # noqa: E402
+from deployments.talker.state.kv_cache import BlockManager, KVCache  # noqa: E402
+from deployments.talker.state.sampling import WIDE  # noqa: E402
 from deployments.talker.text.prompt import InputTables  # noqa: E402
 from talkray_tools.released import SHAPES  # noqa: E402
 from tests.deployments.gpu.test_compile_ahead import Driver  # noqa: E402

@@ -9,10 +9,10 @@ import torch
 from deployments.config import TalkerConfig
 from deployments.protocol import GenerateRequest, Sampling
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.kv_cache import KVCache
 from deployments.talker.engine.loading import build_engine, warm_up
-from deployments.talker.engine.sequence import Sequence
 from deployments.talker.model.model_config import ModelConfig
+from deployments.talker.state.kv_cache import KVCache
+from deployments.talker.state.sequence import Sequence
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES, Json
 from tests.deployments.talker.driving import GREEDY, ask, resumed, speak, speak_all

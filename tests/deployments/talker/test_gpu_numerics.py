@@ -12,10 +12,10 @@ from torch import Tensor
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.protocol import SAMPLING_DEFAULTS, FinishReason, GenerateRequest, Sampling, SynthesisRequest
-from deployments.talker.engine.kv_cache import BlockManager, KVCache
-from deployments.talker.engine.sequence import FrameLimit, Sequence
 from deployments.talker.model.talker import Talker
 from deployments.talker.runner.model_runner import ModelRunner, NetworkKind, RunnerShape
+from deployments.talker.state.kv_cache import BlockManager, KVCache
+from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import InputTables, Prompt
 from tools.kernels.bench import random_talker
 

@@ -14,11 +14,11 @@ from deployments.codec.decoder import MIN_SNR_DB, snr_db, to_pcm16
 from deployments.config import TalkerConfig
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, GenerateRequest, Sampling
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.kv_cache import KVCache
 from deployments.talker.engine.loading import build_engine, warm_up
-from deployments.talker.engine.sequence import FrameLimit, Sequence
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.runner.model_runner import ModelRunner
+from deployments.talker.state.kv_cache import KVCache
+from deployments.talker.state.sequence import FrameLimit, Sequence
 from talkray_tools.choices import Tolerance, divergences, near_ties
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.random_codec import Stress

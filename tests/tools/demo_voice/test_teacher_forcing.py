@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from deployments.protocol import FinishReason, GenerateRequest, SynthesisRequest
-from deployments.talker.engine.kv_cache import BlockManager, KVCache
 from deployments.talker.engine.loading import load_talker
-from deployments.talker.engine.sequence import FrameLimit, Sequence
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.talker import Talker
 from deployments.talker.runner.model_runner import ModelRunner, RunnerShape
 from deployments.talker.runner.prefill import PrefillInputs, SequencePart
+from deployments.talker.state.kv_cache import BlockManager, KVCache
+from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import InputTables, PromptBuilder
 from deployments.talker.text.tokenizer import TextTokenizer
 from tools.demo_voice.dataset import END, NONE, RowLayout, TrainingBatch, TrainingSample, Utterance

@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deployments.codec.decoder import CodecDecoder
+from deployments.codec.backends.table import load_decoder
 from deployments.config import TalkerConfig
 from deployments.protocol import Codes, GenerateRequest, Reference, Sampling, SynthesisRequest
+from deployments.talker.engine.intake import complete
 from deployments.talker.engine.loading import build_engine
 from deployments.talker.model.model_config import ModelConfig
-from deployments.talker.runner.sampling import Draw
-from deployments.talker.text.intake import complete
+from deployments.talker.state.sampling import Draw
 from deployments.weights.checkpoint import read_tensors
 from talkray_tools.choices import Divergence, divergences, run
 from talkray_tools.random_checkpoint import Options, write_checkpoint
@@ -104,7 +104,7 @@ class Ours:
     def __init__(self, checkpoint: Path) -> None:
         config = TalkerConfig(device="cpu", dtype="float32", max_num_seqs=1, max_model_len=1024)
         self.engine = build_engine(checkpoint, config)
-        self.codec = CodecDecoder.load(checkpoint / "speech_tokenizer", device="cpu", precision="float32")
+        self.codec = load_decoder(checkpoint / "speech_tokenizer", device="cpu", precision="float32")
 
     def codes(
         self, case: ParityCase, options: Mapping[str, Any], reference_codes: Codes | None, *, extent: Extent

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from deployments.codec.backends import choose_codec_backend
 from deployments.codec.backends.cpu import MATRIX_UNITS
+from deployments.codec.backends.table import choose_codec_backend
 from deployments.codec.backends.torch import TorchBackend
 from deployments.codec.backends.triton_slots import PRECISIONS, Precision, TritonSlots
 from deployments.codec.codec_config import SpeechTokenizerConfig
@@ -202,8 +202,8 @@ def test_only_a_gpu_is_asked_what_it_can(device: str, monkeypatch: pytest.Monkey
         assert asked.type == "cuda", f"Expected a cuda device, but got: {asked}"
         return 9, 0
 
-    monkeypatch.setattr("deployments.codec.backends.is_available", lambda: True)
-    monkeypatch.setattr("deployments.codec.backends.get_device_capability", capability)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", capability)
     shape = {**CONFIG["decoder_config"], **_WHOLE_BLOCKS, "intermediate_size": 96}  # type: ignore[dict-item]
     config = SpeechTokenizerConfig.from_dict({**CONFIG, "decoder_config": shape})
     assert config.decoder.suits_matrix_units

@@ -10,6 +10,7 @@ from torch.nn.functional import conv1d, gelu, layer_norm, silu
 
 from deployments.codec.backends import cpu, products
 from deployments.codec.backends import torch as torch_backend
+from deployments.codec.backends.table import load_decoder
 from deployments.codec.backends.torch import TorchBackend
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
@@ -325,7 +326,7 @@ def test_a_decoder_with_them_sounds_as_one_without(precision: str, monkeypatch: 
     directory = locate("embedded") / "speech_tokenizer"
 
     def decoded(kind: str) -> Tensor:
-        decoder = CodecDecoder.load(directory, precision=kind)
+        decoder = load_decoder(directory, precision=kind)
         size = (1, 8, decoder.config.num_quantizers)
         codes = torch.randint(decoder.config.codebook_size, size, generator=torch.Generator().manual_seed(0))
         return decoder.decode(codes, [decoder.initial_state()])[0]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deployments.codec.backends.table import load_decoder
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
 from deployments.codec.plan import ChunkPlan
@@ -140,7 +141,7 @@ async def test_the_border_between_precisions_is_not_heard(
 async def test_bfloat16_hands_over_to_float32_within_its_noise(
     directory: Path, decoder: CodecDecoder, codes: Tensor
 ) -> None:
-    rounded = CodecDecoder.load(directory, precision="bfloat16")
+    rounded = load_decoder(directory, precision="bfloat16")
     expected, other = whole(decoder, codes[0]), whole(rounded, codes[0])
     border = 12 * decoder.frame_samples
     talker, decode = Talker(codes[0].numpy().astype(np.int16), other[:border], decoder.frame_samples), Decode(decoder)

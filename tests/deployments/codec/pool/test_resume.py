@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.codec.decoder import CodecDecoder, to_pcm16
+from deployments.codec.backends.table import load_decoder
+from deployments.codec.decoder import to_pcm16
 from deployments.codec.pool.service import CodecService
 from deployments.errors import TalkerLost
 from deployments.protocol import Codes, FinishReason, FrameChunk, GenerateRequest, PcmChunk, Progress, Reference
@@ -123,7 +124,7 @@ async def test_a_quiet_start_is_trimmed_once(service: CodecService) -> None:
 def test_a_recalled_state_decodes_as_one_that_decoded_everything(
     tiny_checkpoint: Callable[[str], Path], num_frames: int
 ) -> None:
-    decoder = CodecDecoder.load(tiny_checkpoint("CustomVoice") / "speech_tokenizer")
+    decoder = load_decoder(tiny_checkpoint("CustomVoice") / "speech_tokenizer")
     codes = torch.from_numpy(random_codes(2, frames=num_frames + 12).astype(np.int64))
     whole, _ = decoder.decode(codes[None], [decoder.initial_state()])
     rest, _ = decoder.decode(codes[None, num_frames:], [decoder.state_after(codes[:num_frames])])

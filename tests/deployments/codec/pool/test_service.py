@@ -14,11 +14,12 @@ import torch
 from numpy.typing import NDArray
 
 from deployments.audio.recording_cache import VOICE_BYTES
+from deployments.codec.backends.table import load_decoder
 from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder import CodecDecoder, WarmUpResult, to_pcm16
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.encoder import CodecEncoder
-from deployments.codec.loading import Codec, load_codec
+from deployments.codec.pool.codec import Codec, load_codec
 from deployments.codec.pool.service import CodecService
 from deployments.config import CodecConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded
@@ -103,7 +104,7 @@ def base(tiny_checkpoint: Callable[[str], Path]) -> CodecService:
 def one_shot(tiny_checkpoint: Callable[[str], Path]) -> Callable[..., np.ndarray]:
     def decode(codes: Codes, *, kind: str = "CustomVoice", after: Codes | None = None) -> np.ndarray:
         """Samples of `codes`, spoken after those of another recording."""
-        decoder = CodecDecoder.load(tiny_checkpoint(kind) / "speech_tokenizer")
+        decoder = load_decoder(tiny_checkpoint(kind) / "speech_tokenizer")
         whole = codes if after is None else np.concatenate([after, codes])
         audio, _ = decoder.decode(torch.from_numpy(whole).long()[None], [decoder.initial_state()])
         return to_pcm16(audio[0])[-len(codes) * decoder.frame_samples :]

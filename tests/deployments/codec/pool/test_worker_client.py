@@ -164,10 +164,10 @@ _REPLICA = """
 import json, os, signal, sys
 from pathlib import Path
 from deployments.codec.pool.worker_client import DecoderChoice
-from deployments.codec.decoder import CodecDecoder
+from deployments.codec.backends.table import load_decoder
 from deployments.codec.pool.worker_client import WorkerProcesses
 choice = DecoderChoice(**json.loads(sys.argv[1]))
-processes = WorkerProcesses(2, CodecDecoder.load(Path(choice.directory)), choice)
+processes = WorkerProcesses(2, load_decoder(Path(choice.directory)), choice)
 first = processes._first.pid
 print(first, Path(f"/proc/{first}/task/{first}/children").read_text(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deployments.audio.recording_cache import VOICE_BYTES
+from deployments.codec.backends.table import load_decoder
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.encoder import CodecEncoder
@@ -20,7 +21,7 @@ from deployments.talker.audio.audio_stream import AudioStream
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.engine.loading import build_engine
-from deployments.talker.engine.sequence import Sequence as Spoken
+from deployments.talker.state.sequence import Sequence as Spoken
 from tests.clock import Clock
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import ask, chunks_of, resumed, speak
@@ -30,7 +31,7 @@ FRAME_S = 0.08
 
 @pytest.fixture(scope="module")
 def decoder(tiny_checkpoint: Callable[[str], Path]) -> CodecDecoder:
-    return CodecDecoder.load(tiny_checkpoint("CustomVoice") / "speech_tokenizer")
+    return load_decoder(tiny_checkpoint("CustomVoice") / "speech_tokenizer")
 
 
 @pytest.fixture
@@ -469,7 +470,7 @@ RECORDING = np.random.default_rng(5).uniform(-0.5, 0.5, 20000).astype(np.float32
 def test_a_clone_goes_on_from_its_recording(
     cloning: Engine, tiny_checkpoint: Callable[[str], Path], behind: int
 ) -> None:
-    decoder = CodecDecoder.load(tiny_checkpoint("Base") / "speech_tokenizer")
+    decoder = load_decoder(tiny_checkpoint("Base") / "speech_tokenizer")
     request = ask(frames=14, voice=None, ignore_eos=True, reference=Reference(RECORDING, "Said."))
     recorded = CodecEncoder.load(tiny_checkpoint("Base") / "speech_tokenizer").encode(RECORDING)
     codes = speak(cloning, replace(request, reference_codes=recorded)).codes

@@ -18,15 +18,15 @@ from deployments.errors import CheckpointError, EngineError, InvalidRequest, Ove
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, GenerateRequest, Reference, Sampling
 from deployments.talker.engine import pacing
 from deployments.talker.engine.engine import Engine, StepOutput
-from deployments.talker.engine.kv_cache import KVCache
+from deployments.talker.engine.intake import complete
 from deployments.talker.engine.loading import build_engine, warm_up
-from deployments.talker.engine.sequence import Sequence
 from deployments.talker.model.predictor import CodePredictor
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.networks.frame_networks import FrameNetworks
 from deployments.talker.runner.model_runner import LaunchedStep
-from deployments.talker.text.intake import complete
+from deployments.talker.state.kv_cache import KVCache
+from deployments.talker.state.sequence import Sequence
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import GREEDY, Spoken, ask, chunks_of, drain, resumed, speak, speak_all
 

@@ -12,8 +12,8 @@ from deployments.errors import EngineError, Overloaded, TalkerLost
 from deployments.protocol import FinishReason, FrameChunk, GenerateRequest
 from deployments.talker.engine import engine as engine_module
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.sequence import Sequence
 from deployments.talker.runner.model_runner import ModelRunner
+from deployments.talker.state.sequence import Sequence
 from deployments.talker.text.text_progress import TextProgress
 from tests.deployments.talker.driving import Spoken, ask, drain, resumed, speak
 from tests.deployments.talker.runner.test_model_runner import like_a_gpu

@@ -88,7 +88,8 @@ def test_a_talker_that_makes_no_audio_has_no_codec_on_its_gpu(tmp_path: Path, mo
             done.append("loaded")
             return cls()
 
-    monkeypatch.setattr(loading, "slots_on", lambda device, folder: Slots)
+    chosen = SimpleNamespace(slots=Slots, backend=None)
+    monkeypatch.setattr(loading, "choose_codec_backend", lambda config, device: chosen)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
     monkeypatch.setattr(loading.SpeechTokenizerConfig, "load", lambda folder: SimpleNamespace(frame_s=0.08))
     for makes_audio, expected in ((False, ["emptied"]), (True, ["loaded", "emptied"])):

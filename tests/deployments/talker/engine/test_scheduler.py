@@ -7,9 +7,9 @@ import pytest
 
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, GenerateRequest, Sampling, SynthesisRequest
-from deployments.talker.engine.kv_cache import BlockManager
 from deployments.talker.engine.scheduler import Scheduler
-from deployments.talker.engine.sequence import FrameLimit, Sequence
+from deployments.talker.state.kv_cache import BlockManager
+from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import Prompt
 from tests.clock import Clock
 

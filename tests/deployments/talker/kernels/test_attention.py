@@ -7,7 +7,7 @@ from deployments.talker.kernels import paged_attention
 from deployments.talker.kernels.frame_attention import attend_frame, attend_frame_start
 from deployments.talker.kernels.paged_attention import TritonAttention
 from deployments.talker.kernels.qkv import HeadNorms, Heads
-from deployments.talker.runner.attention import Context
+from deployments.talker.state.batch_state import Context
 from tools.kernels.reference import reference_attend_frame, reference_attend_paged
 
 HEADS = Heads(4, 2, 32)

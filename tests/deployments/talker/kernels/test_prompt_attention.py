@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.talker.kernels.prompt_attention import attend_prompt
 from deployments.talker.kernels.qkv import Heads
-from deployments.talker.runner.attention import Context
+from deployments.talker.state.batch_state import Context
 from tools.kernels.reference import reference_attend_prompt
 
 HEADS = Heads(4, 2, 16)

@@ -12,7 +12,7 @@ from deployments.talker.kernels.sampler import (
     sample_code,
     sample_first_code,
 )
-from deployments.talker.runner.sampling import BatchSampler, Draw, FilterOptions
+from deployments.talker.state.sampling import BatchSampler, Draw, FilterOptions
 from tools.kernels.reference import reference_first_code
 
 VOCAB, WIDTH, WIDE, GROUPS = 200, 24, 40, 3

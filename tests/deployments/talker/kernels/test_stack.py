@@ -8,14 +8,15 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
-from deployments.talker.engine.kv_cache import KVCache
 from deployments.talker.kernels.paged_attention import choose_attention
+from deployments.talker.model.layers import attend_rows
 from deployments.talker.model.predictor import FrameAttention
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.fused_predictor import FusedPredictor
 from deployments.talker.networks.fused_stack import FrameCache, FusedStack
-from deployments.talker.runner.attention import Context, attend_rows
-from deployments.talker.runner.sampling import BatchSampler, Draw, FilterOptions
+from deployments.talker.state.batch_state import Context
+from deployments.talker.state.kv_cache import KVCache
+from deployments.talker.state.sampling import BatchSampler, Draw, FilterOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 BLOCK_SIZE, LENGTHS = 16, [1, 40, 77]

@@ -21,10 +21,10 @@ from deployments.errors import CheckpointError, EngineError, InvalidRequest, Ove
 from deployments.protocol import FrameChunk, Reference
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.engine.loading import build_engine
-from deployments.talker.engine.sequence import Sequence
 from deployments.talker.process import channel
 from deployments.talker.process.engine_process import EngineProcess
 from deployments.talker.runner.model_runner import ModelRunner
+from deployments.talker.state.sequence import Sequence
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import Spoken, ask, speak
 

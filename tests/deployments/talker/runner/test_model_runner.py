@@ -11,10 +11,10 @@ from deployments.config import TalkerConfig
 from deployments.gpu.graphs import buckets
 from deployments.protocol import GenerateRequest
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.kv_cache import KVCache
 from deployments.talker.engine.loading import build_engine
 from deployments.talker.runner.model_runner import BATCHES, ModelRunner, NetworkKind, RunnerShape
 from deployments.talker.runner.prefill import pack
+from deployments.talker.state.kv_cache import KVCache
 from tests.deployments.talker.driving import GREEDY, ask, resumed, speak, speak_all
 
 CONFIG = TalkerConfig(device="cpu", max_num_seqs=5, max_model_len=1024, kv_block_size=16)

@@ -10,8 +10,8 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, GenerateRequest, ModelKind, Reference, Sampling, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.loading import build_engine
-from deployments.talker.engine.sequence import FrameLimit, Sequence
 from deployments.talker.runner.prefill import PrefillInputs, SequencePart
+from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import Prompt, PromptBuilder, full_text
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES

@@ -1,16 +1,14 @@
-"""One request inside the engine, and how long its prompt and its speech may be."""
+"""One request inside the engine."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from deployments.audio.speech_detection import LATE_PATIENCE_S, frames_of, runaway_frames
-from deployments.errors import InvalidRequest
+from deployments.audio.speech_detection import LATE_PATIENCE_S, frames_of
 from deployments.listener import Listener
 from deployments.protocol import ClonePrompt, FinishReason, Frame, GenerateRequest, Sampling
 from deployments.talker.text.prompt import Prompt
 from deployments.talker.text.text_progress import TextProgress
-from deployments.talker.text.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,44 +96,3 @@ class Sequence:
     def sent_lead_s(self, now_s: float) -> float:
         """Seconds of audio that were sent and are not played yet."""
         return self.listener.lead_s(now_s) - (self._num_played - self.num_sent) * self.frame_s
-
-
-class LengthLimits:
-    """How many positions and frames a sequence may have."""
-
-    def __init__(self, tokenizer: TextTokenizer, *, max_positions: int, frame_s: float) -> None:
-        """`max_positions`: of one sequence, prompt and frames together. `frame_s`: seconds of audio of a frame."""
-        self._tokenizer, self._max_positions, self._frame_s = tokenizer, max_positions, frame_s
-
-    def frame_limit(self, request: GenerateRequest, sampling: Sampling, prompt: Prompt) -> FrameLimit:
-        """The lowest limit of a sequence. Raises InvalidRequest if its prompt or a later segment is too long.
-
-        The last of `max_new_tokens` becomes no frame, as in the official package. A text that is still being written
-        has no limit for runaways, because its length is unknown.
-        """
-        room = self._max_positions - prompt.num_positions
-        if room < 1:
-            raise self._too_long(prompt.num_positions)
-        self.check_following(request.synthesis.following, prompt)
-        length = FrameLimit(min((sampling.max_new_tokens or 1) - 1, room), FinishReason.LENGTH)
-        runaway = FrameLimit(runaway_frames(prompt.num_text_tokens, self._frame_s), FinishReason.RUNAWAY)
-        if request.synthesis.ignore_eos or not prompt.has_all_text or length.frames <= runaway.frames:
-            return length
-        return runaway
-
-    def check_following(self, texts: tuple[str, ...], prompt: Prompt) -> None:
-        """Raise InvalidRequest if a later segment does not fit, before any of the text is spoken."""
-        num_others = prompt.num_positions - prompt.num_text_tokens
-        for text in texts:
-            most = 2 * len(text.encode("utf-8", "replace"))  # a token has a byte or more of the text's NFC form
-            fits_anyway = num_others + most < self._max_positions
-            num_positions = num_others + (most if fits_anyway else len(self._tokenizer.encode(text)))
-            if num_positions >= self._max_positions:
-                raise self._too_long(num_positions)
-
-    def _too_long(self, num_positions: int) -> InvalidRequest:
-        return InvalidRequest(
-            f"input and reference make {num_positions} positions, at most {self._max_positions - 1} fit: shorten them",
-            "input",
-            "context_length_exceeded",
-        )

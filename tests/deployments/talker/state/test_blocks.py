@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from deployments.talker.engine.kv_cache import BlockManager
+from deployments.talker.state.kv_cache import BlockManager
 
 
 def test_a_sequence_grows_by_whole_blocks() -> None:

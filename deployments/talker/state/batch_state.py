@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deployments.gpu.graphs import Staging
-from deployments.talker.engine.sequence import Sequence
 from deployments.talker.model.model_config import ModelConfig
-from deployments.talker.runner.sampling import OPTION_COLUMNS, BatchSampler, Breadth, FilterOptions
+from deployments.talker.state.sampling import OPTION_COLUMNS, BatchSampler, Breadth, FilterOptions
+from deployments.talker.state.sequence import Sequence
 
 
 class Columns:
@@ -48,6 +48,16 @@ class StateSize:
     def width(self) -> int:
         """Columns of a packed row; even, so that seeds are aligned."""
         return Columns.HEADER + self.max_model_len + self.blocks + (self.max_model_len + self.blocks) % 2
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where the rows of one pass of the talker stand. Rows of one sequence may stand side by side: a prefill."""
+
+    positions: Tensor  # [rows] int32
+    slots: Tensor  # [rows] int64: cache index each row's key and value go to
+    block_tables: Tensor  # [rows, blocks] int32
+    lengths: Tensor  # [rows] int32: positions each row attends to, its own included
 
 
 class BatchState:

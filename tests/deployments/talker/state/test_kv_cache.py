@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from deployments.errors import EngineError
-from deployments.talker.engine.kv_cache import GIB, GpuMemory, Wanted
+from deployments.talker.state.kv_cache import GIB, GpuMemory, Wanted
 
 TOTAL = 80 * GIB
 CUDA = torch.device("cuda")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from deployments.protocol import FinishReason, GenerateRequest, Sampling, SynthesisRequest
-from deployments.talker.engine.sequence import FrameLimit, Sequence
+from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import Prompt
 from deployments.talker.text.text_progress import TextProgress
 

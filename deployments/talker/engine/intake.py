@@ -1,12 +1,17 @@
-"""From requests to sequences: of a complete text at once, of one that the client still writes when there is enough."""
+"""From requests to sequences: of a complete text at once, of one that the client still writes when there is enough.
+
+How long their prompts and their speech may be is decided here too.
+"""
 
 from dataclasses import asdict, dataclass, field, replace
 
+from deployments.audio.speech_detection import runaway_frames
+from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, GenerateRequest, ModelInfo, Sampling
-from deployments.talker.engine.sequence import LengthLimits, Sequence
+from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import MAX_PASS_POSITIONS, Prompt, PromptBuilder
 from deployments.talker.text.text_progress import TextProgress
-from deployments.talker.text.tokenizer import LiveTokens
+from deployments.talker.text.tokenizer import LiveTokens, TextTokenizer
 
 # What a token of text takes to say until the voices that speak here have shown it, and how much each utterance shows,
 # which counts as between half and twice of that: speech may be over early.
@@ -23,6 +28,47 @@ class LiveRequest:
     tokens: LiveTokens
     body: list[int] = field(default_factory=list)  # token ids so far
     sequence: Sequence | None = None  # once there is text enough
+
+
+class LengthLimits:
+    """How many positions and frames a sequence may have."""
+
+    def __init__(self, tokenizer: TextTokenizer, *, max_positions: int, frame_s: float) -> None:
+        """`max_positions`: of one sequence, prompt and frames together. `frame_s`: seconds of audio of a frame."""
+        self._tokenizer, self._max_positions, self._frame_s = tokenizer, max_positions, frame_s
+
+    def frame_limit(self, request: GenerateRequest, sampling: Sampling, prompt: Prompt) -> FrameLimit:
+        """The lowest limit of a sequence. Raises InvalidRequest if its prompt or a later segment is too long.
+
+        The last of `max_new_tokens` becomes no frame, as in the official package. A text that is still being written
+        has no limit for runaways, because its length is unknown.
+        """
+        room = self._max_positions - prompt.num_positions
+        if room < 1:
+            raise self._too_long(prompt.num_positions)
+        self.check_following(request.synthesis.following, prompt)
+        length = FrameLimit(min((sampling.max_new_tokens or 1) - 1, room), FinishReason.LENGTH)
+        runaway = FrameLimit(runaway_frames(prompt.num_text_tokens, self._frame_s), FinishReason.RUNAWAY)
+        if request.synthesis.ignore_eos or not prompt.has_all_text or length.frames <= runaway.frames:
+            return length
+        return runaway
+
+    def check_following(self, texts: tuple[str, ...], prompt: Prompt) -> None:
+        """Raise InvalidRequest if a later segment does not fit, before any of the text is spoken."""
+        num_others = prompt.num_positions - prompt.num_text_tokens
+        for text in texts:
+            most = 2 * len(text.encode("utf-8", "replace"))  # a token has a byte or more of the text's NFC form
+            fits_anyway = num_others + most < self._max_positions
+            num_positions = num_others + (most if fits_anyway else len(self._tokenizer.encode(text)))
+            if num_positions >= self._max_positions:
+                raise self._too_long(num_positions)
+
+    def _too_long(self, num_positions: int) -> InvalidRequest:
+        return InvalidRequest(
+            f"input and reference make {num_positions} positions, at most {self._max_positions - 1} fit: shorten them",
+            "input",
+            "context_length_exceeded",
+        )
 
 
 class Intake:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deployments.protocol import FILTERS, SUBTALKER, Sampling
-from deployments.talker.networks import cpu_kernels
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -167,8 +166,6 @@ class BatchSampler:
 
     def sample(self, logits: Tensor, draw: Draw, noise: NoiseSource = philox_noise) -> Tensor:
         """Logits [rows, vocab] float32 -> codes [rows] int64."""
-        if cpu_kernels.BUILT and logits.is_cpu and noise is philox_noise:
-            return cpu_kernels.sample(logits, self.packed, draw.seeds, draw.frames, draw.codebook)
         vocab = logits.shape[-1]
         wanted = self.breadth.num_candidates
         count = vocab if wanted is None else min(wanted, vocab)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from deployments.audio.recording_cache import ByRecording
+from deployments.codec.backends.table import load_decoder
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, WarmUpResult, choice, snr_db, warm_up
 from deployments.codec.decoder_state import DecoderState
@@ -108,8 +109,8 @@ def decodes_in_processes(config: CodecConfig, decoder: CodecDecoder) -> bool:
 
 def _load_decoder(directory: Path, config: CodecConfig, device: str) -> CodecDecoder:
     if config.precision != "auto":
-        return CodecDecoder.load(directory, device=device, precision=config.precision)
-    exact, failed = CodecDecoder.load(directory, device=device), ""
+        return load_decoder(directory, device=device, precision=config.precision)
+    exact, failed = load_decoder(directory, device=device), ""
     for precision in exact.backend.precisions(exact.device):
         rounded = CodecDecoder(exact.backend.at(precision))
         noise_db = noise(rounded, exact)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from deployments.talker.runner.attention import attend_rows
+from deployments.talker.model.layers import attend_rows
 
 ROWS, HEADS, KV_HEADS, HEAD_DIM = 3, 4, 2, 16
 

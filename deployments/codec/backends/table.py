@@ -1,0 +1,50 @@
+"""Which backend decodes: the one place that names them all."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from deployments.codec.backends.torch import TorchBackend
+from deployments.codec.backends.triton_slots import TritonSlots
+from deployments.codec.codec_config import SpeechTokenizerConfig
+from deployments.codec.decoder import Backend, CodecDecoder
+from deployments.codec.slots import PlainSlots, SlotDecoder
+from deployments.gpu.card import AMPERE
+
+
+@dataclass(frozen=True, slots=True)
+class CodecBackend:
+    """The classes that decode a codec, and where."""
+
+    backend: type[Backend]  # streams whose states go in and come back: in the codec pool
+    slots: type[SlotDecoder]  # streams whose states stay there: beside a talker
+    decodes: Callable[[SpeechTokenizerConfig, torch.device], bool]  # this codec, on this device
+
+
+def _on_matrix_units(config: SpeechTokenizerConfig, device: torch.device) -> bool:
+    """Where no GPU is here, one is only predicted, and counts as a new one."""
+    if device.type != "cuda" or not config.decoder.suits_matrix_units:
+        return False
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= AMPERE
+
+
+# The first row that decodes a codec on a device is taken. A new backend is a row here, and a row in
+# tests/deployments/codec/backends/test_backends.py.
+BACKENDS = (
+    CodecBackend(TorchBackend, TritonSlots, _on_matrix_units),
+    CodecBackend(TorchBackend, PlainSlots, lambda config, device: True),  # with the kernels of cpu.py, where they fit
+)
+
+
+def choose_codec_backend(config: SpeechTokenizerConfig, device: torch.device) -> CodecBackend:
+    """The row of a codec on a device."""
+    return next(row for row in BACKENDS if row.decodes(config, device))
+
+
+def load_decoder(directory: Path, *, device: torch.device | str = "cpu", precision: str = "float32") -> CodecDecoder:
+    """The decoder of `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
+    place = torch.device(device)
+    chosen = choose_codec_backend(SpeechTokenizerConfig.load(directory), place)
+    return CodecDecoder(chosen.backend.load(directory, device=place, precision=precision))
