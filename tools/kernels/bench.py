@@ -15,8 +15,8 @@ import torch
 from deployments.talker.kernels.paged_attention import choose_attention
 from deployments.talker.model.model_config import TransformerConfig
 from deployments.talker.model.talker import Talker
-from deployments.talker.networks.fused_predictor import FusedPredictor
-from deployments.talker.networks.fused_stack import FusedStack
+from deployments.talker.networks.fused_predictor import FusedPredictor, PackedPredictor
+from deployments.talker.networks.fused_stack import FusedStack, PackedStack
 from deployments.talker.state.batch_state import Context
 from deployments.talker.state.kv_cache import KVCache
 from deployments.talker.state.sampling import BatchSampler, Draw, FilterOptions
@@ -80,8 +80,8 @@ def time_steps(talker: Talker, all_rows: list[int], *, length: int) -> list[dict
         step = DecodeStep(talker, rows, length=length)
         times: dict[str, float] = {}
         for pdl in (True, False):
-            stack = FusedStack(talker.model, config.talker, max_rows=rows, positions=4096, pdl=pdl)
-            predictor = FusedPredictor(talker, max_rows=rows, pdl=pdl)
+            stack = FusedStack(PackedStack(talker.model, config.talker, positions=4096), max_rows=rows, pdl=pdl)
+            predictor = FusedPredictor(PackedPredictor(talker), max_rows=rows, pdl=pdl)
             label = "pdl" if pdl else "plain"
             times[f"talker {label}"] = _time_talker(stack, step)
             times[f"predictor {label}"] = _time_predictor(predictor, step)

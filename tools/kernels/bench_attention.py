@@ -17,7 +17,7 @@ import torch
 
 from deployments.talker.kernels.paged_attention import PagedBackend, choose_attention
 from deployments.talker.model.talker import Talker
-from deployments.talker.networks.fused_stack import FusedStack
+from deployments.talker.networks.fused_stack import FusedStack, PackedStack
 from deployments.talker.state.kv_cache import KVCache
 from talkray_tools.released import SHAPES
 from tools.kernels.bench import DecodeStep, random_talker
@@ -44,7 +44,7 @@ def measure(talker: Talker, name: str, rows: int, length: int) -> Measured:
     config = talker.config.talker
     torch.manual_seed(0)
     step = DecodeStep(talker, rows, length=length, block_size=_BLOCK_SIZE)
-    stack = FusedStack(talker.model, config, max_rows=rows, positions=4096)
+    stack = FusedStack(PackedStack(talker.model, config, positions=4096), max_rows=rows)
     attend = choose_attention(name, stack.heads, block_size=_BLOCK_SIZE, dtype=step.x.dtype)
     step_us = time_graph(lambda: _step(stack, step, attend), calls=1)
     qkv = torch.randn((rows, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim), device="cuda").bfloat16()

@@ -32,7 +32,7 @@ from deployments.talker.engine.scheduler import Scheduler
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
-from deployments.talker.runner.model_runner import ModelRunner, NetworkKind, RunnerShape
+from deployments.talker.runner.model_runner import NetworkKind, RunnerShape, build_runner
 from deployments.talker.state.kv_cache import GIB, BlockManager, GpuMemory, KVCache, Wanted
 from deployments.talker.text.prompt import InputTables, PromptBuilder
 from deployments.talker.text.tokenizer import TextTokenizer
@@ -202,7 +202,7 @@ def build_engine(
     networks = _networks(config, device, dtype)
     shape = RunnerShape(config.max_num_seqs, config.max_model_len, config.deterministic, networks, config.attention)
     with clock.phase("packing weights"):
-        runner = ModelRunner(tables, cache, blocks, shape)
+        runner = build_runner(tables, cache, blocks, shape)
     prepare(runner.rehearse)
     scheduler = Scheduler(
         blocks,

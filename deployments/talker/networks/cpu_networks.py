@@ -19,7 +19,8 @@ class CpuNetworks(FrameNetworks):
     pads = False
 
     def __init__(self, tables: InputTables, state: BatchState, cache: KVCache) -> None:
-        super().__init__(tables, state, cache, by_rows=True)
+        rows = state.size.max_num_seqs
+        super().__init__(tables, state, cache, num_rows=rows, by_rows=True)
         talker, predictor = self.talker, self.talker.code_predictor
         self._stack = CpuStack(talker.model, self.config.talker, talker.rotary)
         self._predictor = CpuStack(predictor.model, self.config.predictor, predictor.rotary)
@@ -28,7 +29,6 @@ class CpuNetworks(FrameNetworks):
         narrow = predictor.small_to_mtp_projection
         self._narrow = (RowProduct(narrow.weight), narrow.bias) if isinstance(narrow, nn.Linear) else None
         shape, groups = self.config.predictor, self.config.num_code_groups
-        rows = state.size.max_num_seqs
         self._frame_keys = torch.zeros(shape.num_layers, rows * groups, shape.num_kv_heads, shape.head_dim)
         self._frame_values = torch.zeros_like(self._frame_keys)
         self._frame_tables = torch.arange(rows, dtype=torch.int32)[:, None]

@@ -6,10 +6,8 @@ predictor complete the frame, whereupon the codes can leave; `advance` feeds the
 ended when codebook 0 is the end of speech; the other codes are no frame then.
 """
 
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -105,24 +103,17 @@ class FrameNetworks:
     breadths: tuple[Breadth, ...] = (NARROW, WIDE)  # breadths that are worth a capture of their own
     pads = True  # whether all passes on a CPU have as many rows, because a row's rounding would depend on their number
 
-    def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, by_rows: bool = False) -> None:
-        """`by_rows`: each row attends to a gathered context of its own, wherever the other rows of its pass stand."""
+    def __init__(
+        self, tables: InputTables, state: BatchState, cache: KVCache, *, num_rows: int, by_rows: bool = False
+    ) -> None:
+        """Those of several lanes have the same tables, state and cache, and buffers of their own for `num_rows` rows.
+
+        `by_rows`: each row attends to a gathered context of its own, wherever the other rows of its pass stand.
+        """
         self.tables, self.state, self.cache, self._by_rows = tables, state, cache, by_rows
         self.talker, self.config = tables.talker, tables.talker.config
         self.noise: NoiseSource = philox_noise
-        self._allocate(state.size.max_num_seqs)
-
-    def twin(self, state: BatchState, *, num_rows: int, num_positions: int) -> Self:
-        """The same weights and cache with buffers of its own, so that both may run at once on different rows.
-        Steps have at most `num_rows` rows, prefill passes at most `num_positions` positions.
-        """
-        other = copy(self)
-        other.state = state
-        other._allocate(num_rows)
-        return other
-
-    def _allocate(self, num_rows: int) -> None:
-        like = self.state.hidden
+        like = state.hidden
         # Results of `predict`, by index in the batch: other CUDA streams may read them after the event of the codes.
         self.codes = torch.zeros((num_rows, self.config.num_code_groups), dtype=torch.int16, device=like.device)
         self.given = torch.zeros_like(self.codes, dtype=torch.int32)  # for `feed_given`, by index in the batch

@@ -1,7 +1,6 @@
 """The step of a batch in Triton kernels: the same functions as `FrameNetworks`, in a tenth of the launches."""
 
-from functools import partial
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,13 +11,30 @@ from deployments.talker.kernels.prompt_attention import PromptAttention
 from deployments.talker.kernels.readings import TextWitness
 from deployments.talker.kernels.sampler import FirstCodeRules, sample_first_code
 from deployments.talker.kernels.state_kernels import Gathered, StateKernels
+from deployments.talker.model.talker import Talker
 from deployments.talker.networks.frame_networks import MIN_NEW_TOKENS, NOT_FINITE, FrameNetworks, PrefillTensors
-from deployments.talker.networks.fused_predictor import FusedPredictor
-from deployments.talker.networks.fused_stack import FusedStack
+from deployments.talker.networks.fused_predictor import FusedPredictor, PackedPredictor
+from deployments.talker.networks.fused_stack import FusedStack, PackedStack
 from deployments.talker.state.batch_state import BatchState
 from deployments.talker.state.kv_cache import KVCache
 from deployments.talker.state.sampling import WIDE, Breadth, Draw
-from deployments.talker.text.prompt import MAX_PASS_POSITIONS, InputTables
+from deployments.talker.text.prompt import InputTables
+
+
+@dataclass(frozen=True, slots=True)
+class FusedWeights:
+    """The weights that a step and the lanes share, and how their kernels run."""
+
+    stack: PackedStack
+    predictor: PackedPredictor
+    attention: str  # for `choose_attention`
+    pdl: bool
+
+    @classmethod
+    def pack(cls, talker: Talker, *, positions: int, attention: str, pdl: bool) -> "FusedWeights":
+        """`positions`: one more than the largest position ever asked for."""
+        stack = PackedStack(talker.model, talker.config.talker, positions=positions)
+        return cls(stack, PackedPredictor(talker), attention, pdl)
 
 
 class FusedNetworks(FrameNetworks):
@@ -30,35 +46,27 @@ class FusedNetworks(FrameNetworks):
     breadths = (WIDE,)
 
     def __init__(
-        self, tables: InputTables, state: BatchState, cache: KVCache, *, attention: str = "auto", pdl: bool = True
+        self,
+        tables: InputTables,
+        state: BatchState,
+        cache: KVCache,
+        weights: FusedWeights,
+        *,
+        num_rows: int,
+        num_positions: int,
     ) -> None:
-        """`attention` is passed to `choose_attention`."""
-        super().__init__(tables, state, cache)
-        config, max_num_seqs = self.config, state.size.max_num_seqs
-        self.pdl = pdl
-        max_rows = max(max_num_seqs, MAX_PASS_POSITIONS)
-        self.stack = FusedStack(
-            self.talker.model, config.talker, max_rows=max_rows, positions=state.size.max_model_len, pdl=pdl
+        """Steps have at most `num_rows` rows, prefill passes at most `num_positions` positions."""
+        super().__init__(tables, state, cache, num_rows=num_rows)
+        self.pdl = pdl = weights.pdl
+        self.stack = FusedStack(weights.stack, max_rows=max(num_rows, num_positions), pdl=pdl)
+        self.predictor = FusedPredictor(weights.predictor, max_rows=num_rows, pdl=pdl)
+        self.attention = choose_attention(  # it counts the programs that have come, in memory of its own
+            weights.attention, self.stack.heads, block_size=cache.block_size, dtype=tables.dtype, pdl=pdl
         )
-        self.predictor = FusedPredictor(self.talker, max_rows=max_num_seqs, pdl=pdl)
-        self._new_attention = partial(
-            choose_attention, attention, self.stack.heads, block_size=cache.block_size, dtype=tables.dtype, pdl=pdl
-        )
-        self._allocate_for_kernels(max_num_seqs)
-
-    def twin(self, state: BatchState, *, num_rows: int, num_positions: int) -> Self:
-        other = super().twin(state, num_rows=num_rows, num_positions=num_positions)
-        other.stack = self.stack.twin(max(num_rows, num_positions))
-        other.predictor = self.predictor.twin(num_rows)
-        other._allocate_for_kernels(num_rows)
-        return other
-
-    def _allocate_for_kernels(self, num_rows: int) -> None:
-        self.attention = self._new_attention()  # it counts the programs that have come, in memory of its own
-        self.kernels = StateKernels(self.state, self.tables.text, padding=self.tables.pad, num_rows=num_rows)
+        self.kernels = StateKernels(state, tables.text, padding=tables.pad, num_rows=num_rows)
         # `predict` has `predict_frame` write these sums, and `advance` reads them: one buffer, no copy between.
         self._embeds = self.predictor.totals
-        self._code0 = torch.zeros(num_rows, dtype=torch.long, device=self.tables.device)
+        self._code0 = torch.zeros(num_rows, dtype=torch.long, device=tables.device)
         self._logits = like_rows(num_rows, self.config.vocab_size, self.talker.codec_head.weight)
 
     @property

@@ -1,44 +1,39 @@
 """The code predictor of a whole frame as one chain of kernels: nothing else runs between two codebooks."""
 
-from copy import copy
-
 import torch
 from torch import Tensor
 
 from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul, tile_for
 from deployments.talker.kernels.sampler import Embeddings, FrameOutputs, begin_frame, sample_code
 from deployments.talker.model.talker import Talker
-from deployments.talker.networks.fused_stack import FrameCache, FusedStack, fold_norm
+from deployments.talker.networks.fused_stack import FrameCache, FusedStack, PackedStack, fold_norm
 from deployments.talker.state.sampling import BatchSampler, Draw
+
+
+class PackedPredictor:
+    """The weights of a `CodePredictor` as the kernels read them. No kernel writes them."""
+
+    @torch.no_grad()
+    def __init__(self, talker: Talker) -> None:
+        self.config = config = talker.config
+        predictor = talker.code_predictor
+        self.stack = PackedStack(predictor.model, config.predictor, positions=config.num_code_groups + 1)
+        norm = predictor.model.norm.weight
+        self.heads = [fold_norm(head.weight, norm) for head in predictor.lm_head if isinstance(head, torch.nn.Linear)]
+        self.projection = predictor.small_to_mtp_projection
+        tables = [talker.model.codec_embedding, *predictor.embeddings]
+        self.tables = [Embeddings(self.projection(table.weight), table.weight.detach()) for table in tables]
 
 
 class FusedPredictor:
     """From the talker's hidden state and codebook 0 to the frame and the sum of its embeddings. Not reentrant."""
 
-    @torch.no_grad()
-    def __init__(self, talker: Talker, *, max_rows: int, pdl: bool = True) -> None:
-        self._talker_config = config = talker.config
-        predictor = talker.code_predictor
+    def __init__(self, weights: PackedPredictor, *, max_rows: int, pdl: bool = True) -> None:
+        """`weights` may belong to other predictors too, which may run at the same time."""
+        self.heads, self.tables, self._projection = weights.heads, weights.tables, weights.projection
+        config, like = weights.config, self.heads[0]
         self.groups, self.pdl, self.eps = config.num_code_groups, pdl, config.predictor.rms_norm_eps
-        self.stack = FusedStack(
-            predictor.model, config.predictor, max_rows=2 * max_rows, positions=self.groups + 1, pdl=pdl
-        )
-        norm = predictor.model.norm.weight
-        self.heads = [fold_norm(head.weight, norm) for head in predictor.lm_head if isinstance(head, torch.nn.Linear)]
-        self._projection = predictor.small_to_mtp_projection
-        tables = [talker.model.codec_embedding, *predictor.embeddings]
-        self.tables = [Embeddings(self._projection(table.weight), table.weight.detach()) for table in tables]
-        self._allocate(max_rows)
-
-    def twin(self, max_rows: int) -> "FusedPredictor":
-        """The same weights with buffers of its own, so that both may run at once."""
-        other = copy(self)
-        other.stack = self.stack.twin(2 * max_rows)
-        other._allocate(max_rows)
-        return other
-
-    def _allocate(self, max_rows: int) -> None:
-        config, like = self._talker_config, self.heads[0]
+        self.stack = FusedStack(weights.stack, max_rows=2 * max_rows, pdl=pdl)
         self.cache = FrameCache(config.predictor, num_rows=max_rows, positions=self.groups, like=like)
         hidden = config.talker.hidden_size
         self._logits = like_rows(max_rows, config.code_vocab_size, like)

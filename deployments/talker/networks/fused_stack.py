@@ -1,6 +1,5 @@
 """A decoder stack for decoding: one new position per row, five kernels a layer."""
 
-from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,6 +36,18 @@ class PackedLayer:
     norms: HeadNorms
 
 
+class PackedStack:
+    """The weights of a `DecoderStack` as the kernels read them. No kernel writes them."""
+
+    def __init__(self, stack: DecoderStack, config: TransformerConfig, *, positions: int) -> None:
+        """`positions`: one more than the largest position ever asked for."""
+        self.config = config
+        self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+        self.norm = stack.norm.weight.detach()
+        cos, sin = rotations(config, positions, self.norm.device)
+        self.layers = [_pack(layer, cos, sin, config) for layer in stack.layers if isinstance(layer, DecoderLayer)]
+
+
 class Witness(Protocol):
     """Looks at the attention of one layer, right behind it."""
 
@@ -65,24 +76,10 @@ class FusedStack:
     test_launch_order.py finds that.
     """
 
-    def __init__(self, stack: DecoderStack, config: TransformerConfig, *, max_rows: int, positions: int,
-                 pdl: bool = True) -> None:  # fmt: skip
-        """`positions`: one more than the largest position ever asked for."""
-        self.config, self.pdl = config, pdl
-        self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
-        like = stack.norm.weight
-        cos, sin = rotations(config, positions, like.device)
-        self.layers = [_pack(layer, cos, sin, config) for layer in stack.layers if isinstance(layer, DecoderLayer)]
-        self.norm = like.detach()
-        self._allocate(max_rows)
-
-    def twin(self, max_rows: int) -> "FusedStack":
-        """The same weights with activations of its own, so that both may run at once."""
-        other = copy(self)
-        other._allocate(max_rows)
-        return other
-
-    def _allocate(self, max_rows: int) -> None:
+    def __init__(self, weights: PackedStack, *, max_rows: int, pdl: bool = True) -> None:
+        """`weights` may belong to other stacks too, which may run at the same time."""
+        self.config, self.heads, self.layers, self.norm = weights.config, weights.heads, weights.layers, weights.norm
+        self.pdl = pdl
         config, like = self.config, self.norm
         width = config.num_heads * config.head_dim
         self._qkv = like_rows(max_rows, width + 2 * config.num_kv_heads * config.head_dim, like)

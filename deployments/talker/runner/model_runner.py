@@ -6,17 +6,15 @@ of rows. `advance` of a step comes when its codes have been handed on. On a GPU 
 fits in, all work is replayed from CUDA graphs, and the host waits for the codes only: `advance` of a step still runs
 while the host hands the codes on and prepares the next step.
 
-Other runners, the *lanes*, make first frames on CUDA streams of their own while a step runs. Rows, weights, keys and
-values are shared. Each has all that a kernel or the host writes elsewhere: see `ModelRunner.twin`.
+Other runners, the *lanes*, make first frames on CUDA streams of their own while a step runs: see `build_runner`.
 """
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import torch
@@ -28,7 +26,7 @@ from deployments.talker.networks.cpu_kernels import fits
 from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.networks.frame_networks import FrameNetworks
 from deployments.talker.runner.prefill import Pass, PrefillInputs, pack
-from deployments.talker.state.batch_state import BatchState, StateSize
+from deployments.talker.state.batch_state import BatchState, RowWriter, StateSize
 from deployments.talker.state.kv_cache import LENGTH_STEP, BlockManager, KVCache
 from deployments.talker.state.sampling import Breadth, FilterOptions
 from deployments.talker.state.sequence import Sequence
@@ -126,52 +124,43 @@ class LaunchedStep:
 
 
 class ModelRunner:
-    """Owns the batch state of one talker and its CUDA graphs."""
+    """Runs batches of a talker's sequences. Its networks say what it shares with its lanes; all else is its own."""
 
-    def __init__(self, tables: InputTables, cache: KVCache, blocks: BlockManager, shape: RunnerShape) -> None:
-        self.blocks, self.shape, self.device = blocks, shape, tables.device
-        self._on_cpu, self._by_rows = self.device.type == "cpu", shape.by_rows
-        size = StateSize(shape.max_num_seqs, shape.max_model_len, blocks.block_size)
-        self.state = BatchState(tables.talker.config, size, dtype=tables.dtype, device=self.device)
-        self.networks = _build_networks(tables, self.state, cache, shape)
-        self._retraces = shape.deterministic and not shape.by_rows
-        self._given = Staging(self.networks.given.numel(), device=self.device) if self._retraces else None
-        pads = self.networks.pads
-        sizes: tuple[int, ...] = _PREFILL_POSITIONS
-        if shape.by_rows:
-            self.buckets = [shape.max_num_seqs] if pads else list(range(1, shape.max_num_seqs + 1))
-            sizes = (shape.max_num_seqs,) if pads else _PREFILL_POSITIONS[-1:]
-        else:
-            self.buckets = [shape.max_num_seqs] if shape.deterministic else buckets(shape.max_num_seqs, BATCHES)
-        self.cuda_stream: torch.cuda.Stream | None = None
-        self._allocate(sizes)
-        has_lane = shape.networks == "fused" and not shape.deterministic  # its buckets are not those of a step
-        self.lanes: list[ModelRunner] = []  # what `twin` copies: a lane has none
-        self.lanes = [self.twin() for _ in range(_LANES)] if has_lane else []
+    def __init__(
+        self,
+        networks: FrameNetworks,
+        blocks: BlockManager,
+        shape: RunnerShape,
+        *,
+        most_positions: int = MAX_PASS_POSITIONS,
+        cuda_stream: torch.cuda.Stream | None = None,
+        lanes: Iterable["ModelRunner"] = (),
+    ) -> None:
+        """Prefill passes have at most `most_positions` positions. Work is queued on `cuda_stream`, if there is one.
 
-    def twin(self) -> Self:
-        """A lane: a shallow copy, which shares rows and weights. Networks, captures and the CUDA stream, which goes
-        first, are its own. Each `_allocate` makes anew what a launch writes, because two launches may run at once.
+        `lanes` run the same rows, at the same time: see `build_runner`.
         """
-        other, num_rows = copy(self), min(_LANE_ROWS, self.shape.max_num_seqs)
-        other.state = self.state.twin()
-        other.networks = self.networks.twin(other.state, num_rows=num_rows, num_positions=_LANE_POSITIONS)
-        other.buckets = buckets(num_rows, BATCHES)
-        if not self._on_cpu:
-            other.cuda_stream = torch.cuda.Stream(self.device, priority=_LANE_PRIORITY)  # type: ignore[no-untyped-call]
-        other._allocate([size for size in _PREFILL_POSITIONS if size <= _LANE_POSITIONS])
-        return other
-
-    def _allocate(self, prefill_positions: Iterable[int]) -> None:
-        """Make what follows from `networks`, `buckets`, `cuda_stream` and the sizes of prefill passes."""
-        self.graphs, tables, most = Graphs(self.cuda_stream), self.networks.tables, self.buckets[-1]
-        scratch_row = self.state.scratch_row
-        self._prefills = [PrefillInputs(size, scratch_row=scratch_row, tables=tables) for size in prefill_positions]
+        self.networks, self.blocks, self.shape, self.cuda_stream = networks, blocks, shape, cuda_stream
+        self.lanes = list(lanes)
+        self.state, self.device = networks.state, networks.tables.device
+        self._writer = RowWriter(self.state)
+        self._on_cpu, self._by_rows = self.device.type == "cpu", shape.by_rows
+        self._retraces = shape.deterministic and not shape.by_rows
+        self._given = Staging(networks.given.numel(), device=self.device) if self._retraces else None
+        pads, most = networks.pads, shape.max_num_seqs
+        sizes = [size for size in _PREFILL_POSITIONS if size <= most_positions]
+        if shape.by_rows:
+            self.buckets = [most] if pads else list(range(1, most + 1))
+            sizes = [most] if pads else sizes[-1:]
+        else:
+            self.buckets = [most] if shape.deterministic else buckets(most, BATCHES)
+        self.graphs, scratch_row = Graphs(cuda_stream), self.state.scratch_row
+        self._prefills = [PrefillInputs(size, scratch_row=scratch_row, tables=networks.tables) for size in sizes]
         self._rows = torch.zeros(most, dtype=torch.long, device=self.device)
         self._staging = Staging(2 * most, device=self.device)
         self._batch: _Batch | None = None
         self._pending: tuple[list[Sequence], Callable[[], None]] | None = None  # of a CPU: `advance` of the last step
-        self._results = deque(_HostResults(self.networks, pinned=not self._on_cpu) for _ in range(_KEPT_STEPS))
+        self._results = deque(_HostResults(networks, pinned=not self._on_cpu) for _ in range(_KEPT_STEPS))
 
     def takes(self, sequence: Sequence) -> bool:
         """Whether the lane takes this newcomer: not with a cloned voice or frames, whose buffer is there only once."""
@@ -245,7 +234,7 @@ class ModelRunner:
         with self.on_stream():
             for sequence in sequences:
                 num_frames = 0 if self._retraces else sequence.num_frames
-                self.state.admit(sequence, self.blocks.table(sequence.id), num_frames=num_frames)
+                self._writer.admit(sequence, self.blocks.table(sequence.id), num_frames=num_frames)
             for parts in pack(sized, num_positions=limit, together=0 if alone else limit):
                 self._run_prefill(parts)
             if self._retraces:
@@ -302,7 +291,7 @@ class ModelRunner:
     def extend_text(self, sequence: Sequence, start: int) -> None:
         """Upload the sequence's text from trailing id `start` on. A sequence without a row gets it with its prefill."""
         if sequence.row is not None:
-            self.state.extend_text(sequence, start)
+            self._writer.extend_text(sequence, start)
 
     @torch.inference_mode()
     def repeat_step(self, sequences: list[Sequence]) -> None:
@@ -372,7 +361,7 @@ class ModelRunner:
     def _send_block(self, sequence: Sequence) -> None:
         """Upload the number of the block in which the next position is the first."""
         index = sequence.num_positions // self.blocks.block_size
-        self.state.extend(_row(sequence), index, self.blocks.table(sequence.id)[index])
+        self._writer.add_block(_row(sequence), index, self.blocks.table(sequence.id)[index])
 
     def _length(self, num_positions: int) -> int:
         """How many positions contexts are padded to: as few as possible on a CPU, all in a CUDA graph."""
@@ -387,16 +376,40 @@ class ModelRunner:
         return event
 
 
-def _build_networks(tables: InputTables, state: BatchState, cache: KVCache, shape: RunnerShape) -> FrameNetworks:
-    if shape.networks == "fused":
-        from deployments.gpu.launch import launches_early  # they need Triton, which a CPU has not
-        from deployments.talker.networks.fused_networks import FusedNetworks
+def build_runner(tables: InputTables, cache: KVCache, blocks: BlockManager, shape: RunnerShape) -> ModelRunner:
+    """The runner of one talker, and its lanes where it has any.
 
-        return FusedNetworks(tables, state, cache, attention=shape.attention, pdl=launches_early(tables.device))
+    Lanes share its weights, keys, values and rows. What a launch writes besides them is in `FusedNetworks` and
+    `ModelRunner`, of which each lane has its own, because two launches may run at once.
+    """
     config = tables.talker.config
-    if shape.by_rows and tables.dtype is torch.float32 and fits(config.talker, config.predictor):
-        return CpuNetworks(tables, state, cache)
-    return FrameNetworks(tables, state, cache, by_rows=shape.by_rows)
+    size = StateSize(shape.max_num_seqs, shape.max_model_len, blocks.block_size)
+    state = BatchState(config, size, dtype=tables.dtype, device=tables.device)
+    if shape.networks != "fused":
+        if shape.by_rows and tables.dtype is torch.float32 and fits(config.talker, config.predictor):
+            return ModelRunner(CpuNetworks(tables, state, cache), blocks, shape)
+        plain = FrameNetworks(tables, state, cache, num_rows=shape.max_num_seqs, by_rows=shape.by_rows)
+        return ModelRunner(plain, blocks, shape)
+    from deployments.gpu.launch import launches_early  # they need Triton, which a CPU has not
+    from deployments.talker.networks.fused_networks import FusedNetworks, FusedWeights
+
+    weights = FusedWeights.pack(
+        tables.talker, positions=size.max_model_len, attention=shape.attention, pdl=launches_early(tables.device)
+    )
+
+    def networks(num_rows: int, num_positions: int) -> FrameNetworks:
+        return FusedNetworks(tables, state, cache, weights, num_rows=num_rows, num_positions=num_positions)
+
+    def lane() -> ModelRunner:
+        rows, stream = min(_LANE_ROWS, shape.max_num_seqs), None
+        if tables.device.type != "cpu":
+            stream = torch.cuda.Stream(tables.device, priority=_LANE_PRIORITY)  # type: ignore[no-untyped-call]
+        own, of_lane = networks(rows, _LANE_POSITIONS), replace(shape, max_num_seqs=rows)
+        return ModelRunner(own, blocks, of_lane, most_positions=_LANE_POSITIONS, cuda_stream=stream)
+
+    own = networks(shape.max_num_seqs, MAX_PASS_POSITIONS)
+    num_lanes = 0 if shape.deterministic else _LANES  # whose buckets are not those of a step
+    return ModelRunner(own, blocks, shape, lanes=[lane() for _ in range(num_lanes)])
 
 
 def _row(sequence: Sequence) -> int:

@@ -4,7 +4,6 @@ The host writes a row once, when its sequence is admitted; from then on a step m
 is handed to no sequence belongs to the padding of a batch.
 """
 
-from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,50 +76,9 @@ class BatchState:
         self._trailing = self.packed[:, Columns.HEADER : Columns.HEADER + size.max_model_len]
         self.first_block = Columns.HEADER + size.max_model_len
         self.block_tables = self.packed[:, self.first_block : self.first_block + size.blocks]
-        self._staging = Staging(size.width, device=device)
         self.packed[:, Columns.PENALTY] = int(np.float32(1.0).view(np.int32))
         for columns in (Columns.TALKER, Columns.PREDICTOR):
             self.packed[:, columns] = torch.from_numpy(FilterOptions().pack()).to(device)
-
-    def twin(self) -> "BatchState":
-        """The same rows, for a host that writes some of them on another CUDA stream. Both streams may write the scratch
-        row at the same time: no row of a sequence depends on it.
-        """
-        other = copy(self)
-        other._staging = Staging(self.size.width, device=self.packed.device)
-        return other
-
-    def admit(self, sequence: Sequence, blocks: list[int], *, num_frames: int) -> None:
-        """Write the row of a sequence that is about to be prefilled together with `num_frames` of its frames."""
-        assert sequence.row is not None
-        staged = self._staging.next_row()
-        self._pack(staged.values, sequence, blocks)
-        staged.values[Columns.POSITION] = sequence.prompt.num_positions + num_frames
-        staged.values[Columns.FRAME] = num_frames
-        self.packed[sequence.row].copy_(staged.tensor, non_blocking=True)
-        seen = self.seen[sequence.row]
-        seen.zero_()
-        if sequence.frames:
-            codes = torch.from_numpy(np.stack(sequence.frames)[:, 0]).long()
-            seen[codes.to(seen.device, non_blocking=True)] = True
-
-    def extend_text(self, sequence: Sequence, start: int) -> None:
-        """Give a running sequence the trailing text ids of its prompt from `start` on."""
-        assert sequence.row is not None
-        ids = sequence.prompt.trailing[start : self.size.max_model_len]
-        staged = self._staging.next_row()
-        counts = start + len(ids), sequence.prompt.num_text_positions
-        staged.values[: len(ids)], staged.values[len(ids) : len(ids) + 2] = ids, counts
-        row, first = self.packed[sequence.row], Columns.HEADER + start
-        row[first : first + len(ids)].copy_(staged.tensor[: len(ids)], non_blocking=True)
-        row[Columns.COUNTS].copy_(staged.tensor[len(ids) : len(ids) + 2], non_blocking=True)
-
-    def extend(self, row: int, index: int, block: int) -> None:
-        """Give a running sequence the block at `index` of its table."""
-        staged = self._staging.next_row()
-        staged.values[0] = block
-        column = self.first_block + index
-        self.packed[row, column : column + 1].copy_(staged.tensor[:1], non_blocking=True)
 
     def trailing(self, rows: Tensor, padding: int) -> Tensor:
         """[rows] int32: the text id that goes into the talker together with each row's next frame."""
@@ -158,10 +116,54 @@ class BatchState:
         self.positions[rows] = self.positions[rows] + one
         self.frames[rows] = self.frames[rows] + one
 
+
+class RowWriter:
+    """Writes rows of a state from the host, on the current CUDA stream.
+
+    A lane has its own, because the pinned memory of one serves one CUDA stream. Two may write the scratch row at the
+    same time: no row of a sequence depends on it.
+    """
+
+    def __init__(self, state: BatchState) -> None:
+        self._state = state
+        self._staging = Staging(state.size.width, device=state.packed.device)
+
+    def admit(self, sequence: Sequence, blocks: list[int], *, num_frames: int) -> None:
+        """Write the row of a sequence that is about to be prefilled together with `num_frames` of its frames."""
+        assert sequence.row is not None
+        staged = self._staging.next_row()
+        self._pack(staged.values, sequence, blocks)
+        staged.values[Columns.POSITION] = sequence.prompt.num_positions + num_frames
+        staged.values[Columns.FRAME] = num_frames
+        self._state.packed[sequence.row].copy_(staged.tensor, non_blocking=True)
+        seen = self._state.seen[sequence.row]
+        seen.zero_()
+        if sequence.frames:
+            codes = torch.from_numpy(np.stack(sequence.frames)[:, 0]).long()
+            seen[codes.to(seen.device, non_blocking=True)] = True
+
+    def extend_text(self, sequence: Sequence, start: int) -> None:
+        """Give a running sequence the trailing text ids of its prompt from `start` on."""
+        assert sequence.row is not None
+        ids = sequence.prompt.trailing[start : self._state.size.max_model_len]
+        staged = self._staging.next_row()
+        counts = start + len(ids), sequence.prompt.num_text_positions
+        staged.values[: len(ids)], staged.values[len(ids) : len(ids) + 2] = ids, counts
+        row, first = self._state.packed[sequence.row], Columns.HEADER + start
+        row[first : first + len(ids)].copy_(staged.tensor[: len(ids)], non_blocking=True)
+        row[Columns.COUNTS].copy_(staged.tensor[len(ids) : len(ids) + 2], non_blocking=True)
+
+    def add_block(self, row: int, index: int, block: int) -> None:
+        """Give a running sequence the block at `index` of its table."""
+        staged = self._staging.next_row()
+        staged.values[0] = block
+        column = self._state.first_block + index
+        self._state.packed[row, column : column + 1].copy_(staged.tensor[:1], non_blocking=True)
+
     def _pack(self, out: NDArray[np.int32], sequence: Sequence, blocks: list[int]) -> None:
         floats = out.view(np.float32)
         out[Columns.SEED : Columns.SEED + 2] = np.array([sequence.signed_seed], dtype=np.int64).view(np.int32)
-        trailing = sequence.prompt.trailing[: self.size.max_model_len]
+        trailing = sequence.prompt.trailing[: self._state.size.max_model_len]
         out[Columns.NUM_TRAILING] = len(trailing)
         out[Columns.NUM_TEXT], out[Columns.TEXT_START] = sequence.prompt.num_text_positions, sequence.prompt.text_start
         out[Columns.IGNORE_EOS] = sequence.request.synthesis.ignore_eos
@@ -169,5 +171,5 @@ class BatchState:
         out[Columns.TALKER] = FilterOptions.for_talker(sequence.sampling).pack()
         out[Columns.PREDICTOR] = FilterOptions.for_predictor(sequence.sampling).pack()
         out[Columns.HEADER : Columns.HEADER + len(trailing)] = trailing
-        out[self.first_block :] = 0
-        out[self.first_block : self.first_block + len(blocks)] = blocks
+        out[self._state.first_block :] = 0
+        out[self._state.first_block : self._state.first_block + len(blocks)] = blocks

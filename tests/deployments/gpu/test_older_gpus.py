@@ -23,7 +23,7 @@ from deployments.talker.kernels.matmul import SHARED_ROWS, Form, Product, like_r
 from deployments.talker.kernels.measured_tiles import MEASURED  # noqa: E402
 from deployments.talker.model.model_config import ModelConfig  # noqa: E402
 from deployments.talker.model.talker import Talker  # noqa: E402
-from deployments.talker.runner.model_runner import ModelRunner, RunnerShape  # noqa: E402
+from deployments.talker.runner.model_runner import RunnerShape, build_runner  # noqa: E402
 from deployments.talker.state.kv_cache import BlockManager, KVCache  # noqa: E402
 from deployments.talker.state.sampling import WIDE  # noqa: E402
 from deployments.talker.text.prompt import InputTables  # noqa: E402
@@ -52,7 +52,7 @@ def kernels_of_a_frame(folder: Path, monkeypatch: pytest.MonkeyPatch, *, launche
     talker.prepare(max_positions=128)
     config, device = talker.config.talker, torch.device("cpu")
     cache = KVCache(config, num_blocks=20, block_size=16, dtype=torch.bfloat16, device=device)
-    made_by = ModelRunner(InputTables(talker), cache, BlockManager(20, 16), RunnerShape(16, 64, False, "fused"))
+    made_by = build_runner(InputTables(talker), cache, BlockManager(20, 16), RunnerShape(16, 64, False, "fused"))
     networks = made_by.networks
     with noted_launches() as kernels:
         for batch in (1, 16):

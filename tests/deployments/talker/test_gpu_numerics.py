@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.protocol import SAMPLING_DEFAULTS, FinishReason, GenerateRequest, Sampling, SynthesisRequest
 from deployments.talker.model.talker import Talker
-from deployments.talker.runner.model_runner import ModelRunner, NetworkKind, RunnerShape
+from deployments.talker.runner.model_runner import NetworkKind, RunnerShape, build_runner
 from deployments.talker.state.kv_cache import BlockManager, KVCache
 from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import InputTables, Prompt
@@ -49,7 +49,7 @@ def logits_of(talker: Talker, networks: NetworkKind) -> Tensor:
     shape = RunnerShape(STREAMS, 256, deterministic=True, networks=networks)
     tables = InputTables(talker)
     tables.pad = 0  # `random_talker` has few text tokens
-    runner = ModelRunner(tables, cache, blocks, shape)
+    runner = build_runner(tables, cache, blocks, shape)
     speaking = sequences(talker)
     for sequence in speaking:
         blocks.grow(sequence.id, sequence.num_positions + 1)

@@ -340,16 +340,9 @@ def test_prompts_that_share_a_pass_do_not_see_each_other(
 @needs_gpu
 def test_programmatic_launch_changes_no_bit(place: Place, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand steps with it and without it, while delays and other work come between at random."""
-    from deployments.talker.networks import fused_networks
-
     with_it = load(checkpoint, place, streams=8)
     assert with_it.runner.networks.pdl  # type: ignore[attr-defined]
-    original = fused_networks.FusedNetworks.__init__
-
-    def without(self: object, *arguments: object, **options: object) -> None:
-        original(self, *arguments, **{**options, "pdl": False})  # type: ignore[arg-type]
-
-    monkeypatch.setattr(fused_networks.FusedNetworks, "__init__", without)
+    monkeypatch.setattr("deployments.gpu.launch.launches_early", lambda device: False)
     without_it = load(checkpoint, place, streams=8)
     assert not without_it.runner.networks.pdl  # type: ignore[attr-defined]
     draw, steps = np.random.default_rng(0), 500

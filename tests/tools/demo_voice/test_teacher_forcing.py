@@ -10,7 +10,7 @@ from deployments.protocol import FinishReason, GenerateRequest, SynthesisRequest
 from deployments.talker.engine.loading import load_talker
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.talker import Talker
-from deployments.talker.runner.model_runner import ModelRunner, RunnerShape
+from deployments.talker.runner.model_runner import ModelRunner, RunnerShape, build_runner
 from deployments.talker.runner.prefill import PrefillInputs, SequencePart
 from deployments.talker.state.kv_cache import BlockManager, KVCache
 from deployments.talker.state.sequence import FrameLimit, Sequence
@@ -70,7 +70,7 @@ class Setting:
         blocks = BlockManager(16, 16)
         blocks.grow(0, sequence.num_positions + 1)
         cache = KVCache(self.config.talker, num_blocks=16, block_size=16, dtype=torch.float32, device=CPU)
-        return ModelRunner(tables, cache, blocks, RunnerShape(1, 256)), sequence
+        return build_runner(tables, cache, blocks, RunnerShape(1, 256)), sequence
 
 
 @pytest.fixture(scope="module")

@@ -607,7 +607,7 @@ def test_an_engine_that_cannot_warm_up_says_so(checkpoint: Path, monkeypatch: py
     else:
         monkeypatch.setattr(engine.runner.state, "hidden", engine.runner.state.hidden * torch.nan)
         monkeypatch.setattr(
-            engine.runner, "prefill", lambda sequences: [engine.runner.state.admit(s, []) for s in sequences]
+            engine.runner, "prefill", lambda sequences: [engine.runner._writer.admit(s, []) for s in sequences]
         )
     with pytest.raises(EngineError):
         warm_up(engine)

@@ -12,6 +12,7 @@ from deployments.errors import EngineError, Overloaded, TalkerLost
 from deployments.protocol import FinishReason, FrameChunk, GenerateRequest
 from deployments.talker.engine import engine as engine_module
 from deployments.talker.engine.engine import Engine
+from deployments.talker.networks.frame_networks import FrameNetworks
 from deployments.talker.runner.model_runner import ModelRunner
 from deployments.talker.state.sequence import Sequence
 from deployments.talker.text.text_progress import TextProgress
@@ -60,8 +61,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def engine(tiny_checkpoint: Callable[[str], Path], clock: Clock) -> Engine:
     engine = like_a_gpu(tiny_checkpoint("CustomVoice"))
-    engine.runner.lanes = [engine.runner.twin()]
+    engine.runner.lanes = [another_lane(engine.runner)]
     return engine
+
+
+def another_lane(runner: ModelRunner) -> ModelRunner:
+    """Of the same rows, weights, keys and values."""
+    like = runner.networks
+    networks = FrameNetworks(like.tables, like.state, like.cache, num_rows=runner.shape.max_num_seqs)
+    return ModelRunner(networks, runner.blocks, runner.shape, most_positions=256)
 
 
 @dataclass(slots=True)
@@ -175,7 +183,7 @@ def test_a_newcomer_joins_the_next_step_if_that_begins_before_the_lane_is_free(
 
 
 def test_a_newcomer_takes_another_lane_while_one_is_busy(engine: Engine, clock: Clock, lane: Lane) -> None:
-    engine.runner.lanes.append(engine.runner.twin())
+    engine.runner.lanes.append(another_lane(engine.runner))
     alone = speak(engine, NEW).codes
     chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.add(2, NEW), lane_looks=60)
     assert list(engine.scheduler.in_lane) == [1, 2]

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.protocol import SAMPLING_DEFAULTS, FinishReason, GenerateRequest, Sampling, SynthesisRequest
 from deployments.talker.model.talker import Talker
-from deployments.talker.runner.model_runner import ModelRunner, NetworkKind, RunnerShape
+from deployments.talker.runner.model_runner import ModelRunner, NetworkKind, RunnerShape, build_runner
 from deployments.talker.state.kv_cache import BlockManager, KVCache
 from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import InputTables, Prompt
@@ -32,7 +32,7 @@ def runner(talker: Talker, networks: NetworkKind, *, deterministic: bool = False
     cache = KVCache(
         talker.config.talker, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=like.dtype, device=like.device
     )
-    return ModelRunner(InputTables(talker), cache, blocks, RunnerShape(4, 64, deterministic, networks))
+    return build_runner(InputTables(talker), cache, blocks, RunnerShape(4, 64, deterministic, networks))
 
 
 def sequences(talker: Talker) -> list[Sequence]:

@@ -21,7 +21,6 @@ from deployments.gpu import launch
 from deployments.talker.kernels import matmul
 from deployments.talker.kernels.matmul import Product, like_rows
 from deployments.talker.model.talker import Talker
-from deployments.talker.networks.fused_networks import FusedNetworks
 from tests.deployments.interpreter import INTERPRETED
 from tests.deployments.talker.kernels.test_fused_networks import frames, runner
 from tests.deployments.talker.kernels.test_matmul import DOT
@@ -81,8 +80,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     monkeypatch.setattr(launch, "gdc_wait", waited)
     monkeypatch.setattr(launch, "gdc_launch_dependents", lambda **options: None)
     monkeypatch.setattr(matmul, "prefetch_to_l2", lambda start, num_bytes: None)  # fetches, and reads nothing
-    make = FusedNetworks.__init__
-    monkeypatch.setattr(FusedNetworks, "__init__", lambda *args, **options: make(*args, **{**options, "pdl": True}))
+    monkeypatch.setattr(launch, "launches_early", lambda device: True)
     return made
 
 

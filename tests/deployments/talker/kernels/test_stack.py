@@ -12,8 +12,8 @@ from deployments.talker.kernels.paged_attention import choose_attention
 from deployments.talker.model.layers import attend_rows
 from deployments.talker.model.predictor import FrameAttention
 from deployments.talker.model.talker import Talker
-from deployments.talker.networks.fused_predictor import FusedPredictor
-from deployments.talker.networks.fused_stack import FrameCache, FusedStack
+from deployments.talker.networks.fused_predictor import FusedPredictor, PackedPredictor
+from deployments.talker.networks.fused_stack import FrameCache, FusedStack, PackedStack
 from deployments.talker.state.batch_state import Context
 from deployments.talker.state.kv_cache import KVCache
 from deployments.talker.state.sampling import BatchSampler, Draw, FilterOptions
@@ -50,7 +50,7 @@ def test_talker_step(talker: Talker, device: torch.device) -> None:
         return attend_rows(query, keys, values, mask)
 
     x = torch.randn(ROWS, config.hidden_size, device=device)
-    stack = FusedStack(talker.model, config, max_rows=4, positions=128, pdl=False)
+    stack = FusedStack(PackedStack(talker.model, config, positions=128), max_rows=4, pdl=False)
     attend = choose_attention("auto", stack.heads, block_size=BLOCK_SIZE, dtype=torch.float32, pdl=False)
     assert attend.name == "triton"
 
@@ -63,7 +63,7 @@ def test_talker_step(talker: Talker, device: torch.device) -> None:
 
 def test_predictor_passes(talker: Talker, device: torch.device) -> None:
     config, model = talker.config.predictor, talker.code_predictor
-    stack = FusedStack(model.model, config, max_rows=4, positions=5, pdl=False)
+    stack = FusedStack(PackedStack(model.model, config, positions=5), max_rows=4, pdl=False)
     cache = FrameCache(config, num_rows=4, positions=4, like=model.model.norm.weight)
     attention = FrameAttention((config.num_layers, ROWS, config.num_kv_heads, 4, config.head_dim), like=cache.keys)
     for position in range(3):
@@ -86,7 +86,7 @@ def test_a_frame_has_the_codes_of_the_plain_predictor(talker: Talker, device: to
         ],
         device=device,
     )
-    predictor = FusedPredictor(talker, max_rows=4, pdl=False)
+    predictor = FusedPredictor(PackedPredictor(talker), max_rows=4, pdl=False)
     codes = predictor.predict_frame(hidden, code0, options, draw)
 
     def sample(logits: torch.Tensor, codebook: int) -> torch.Tensor:

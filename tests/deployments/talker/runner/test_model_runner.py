@@ -12,7 +12,7 @@ from deployments.gpu.graphs import buckets
 from deployments.protocol import GenerateRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.loading import build_engine
-from deployments.talker.runner.model_runner import BATCHES, ModelRunner, NetworkKind, RunnerShape
+from deployments.talker.runner.model_runner import BATCHES, NetworkKind, RunnerShape, build_runner
 from deployments.talker.runner.prefill import pack
 from deployments.talker.state.kv_cache import KVCache
 from tests.deployments.talker.driving import GREEDY, ask, resumed, speak, speak_all
@@ -39,7 +39,7 @@ def like_a_gpu(directory: Path, *, deterministic: bool = False, networks: Networ
         device=old.device,
     )
     shape = RunnerShape(CONFIG.max_num_seqs, CONFIG.max_model_len, deterministic, networks)
-    engine.runner = ModelRunner(old.networks.tables, cache, blocks, shape)
+    engine.runner = build_runner(old.networks.tables, cache, blocks, shape)
     return engine
 
 
