@@ -27,7 +27,7 @@ class TalkerConfig(Strict):
     # Positions of a KV block. Unset: 16 on a CPU; on a GPU 64, with flash-attn 256, as it takes no less.
     kv_block_size: Annotated[int | None, Field(ge=1)] = None
     # The share of the GPU's memory that the engine may use, 0.85 by default: keys and values get the rest after
-    # weights, codec and recorded work, and never more than they can use. `kv_cache_bytes` is their size itself.
+    # weights, codec and captured work, and never more than they can use. `kv_cache_bytes` is their size itself.
     gpu_memory_fraction: Annotated[float | None, Field(gt=0, le=1)] = None
     kv_cache_bytes: Annotated[int | None, Field(ge=1)] = None
     # On a GPU: after so many seconds without a request the engine's memory moves to the host's, and the GPU is free for

@@ -20,7 +20,7 @@ _SMALL_GPU_BYTES, _TINY_GPU_BYTES = 16e9, 5e9
 
 
 def call_frames(gpu_bytes: float) -> int:
-    """Frames of all streams of a call with so much of a GPU's memory: recorded calls take 6 MB for each."""
+    """Frames of all streams of a call with so much of a GPU's memory: captured calls take 6 MB for each."""
     if gpu_bytes >= _SMALL_GPU_BYTES:
         return MAX_CALL_FRAMES
     return MAX_CALL_FRAMES // (4 if gpu_bytes >= _TINY_GPU_BYTES else 16)

@@ -77,7 +77,7 @@ class Staging:
         memory = torch.zeros((rows, width), dtype=torch.int32, pin_memory=self._pinned)
         self._rows = [Staged(row.numpy(), row) for row in memory]
         self._half, self._next = rows // 2, 0
-        self._left: list[torch.cuda.Event | None] = [None, None]  # recorded when a half was left
+        self._left: list[torch.cuda.Event | None] = [None, None]  # the copies out of a half that was left end before it
 
     def next_row(self) -> Staged:
         """The next row; its old contents are still in it."""

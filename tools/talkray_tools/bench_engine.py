@@ -4,7 +4,7 @@
     python -m talkray_tools.bench_engine --deterministic --arrivals 40    # are the codes those of each stream alone?
     python -m talkray_tools.bench_engine --max-num-seqs 128 --load 80 100    # what does the device do all the time?
 
-Step times come from CUDA events around recorded steps that follow each other without a gap (`device`), and from the
+Step times come from CUDA events around captured steps that follow each other without a gap (`device`), and from the
 clock around whole engine steps (`loop`), of which the host computes for `host` milliseconds and waits for the rest.
 `floor` is what reading the weights and the contexts once takes at the bandwidth given.
 """

@@ -63,7 +63,7 @@ class Ran:
 
 
 def profile_step(step: Callable[[], None], *, batch: int) -> list[Share]:
-    """Run recorded steps under the profiler and take them apart."""
+    """Run captured steps under the profiler and take them apart."""
     step()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:

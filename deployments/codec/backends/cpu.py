@@ -64,19 +64,19 @@ BUILT = bool(_functions)
 MATRIX_UNITS = _functions["matrix_units"]() if BUILT else 0
 
 
-# Each thread's own: the calls so far, while they are recorded.
-_recorded: ContextVar[list[tuple[int, ...]] | None] = ContextVar("recorded", default=None)
+# Each thread's own: the calls so far, while they are captured.
+_captured: ContextVar[list[tuple[int, ...]] | None] = ContextVar("captured", default=None)
 
 
 def _invoke(name: str, *words: int | None) -> None:
     function = _functions[name]
     function(*words)
-    if (steps := _recorded.get()) is not None:
+    if (steps := _captured.get()) is not None:
         address = ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
         steps.append((address, *(word or 0 for word in words)))
 
 
-class RecordedCalls:
+class CapturedCalls:
     """Calls of kernels, to be made again at once, with other tensors in place of some.
 
     Between two kernels Python and torch take 50 us, because the weights have pushed their memory out of the cache.
@@ -85,11 +85,11 @@ class RecordedCalls:
     def __init__(self, calls: Callable[[], object], tensors: Sequence[Tensor]) -> None:
         """Make the `calls` of this module. All other tensors that they work on stay where they are."""
         steps: list[tuple[int, ...]] = []
-        token = _recorded.set(steps)
+        token = _captured.set(steps)
         try:
             calls()
         finally:
-            _recorded.reset(token)
+            _captured.reset(token)
         words = [word for step in steps for word in (*step, *[0] * (_WORDS - len(step)))]
         numbers = {tensor.data_ptr(): number for number, tensor in enumerate(tensors)}
         self._words = torch.tensor(words, dtype=torch.int64)
@@ -97,7 +97,7 @@ class RecordedCalls:
         self._numbers = torch.tensor([numbers[word] for word in words if word in numbers])
 
     def replay(self, tensors: Sequence[Tensor]) -> None:
-        """The calls, with these tensors in place of the recorded ones."""
+        """The calls, with these tensors in place of the captured ones."""
         pointers = torch.tensor([tensor.data_ptr() for tensor in tensors])
         self._words[self._places] = pointers[self._numbers]
         _functions["replay"](self._words.data_ptr(), len(self._words) // _WORDS)

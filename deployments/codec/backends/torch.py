@@ -1,7 +1,7 @@
 """The forward pass in torch, on any device. On a CPU every layer is one convolution, its weights packed once.
 
 In bfloat16 on a CPU that multiplies it, kernels of our own (cpu.py) compute the layers that they fit. Where they
-compute all layers, as of the released shape, the calls of a batch are recorded and replayed.
+compute all layers, as of the released shape, the calls of a batch are captured and replayed.
 
 In a lower precision only the products are: what is added up, the snakes, the last convolution and attention stay in
 float32. On a CPU, layers of many channels are bound by their weights and take all streams together. The others are
@@ -23,7 +23,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from deployments.codec.backends import cpu
-from deployments.codec.backends.cpu import Convolution, ExactConvolution, New, RecordedCalls, add, normed
+from deployments.codec.backends.cpu import CapturedCalls, Convolution, ExactConvolution, New, add, normed
 from deployments.codec.backends.products import MANY_CHANNELS, ProductToOneChannel, gather, packed, scratch
 from deployments.codec.decoder import Backend
 from deployments.codec.decoder_state import DecoderState
@@ -33,7 +33,7 @@ from deployments.codec.layers import rotary_tables, rotate
 
 _LAYER_NORM_EPS = 1e-6
 _POSITIONS = 2048  # frames whose angles are known before there are more
-_RECORDED_FRAMES = 64  # larger calls of all streams are rare, and Python's part of them is small
+_CAPTURED_FRAMES = 64  # larger calls of all streams are rare, and Python's part of them is small
 _PIECE = 250_000  # values that a block makes at once: some buffers of as many fit a second-level cache of 2 MB
 _ROWS_OF_A_PIECE = 16  # pieces are multiples of it: with torch 2.11 others, such as 520 or 587 rows, may take that path
 
@@ -65,7 +65,7 @@ class TorchBackend(Backend):
         self._is_own_throughout = (
             self.attends and self._is_own(*others) and folded.blocks[-1].conv.channels % _ROWS_OF_A_PIECE == 0
         )
-        self._rotary, self._recorded = self._rotary_tables(_POSITIONS), _Recorded()
+        self._rotary, self._captured = self._rotary_tables(_POSITIONS), _Captured()
 
     @classmethod
     def load(cls, directory: Path, *, device: torch.device, precision: str) -> Self:
@@ -86,15 +86,15 @@ class TorchBackend(Backend):
         return "torch decodes, half as fast as our kernels: install Talkray (again) where a C compiler is" * slow
 
     def decode(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
-        if not self._is_own_throughout or codes[:, :, 0].numel() > _RECORDED_FRAMES:
+        if not self._is_own_throughout or codes[:, :, 0].numel() > _CAPTURED_FRAMES:
             call = _TorchPass(self, codes, states)
             return self.decoded(call).clone(), call.states()
-        recorded = self._recorded.calls.get(codes.shape[:2])
-        if recorded is not None:
-            return recorded(codes, states)
+        captured = self._captured.calls.get(codes.shape[:2])
+        if captured is not None:
+            return captured(codes, states)
         copied = [replace(state, tensors=tuple(map(torch.clone, state.tensors))) for state in states]
         call = _TorchPass(self, codes.clone(), copied)
-        self._recorded.calls[codes.shape[:2]] = _RecordedCall(self, call)
+        self._captured.calls[codes.shape[:2]] = _CapturedCall(self, call)
         return call.audio.view(len(states), -1).clone(), call.states()
 
     def decoded(self, call: "_TorchPass") -> Tensor:
@@ -309,7 +309,7 @@ class _TorchPass(ForwardPass):
             yield from ((call, piece) for piece in torch.split(row, piece_rows(time, channels), dim=1))
 
     def _alone(self) -> "Iterator[_TorchPass]":
-        """A call for each stream, which leaves its memories here."""
+        """A pass for each stream. It shares all but the memories: these are its own stream's, and are left here."""
         if len(self.memories) == 1:
             yield self
             return
@@ -325,7 +325,7 @@ def _cpu_flags() -> list[str]:
     return next((line.split() for line in lines if line.startswith("flags")), [])
 
 
-class _RecordedCall:
+class _CapturedCall:
     """The calls of kernels that a batch of one shape takes, made again for others; of one thread."""
 
     def __init__(self, backend: TorchBackend, call: "_TorchPass") -> None:
@@ -333,22 +333,22 @@ class _RecordedCall:
         tensors = [*_tensors(call.memories), *_tensors(call.nexts)]
         self._backend, self._inputs, self._audio = backend, (call.codes, call.known, *call.rotary), call.audio
         with scratch.kept() as self._buffers:
-            self._recording = RecordedCalls(lambda: backend.decoded(call), tensors)
+            self._kernel_calls = CapturedCalls(lambda: backend.decoded(call), tensors)
 
     def __call__(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
         call = _TorchPass(self._backend, codes, states)
         for own, new in zip(self._inputs, (codes, call.known, *call.rotary), strict=True):
             own.copy_(new)
-        self._recording.replay([*_tensors(call.memories), *_tensors(call.nexts)])
+        self._kernel_calls.replay([*_tensors(call.memories), *_tensors(call.nexts)])
         call.memories = call.nexts
         return self._audio.view(len(states), -1).clone(), call.states()
 
 
-class _Recorded(threading.local):
+class _Captured(threading.local):
     """Calls of a thread, by streams and frames."""
 
     def __init__(self) -> None:
-        self.calls: dict[tuple[int, ...], _RecordedCall] = {}
+        self.calls: dict[tuple[int, ...], _CapturedCall] = {}
 
 
 def _tensors(states: Iterable[Iterable[Tensor]]) -> Iterator[Tensor]:

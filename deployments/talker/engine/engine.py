@@ -314,7 +314,7 @@ class Engine:
         self._decode_others(step, frames)
         if step.previous is not None:
             self._follow_text(step.previous)
-        self._record_frames(step.launched.sequences, frames)
+        self._append_frames(step.launched.sequences, frames)
         self.scheduler.retire(step.launched.sequences)
 
     def _collect_lane(self, step: StepInFlight) -> bool:
@@ -325,7 +325,7 @@ class Engine:
             step.is_collected = True
             frames = step.launched.result()
             self._decode_others(step, frames)
-            self._record_frames(step.launched.sequences, frames)
+            self._append_frames(step.launched.sequences, frames)
             if any(sequence.finish_reason is not None for sequence in step.launched.sequences):
                 self.runner.await_lanes()  # it still reads and writes the rows that are free now
             self.scheduler.retire(step.launched.sequences)
@@ -353,7 +353,7 @@ class Engine:
             if self.scheduler.holds(sequence):
                 sequence.progress.read(mass, moment, sequence.prompt)
 
-    def _record_frames(self, sequences: list[Sequence], frames: Codes) -> None:
+    def _append_frames(self, sequences: list[Sequence], frames: Codes) -> None:
         """Give each sequence its frame, or the end of speech that stands in place of one."""
         now_s = time.monotonic()
         for sequence, frame in zip(sequences, frames, strict=True):

@@ -1,4 +1,4 @@
-"""Builds an engine: loads weights, compiles kernels, divides memory, records CUDA graphs, speaks a first utterance."""
+"""Builds an engine: loads weights, compiles kernels, divides memory, captures CUDA graphs, speaks a first utterance."""
 
 import fcntl
 import hashlib
@@ -113,7 +113,7 @@ def turn_on_gpu(report: Report) -> Iterator[None]:
 
 
 def load_engine(directory: Path, config: TalkerConfig, clock: StartClock, *, makes_audio: bool = True) -> Engine:
-    """An engine that is ready: loaded, compiled, recorded, warmed up. Engines of one GPU start one after the other."""
+    """An engine that is ready: loaded, compiled, captured, warmed up. Engines of one GPU start one after the other."""
     with turn_on_gpu(clock.report) if _device(config).type == "cuda" else nullcontext():
         return _load_engine(directory, config, clock, makes_audio=makes_audio)
 
@@ -173,7 +173,7 @@ def build_engine(
     prepare: Prepare = prepare_nothing,
     makes_audio: bool = True,
 ) -> Engine:
-    """An engine whose first requests record and compile what they need."""
+    """An engine whose first requests compile what they need."""
     torch.set_num_threads(config.threads)
     clock = clock or StartClock()
     model, codec = ModelConfig.load(directory), SpeechTokenizerConfig.load(directory / "speech_tokenizer")
@@ -225,12 +225,12 @@ def warm_up(engine: Engine, clock: StartClock | None = None, *, makes_audio: boo
     clock = clock or StartClock()
     on_gpu = engine.runner.device.type == "cuda"
     if on_gpu:
-        with clock.phase("recording GPU work"):
-            engine.runner.capture(throttled("recording GPU work", clock.report))
+        with clock.phase("capturing GPU work"):
+            engine.runner.capture(throttled("capturing GPU work", clock.report))
     with clock.phase("speaking a warm-up"):
         _speak(engine, on_gpu=on_gpu, gpu_frames=2 if on_gpu and makes_audio else 0)
     if on_gpu:
-        torch.cuda.empty_cache()  # memory of the runs before each recording
+        torch.cuda.empty_cache()  # memory of the runs before each capture
 
 
 def _speak(engine: Engine, *, on_gpu: bool, gpu_frames: int) -> None:
@@ -284,7 +284,7 @@ def _load_audio(
     if device.type == "cpu" or not makes_audio:
         torch.cuda.empty_cache()  # the talker's text embedding, which is in its table now
         return AudioStreams(load, frame_s=codec.frame_s, precision="float32")
-    with clock.phase("loading and recording the codec"):
+    with clock.phase("loading and capturing the codec"):
         slots = load()
     torch.cuda.empty_cache()  # memory that loading needed for a moment
     return AudioStreams(lambda: slots, frame_s=codec.frame_s, precision=slots.precision)

@@ -262,7 +262,7 @@ class ModelRunner:
         self._results.rotate()
         results, has_readings = self._results[0], self.networks.config.text.alignment_head is not None
         results.codes[: len(sequences)].copy_(frames, non_blocking=True)
-        codes_event = self._record_event()
+        codes_event = self._event_now()
         if on_codes is not None:
             on_codes(frames)
         length = self._length(max(positions) + 1)
@@ -272,7 +272,7 @@ class ModelRunner:
             self._pending = sequences, advance
         else:
             advance()
-        results.owner = LaunchedStep(sequences, results, has_readings, codes_event, self._record_event())
+        results.owner = LaunchedStep(sequences, results, has_readings, codes_event, self._event_now())
         return results.owner
 
     @property
@@ -368,7 +368,7 @@ class ModelRunner:
         most = self.state.size.blocks * self.blocks.block_size
         return min(-(-num_positions // LENGTH_STEP) * LENGTH_STEP, most) if self._by_rows else most
 
-    def _record_event(self) -> torch.cuda.Event | None:
+    def _event_now(self) -> torch.cuda.Event | None:
         if self._on_cpu:
             return None
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

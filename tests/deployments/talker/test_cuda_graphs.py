@@ -1,4 +1,4 @@
-"""Recorded steps give the codes of steps that run as they are, and those of the CPU."""
+"""Captured steps give the codes of steps that run as they are, and those of the CPU."""
 
 from pathlib import Path
 
@@ -55,18 +55,18 @@ def assert_same(spoken: list[Spoken], expected: list[Spoken]) -> None:
         assert one.reason is other.reason
 
 
-def test_recorded_steps_give_the_codes_of_plain_ones(checkpoint: Path) -> None:
-    plain, recorded = load(checkpoint), load(checkpoint)
-    warm_up(recorded)
-    before = recorded.runner.graphs.num_eager
-    assert_same(speak_all(recorded, REQUESTS, steps_between=2), speak_all(plain, REQUESTS, steps_between=2))
-    assert recorded.runner.graphs.num_eager == before
+def test_captured_steps_give_the_codes_of_plain_ones(checkpoint: Path) -> None:
+    plain, captured = load(checkpoint), load(checkpoint)
+    warm_up(captured)
+    before = captured.runner.graphs.num_eager
+    assert_same(speak_all(captured, REQUESTS, steps_between=2), speak_all(plain, REQUESTS, steps_between=2))
+    assert captured.runner.graphs.num_eager == before
 
 
 def test_greedy_codes_are_those_of_the_cpu(checkpoint: Path) -> None:
-    recorded = load(checkpoint)
-    warm_up(recorded)
+    captured = load(checkpoint)
+    warm_up(captured)
     expected = speak_all(load(checkpoint, device="cpu"), GREEDY_REQUESTS)
-    assert_same(speak_all(recorded, GREEDY_REQUESTS), expected)
-    assert_same(speak_all(recorded, GREEDY_REQUESTS, steps_between=3), expected)
-    assert recorded.runner.graphs.num_eager == 0
+    assert_same(speak_all(captured, GREEDY_REQUESTS), expected)
+    assert_same(speak_all(captured, GREEDY_REQUESTS, steps_between=3), expected)
+    assert captured.runner.graphs.num_eager == 0

@@ -1,4 +1,4 @@
-"""What a GPU in production does: bfloat16, fused kernels, recorded steps of every size, sequences that come and go with
+"""What a GPU in production does: bfloat16, fused kernels, captured steps of every size, sequences that come and go with
 their audio. Those that say nothing of batches and kernels are tried in miniature on a CPU as well.
 """
 
@@ -67,10 +67,10 @@ def load(
     streams: int,
     num_blocks: int = 2000,
     deterministic: bool = False,
-    recorded: bool = True,
+    captured: bool = True,
     by_rows: bool = True,
 ) -> Engine:
-    """An engine as production has it; not `recorded`, it runs operation by operation. Not `by_rows`, a CPU packs
+    """An engine as production has it; not `captured`, it runs operation by operation. Not `by_rows`, a CPU packs
     prompts as a GPU does.
     """
     block_size = 64 if place.device == "cuda" else 16
@@ -88,7 +88,7 @@ def load(
     engine = build_engine(checkpoint, config)
     if place.device == "cuda":
         assert "fused" in engine.runner.networks.name
-        if recorded:
+        if captured:
             warm_up(engine)
     return engine
 
@@ -246,20 +246,20 @@ def test_stressed_weights_speak(place: Place, stress: Stress, tmp_path: Path) ->
 
 @on_gpu
 @needs_gpu
-def test_recorded_steps_of_every_size_are_those_that_run_as_they_are(place: Place, checkpoint: Path) -> None:
+def test_captured_steps_of_every_size_are_those_that_run_as_they_are(place: Place, checkpoint: Path) -> None:
     """The very bits: a recording launches the same kernels."""
-    recorded, plain = load(checkpoint, place, streams=128), load(checkpoint, place, streams=128, recorded=False)
-    before = recorded.runner.graphs.num_eager
-    assert recorded.runner.buckets == [1, 2, 8, 16, 32, 48, 64, 96, 128]
-    for size in recorded.runner.buckets:
+    captured, plain = load(checkpoint, place, streams=128), load(checkpoint, place, streams=128, captured=False)
+    before = captured.runner.graphs.num_eager
+    assert captured.runner.buckets == [1, 2, 8, 16, 32, 48, 64, 96, 128]
+    for size in captured.runner.buckets:
         requests = [
             ask("Hello there.", frames=6, seed=seed, sampling=Sampling(top_p=0.9 if seed % 3 else 1.0), ignore_eos=True)
             for seed in range(size)
         ]
-        for one, other in zip(speak_all(recorded, requests), speak_all(plain, requests), strict=True):
+        for one, other in zip(speak_all(captured, requests), speak_all(plain, requests), strict=True):
             np.testing.assert_array_equal(one.codes, other.codes, f"{size} streams")
-    assert recorded.runner.graphs.num_eager == before
-    assert plain.runner.graphs.num_eager > 6 * len(recorded.runner.buckets)
+    assert captured.runner.graphs.num_eager == before
+    assert plain.runner.graphs.num_eager > 6 * len(captured.runner.buckets)
 
 
 PROMPT_ROWS = (9, 17, 30, 63, 64, 65, 96, 127, 128, 129, 200, 257, 511, 512, 513, 900)

@@ -277,8 +277,8 @@ def decoder_of_whole_blocks() -> CodecDecoder:
 
 
 @pytest.mark.skipif(not cpu.MATRIX_UNITS, reason="needs a CPU that multiplies bfloat16")
-def test_recorded_calls_make_what_calls_one_by_one_make(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of streams at other positions than those that they were recorded with, before and after buffers have grown."""
+def test_captured_calls_make_what_calls_one_by_one_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of streams at other positions than those that they were captured with, before and after buffers have grown."""
     decoder = decoder_of_whole_blocks()
     shapes = ((1, 1), (3, 2), (2, 12), (1, 1), (3, 2))
 
@@ -295,9 +295,9 @@ def test_recorded_calls_make_what_calls_one_by_one_make(monkeypatch: pytest.Monk
             parts += [audio, *after[0].tensors]
         return parts
 
-    recorded = decoded()
-    monkeypatch.setattr(torch_backend, "_RECORDED_FRAMES", 0)
-    assert all(map(torch.equal, recorded, decoded()))
+    captured = decoded()
+    monkeypatch.setattr(torch_backend, "_CAPTURED_FRAMES", 0)
+    assert all(map(torch.equal, captured, decoded()))
 
 
 @pytest.mark.skipif(not cpu.MATRIX_UNITS, reason="needs a CPU that multiplies bfloat16")

@@ -54,7 +54,7 @@ class Event:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(ModelRunner, "_record_event", lambda runner: clock.event())
+    monkeypatch.setattr(ModelRunner, "_event_now", lambda runner: clock.event())
     return clock
 
 
