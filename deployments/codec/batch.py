@@ -66,7 +66,8 @@ def _decode_stacked(decoder: CodecDecoder, tasks: list[DecodeTask]) -> list[Deco
     codes = torch.from_numpy(np.stack([task.codes for task in tasks]).astype(np.int64))
     states = [task.state for task in tasks]
     if tasks[0].silent:
-        nothing, followed_by = np.zeros(0, np.int16), min(task.followed_by for task in tasks)
+        nothing = np.zeros(0, np.int16)
+        followed_by = min(task.followed_by for task in tasks)
         return [Decoded(nothing, state) for state in decoder.recall(codes, states, followed_by=followed_by)]
     audio, states = decoder.decode(codes, states)
     return [Decoded(pcm, state) for pcm, state in zip(to_pcm16(audio), states, strict=True)]

@@ -52,7 +52,8 @@ def fitted_ramp(
         return seconds_per_frame * (frames + CALL_FRAMES)
 
     first = next((size for size in sizes if plays(size, 2 * wait_s + call_s(size))), sizes[-1])
-    full_s, longer = call_s(MAX_BATCH_FRAMES), [size for size in ramp if size >= sizes[-1]]
+    full_s = call_s(MAX_BATCH_FRAMES)
+    longer = [size for size in ramp if size >= sizes[-1]]
     last = next((size for size in longer if shared and plays(size, full_s)), ramp[-1])
     return tuple(max(first, min(size, last)) for size in ramp)
 

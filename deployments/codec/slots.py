@@ -96,7 +96,9 @@ class PlainSlots(SlotDecoder):
     """Slots over the plain decoder, for CPUs and for shapes that the kernels do not know."""
 
     def __init__(self, decoder: CodecDecoder, *, num_slots: int) -> None:
-        self.num_slots, self.precision, self.reach = num_slots, decoder.precision, decoder.config.reach
+        self.num_slots = num_slots
+        self.precision = decoder.precision
+        self.reach = decoder.config.reach
         self._decoder = decoder
         self._states: dict[int, DecoderState] = {}
         self._codes: dict[int, list[Frame]] = {}  # frames that the state lacks yet
@@ -127,7 +129,8 @@ class PlainSlots(SlotDecoder):
         return min(self.num_slots, max(1, MAX_CALL_FRAMES // frames))
 
     def begin(self, slot: int, state: DecoderState | None = None) -> None:
-        self._states[slot], self._codes[slot] = state or self._decoder.initial_state(), []
+        self._states[slot] = state or self._decoder.initial_state()
+        self._codes[slot] = []
 
     def state(self, slot: int) -> DecoderState:
         return self._states[slot]

@@ -58,7 +58,8 @@ class TalkerReplica:
         ray_metrics.install(name, pool="talker")
         with StartNotes() as notes:
             self._engine = EngineClient(model, config, notes.report, makes_audio=makes_audio)
-        self._engine.on_sleep, self._watches_idleness = notes.sleep, config.keep_alive_s is not None
+        self._engine.on_sleep = notes.sleep
+        self._watches_idleness = config.keep_alive_s is not None
         if makes_audio:
             metrics.codec_precision("talker", self._engine.info.codec_precision)
         failure = "the engine process of this talker replica is lost"

@@ -63,7 +63,9 @@ def cloning_fingerprint(directory: Path) -> str:
 
 
 def _info(top: Any, codec: Any, name: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo:
-    kind, talker, needs = ModelKind(top["tts_model_type"]), top["talker_config"], top["talkray"]
+    kind = ModelKind(top["tts_model_type"])
+    talker = top["talker_config"]
+    needs = top["talkray"]
     spoken_form = needs.get("spoken_form")
     is_small = kind is ModelKind.CUSTOM_VOICE and top.get("tts_model_size") == "0b6"
     drops = kind is ModelKind.BASE or is_small or spoken_form is not None  # as ModelConfig.drops_instructions

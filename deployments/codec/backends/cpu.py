@@ -160,7 +160,9 @@ class Convolution:
             weight, bias = weight[:, :, order], bias[order]
         tiles = weight.reshape(taps, inputs // SIDE, _HALF, 2, outputs // SIDE, 2, _HALF)
         self._weight = _pages.copy(tiles.permute(4, 0, 1, 5, 2, 6, 3).bfloat16())
-        self._bias, self._dilation, self._gated = bias.float().contiguous(), dilation, gated
+        self._bias = bias.float().contiguous()
+        self._dilation = dilation
+        self._gated = gated
 
     def __call__(
         self,
@@ -186,13 +188,16 @@ class Convolution:
         if total is not None:
             out, kind = total, Epilogue.ADDED
         elif wide:
-            out, kind = new("out", (streams, time, width), torch.float32), Epilogue.WIDE
+            out = new("out", (streams, time, width), torch.float32)
+            kind = Epilogue.WIDE
         else:
             out = new("out", (streams, time, width), torch.bfloat16)
             kind = Epilogue.GATED if self._gated else Epilogue.ROUNDED
             kind = Epilogue.GELU if gelu else kind if snake is None else Epilogue.SNAKED
         if taps > 1 and time < _HALF:
-            rows, taps, dilation, inputs = unfolded(rows, taps, dilation, new), 1, 1, taps * inputs
+            rows = unfolded(rows, taps, dilation, new)
+            inputs *= taps
+            taps = dilation = 1
         if taps == 1:
             streams, time = 1, streams * time
         assert rows.is_contiguous(), rows.stride()

@@ -35,10 +35,13 @@ class TorchProduct:
     ) -> None:
         """`weight` is [taps, in, out]. A layer of many channels has few rows, unless it `may_be_long`."""
         self._taps, channels, _ = weight.shape
-        self._dilation, self._context, self.dtype = dilation, (self._taps - 1) * dilation, dtype
+        self._dilation = dilation
+        self._context = (self._taps - 1) * dilation
+        self.dtype = dtype
         self._bias = None if bias is None else bias.to(dtype)
         self._packs = weight.is_cpu and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        weight, has_few_rows = weight.to(dtype), channels >= MANY_CHANNELS and not may_be_long
+        weight = weight.to(dtype)
+        has_few_rows = channels >= MANY_CHANNELS and not may_be_long
         self._matrix = self._packed_matrix(weight)
         self._enough = inf if has_few_rows else _ENOUGH_ROWS  # rows of results for a convolution
         if not has_few_rows:

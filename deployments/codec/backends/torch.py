@@ -48,7 +48,9 @@ class TorchBackend(Backend):
         34 dB, and float32 has to judge other types and to repair streams.
         """
         torch.backends.cudnn.allow_tf32 = False
-        self.config, self.device, self.precision = folded.config, folded.tables.device, precision
+        self.config = folded.config
+        self.device = folded.tables.device
+        self.precision = precision
         self._given = folded
         blocks = (replace(block, units=tuple(map(with_frequency, block.units))) for block in folded.blocks)
         self.folded = folded = replace(folded, blocks=tuple(blocks))
@@ -65,7 +67,8 @@ class TorchBackend(Backend):
         self._is_own_throughout = (
             self.attends and self._is_own(*others) and folded.blocks[-1].conv.channels % _ROWS_OF_A_PIECE == 0
         )
-        self._rotary, self._captured = self._rotary_tables(_POSITIONS), _Captured()
+        self._rotary = self._rotary_tables(_POSITIONS)
+        self._captured = _Captured()
 
     @classmethod
     def load(cls, directory: Path, *, device: torch.device, precision: str) -> Self:
@@ -146,7 +149,9 @@ class _TorchPass(ForwardPass):
     """One pass. Every layer reads its tensor of each stream and puts the one for the next call there."""
 
     def __init__(self, backend: TorchBackend, codes: Tensor, states: Sequence[DecoderState]) -> None:
-        self._backend, self.codes, self.streams = backend, codes, len(states)
+        self._backend = backend
+        self.codes = codes
+        self.streams = len(states)
         self._positions = [state.position for state in states]
         self.memories = [list(state.tensors) for state in states]  # by stream, then by layer
         self.nexts = [list(map(torch.empty_like, state.tensors)) for state in states]
@@ -196,7 +201,8 @@ class _TorchPass(ForwardPass):
             rows = normed(x.values, self._backend.eps, product.dtype, new=self._new("normed")) if norm else x.values
             if isinstance(product, ExactConvolution):
                 return Signal(product(rows, new=new))
-            total, wide = None if residual is None else residual.values, gate is None and not gelu
+            total = None if residual is None else residual.values
+            wide = gate is None and not gelu
             return Signal(product(rows.to(product.dtype), total=total, gelu=gelu, wide=wide, new=new))
         assert not isinstance(product, ProductToOneChannel)
         y = product(_normed(x.values, self._backend.config.rms_norm_eps) if norm else x.values)
@@ -234,7 +240,8 @@ class _TorchPass(ForwardPass):
         return pairs
 
     def depthwise_norm(self, x: Signal, block: ConvNeXt) -> Signal:
-        new, memories = x.values.float(), self._turned(self._backend.memories[block])
+        new = x.values.float()
+        memories = self._turned(self._backend.memories[block])
         if isinstance(self._backend.products[block.up], Convolution):
             y = scratch.buffer("depthwise", new.shape, new.device, torch.bfloat16)
             for own, pair, out in zip(new, memories, y, strict=True):
@@ -271,7 +278,8 @@ class _TorchPass(ForwardPass):
 
     def _rows(self, x: Signal, conv: Conv) -> Tensor:
         """The rows that a convolution reads, its context first."""
-        (batch, time, channels), dtype = x.values.shape, self._backend.products[conv].dtype
+        batch, time, channels = x.values.shape
+        dtype = self._backend.products[conv].dtype
         if not conv.context and x.snake is None and x.values.dtype == dtype:
             return x.values
         rows = scratch.buffer("rows", (batch, conv.context + time, channels), self._backend.device, dtype)
@@ -331,7 +339,9 @@ class _CapturedCall:
     def __init__(self, backend: TorchBackend, call: "_TorchPass") -> None:
         """Make them for this call, whose streams share no state."""
         tensors = [*_tensors(call.memories), *_tensors(call.nexts)]
-        self._backend, self._inputs, self._audio = backend, (call.codes, call.known, *call.rotary), call.audio
+        self._backend = backend
+        self._inputs = (call.codes, call.known, *call.rotary)
+        self._audio = call.audio
         with scratch.kept() as self._buffers:
             self._kernel_calls = CapturedCalls(lambda: backend.decoded(call), tensors)
 

@@ -144,7 +144,8 @@ class _TritonPass(ForwardPass):
         gelu: bool = False,
         residual: Signal | None = None,
     ) -> Signal:
-        gates, added = None if gate is None else gate.weight, None if residual is None else residual.values
+        gates = None if gate is None else gate.weight
+        added = None if residual is None else residual.values
         step = _Launch(linear.weight[None], linear.bias, gates, residual=added, norm=norm, gelu=gelu)
         return self._multiply(x.values, step, time=len(x.values))
 
@@ -176,7 +177,8 @@ class _TritonPass(ForwardPass):
     ) -> Signal:
         """The rows are taken through the next layer's snake while they are at hand."""
         memory = self.backend.memories[conv] if conv.context else None
-        rows, added = x.values if x.snaked is None else x.snaked, None if residual is None else residual.values
+        rows = x.values if x.snaked is None else x.snaked
+        added = None if residual is None else residual.values
         time = len(rows) // self.batch
         step = _Launch(
             conv.weight, conv.bias, residual=added, snake=snake, memory=memory, dilation=conv.dilation, plain=keep
@@ -193,7 +195,9 @@ class _TritonPass(ForwardPass):
         assert x.snaked is not None
         rows, memory = x.snaked, self.backend.memories[conv]
         pcm = torch.empty(len(rows), device=rows.device, dtype=torch.int16)
-        size, time, channels = 32, len(rows) // self.batch, rows.shape[1]
+        size = 32
+        time = len(rows) // self.batch
+        channels = rows.shape[1]
         triton_kernels.waveform_kernel[(-(-len(rows) // size),)](
             rows, memory, self.slots, conv.weight, conv.bias, pcm, self.broken,
             len(rows), time, channels, memory.stride(0), float(PCM_SCALE),

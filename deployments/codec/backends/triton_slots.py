@@ -101,7 +101,9 @@ class TritonSlots(SlotDecoder):
             dtype=precision.dtype,
             products=precision.products,
         )
-        self.num_slots, self.precision, self.reach = num_slots, precision.name, folded.config.reach
+        self.num_slots = num_slots
+        self.precision = precision.name
+        self.reach = folded.config.reach
         self._repaired = 0
         self._call_frames = call_frames(within_reach(device))
         self._load_exact = load_exact
@@ -305,7 +307,9 @@ class _GpuCall(DecodeCall):
     def fetch(self, outputs: tuple[Tensor, Tensor], streams: list[_SlotStream], frames: int) -> None:
         """Enqueue the copy of a call's outputs to the host; `streams` have the first rows, the other rows pad."""
         pcm, broken = outputs
-        count, self._frames, self._samples = len(streams), frames, pcm.shape[1]
+        count = len(streams)
+        self._frames = frames
+        self._samples = pcm.shape[1]
         self._rows = [(stream, stream.called) for stream in streams]
         self._view().copy_(pcm[:count], non_blocking=True)
         self._broken[:count].copy_(broken[:count], non_blocking=True)

@@ -86,7 +86,8 @@ class DecodeGate:
         """
         self._decode, self._frame_s = decode, frame_s
         self._max_batch_size, self._max_batch_frames = MAX_BATCH_SIZE, MAX_BATCH_FRAMES  # tasks; frames of all of them
-        self._max_call_s, self._largest = longest_call_s(workers), largest or {}
+        self._max_call_s = longest_call_s(workers)
+        self._largest = largest or {}
         self._workers = workers
         self._has_many_workers = workers >= MANY_WORKERS
         self._idle_workers = workers

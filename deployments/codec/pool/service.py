@@ -30,7 +30,8 @@ class Placement:
     ) -> None:
         """The `placement` of one of several models, `beside` that of another one that is decoded here too."""
         self._config, self._placement = config, placement or config.placement
-        self._counter, self._num_here = beside or self, 0  # streams that this replica decodes, of all models
+        self._counter = beside or self
+        self._num_here = 0  # streams that this replica decodes, of all models
         self.talker_on_gpu = False  # known once a talker has been asked
 
     @contextmanager
@@ -73,7 +74,8 @@ class CodecService:
         `placements`: of each of several models; none but "pool" for talkers without a GPU.
         """
         self._codec = load_codec(model, config)
-        self._ramp, self._repaired = chosen_ramp(config.chunk_frames, config.workers), 0
+        self._ramp = chosen_ramp(config.chunk_frames, config.workers)
+        self._repaired = 0
         self._shares_calls = config.chunk_frames is None and config.workers >= MANY_WORKERS
         decoder, tried = self._codec.decoder, self._codec.tried
         self.workers = Workers(config.workers, on_gpu=decoder.device.type == "cuda")

@@ -196,7 +196,8 @@ class StreamDecoder:
 
     async def _recall(self, codes: Codes, ahead_s: float) -> DecoderState:
         """The state after `codes`; the last `ahead_s` of their audio is still to be delivered."""
-        state, deadline_s = self._state, self._listener.deadline_s(time.monotonic()) + ahead_s
+        state = self._state
+        deadline_s = self._listener.deadline_s(time.monotonic()) + ahead_s
         for size in self._plan.recall_sizes(len(codes)):
             now, codes = codes[:size], codes[size:]
             task = DecodeTask(now, state, deadline_s, silent=True, followed_by=len(codes))

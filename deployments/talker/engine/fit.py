@@ -99,9 +99,11 @@ def _codec_bytes(directory: Path, num_slots: int, within_reach: int, *, clones: 
     """Bytes of the codec decoder with so many streams (0: there is none), where so many bytes are `within_reach`; for a
     model that `clones` with the encoder of recordings and the decoder's states after recordings.
     """
-    folder, shapes = directory / "speech_tokenizer", read_shapes(directory / "speech_tokenizer")
+    folder = directory / "speech_tokenizer"
+    shapes = read_shapes(folder)
     codec = SpeechTokenizerConfig.load(folder)
-    slots, config = choose_codec_backend(codec, torch.device("cuda")).slots, codec.decoder
+    slots = choose_codec_backend(codec, torch.device("cuda")).slots
+    config = codec.decoder
     weights = _count(shapes, "decoder.")
     decoder = slots.gpu_bytes(config, num_weights=weights, num_slots=num_slots, within_reach=within_reach)
     decoder *= num_slots > 0
@@ -123,7 +125,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--choose", action="store_true", help="settings that fit, like these")
     parser.add_argument("--no-audio", dest="makes_audio", action="store_false", help="codec.placement: pool")
     options = parser.parse_args(arguments)
-    config, memory = TalkerConfig.model_validate_json(options.config), (options.total, options.free)
+    config = TalkerConfig.model_validate_json(options.config)
+    memory = (options.total, options.free)
     try:
         if options.choose:
             config = choose(options.directory, config, *memory, makes_audio=options.makes_audio)

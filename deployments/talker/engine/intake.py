@@ -128,7 +128,9 @@ class Intake:
         self, sequence_id: int, request: GenerateRequest, prompt: Prompt, tokens: LiveTokens | None = None
     ) -> Sequence:
         """`tokens`: of a live request."""
-        model, synthesis, starts = self._prompts.config, request.synthesis, list[int]()
+        model = self._prompts.config
+        synthesis = request.synthesis
+        starts = list[int]()
         if synthesis.word_times:
             text = synthesis.text.lstrip()
             places = self._prompts.tokenizer.encode_body(text, gap=synthesis.gap)[1]
@@ -136,7 +138,8 @@ class Intake:
         sampling = complete(synthesis.sampling, model.generation)
         limit = self._limits.frame_limit(request, sampling, prompt)
         prefix = [] if request.prefix is None else list(request.prefix)
-        frame_s, clone_prompt = self._info.frame_s, self._prompts.clone_prompt(request)
+        frame_s = self._info.frame_s
+        clone_prompt = self._prompts.clone_prompt(request)
         token_frames = self._token_s / frame_s if model.text.alignment_head is None else None
         progress = TextProgress(starts=starts, token_frames=token_frames)
         return Sequence(

@@ -105,16 +105,17 @@ class StateKernels:
     """Gathers from and scatters to one state; owns the gathered tensors. Results are valid until the next call."""
 
     def __init__(self, state: BatchState, text: Tensor, *, padding: int, num_rows: int) -> None:
+        """A batch has at most `num_rows` rows."""
         self.state, self.text, self.padding = state, text, padding
-        capacity, device = num_rows, state.hidden.device  # the rows of a batch, at most
-        self._hidden = torch.zeros((capacity, state.hidden.shape[1]), dtype=state.hidden.dtype, device=device)
+        device = state.hidden.device
+        self._hidden = torch.zeros((num_rows, state.hidden.shape[1]), dtype=state.hidden.dtype, device=device)
         self._inputs = torch.zeros_like(self._hidden)
-        self._seeds, self._frames, self._slots = torch.zeros((3, capacity), dtype=torch.long, device=device)
-        self._penalty = torch.ones((capacity, 1), dtype=torch.float32, device=device)
-        self._ignore_eos, self._sound = torch.zeros((2, capacity), dtype=torch.bool, device=device)
-        self._options = torch.zeros((capacity, 2, len(OPTION_COLUMNS)), dtype=torch.int32, device=device)
-        self._positions, self._lengths = torch.zeros((2, capacity), dtype=torch.int32, device=device)
-        self._tables = torch.zeros((capacity, state.size.blocks), dtype=torch.int32, device=device)
+        self._seeds, self._frames, self._slots = torch.zeros((3, num_rows), dtype=torch.long, device=device)
+        self._penalty = torch.ones((num_rows, 1), dtype=torch.float32, device=device)
+        self._ignore_eos, self._sound = torch.zeros((2, num_rows), dtype=torch.bool, device=device)
+        self._options = torch.zeros((num_rows, 2, len(OPTION_COLUMNS)), dtype=torch.int32, device=device)
+        self._positions, self._lengths = torch.zeros((2, num_rows), dtype=torch.int32, device=device)
+        self._tables = torch.zeros((num_rows, state.size.blocks), dtype=torch.int32, device=device)
 
     def gather(self, rows: Tensor) -> Gathered:
         """The state of rows [batch] int64, as far as sampling needs it."""

@@ -99,8 +99,11 @@ class CpuStack:
         weights [rows, positions] of the layer and the head that is `followed`.
         """
         assert _built is not None
-        config, rows, hidden = self._config, len(x), x.clone(memory_format=torch.contiguous_format)
-        positions, tables = positions.int().contiguous(), where.tables.contiguous()
+        config = self._config
+        rows = len(x)
+        hidden = x.clone(memory_format=torch.contiguous_format)
+        positions = positions.int().contiguous()
+        tables = where.tables.contiguous()
         cache = _Cache(
             where.keys.data_ptr(), where.values.data_ptr(), where.keys.stride(0), tables.data_ptr(), tables.shape[1],
             where.block,

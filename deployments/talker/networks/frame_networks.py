@@ -160,7 +160,8 @@ class FrameNetworks:
         `length` 0: each sequence's positions begin at 0. Else all are of one sequence, and none attends beyond `length`
         positions.
         """
-        inputs, owners = self.tables.rows(tensors.text_ids, tensors.codec_ids), tensors.owners.long()
+        inputs = self.tables.rows(tensors.text_ids, tensors.codec_ids)
+        owners = tensors.owners.long()
         context = self._context(owners, tensors.positions)
         run = self._run_rows if self._by_rows else partial(self._run_prompt, owners)
         hidden = run(inputs, context, length)

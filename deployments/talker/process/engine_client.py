@@ -60,7 +60,8 @@ class EngineClient:
         self._reading: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._reported_s = 0.0  # time.monotonic() of the last report
-        self._keep_alive_s, self._idle_since_s = config.keep_alive_s, time.monotonic()
+        self._keep_alive_s = config.keep_alive_s
+        self._idle_since_s = time.monotonic()
         self._asleep, self._changing = False, asyncio.Lock()
         self.on_sleep: Callable[[bool], None] = lambda is_asleep: None  # called on another thread
         self.load = EngineLoad()  # of the last step

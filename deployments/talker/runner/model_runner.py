@@ -260,7 +260,8 @@ class ModelRunner:
         self._predict(batch)
         frames = self.networks.codes[: len(sequences)]
         self._results.rotate()
-        results, has_readings = self._results[0], self.networks.config.text.alignment_head is not None
+        results = self._results[0]
+        has_readings = self.networks.config.text.alignment_head is not None
         results.codes[: len(sequences)].copy_(frames, non_blocking=True)
         codes_event = self._event_now()
         if on_codes is not None:
@@ -401,15 +402,18 @@ def build_runner(tables: InputTables, cache: KVCache, blocks: BlockManager, shap
         return FusedNetworks(tables, state, cache, weights, num_rows=num_rows, num_positions=num_positions)
 
     def lane() -> ModelRunner:
-        rows, stream = min(_LANE_ROWS, shape.max_num_seqs), None
+        rows = min(_LANE_ROWS, shape.max_num_seqs)
+        stream = None
         if tables.device.type != "cpu":
             stream = torch.cuda.Stream(tables.device, priority=_LANE_PRIORITY)  # type: ignore[no-untyped-call]
-        own, of_lane = networks(rows, _LANE_POSITIONS), replace(shape, max_num_seqs=rows)
-        return ModelRunner(own, blocks, of_lane, most_positions=_LANE_POSITIONS, cuda_stream=stream)
+        own_shape = replace(shape, max_num_seqs=rows)
+        return ModelRunner(
+            networks(rows, _LANE_POSITIONS), blocks, own_shape, most_positions=_LANE_POSITIONS, cuda_stream=stream
+        )
 
-    own = networks(shape.max_num_seqs, MAX_PASS_POSITIONS)
     num_lanes = 0 if shape.deterministic else _LANES  # whose buckets are not those of a step
-    return ModelRunner(own, blocks, shape, lanes=[lane() for _ in range(num_lanes)])
+    of_steps = networks(shape.max_num_seqs, MAX_PASS_POSITIONS)
+    return ModelRunner(of_steps, blocks, shape, lanes=[lane() for _ in range(num_lanes)])
 
 
 def _row(sequence: Sequence) -> int:

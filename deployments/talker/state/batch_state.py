@@ -148,7 +148,8 @@ class RowWriter:
         ids = sequence.prompt.trailing[start : self._state.size.max_model_len]
         staged = self._staging.next_row()
         counts = start + len(ids), sequence.prompt.num_text_positions
-        staged.values[: len(ids)], staged.values[len(ids) : len(ids) + 2] = ids, counts
+        staged.values[: len(ids)] = ids
+        staged.values[len(ids) : len(ids) + 2] = counts
         row, first = self._state.packed[sequence.row], Columns.HEADER + start
         row[first : first + len(ids)].copy_(staged.tensor[: len(ids)], non_blocking=True)
         row[Columns.COUNTS].copy_(staged.tensor[len(ids) : len(ids) + 2], non_blocking=True)

@@ -24,7 +24,8 @@ class TextProgress:
         """`starts`, for word times: characters before each token, and in all; it grows with a live text.
         `token_frames`: how many frames a token may take; None if an alignment head tells.
         """
-        self._starts, self._token_frames = [] if starts is None else starts, token_frames
+        self._starts = [] if starts is None else starts
+        self._token_frames = token_frames
         self.num_unspoken = 0  # tokens at the end of the text that hold no letter or digit
         self._furthest = 0.0  # token that a frame has read
         self._num_read = 0  # frames that read the text
