@@ -9,7 +9,8 @@ from typing import Annotated, Any, Self
 from pydantic import Field
 
 from deployments.errors import CheckpointError
-from deployments.weights.checkpoint import as_config, read_json
+from deployments.weights.checkpoint import as_config
+from deployments.weights.store import read_json
 
 CONTEXT = 6  # rows that the kernels of 7 look back
 RESIDUAL_DILATIONS = (1, 3, 9)
@@ -125,18 +126,9 @@ class SpeechTokenizerConfig:
     decoder: Annotated[DecoderConfig, Field(validation_alias="decoder_config")]
     encoder: Annotated[EncoderConfig, Field(validation_alias="encoder_config")]
     input_sample_rate: int
-    output_sample_rate: int
-    encode_downsample_rate: int
-    decode_upsample_rate: int
+    sample_rate: Annotated[int, Field(validation_alias="output_sample_rate")]
+    frame_samples: Annotated[int, Field(validation_alias="decode_upsample_rate")]
     encoder_valid_num_quantizers: int
-
-    @property
-    def sample_rate(self) -> int:
-        return self.output_sample_rate
-
-    @property
-    def frame_samples(self) -> int:
-        return self.decode_upsample_rate
 
     @property
     def frame_s(self) -> float:
@@ -159,9 +151,9 @@ class SpeechTokenizerConfig:
             encoder = {**values["encoder_config"], "frame_samples": values.get("encode_downsample_rate")}
             values = {**values, "encoder_config": encoder}
         config = as_config(cls, values, source)
-        if config.decoder.frame_samples != config.decode_upsample_rate:
+        if config.decoder.frame_samples != config.frame_samples:
             raise CheckpointError(
-                f"{source}: decode_upsample_rate is {config.decode_upsample_rate}, but the decoder's upsampling "
+                f"{source}: decode_upsample_rate is {config.frame_samples}, but the decoder's upsampling "
                 f"factors multiply to {config.decoder.frame_samples}"
             )
         return config

@@ -239,7 +239,7 @@ class CodecEncoder:
             ignore=("*.codebook.initialized",),
         )
         return cls(
-            network, num_quantizers=config.encoder_valid_num_quantizers, frame_samples=config.encode_downsample_rate
+            network, num_quantizers=config.encoder_valid_num_quantizers, frame_samples=config.encoder.frame_samples
         )
 
     @torch.inference_mode()

@@ -5,7 +5,6 @@ others are float16. Files are gzipped, which takes out the rows of zeros and the
 """
 
 import gzip
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,16 +28,6 @@ ROW_SCALE = ".row_scale"  # ends the name of a packed tensor's factors
 FORMAT = {"format": "pt"}
 
 T = TypeVar("T")
-
-
-def read_json(file: Path) -> Any:
-    """The object in a checkpoint's JSON file; raises CheckpointError."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{file} is missing: is {file.parent} a Qwen3-TTS checkpoint directory?") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot read {file}: {error}") from None
 
 
 def as_config(kind: type[T], values: object, source: Path) -> T:

@@ -1,7 +1,6 @@
 """What a checkpoint's small files say of it, without torch: a model at zero is described from its files."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError
 from deployments.protocol import ModelInfo, ModelKind
-from deployments.weights.store import EMBEDDED, INDEX_FILE, REPOSITORIES, SINGLE_FILE, found, read_index
+from deployments.weights.store import EMBEDDED, INDEX_FILE, REPOSITORIES, SINGLE_FILE, found, read_index, read_json
 
 _PIECE = 1 << 20
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a file that stand for all of it
@@ -32,7 +31,7 @@ def describe(model: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo | N
 
 def described(directory: Path, name: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo:
     """The same of a checkpoint directory, under the `name` that it shall have. Raises CheckpointError."""
-    top, codec = _read(directory / "config.json"), _read(directory / "speech_tokenizer" / "config.json")
+    top, codec = read_json(directory / "config.json"), read_json(directory / "speech_tokenizer" / "config.json")
     top["talkray"] = own_facts(directory, top)
     try:
         info = _info(top, codec, name, config, on_gpu=on_gpu)
@@ -44,7 +43,7 @@ def described(directory: Path, name: str, config: TalkerConfig, *, on_gpu: bool)
 def own_facts(directory: Path, top: Mapping[str, Any]) -> dict[str, Any]:
     """Talkray's own section of a checkpoint whose config.json holds `top`. Raises CheckpointError."""
     file = directory / OWN_FACTS
-    return {**(top.get("talkray") or {}), **(_read(file) if file.exists() else {})}
+    return {**(top.get("talkray") or {}), **(read_json(file) if file.exists() else {})}
 
 
 def cloning_fingerprint(directory: Path) -> str:
@@ -95,7 +94,7 @@ def clones(model: str) -> bool:
     directory = found(model)
     if directory is None:
         return model.lower().endswith("-base")
-    return bool(_read(directory / "config.json").get("tts_model_type") == ModelKind.BASE)
+    return bool(read_json(directory / "config.json").get("tts_model_type") == ModelKind.BASE)
 
 
 def tokenizer_of(model: str) -> str:
@@ -118,10 +117,3 @@ def tokenizer_of(model: str) -> str:
             while piece := content.read(_PIECE):
                 digest.update(piece)
     return digest.hexdigest()
-
-
-def _read(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot read {file}: {error}") from None

@@ -197,6 +197,16 @@ def read_index(index: Path) -> dict[str, str]:
         raise CheckpointError(f"{index} is not an index of safetensors shards: {error!r}") from error
 
 
+def read_json(file: Path) -> Any:
+    """The object in a checkpoint's JSON file; raises CheckpointError."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} is missing: is {file.parent} a Qwen3-TTS checkpoint directory?") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {file}: {error}") from None
+
+
 def _incomplete(what: str, missing: list[str]) -> str:
     return f"{what} is no complete Qwen3-TTS checkpoint, it lacks: {', '.join(missing)}"
 

@@ -1,6 +1,5 @@
 """Loading the decoder of a codec replica, and the encoder if the checkpoint clones."""
 
-import json
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -16,9 +15,10 @@ from deployments.codec.encoder import CodecEncoder
 from deployments.codec.plan import chosen_ramp, longest_call_s
 from deployments.config import CodecConfig
 from deployments.errors import InvalidRequest
-from deployments.protocol import Codes, ModelKind, Reference
+from deployments.protocol import Codes, Reference
 from deployments.serving import metrics
 from deployments.serving.reports import report_stage
+from deployments.weights.description import clones
 from deployments.weights.store import locate
 
 _PROBE_FRAMES = 4
@@ -91,7 +91,7 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     metrics.codec_precision("codec", decoder.precision)
     if decoder.backend.advice:
         report_stage(f"codec: {decoder.backend.advice}")
-    encoder = CodecEncoder.load(directory) if _clones(checkpoint) else None
+    encoder = CodecEncoder.load(directory) if clones(str(checkpoint)) else None
     # With `inline` nothing is decoded here, and no start waits for it.
     warms = config.placement != "inline" and not decodes_in_processes(config, decoder)
     tried = (
@@ -129,9 +129,3 @@ def noise(decoder: CodecDecoder, exact: CodecDecoder) -> float:
     codes = torch.randint(config.codebook_size, (1, _PROBE_FRAMES, config.num_quantizers), generator=generator)
     (audio, _), (wanted, _) = (each.decode(codes, [each.initial_state()]) for each in (decoder, exact))
     return snr_db(wanted, audio)
-
-
-def _clones(checkpoint: Path) -> bool:
-    """Only base checkpoints take a recording as their voice."""
-    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    return bool(config.get("tts_model_type") == ModelKind.BASE)

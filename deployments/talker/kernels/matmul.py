@@ -21,6 +21,7 @@ MAX_VECTOR_ROWS = 4
 # A program of so many rows may cover only a part of them: several programs then share the rows.
 SHARED_ROWS = 64
 _MAX_BLOCK_M = 128
+_MAX_PARTS = 1024  # of a row, whose sums of squares stand beside each other
 
 
 class Form(StrEnum):
@@ -366,10 +367,10 @@ def normalise(x: Activations, weight: Tensor, out: Tensor, eps: float, *, pdl: b
     )  # fmt: skip
 
 
-def like_rows(num_rows: int, width: int, like: Tensor, *, max_parts: int = 1024) -> Activations:
+def like_rows(num_rows: int, width: int, like: Tensor) -> Activations:
     """Uninitialised rows of the type and device of `like`."""
     squares = torch.empty(
-        (max_parts, max(_MAX_BLOCK_M, triton.next_power_of_2(num_rows))), dtype=torch.float32, device=like.device
+        (_MAX_PARTS, max(_MAX_BLOCK_M, triton.next_power_of_2(num_rows))), dtype=torch.float32, device=like.device
     )
     return Activations(torch.empty((num_rows, width), dtype=like.dtype, device=like.device), squares, 1)
 

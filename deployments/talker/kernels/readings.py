@@ -75,6 +75,7 @@ class TextWitness:
     pdl: bool
 
     def look(self, qkv: Tensor, norms: HeadNorms, keys: Tensor, context: Context) -> None:
+        """`qkv` [rows, ...] is the layer's product, `keys` [slots, kv_heads, head_dim] its cache with the new keys."""
         packed, tables = self.state.packed, context.block_tables
         _read_text[(len(qkv),)](
             self.rows, packed, qkv, norms.query, norms.cos, norms.sin, keys, context.positions, tables,

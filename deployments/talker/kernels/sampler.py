@@ -209,7 +209,7 @@ def begin_frame(
 
 
 def sample_code(logits: Tensor, sampler: BatchSampler, draw: Draw, embeddings: Embeddings, inputs: Activations,
-                outputs: FrameOutputs, *, pdl: bool = False, warps: int = 4) -> None:  # fmt: skip
+                outputs: FrameOutputs, *, pdl: bool = False) -> None:  # fmt: skip
     """Sample codebook `draw.codebook` from logits [rows, vocab], embed it into `inputs` and add it to the sum."""
     num_rows, vocab = logits.shape
     last = draw.codebook == outputs.codes.shape[1] - 1
@@ -220,7 +220,7 @@ def sample_code(logits: Tensor, sampler: BatchSampler, draw: Draw, embeddings: E
         outputs.total if last else None,
         groups=outputs.codes.shape[1], vocab=vocab, block=triton.next_power_of_2(vocab), bits=order_bits(logits.dtype),
         width=width, wide=wide, input_block=triton.next_power_of_2(width), sum_block=triton.next_power_of_2(wide),
-        pdl=pdl, num_warps=warps, launch_pdl=pdl,
+        pdl=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     inputs.parts = 1
 
@@ -239,12 +239,12 @@ class FirstCodeRules:
 
 
 def sample_first_code(logits: Tensor, sampler: BatchSampler, draw: Draw, rules: FirstCodeRules, code0: Tensor,
-                      *, pdl: bool = False, warps: int = 8) -> None:  # fmt: skip
+                      *, pdl: bool = False) -> None:  # fmt: skip
     """Sample codebook 0 from logits [rows, vocab] into `code0` [rows] int64 and mark it as seen."""
     num_rows, vocab = logits.shape
     _sample_first_code[(num_rows,)](
         logits, sampler.packed, sampler.packed.stride(0), draw.seeds, draw.frames, rules.state_rows,
         rules.seen.view(torch.int8), rules.penalty, rules.suppressed.view(torch.int8),
         rules.ignore_eos.view(torch.int8), code0, rules.eos, rules.min_new_tokens,
-        vocab=vocab, block=triton.next_power_of_2(vocab), pdl=pdl, num_warps=warps, launch_pdl=pdl,
+        vocab=vocab, block=triton.next_power_of_2(vocab), pdl=pdl, num_warps=8, launch_pdl=pdl,
     )  # fmt: skip

@@ -9,8 +9,9 @@ from pydantic import AliasPath, BeforeValidator, Field
 
 from deployments.protocol import SAMPLING_DEFAULTS, ModelKind, Sampling
 from deployments.talker.model.speaker_encoder import SpeakerEncoderConfig
-from deployments.weights.checkpoint import as_config, read_json
+from deployments.weights.checkpoint import as_config
 from deployments.weights.description import own_facts
+from deployments.weights.store import read_json
 
 
 def _named(values: Mapping[str, Any] | None) -> Mapping[str, Any]:

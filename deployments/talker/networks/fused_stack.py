@@ -1,7 +1,6 @@
 """A decoder stack for decoding: one new position per row, five kernels a layer."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import triton
@@ -19,6 +18,7 @@ from deployments.talker.kernels.matmul import (
 )
 from deployments.talker.kernels.paged_attention import PagedBackend
 from deployments.talker.kernels.qkv import HeadNorms, Heads
+from deployments.talker.kernels.readings import TextWitness
 from deployments.talker.model.layers import DecoderLayer, DecoderStack
 from deployments.talker.model.model_config import TransformerConfig
 from deployments.talker.state.batch_state import Context
@@ -46,17 +46,6 @@ class PackedStack:
         self.norm = stack.norm.weight.detach()
         cos, sin = rotations(config, positions, self.norm.device)
         self.layers = [_pack(layer, cos, sin, config) for layer in stack.layers if isinstance(layer, DecoderLayer)]
-
-
-class Witness(Protocol):
-    """Looks at the attention of one layer, right behind it."""
-
-    @property
-    def layer(self) -> int: ...
-
-    def look(self, qkv: Tensor, norms: HeadNorms, keys: Tensor, context: Context) -> None:
-        """`qkv` [rows, ...] is the layer's product, `keys` [slots, kv_heads, head_dim] its cache with the new keys."""
-        ...
 
 
 class FrameCache:
@@ -90,7 +79,7 @@ class FusedStack:
         self._out = torch.empty_like(self._residual.values)
 
     def talker_step(self, inputs: Tensor, context: Context, cache: KVCache, attend: PagedBackend,
-                    witness: Witness | None = None) -> Tensor:  # fmt: skip
+                    witness: TextWitness | None = None) -> Tensor:  # fmt: skip
         """One position of each row over its paged context: [rows, hidden] -> [rows, hidden] after the final norm.
 
         `witness` looks at the attention of its layer. The result is valid until the next call.
