@@ -158,10 +158,10 @@ class CodecAudio(ReplicaStream[PcmChunk, PcmChunk]):
         self._request, self._codec, self._sample_rate, self._received = request, codec, info.sample_rate, Received()
 
     def ask(self) -> AsyncGenerator[PcmChunk, None]:
-        rest = _with_known_prompt(self._received.ask_for_rest(self._request))
+        rest = _with_known_prompt(self._received.request_for_rest(self._request))
         return read_replica(self._codec, "synthesize", rest, lost=CodecLost)
 
-    def take(self, chunk: PcmChunk) -> PcmChunk | None:
+    def receive(self, chunk: PcmChunk) -> PcmChunk | None:
         _keep_clone_prompt(self._request, chunk)
         if chunk.is_heartbeat:
             return None

@@ -1,8 +1,8 @@
 """Frames of one segment, also where talkers die, and their audio on its way to the client.
 
 The ingress reads `with_failover(TalkerAudio(...))`, a codec replica `with_failover(AllFrames(...))`. For each stream
-`ask` calls a talker, `take` gets each FrameChunk of it. Where the talker is lost, the next `ask` begins behind the
-codes that were taken.
+`ask` calls a talker, `receive` gets each FrameChunk of it. Where the talker is lost, the next `ask` begins behind the
+codes that came.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -48,7 +48,7 @@ class TalkerStream(ReplicaStream[FrameChunk, D]):
         request, received, gpu_frames = self._request, self._received, self._request.gpu_frames
         if gpu_frames < ALL_FRAMES:
             gpu_frames = max(0, gpu_frames - (received.samples - self._start) // self._frame_samples)
-        rest = received.ask_for_rest(request.synthesis)
+        rest = received.request_for_rest(request.synthesis)
         return self._generate(replace(request, synthesis=rest, gpu_frames=gpu_frames))
 
     def _keep(self, chunk: FrameChunk) -> None:
@@ -58,13 +58,13 @@ class TalkerStream(ReplicaStream[FrameChunk, D]):
 class AllFrames(TalkerStream[FrameChunk]):
     """All frames after the request's prefix, as they come."""
 
-    def take(self, chunk: FrameChunk) -> FrameChunk:
+    def receive(self, chunk: FrameChunk) -> FrameChunk:
         self._keep(chunk)
         return chunk
 
 
 class TalkerAudio(TalkerStream[PcmChunk]):
-    """Audio of one segment, all made by talkers. `take` raises EngineError if audio is missing at the end."""
+    """Audio of one segment, all made by talkers. `receive` raises EngineError if audio is missing at the end."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class TalkerAudio(TalkerStream[PcmChunk]):
         guard = None if request.ignore_eos else EndingGuard(info.frame_samples, info.sample_rate)
         self._audio = OutgoingAudio(self._frames, silence, guard)
 
-    def take(self, chunk: FrameChunk) -> PcmChunk | None:
+    def receive(self, chunk: FrameChunk) -> PcmChunk | None:
         frames = self._frames
         self._keep(chunk)
         frames.add(chunk)

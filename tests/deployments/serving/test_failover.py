@@ -29,17 +29,17 @@ class Asking(ReplicaStream[FrameChunk, FrameChunk]):
         self,
         ask: Callable[[], AsyncGenerator[FrameChunk, None]],
         *,
-        take: Callable[[FrameChunk], FrameChunk] = lambda chunk: chunk,
+        receive: Callable[[FrameChunk], FrameChunk] = lambda chunk: chunk,
         lost: type[ReplicaLost] = TalkerLost,
     ) -> None:
         super().__init__("r", lost)
-        self._ask, self._take = ask, take
+        self._ask, self._receive = ask, receive
 
     def ask(self) -> AsyncGenerator[FrameChunk, None]:
         return self._ask()
 
-    def take(self, chunk: FrameChunk) -> FrameChunk:
-        return self._take(chunk)
+    def receive(self, chunk: FrameChunk) -> FrameChunk:
+        return self._receive(chunk)
 
 
 class Replicas:
@@ -110,7 +110,7 @@ async def test_a_stream_that_its_reader_ends_is_left_there() -> None:
     def until_two(chunk: FrameChunk) -> FrameChunk:
         return replace(chunk, finish_reason=FinishReason.SILENCE) if chunk.codes[0, 0] == 2 else chunk
 
-    chunks = [chunk async for chunk in with_failover(Asking(replicas.ask, take=until_two))]
+    chunks = [chunk async for chunk in with_failover(Asking(replicas.ask, receive=until_two))]
     assert [chunk.finish_reason for chunk in chunks] == [None, FinishReason.SILENCE]
     assert (replicas.closed, replicas.played) == (1, 0)
 
