@@ -15,7 +15,7 @@ from serve_app.jobs.record import JobPlan, Made, Manner, Part, Place, StoredJob
 from serve_app.jobs.store import packed
 from serve_app.speech.long_text import LongText
 from serve_app.speech.redraw import ended_badly, report_redraw
-from serve_app.speech.segments import Segments, UtteranceRequest, segment_seed
+from serve_app.speech.segments import UtteranceRequest, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.voices.library import Voices
 from serve_app.voices.record import VISITOR, Visitor
@@ -55,12 +55,13 @@ class SegmentMaker:
         manner = plan.manners[part.manner]
         info = job.info(manner.model)
         await self._check(job, manner, info)
-        request = plan.request(job, place, await self._reference(job, manner, info))
-        speech, was_redrawn = await self._speak(request, info), False
-        if part.redraws and ended_badly(speech.finish_reason):
+        utterance = plan.request(job, place, await self._reference(job, manner, info))
+        request = utterance.synthesis
+        speech = await self._speak(utterance, info)
+        was_redrawn = part.redraws and ended_badly(speech.finish_reason)
+        if was_redrawn:
             report_redraw(request.request_id, speech.finish_reason, model=manner.model)
-            again = replace(request, seed=segment_seed(request.seed, 0), redraws=False)
-            speech, was_redrawn = await self._speak(again, info), True
+            speech = await self._speak(utterance.redrawn(segment_seed(request.seed, 0)), info)
         speech.usage.voice = manner.stored_voice or request.voice
         RequestRecord(
             request.request_id,
@@ -95,13 +96,11 @@ class SegmentMaker:
         take, _ = voice.take_for(manner.style)
         return await self._voices.reference(voice, take, info, x_vector_only=manner.x_vector_only)
 
-    async def _speak(self, request: UtteranceRequest, info: ModelInfo) -> _Speech:
+    async def _speak(self, utterance: UtteranceRequest, info: ModelInfo) -> _Speech:
+        request = utterance.synthesis
         speech = _Speech(usage=Usage(model=info.name, seed=request.seed))
-        segments = Segments.of(request, max(info.max_segment_chars, len(request.text)))
-        first = segments.known_segment(0)
-        assert first is not None, "a text has a segment"
-        long_text = LongText(self._synthesizers[request.model])
-        async with aclosing(long_text.speak_segments(first, segments, info, redraws=request.redraws)) as chunks:
+        uncut = replace(info, max_segment_chars=max(info.max_segment_chars, len(request.text)))
+        async with aclosing(LongText(self._synthesizers[request.model]).speak(utterance, uncut)) as chunks:
             async for chunk in chunks:
                 speech.codes.append(chunk.codes)
                 speech.pcm += chunk.pcm

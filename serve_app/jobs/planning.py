@@ -108,20 +108,21 @@ async def _add(made: Planned, long: Offer, settings: ApiSettings, fields: dict[s
     if made.deterministic and not wish.info.deterministic:
         reason = f"the codes of {wish.info.name} depend on what else its talkers do: set talker.deterministic"
         raise InvalidRequest(f"{DETERMINISTIC}: {reason}, or leave the field out.", DETERMINISTIC)
-    request = await build_request(wish, long.settings, long.voices, request_id="", client="")
+    utterance = await build_request(wish, long.settings, long.voices, request_id="", client="")
+    request = utterance.synthesis
     stored = {}
     if wish.stored is not None:
         assert request.reference is not None, "a stored voice speaks by its recording"
         take, _ = wish.stored.take_for(wish.body.instructions)
         by_vector = request.reference.x_vector_only
         stored = {"stored_voice": wish.stored.id, "style": take.style, "x_vector_only": by_vector}
-    segments = Segments.of(request, wish.info.max_segment_chars)
+    segments = Segments.of(utterance, wish.info.max_segment_chars)
     part = Part(
         sent=wish.body.input,
         rules=_place(made.rules, Rules.of(wish.spoken.rules)),
         manner=_place(made.manners, Manner.of(request, **stored)),
         seed=request.seed,
-        redraws=request.redraws and not request.ignore_eos,
+        redraws=utterance.redraws and not request.ignore_eos,
         segments=_segments(segments, wish, request.language) if is_speakable(request.text) else (),
         end_pause_s=_end_pause_s(segments),
         custom_id=custom_id,

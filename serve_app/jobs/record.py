@@ -119,20 +119,20 @@ class JobPlan(Strict):
         part = self.parts[place.part]
         segment, manner = part.segments[place.segment], self.manners[part.manner]
         same = ("model", "voice", "instructions", "non_streaming_mode", "ignore_eos", "leading_silence")
-        return UtteranceRequest(
+        synthesis = SynthesisRequest(
             request_id=f"{job.id}.{place.part}.{place.segment}",
             text=segment.text,
-            stretches=(Stretch(segment.text, speed=segment.speed),),
             client=f"jobs of {job.owner}",
             language=segment.language or manner.language,
             reference=reference,
             sampling=Sampling(**manner.sampling),  # type: ignore[arg-type]
             seed=segment_seed(part.seed, place.segment + 1) if place.segment else part.seed,
-            redraws=part.redraws,
             word_times=True,
             background=True,
             **{name: getattr(manner, name) for name in same},
         )
+        stretch = Stretch(segment.text, speed=segment.speed)
+        return UtteranceRequest(synthesis, stretches=(stretch,), redraws=part.redraws)
 
 
 class SentBatch(Strict):

@@ -72,7 +72,8 @@ class LiveText(Segments):
         max_chars: int,
         rules: TextRules,
     ) -> None:
-        super().__init__(replace(utterance, text=""))
+        utterance = utterance.changed(text="")
+        super().__init__(utterance)
         self._server, self._max_chars = server, max_chars
         self._reader, self._speed = TextReader(rules), 1.0
         self._check = SsmlCheck("text") if rules.markup == "ssml" else None
@@ -84,7 +85,7 @@ class LiveText(Segments):
         self._writing: WrittenText | None = None  # the segment that takes the text
         self._mailboxes: list[WrittenText] = []  # by segment
         self._begun_anew: set[int] = set()  # segments before which speech ended while its text was still written
-        self._utterance = replace(utterance, text="")
+        self._utterance = utterance
         self._idling: asyncio.TimerHandle | None = None
         self.parts: list[SpokenPiece] = []  # the text so far, as written and as spoken
         self.text = ""  # the text so far, as it was written
@@ -96,16 +97,16 @@ class LiveText(Segments):
     @property
     def utterance(self) -> UtteranceRequest:
         """What `Admission` is asked, for use after `wait_for_words`."""
-        return replace(self._utterance, live_text=self, mailbox=self._segments[0].mailbox)
+        return replace(self._utterance.changed(mailbox=self._segments[0].mailbox), live_text=self)
 
     async def going_on(self, conversation: Continuation) -> UtteranceRequest:
         """The same, going on from what was spoken before, where enough is written in time to be spoken at once."""
-        if (tail := conversation.tail(self.utterance)) is not None:
+        if (tail := conversation.tail(self._utterance.synthesis)) is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(conversation.patience_s):
                     while not self._is_long(0):
                         await self._changed.wait()
-        return replace(self.utterance, tail=tail if self._is_long(0) else None)
+        return self.utterance.changed(tail=tail if self._is_long(0) else None)
 
     def append(self, text: str) -> None:
         """Add to the text. A long addition becomes spoken text over several iterations of the event loop.
@@ -251,7 +252,8 @@ class LiveText(Segments):
         self._mailboxes.append(self._writing)
         mailbox = self._server.share(secrets.token_hex(_TOKEN_BYTES), self._writing)
         self._speeds[len(self._segments)] = self._speed
-        self._segments.append(segment_request(replace(self._utterance.plain, mailbox=mailbox), len(self._segments) + 1))
+        request = replace(self._utterance.synthesis, mailbox=mailbox)
+        self._segments.append(segment_request(request, len(self._segments) + 1))
 
     def _end_segment(self) -> None:
         if self._writing is not None:

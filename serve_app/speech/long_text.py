@@ -32,12 +32,12 @@ class LongText:
         the text pauses.
         """
         if (live := utterance.live_text) is not None:
-            speech = self.speak_segments(utterance.plain, live, info, redraws=utterance.redraws)
+            speech = self.speak_segments(utterance.synthesis, live, info, redraws=utterance.redraws)
             return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_over)
         segments = Segments.of(utterance, info.max_segment_chars)
         first = segments.known_segment(0)
         assert first is not None, "a text has a segment"
-        if not segments.is_plain or utterance.word_times:
+        if not segments.is_plain or utterance.synthesis.word_times:
             return self.speak_segments(first, segments, info, redraws=utterance.redraws)
         return self._ask(first, info)
 

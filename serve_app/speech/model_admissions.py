@@ -36,7 +36,7 @@ class ModelAdmissions:
         return len(self._admissions)
 
     def of(self, utterance: UtteranceRequest) -> Admission:
-        return self._admissions[utterance.model]
+        return self._admissions[utterance.synthesis.model]
 
     def check_room(self, client: str) -> None:
         """Raises Overloaded or NotReady if every model would refuse a request of this client now.
