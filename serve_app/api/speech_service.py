@@ -26,7 +26,7 @@ from serve_app.api.wishes import ignored_fields
 from serve_app.api.wishes.build_request import build_request
 from serve_app.api.wishes.wish import Offer, Wish, speech_headers
 from serve_app.config import ApiSettings
-from serve_app.jobs.desk import Jobs
+from serve_app.jobs.desk import AskDesk
 from serve_app.speech.dialogue import DialogueTimes, as_dialogue, one_after_another
 from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
@@ -54,7 +54,7 @@ class SpeechService:
         live_texts: LiveTexts,
         voices: Voices,
         tails: Tails,
-        jobs: Jobs | None = None,
+        jobs: AskDesk | None = None,
     ) -> None:
         """`live_texts` holds the texts that are still being written, `voices` the stored voices, `tails` the ends of
         finished requests.
@@ -71,7 +71,7 @@ class SpeechService:
         """A method of the desk of jobs, on behalf of the caller. Raises as that does."""
         if self.jobs is None:
             raise StoreFailed("This server makes no jobs.")
-        return await self.jobs.call(what, VISITOR.get(), *arguments)
+        return await self.jobs(what, VISITOR.get(), *arguments)
 
     def segments(self, wish: Wish) -> list[Stretch]:
         """The parts in which the text will be asked for, each with the silence before it."""

@@ -152,7 +152,7 @@ async def _reference(
     if info.kind is not ModelKind.BASE:
         return None
     if stored is not None:
-        take, _ = stored.take_for(body.instructions)
+        take = stored.take_for(body.instructions)
         return await voices.reference(stored, take, info, x_vector_only=body.x_vector_only_mode)
     if body.ref_audio is None:
         named = f"no voice {body.voice[:80]!r} is stored, and " if body.voice else ""
