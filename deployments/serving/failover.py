@@ -109,8 +109,7 @@ class Attempts:
 
     def __init__(self, lost: type[ReplicaLost], request_id: str) -> None:
         """`lost`: the error of a lost replica of the pool that is asked."""
-        self._lost = lost
-        self._request_id = request_id
+        self._lost, self._request_id = lost, request_id
         self._stage = AttemptStage.ASKED
         self._handover: Handover | None = None  # set from a loss to the next new frame
         self._num_losses = 0

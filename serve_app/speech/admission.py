@@ -49,8 +49,7 @@ class _Client:
         self.sound = FirstSound(sample_rate)
         self.reason: FinishReason | None = None  # of the latest chunk
         self.was_slow = False  # to take the latest chunk
-        self._sample_rate = sample_rate
-        self._live = live
+        self._sample_rate, self._live = sample_rate, live
         self._was_writing = False
         self._given_s = self.came_s  # when the latest chunk was sent
 
@@ -78,8 +77,7 @@ class PeekedSpeech:
 
     def __init__(self, chunks: AsyncGenerator[PcmChunk, None], *, seed: int | None = None) -> None:
         """The chunks of the start get the `seed`, if it is not the request's."""
-        self._chunks = chunks
-        self._seed = seed
+        self._chunks, self._seed = chunks, seed
         self._read: deque[PcmChunk] = deque()
 
     @property
@@ -118,11 +116,7 @@ class Admission:
         tails: Tails | None = None,
     ) -> None:
         """`tails` keeps the ends of finished requests."""
-        self._synthesizer = synthesizer
-        self._tails = tails
-        self.state = state
-        self._model = model
-        self._max_late_s = settings.max_late_s
+        self._synthesizer, self._tails = synthesizer, tails
         self.room = Room(settings, is_running=is_running, state=state, model=model)
         self._long_text = LongText(synthesizer, model=model)
 
@@ -160,12 +154,12 @@ class Admission:
                     client.ask()
                     client.was_slow = await reader.after_yield()
             spoken_s = time.monotonic() - client.came_s
-            metrics.finished(spoken_s, audio_s=client.listener.audio_s, reason=client.reason, model=self._model)
+            metrics.finished(spoken_s, audio_s=client.listener.audio_s, reason=client.reason, model=self.room.model)
             if self._tails is not None:
                 self._tails.keep(request, end.tail(request.text if live is None else live.spoken))
         finally:
             if client.listener.has_begun:
-                metrics.stalled(client.listener.stalled_s, model=self._model)
+                metrics.stalled(client.listener.stalled_s, model=self.room.model)
             self.room.leave(was_speaking=is_speaking)
 
     async def _await_first_audio(
@@ -245,7 +239,7 @@ class Admission:
         self.room.count_audio()
         self._judge(client, client.audio_s(chunk))
         if (onset_s := client.sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
-            metrics.ttfa(time.monotonic() - client.came_s, onset_s=onset_s, model=self._model)
+            metrics.ttfa(time.monotonic() - client.came_s, onset_s=onset_s, model=self.room.model)
 
     def _judge(self, client: _Client, audio_s: float) -> None:
         """Whether audio comes in time. It is late once the listener's pauses add up to more than `max_late_s`."""
@@ -253,11 +247,11 @@ class Admission:
         now_s = time.monotonic()
         is_first = not listener.has_begun
         late_s = listener.deliver(audio_s, now_s=now_s)
-        metrics.audio(audio_s, late_s=late_s, model=self._model)
+        metrics.audio(audio_s, late_s=late_s, model=self.room.model)
         if is_first:
-            metrics.ttfp(now_s - client.came_s, model=self._model)
+            metrics.ttfp(now_s - client.came_s, model=self.room.model)
             return
-        is_late = late_s > 0 and listener.stalled_s > self._max_late_s
+        is_late = late_s > 0 and listener.stalled_s > self.room.settings.max_late_s
         self.room.delivered(late=is_late)
 
 

@@ -51,7 +51,9 @@ class LongText:
         `redraws`, speech ends where its first segment ends badly and can be made again by the caller. Later ones are
         made again here.
         """
-        assembler, number, listener = UtteranceAssembler(info), 0, Listener()
+        assembler = UtteranceAssembler(info)
+        listener = Listener()
+        number = 0  # of the segment that is spoken
 
         def open_segment(request: SynthesisRequest) -> SegmentAudio:
             return self._open_segment(request, info)
@@ -97,7 +99,6 @@ class LongText:
         return SegmentAudio(self._ask(request, info), again)
 
     def _ask(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of one segment."""
         if request.continues:
             return self._ask_patiently(request, info)
         return self._synthesizer.synthesize(request, info)

@@ -54,4 +54,4 @@ class ModelAdmissions:
 
     def states(self) -> dict[str, ModelState]:
         """The state of each model, by its name."""
-        return {name: admission.state() for name, admission in self._admissions.items()}
+        return {name: admission.room.state() for name, admission in self._admissions.items()}

@@ -40,10 +40,7 @@ class Room:
         model: str,
     ) -> None:
         """`is_running`, `state`, `model`: those of Admission."""
-        self.settings = settings
-        self.is_running = is_running
-        self.state = state
-        self.model = model
+        self.settings, self.is_running, self.state, self.model = settings, is_running, state, model
         self.num_streams = 0
         self.num_speaking = 0  # of these streams: their first audio has come
         # When each waiting request came, and its client, the oldest first. Two kinds are left out, because their wait
