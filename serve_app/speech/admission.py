@@ -203,16 +203,19 @@ class Admission:
         """Speech with its first samples. What ends badly with them is made again, once, if the request allows it:
         nothing of it was sent.
         """
-        seed = None  # the request's
-        while True:
+
+        async def peeked(utterance: UtteranceRequest, *, new_seed: int | None = None) -> PeekedSpeech:
             audio = await opened.enter_async_context(aclosing(self._long_text.speak(utterance, info)))
-            speech = PeekedSpeech(audio, seed=seed)
+            speech = PeekedSpeech(audio, seed=new_seed)
             await speech.peek()
-            if not (utterance.redraws and speech.has_failed):
-                return speech
-            report_redraw(utterance.synthesis.request_id, speech.reason, model=self.room.model)
-            seed = draw_seed()
-            utterance = utterance.redrawn(seed)
+            return speech
+
+        speech = await peeked(utterance)
+        if not (utterance.redraws and speech.has_failed):
+            return speech
+        report_redraw(utterance.synthesis.request_id, speech.reason, model=self.room.model)
+        seed = draw_seed()
+        return await peeked(utterance.redrawn(seed), new_seed=seed)
 
     @asynccontextmanager
     async def _log_start(self, request_id: str, is_starting: bool) -> AsyncIterator[None]:
@@ -232,27 +235,24 @@ class Admission:
                 logging_it.cancel()
 
     def _measure(self, chunk: PcmChunk, client: _Client) -> None:
-        """Count a chunk that is sent now."""
+        """Count a chunk that is sent now. It is late if the listener's pauses add up to more than `max_late_s`."""
         client.excuse()
         if not chunk.pcm:
             return
-        self.room.count_audio()
-        self._judge(client, client.audio_s(chunk))
-        if (onset_s := client.sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
-            metrics.ttfa(time.monotonic() - client.came_s, onset_s=onset_s, model=self.room.model)
-
-    def _judge(self, client: _Client, audio_s: float) -> None:
-        """Whether audio comes in time. It is late once the listener's pauses add up to more than `max_late_s`."""
+        room = self.room
         listener = client.listener
         now_s = time.monotonic()
+        room.count_audio()
         is_first = not listener.has_begun
+        audio_s = client.audio_s(chunk)
         late_s = listener.deliver(audio_s, now_s=now_s)
-        metrics.audio(audio_s, late_s=late_s, model=self.room.model)
+        metrics.audio(audio_s, late_s=late_s, model=room.model)
         if is_first:
-            metrics.ttfp(now_s - client.came_s, model=self.room.model)
-            return
-        is_late = late_s > 0 and listener.stalled_s > self.room.settings.max_late_s
-        self.room.delivered(late=is_late)
+            metrics.ttfp(now_s - client.came_s, model=room.model)
+        else:
+            room.delivered(late=late_s > 0 and listener.stalled_s > room.settings.max_late_s)
+        if (onset_s := client.sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
+            metrics.ttfa(time.monotonic() - client.came_s, onset_s=onset_s, model=room.model)
 
 
 @asynccontextmanager
