@@ -143,8 +143,8 @@ class Attempts:
         self._stage = AttemptStage.ASKED
         self._handover = Handover("its reader came back", time.monotonic(), is_loss=False)
 
-    def after_failure(self, error: TalkrayError) -> float:
-        """Note it, and how long to wait before the next attempt. Raises `error`, or `lost`, if there is none."""
+    def delay_after(self, error: TalkrayError) -> float:
+        """Note a failure. Returns the seconds until the next attempt; raises `error`, or `lost`, if there is none."""
         now_s = time.monotonic()
         died = isinstance(error, self._lost)
         if self._handover is None:
@@ -201,7 +201,7 @@ async def with_failover(stream: ReplicaStream[C, D]) -> AsyncGenerator[D, None]:
                         return
         except (ReplicaLost, NotReady, Overloaded) as error:
             if not attempts.has_ended:  # else nothing is missing
-                await asyncio.sleep(attempts.after_failure(error))
+                await asyncio.sleep(attempts.delay_after(error))
 
 
 async def _next_item(stream: ReplicaStream[C, D], chunks: AsyncGenerator[C, None], attempts: Attempts) -> D | None:

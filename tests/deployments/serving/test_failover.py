@@ -95,8 +95,8 @@ def test_the_first_other_replica_is_asked_at_once() -> None:
     attempts = Attempts(TalkerLost, "r")
     for _ in range(2):
         attempts.received(frame(1))
-        assert attempts.after_failure(LOST) == 0.0
-        assert [attempts.after_failure(Overloaded("full", 1.0)) for _ in range(3)] == [0.02, 0.04, 0.08]
+        assert attempts.delay_after(LOST) == 0.0
+        assert [attempts.delay_after(Overloaded("full", 1.0)) for _ in range(3)] == [0.02, 0.04, 0.08]
 
 
 async def test_a_stream_that_ends_without_its_last_chunk_is_lost() -> None:
