@@ -44,8 +44,9 @@ class LongText:
     async def speak_segments(
         self, first: SynthesisRequest, segments: Segments, info: ModelInfo, *, redraws: bool
     ) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of all segments in order, beginning with `first`. The next one is asked for as soon as there is
-        one and this one begins to sound, or where it joins this one, has ended.
+        """The audio of all segments in order. `first` is the request for the first one: the utterance's own tail and
+        seed are in it. The next one is asked for as soon as there is one and this one begins to sound, or where it
+        joins this one, has ended.
 
         Sampling options hold for each segment on its own: `max_new_tokens` bounds a segment, not the whole. With
         `redraws`, speech ends where its first segment ends badly and can be made again by the caller. Later ones are
