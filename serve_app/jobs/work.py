@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from deployments.errors import Conflict, NotFound
@@ -128,7 +127,7 @@ class Work:
                     "finish_reason": made.finish_reason,
                     "redrawn": made.was_redrawn,
                 }
-                for made in _in_order(self.made.values())
+                for made in (self.made[each] for each in sorted(self.made))
                 if made.was_redrawn or not made.finish_reason.is_good
             ],
         }
@@ -158,7 +157,3 @@ class Work:
             return None
         left = self.num_segments - len(self.made)
         return round(left * (time.monotonic() - self._began_s) / self._num_new, 1)
-
-
-def _in_order(made: Iterable[MadeSegment]) -> list[MadeSegment]:
-    return sorted(made, key=lambda each: each.id)
