@@ -17,7 +17,7 @@ from serve_app.api.catalogue import check_default
 from serve_app.config import AppConfig, PoolConfig
 from serve_app.ingress import Deployed, Ingress
 from serve_app.jobs.deployment import JobsReplica
-from serve_app.scaling.policies import Bounds, CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
+from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 
 # How long a talker or a codec replica that is taken away may finish the streams that no other replica continues. It is
 # more than the longest utterance takes.
@@ -78,12 +78,10 @@ def _check_default_voice(config: AppConfig, models: list[str]) -> None:
 
 
 def _talker(config: AppConfig, name: str, own: AppConfig) -> Application:
-    """The talkers of a model."""
     codecs = config.codec_scaling.max_replicas if config.codec_scaling else config.codec_pool.replicas
     talker_options = options(
         own.talker_pool,
         own.talker_requests,
-        policy=TalkerPolicy,
         scaling=talker_scaling(own),
         callers=config.ingress_pool.replicas + codecs,
     )
@@ -124,7 +122,6 @@ def _codec(
     codec_options = options(
         config.codec_pool,
         max(own.codec_requests for own in configs.values()),
-        policy=CodecPolicy,
         scaling=codec_scaling(config, configs.values()),
         callers=config.ingress_pool.replicas,
     )
@@ -186,17 +183,16 @@ def options(
     pool: PoolConfig,
     max_ongoing_requests: int,
     *,
-    policy: type[TalkerPolicy] | type[CodecPolicy] | None = None,
-    scaling: Bounds | None = None,
+    scaling: TalkerScaling | CodecScaling | None = None,
     callers: int = 0,
 ) -> dict[str, Any]:
     """A pool's settings under Serve's names. `callers`: how many replicas of other pools call this one."""
+    if scaling is None:
+        size: dict[str, Any] = {"num_replicas": pool.replicas}
+    else:
+        size = {"autoscaling_config": _scaled(pool, scaling, callers)}
     return {
-        **(
-            {"num_replicas": pool.replicas}
-            if scaling is None
-            else {"autoscaling_config": _scaled(pool, policy, scaling, callers)}
-        ),
+        **size,
         "max_ongoing_requests": max_ongoing_requests,
         "max_queued_requests": pool.max_queued_requests,
         "graceful_shutdown_timeout_s": _DRAIN_S,
@@ -211,9 +207,12 @@ def options(
     }
 
 
-def _scaled(pool: PoolConfig, policy: type[Any] | None, scaling: Bounds, callers: int) -> AutoscalingConfig:
+def _scaled(pool: PoolConfig, scaling: TalkerScaling | CodecScaling, callers: int) -> AutoscalingConfig:
     """Serve adds no delay and no factor of its own: the policy is the one that waits."""
+    policy = TalkerPolicy if isinstance(scaling, TalkerScaling) else CodecPolicy
     interval_s = report_s(scaling.max_replicas, callers=callers)
+    # Policies take the bounds from Serve, so that these can change without another policy.
+    settings = {name: value for name, value in asdict(scaling).items() if name not in ("min_replicas", "max_replicas")}
     return AutoscalingConfig(
         min_replicas=scaling.min_replicas,
         initial_replicas=min(max(pool.replicas, scaling.min_replicas), scaling.max_replicas),
@@ -222,10 +221,5 @@ def _scaled(pool: PoolConfig, policy: type[Any] | None, scaling: Bounds, callers
         look_back_period_s=2 * interval_s,  # Serve averages queues over it, and wants it to be more than the interval
         upscale_delay_s=0,
         downscale_delay_s=0,
-        policy=AutoscalingPolicy(policy_function=policy, policy_kwargs=_without_bounds(scaling)),
+        policy=AutoscalingPolicy(policy_function=policy, policy_kwargs=settings),
     )
-
-
-def _without_bounds(scaling: Bounds) -> dict[str, Any]:
-    """Policies take the bounds from Serve, so that these can change without another policy."""
-    return {name: value for name, value in asdict(scaling).items() if name not in ("min_replicas", "max_replicas")}

@@ -99,7 +99,8 @@ class HandleSynthesizer:
     """Asks a model's codec pool, which asks its talkers; or, where the talker's GPU decodes too, the talkers."""
 
     def __init__(self, served: Deployed) -> None:
-        self._served, self._info = served, served.known_info()
+        self._served = served
+        self._info = served.known_info()
         self._asking: asyncio.Task[None] | None = None
 
     async def describe(self) -> ModelInfo:
@@ -155,13 +156,16 @@ class CodecAudio(ReplicaStream[PcmChunk, PcmChunk]):
 
     def __init__(self, request: SynthesisRequest, codec: DeploymentHandle, info: ModelInfo) -> None:
         super().__init__(request.request_id, CodecLost)
-        self._request, self._codec, self._sample_rate, self._received = request, codec, info.sample_rate, Received()
+        self._request = request
+        self._codec = codec
+        self._sample_rate = info.sample_rate
+        self._received = Received()
 
     def ask(self) -> AsyncGenerator[PcmChunk, None]:
-        rest = _with_known_prompt(self._received.ask_for_rest(self._request))
+        rest = _with_known_prompt(self._received.request_for_rest(self._request))
         return read_replica(self._codec, "synthesize", rest, lost=CodecLost)
 
-    def take(self, chunk: PcmChunk) -> PcmChunk | None:
+    def receive(self, chunk: PcmChunk) -> PcmChunk | None:
         _keep_clone_prompt(self._request, chunk)
         if chunk.is_heartbeat:
             return None
@@ -180,36 +184,25 @@ def _keep_clone_prompt(request: SynthesisRequest, chunk: PcmChunk) -> None:
         keep_clone_prompt(request.reference, chunk.clone_prompt)
 
 
-class HandleJobs:
-    """Asks the one replica that makes jobs."""
-
-    def __init__(self, handle: DeploymentHandle) -> None:
-        self._handle = handle
-
-    async def call(self, what: str, *arguments: object) -> Any:
-        try:
-            calling = ask_replica(self._handle, "call", what, *arguments, lost=ReplicaLost)
-            return await asyncio.wait_for(calling, _CREATE_TIMEOUT_S if what == "create" else _JOBS_TIMEOUT_S)
-        except TimeoutError:
-            raise Starting("The replica that makes jobs does not answer: it is starting.", 1.0) from None
+async def _ask_desk(handle: DeploymentHandle, what: str, *arguments: object) -> Any:
+    """Asks the desk in the one replica that makes jobs."""
+    try:
+        calling = ask_replica(handle, "call", what, *arguments, lost=ReplicaLost)
+        return await asyncio.wait_for(calling, _CREATE_TIMEOUT_S if what == "create" else _JOBS_TIMEOUT_S)
+    except TimeoutError:
+        raise Starting("The replica that makes jobs does not answer: it is starting.", 1.0) from None
 
 
-class Forgetting:
-    """Has every replica of the application drop what it keeps of stored voices that are no more."""
+async def _forget_everywhere(app_name: str, voices: tuple[bytes, ...]) -> None:
+    """Have every replica of the application drop what it keeps of stored voices that are no more.
 
-    def __init__(self, app_name: str) -> None:
-        self._app_name = app_name
-        self._handles: dict[str, DeploymentHandle] = {}
-
-    async def forget(self, voices: tuple[bytes, ...]) -> None:
-        """Raises NotReady if a replica does not answer: ask again. A pool without replicas has nothing to drop."""
-        own = serve.get_replica_context().deployment
-        pools = await asyncio.to_thread(ray_private.pools, self._app_name)
-        names = [name for name, pool in pools.items() if name != own and pool.running]
-        for name in names:
-            if name not in self._handles:
-                self._handles[name] = serve.get_deployment_handle(name, self._app_name)
-        await asyncio.gather(*(ask_all_replicas(self._handles[name], "forget", voices) for name in names))
+    Raises NotReady if a replica does not answer: ask again. A pool without replicas has nothing to drop.
+    """
+    own = serve.get_replica_context().deployment
+    pools = await asyncio.to_thread(ray_private.pools, app_name)
+    names = [name for name, pool in pools.items() if name != own and pool.running]
+    handles = [serve.get_deployment_handle(name, app_name) for name in names]  # Serve keeps them
+    await asyncio.gather(*(ask_all_replicas(handle, "forget", voices) for handle in handles))
 
 
 def record_sinks(settings: RecordSettings, store: VoiceStore | None) -> list[RecordSink]:
@@ -244,7 +237,8 @@ class Ingress:
         recent = Recent(time.time)
         recent.follow()
         watch = PoolWatch(app_name, {each.name: each.deployments for each in models}, own_note=recent.note)
-        self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes(), forget=Forgetting(app_name).forget)
+        forget = partial(_forget_everywhere, app_name)
+        self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes(), forget=forget)
         self._keeper = RecordKeeper(record_sinks(settings.records, self._voices.store))
         node = Node(
             is_running=watch.is_running,
@@ -260,7 +254,7 @@ class Ingress:
             node=node,
             live_texts=LiveTexts(get_node_ip_address()),
             voices=self._voices,
-            jobs=HandleJobs(jobs),
+            jobs=partial(_ask_desk, jobs),
             tails=Tails(ray_private.shared_key(f"seal of {app_name}")),
             keep=self._keeper.keep,
         )

@@ -41,7 +41,8 @@ class Received:
 
     def __init__(self, earlier: Progress | None = None) -> None:
         """`earlier`: the part that came before."""
-        self._was_asked_for, self._listener = False, Listener()
+        self._was_asked_for = False
+        self._listener = Listener()
         self._codes = [] if earlier is None else [earlier.codes]
         self.samples = 0 if earlier is None else earlier.samples
 
@@ -53,11 +54,12 @@ class Received:
         if delivered_s:
             self._listener.deliver(delivered_s, now_s=time.monotonic())
 
-    def ask_for_rest(self, request: SynthesisRequest) -> SynthesisRequest:
+    def request_for_rest(self, request: SynthesisRequest) -> SynthesisRequest:
         """The request for what the reader has not got. Each call is one attempt: from the second call on the request
         says `was_asked_for`, because the replica that was asked before may hang.
         """
-        was_asked_for, self._was_asked_for = self._was_asked_for, True
+        was_asked_for = self._was_asked_for
+        self._was_asked_for = True
         return replace(request, resume=self.progress, was_asked_for=was_asked_for)
 
     @property
@@ -81,7 +83,7 @@ class ReplicaStream(ABC, Generic[C, D]):
         """Call a replica for the chunks after those that came."""
 
     @abstractmethod
-    def take(self, chunk: C) -> D | None:
+    def receive(self, chunk: C) -> D | None:
         """What the reader gets of a chunk, None for nothing. Keeps of it what the next `ask` needs."""
 
 
@@ -110,31 +112,39 @@ class Attempts:
         self._lost, self._request_id = lost, request_id
         self._stage = AttemptStage.ASKED
         self._handover: Handover | None = None  # set from a loss to the next new frame
-        self._losses, self._futile, self._delay_s = 0, 0, 0.0
+        self._num_losses = 0
+        self._num_futile = 0  # losses in a row without a new frame between them
+        self._delay_s = 0.0  # before the next attempt
+        self._losses_untold: Marks = ()
         self.has_ended = False  # the last chunk has come
-        self.losses: Marks = ()  # of which no chunk has told yet
 
     def received(self, chunk: FrameChunk | PcmChunk) -> None:
         """Note a chunk. A chunk without codes says that the replica has accepted the stream."""
         self.has_ended = chunk.finish_reason is not None
         if len(chunk.codes) or self.has_ended:
             if self._handover is not None:
-                self._record(self._handover)
-            self._stage, self._handover, self._delay_s = AttemptStage.PROGRESSED, None, 0.0
+                self._report(self._handover)
+            self._stage = AttemptStage.PROGRESSED
+            self._handover = None
+            self._delay_s = 0.0
         elif self._stage is AttemptStage.ASKED:
             self._stage = AttemptStage.ACCEPTED
 
-    def take_losses(self) -> Marks:
-        losses, self.losses = self.losses, ()
-        return losses
+    def with_losses(self, item: D) -> D:
+        """`item` with the losses that no chunk has told of yet, in front of its trail."""
+        if not self._losses_untold:
+            return item
+        trail = self._losses_untold + item.trail
+        self._losses_untold = ()
+        return replace(item, trail=trail)
 
     def left(self) -> None:
         """The reader reads again, after the replica was left because the reader paused."""
         self._stage = AttemptStage.ASKED
         self._handover = Handover("its reader came back", time.monotonic(), is_loss=False)
 
-    def after_failure(self, error: TalkrayError) -> float:
-        """Note it, and how long to wait before the next attempt. Raises `error`, or `lost`, if there is none."""
+    def delay_after(self, error: TalkrayError) -> float:
+        """Note a failure. Returns the seconds until the next attempt; raises `error`, or `lost`, if there is none."""
         now_s = time.monotonic()
         died = isinstance(error, self._lost)
         if self._handover is None:
@@ -142,23 +152,24 @@ class Attempts:
                 raise error  # refused from the start, or lost in a later stage
             self._handover = Handover(f"{type(error).__name__}: {error}", now_s)
         is_loss = died and self._stage is not AttemptStage.ASKED
-        self._losses += is_loss
-        self._futile = 0 if self._stage is AttemptStage.PROGRESSED else self._futile + is_loss
+        self._num_losses += is_loss
+        self._num_futile = 0 if self._stage is AttemptStage.PROGRESSED else self._num_futile + is_loss
         self._stage = AttemptStage.ASKED
         waited_s = now_s - self._handover.began_s
-        if waited_s > _GIVE_UP_S or self._losses >= _MAX_LOSSES or self._futile >= _MAX_FUTILE_LOSSES:
-            reason = f"given up after {self._losses} losses, the first of now: {self._handover.reason}"
+        if waited_s > _GIVE_UP_S or self._num_losses >= _MAX_LOSSES or self._num_futile >= _MAX_FUTILE_LOSSES:
+            reason = f"given up after {self._num_losses} losses, the first of now: {self._handover.reason}"
             raise self._lost(reason) from error
-        delay_s, self._delay_s = self._delay_s, min(max(2 * self._delay_s, _FIRST_DELAY_S), _MAX_DELAY_S)
+        delay_s = self._delay_s
+        self._delay_s = min(max(2 * delay_s, _FIRST_DELAY_S), _MAX_DELAY_S)
         return delay_s
 
-    def _record(self, handover: Handover) -> None:
+    def _report(self, handover: Handover) -> None:
         gap_s = time.monotonic() - handover.began_s
         if not handover.is_loss:
             logger.info("request %s goes on %.3f s after %s", self._request_id, gap_s, handover.reason)
             return
         lost = self._lost.__name__
-        self.losses += ((lost, time.time_ns() - int(gap_s * 1e9)),)
+        self._losses_untold += ((lost, time.time_ns() - int(gap_s * 1e9)),)
         metrics.failed_over(lost, gap_s)
         logger.warning("request %s goes on %.3f s after %s: %s", self._request_id, gap_s, lost, handover.reason)
 
@@ -167,39 +178,40 @@ async def with_failover(stream: ReplicaStream[C, D]) -> AsyncGenerator[D, None]:
     """A stream to its last chunk, from as many replicas as that needs.
 
     If the replica raises `lost` or Moved another one is asked; from then on NotReady and Overloaded too lead to further
-    attempts. Raises other errors, and `lost` if the stream is given up. The stream ends early if `take` returns a
+    attempts. Raises other errors, and `lost` if the stream is given up. The stream ends early if `receive` returns a
     finish reason for a chunk without one.
 
     If the reader takes nothing for UNREAD_S, the replica is left, and one is asked again when the reader goes on. This
     does not hold for the first item, because a reader that asks ahead takes only that.
     """
-    attempts, has_begun = Attempts(stream.lost, stream.request_id), False
+    attempts = Attempts(stream.lost, stream.request_id)
+    has_begun = False
     while not attempts.has_ended:
-        delay_s = 0.0
         try:
             async with aclosing(stream.ask()) as chunks, ReaderWatch(chunks.aclose) as reader:
-                async for chunk in chunks:
-                    attempts.received(chunk)
-                    if (item := stream.take(chunk)) is not None:
-                        if has_begun:
-                            reader.before_yield()
-                        has_begun = True
-                        if attempts.losses:
-                            item = replace(item, trail=attempts.take_losses() + item.trail)
-                        yield item
-                        if await reader.after_yield():
-                            attempts.left()
-                            break  # to the next attempt
-                        if item.finish_reason is not None and not attempts.has_ended:
-                            return  # `take` ends the stream early
-                    if attempts.has_ended:
-                        async for _ in chunks:  # let the call end by itself: Serve would cancel others with it
-                            pass
+                while (item := await _next_item(stream, chunks, attempts)) is not None:
+                    if has_begun:
+                        reader.before_yield()
+                    has_begun = True
+                    yield item
+                    if await reader.after_yield():
+                        attempts.left()
+                        break
+                    if item.finish_reason is not None and not attempts.has_ended:
                         return
-                else:  # the replica has no more chunks
-                    raise stream.lost("the stream ended without its last chunk")
         except (ReplicaLost, NotReady, Overloaded) as error:
-            if attempts.has_ended:
-                return  # nothing is missing
-            delay_s = attempts.after_failure(error)
-        await asyncio.sleep(delay_s)
+            if not attempts.has_ended:  # else nothing is missing
+                await asyncio.sleep(attempts.delay_after(error))
+
+
+async def _next_item(stream: ReplicaStream[C, D], chunks: AsyncGenerator[C, None], attempts: Attempts) -> D | None:
+    """What the reader gets next; None after the last chunk. Raises `lost` if the chunks end without it."""
+    async for chunk in chunks:
+        if attempts.has_ended:
+            continue  # let the call end by itself: Serve would cancel others with it
+        attempts.received(chunk)
+        if (item := stream.receive(chunk)) is not None:
+            return attempts.with_losses(item)
+    if not attempts.has_ended:
+        raise stream.lost("the stream ended without its last chunk")
+    return None

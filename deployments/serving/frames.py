@@ -1,8 +1,8 @@
 """Frames of one segment, also where talkers die, and their audio on its way to the client.
 
 The ingress reads `with_failover(TalkerAudio(...))`, a codec replica `with_failover(AllFrames(...))`. For each stream
-`ask` calls a talker, `take` gets each FrameChunk of it. Where the talker is lost, the next `ask` begins behind the
-codes that were taken.
+`ask` calls a talker, `receive` gets each FrameChunk of it. Where the talker is lost, the next `ask` begins behind the
+codes that came.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -38,18 +38,17 @@ class TalkerStream(ReplicaStream[FrameChunk, D]):
     """Asks talkers for those frames of one stream that have not come."""
 
     def __init__(self, generate: Generate, request: GenerateRequest, frame_samples: int) -> None:
-        """`generate` calls a talker."""
         super().__init__(request.synthesis.request_id, TalkerLost)
         self._generate, self._request, self._frame_samples = generate, request, frame_samples
         self._received = Received(request.synthesis.resume)
         self._start = self._received.samples
 
     def ask(self) -> AsyncGenerator[FrameChunk, None]:
-        request, received, gpu_frames = self._request, self._received, self._request.gpu_frames
+        gpu_frames = self._request.gpu_frames
         if gpu_frames < ALL_FRAMES:
-            gpu_frames = max(0, gpu_frames - (received.samples - self._start) // self._frame_samples)
-        rest = received.ask_for_rest(request.synthesis)
-        return self._generate(replace(request, synthesis=rest, gpu_frames=gpu_frames))
+            gpu_frames = max(0, gpu_frames - (self._received.samples - self._start) // self._frame_samples)
+        rest = self._received.request_for_rest(self._request.synthesis)
+        return self._generate(replace(self._request, synthesis=rest, gpu_frames=gpu_frames))
 
     def _keep(self, chunk: FrameChunk) -> None:
         self._received.add(chunk.codes, self._received.samples + len(chunk.pcm) // 2)
@@ -58,13 +57,13 @@ class TalkerStream(ReplicaStream[FrameChunk, D]):
 class AllFrames(TalkerStream[FrameChunk]):
     """All frames after the request's prefix, as they come."""
 
-    def take(self, chunk: FrameChunk) -> FrameChunk:
+    def receive(self, chunk: FrameChunk) -> FrameChunk:
         self._keep(chunk)
         return chunk
 
 
 class TalkerAudio(TalkerStream[PcmChunk]):
-    """Audio of one segment, all made by talkers. `take` raises EngineError if audio is missing at the end."""
+    """Audio of one segment, all made by talkers. `receive` raises EngineError if audio is missing at the end."""
 
     def __init__(
         self,
@@ -74,14 +73,14 @@ class TalkerAudio(TalkerStream[PcmChunk]):
         *,
         each_chunk: Callable[[PcmChunk], None] = lambda chunk: None,
     ) -> None:
-        """`each_chunk` is called with each chunk."""
         super().__init__(generate, GenerateRequest(request, gpu_frames=ALL_FRAMES), info.frame_samples)
-        self._frames, self._each_chunk = UntakenFrames(info.frame_samples), each_chunk
+        self._frames = UntakenFrames(info.frame_samples)
+        self._each_chunk = each_chunk
         silence = None if request.leading_silence else LeadingSilence(info.sample_rate)
         guard = None if request.ignore_eos else EndingGuard(info.frame_samples, info.sample_rate)
         self._audio = OutgoingAudio(self._frames, silence, guard)
 
-    def take(self, chunk: FrameChunk) -> PcmChunk | None:
+    def receive(self, chunk: FrameChunk) -> PcmChunk | None:
         frames = self._frames
         self._keep(chunk)
         frames.add(chunk)
@@ -135,12 +134,14 @@ class UntakenFrames:
 
     def take(self, count: int) -> Codes:
         """At most `count` frames, [frames, num_code_groups]."""
-        taken, self._frames = self._frames[:count], self._frames[count:]
+        taken = self._frames[:count]
+        del self._frames[:count]
         return np.stack(taken) if taken else np.zeros((0, self._num_code_groups), dtype=np.int16)
 
     def take_audio(self) -> tuple[Codes, Pcm]:
         """The talker's audio since the last call, and its frames."""
-        pcm, self._pcm = bytes(self._pcm), bytearray()
+        pcm = bytes(self._pcm)
+        self._pcm.clear()
         return self.take(len(pcm) // self._frame_bytes), np.frombuffer(pcm, np.int16)
 
     def take_news(self) -> tuple[Marks, tuple[Reading, ...], ClonePrompt | None, Marks]:
@@ -168,7 +169,8 @@ class OutgoingAudio:
     ) -> None:
         """`position`: samples that were delivered before."""
         self._frames, self._silence, self._guard = frames, silence, guard
-        self._position = self._delivered = position
+        self._position = position  # of the next sample, with the quiet start
+        self._delivered = position  # what chunks say: without a quiet start that no sound has followed yet
 
     def chunk(self, codes: Codes, pcm: Pcm, finish_reason: FinishReason | None) -> PcmChunk:
         """The chunk for the next frames and their audio. Its position counts the quiet start once sound follows.

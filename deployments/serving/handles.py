@@ -41,7 +41,7 @@ async def read_replica(
     try:
         while True:
             within_s = _PEER_TIMEOUT_S if is_taken else _ACCEPT_S
-            if not (await items.comes(within_s) or await items.comes(_CATCH_UP_S)):
+            if not (await items.wait(within_s) or await items.wait(_CATCH_UP_S)):
                 raise lost(f"the replica has been silent for {within_s:.0f} s")
             try:
                 item = items.take()
@@ -67,7 +67,7 @@ async def read_replica(
 
 async def _leave(response: Any, items: "ItemReader[Any]") -> None:
     """Cancel a call once a replica has taken it, because Serve may lose a cancellation that comes before."""
-    await items.comes(_ACCEPT_S)
+    await items.wait(_ACCEPT_S)
     response.cancel()
     await items.drop()
 
@@ -101,7 +101,7 @@ class ItemReader(Generic[T]):
         """Whether `take` gives an item or tells of the end."""
         return bool(self._item) or self._task.done()
 
-    async def comes(self, within_s: float) -> bool:
+    async def wait(self, within_s: float) -> bool:
         """Wait for the next item or the end, at most so long. Only now the iterator is asked for the item after the one
         that was taken last.
         """

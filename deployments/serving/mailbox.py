@@ -123,13 +123,15 @@ async def read(mailbox: Mailbox) -> AsyncGenerator[str, None]:
 
     Raises TalkerLost if the ingress cannot be reached, because another talker may reach it.
     """
-    offset, delays = 0, iter(_DELAYS_S)
+    offset = 0
+    delays = iter(_DELAYS_S)
     while True:
         try:
             async for part in _parts(mailbox, offset):
                 if not part:
                     return
-                offset, delays = offset + len(part), iter(_DELAYS_S)
+                offset += len(part)
+                delays = iter(_DELAYS_S)
                 yield part
             reason = "it was cut off"
         except (OSError, TimeoutError) as error:

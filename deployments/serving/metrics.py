@@ -156,7 +156,6 @@ def failed_over(reason: str, gap_s: float) -> None:
 
 
 def ttfb(elapsed_s: float) -> None:
-    """Record the time to the first byte of a body."""
     TTFB.record(elapsed_s)
 
 

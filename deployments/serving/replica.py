@@ -85,7 +85,7 @@ class Replica:
                 yield heartbeat
                 while True:
                     self.check()
-                    if not await items.comes(_HEARTBEAT_S):
+                    if not await items.wait(_HEARTBEAT_S):
                         yield heartbeat
                         continue
                     try:

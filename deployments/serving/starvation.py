@@ -28,7 +28,8 @@ class ThreadWork:
         self._process, self._thread = process or "self", process or threading.get_native_id()
         own_clock = time.pthread_getcpuclockid(threading.get_ident())
         self._clock = own_clock if process is None else ~process << 3 | 2  # as clock_getcpuclockid(3) has it
-        self._worked_s, self._seen_working_s = -1.0, time.monotonic()
+        self._worked_s = -1.0
+        self._seen_working_s = time.monotonic()
 
     def idle_s(self, now_s: float) -> float:
         """Seconds since a call of this method last saw it use a processor or wait for one.
@@ -37,7 +38,8 @@ class ThreadWork:
         """
         worked_s = time.clock_gettime(self._clock)
         if worked_s != self._worked_s or is_runnable(self._process, self._thread):
-            self._worked_s, self._seen_working_s = worked_s, now_s
+            self._worked_s = worked_s
+            self._seen_working_s = now_s
         return now_s - self._seen_working_s
 
 

@@ -167,8 +167,8 @@ class RequestRecord:
     ) -> None:
         """It is going to be spoken: known to the command, which shows it where the server is stopped before its end."""
         self.usage.model = info.name
-        self.usage.voice = asked.voice if stored is None else stored.id
-        self.usage.seed = asked.seed
+        self.usage.voice = asked.synthesis.voice if stored is None else stored.id
+        self.usage.seed = asked.synthesis.seed
         self.samples_per_s = info.sample_rate * speed
         self.is_speech = True
         self._tell(is_over=False)
@@ -191,7 +191,7 @@ class RequestRecord:
 
 def start_marks(utterance: UtteranceRequest, received_ns: int) -> UtteranceRequest:
     """The utterance with a first mark, at `received_ns` of time.time_ns(). Each later stage then adds its own."""
-    return replace(utterance, marks=(("received", received_ns), ("request", time.time_ns())))
+    return utterance.changed(marks=(("received", received_ns), ("request", time.time_ns())))
 
 
 def line(entry: Entry) -> str:

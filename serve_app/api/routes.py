@@ -28,7 +28,7 @@ from serve_app.api.wishes.wish import FINISH_HEADER, SOURCE_HEADER, TAKE_HEADER,
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
 from serve_app.dialects.table import http_router, socket_router
-from serve_app.jobs.desk import Jobs
+from serve_app.jobs.desk import AskDesk
 from serve_app.speech.admission import Admission, always
 from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
@@ -63,7 +63,7 @@ def create_api(
     node: Node | None = None,
     live_texts: LiveTexts | None = None,
     voices: Voices | None = None,
-    jobs: Jobs | None = None,
+    jobs: AskDesk | None = None,
     tails: Tails | None = None,
     keep: Callable[[RequestRecord], None] = lambda record: None,
 ) -> FastAPI:

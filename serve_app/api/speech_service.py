@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from deployments.protocol import ModelInfo
+from deployments.protocol import ModelInfo, SynthesisRequest
 from serve_app.api.answers.response import (
     AnswerAttempt,
     SpeechResponse,
@@ -26,7 +26,7 @@ from serve_app.api.wishes import ignored_fields
 from serve_app.api.wishes.build_request import build_request
 from serve_app.api.wishes.wish import Offer, Wish, speech_headers
 from serve_app.config import ApiSettings
-from serve_app.jobs.desk import Jobs
+from serve_app.jobs.desk import AskDesk
 from serve_app.speech.dialogue import DialogueTimes, as_dialogue, one_after_another
 from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
@@ -54,7 +54,7 @@ class SpeechService:
         live_texts: LiveTexts,
         voices: Voices,
         tails: Tails,
-        jobs: Jobs | None = None,
+        jobs: AskDesk | None = None,
     ) -> None:
         """`live_texts` holds the texts that are still being written, `voices` the stored voices, `tails` the ends of
         finished requests.
@@ -71,13 +71,15 @@ class SpeechService:
         """A method of the desk of jobs, on behalf of the caller. Raises as that does."""
         if self.jobs is None:
             raise StoreFailed("This server makes no jobs.")
-        return await self.jobs.call(what, VISITOR.get(), *arguments)
+        return await self.jobs(what, VISITOR.get(), *arguments)
 
     def segments(self, wish: Wish) -> list[Stretch]:
         """The parts in which the text will be asked for, each with the silence before it."""
         spoken = wish.spoken
         wanted = spoken.rules.max_segment_chars
-        asked = UtteranceRequest("", spoken.text, stretches=spoken.stretches, max_segment_chars=wanted)
+        asked = UtteranceRequest(
+            SynthesisRequest("", spoken.text), stretches=spoken.stretches, max_segment_chars=wanted
+        )
         return Segments.of(asked, wish.info.max_segment_chars).plan()
 
     def continuation(self) -> Continuation:
@@ -127,7 +129,7 @@ class SpeechService:
         """
         utterance, headers = await self._prepared(request, wish, content_type, previous)
         spoken = await self._dialogue(request, utterance, parts) if parts else [utterance]
-        may_retry = utterance.redraws and not utterance.ignore_eos and not parts
+        may_retry = utterance.redraws and not utterance.synthesis.ignore_eos and not parts
         usage, wishes = state_of(request).record.usage, parts or [wish]
         if make_whole_body is None and not wish.delivery.whole:
             times = _word_times(wishes)
@@ -139,12 +141,13 @@ class SpeechService:
         def attempt(spoken: Sequence[UtteranceRequest], usage: Usage) -> AnswerAttempt:
             times = _word_times(wishes)
             audio = self._audio(spoken, wish, usage, times, kept)
-            return AnswerAttempt(audio, usage, make_whole_body, times, drop_tail=partial(self._tails.drop, spoken[0]))
+            drop_tail = partial(self._tails.drop, spoken[0].synthesis)
+            return AnswerAttempt(audio, usage, make_whole_body, times, drop_tail=drop_tail)
 
         def retry() -> AnswerAttempt:
-            report_redraw(utterance.request_id, usage.finish_reason, model=wish.info.route)
-            other = replace(utterance, seed=draw_seed(), redraws=False)
-            return attempt([other], usage.another(other.seed))
+            report_redraw(utterance.synthesis.request_id, usage.finish_reason, model=wish.info.route)
+            seed = draw_seed()
+            return attempt([utterance.redrawn(seed)], usage.another(seed))
 
         return WholeResponse(attempt(spoken, usage), headers, kept=kept, retry=retry if may_retry else None)
 
@@ -157,8 +160,8 @@ class SpeechService:
         kept: Kept | None = None,
     ) -> AsyncGenerator[bytes, None]:
         """The parts' audio in the form that is wished: bare, or as events."""
-        admit = partial(self.models.of(parts[0]).admit, info=wish.info)
-        chunks = one_after_another(parts, admit) if len(parts) > 1 else admit(parts[0])
+        speak = partial(self.models.of(parts[0]).speak, info=wish.info)
+        chunks = one_after_another(parts, speak) if len(parts) > 1 else speak(parts[0])
         make = event_body if wish.delivery.events else audio_body
         return make(chunks, wish.delivery.rendering(wish.info), usage, times, kept)
 
@@ -168,8 +171,9 @@ class SpeechService:
         """The utterance, which goes on from the request before it if the wish names one, and the response's headers."""
         utterance = await self.make_utterance(request, wish)
         if (previous_id := wish.body.previous_request_id) is not None:
-            utterance = replace(utterance, tail=self._tails.find(utterance, previous_id))
-            if utterance.tail is None:
+            tail = self._tails.find(utterance.synthesis, previous_id)
+            utterance = utterance.changed(tail=tail)
+            if tail is None:
                 wish = replace(wish, ignored={**wish.ignored, previous: NO_TAIL})
         usage = state_of(request).record.usage
         usage.ignored = ignored_fields.entries(wish.ignored)
@@ -180,12 +184,13 @@ class SpeechService:
         self, request: Request, utterance: UtteranceRequest, parts: Sequence[Wish]
     ) -> list[UtteranceRequest]:
         """The parts of a dialogue, whose text and first voice `utterance` has."""
-        client, request_id = state_of(request).caller.name, utterance.request_id
+        client = state_of(request).caller.name
+        whole = utterance.synthesis
         first, *later = [
-            await build_request(part, self.settings, self.voices, request_id=request_id, client=client)
+            await build_request(part, self.settings, self.voices, request_id=whole.request_id, client=client)
             for part in parts
         ]
-        return as_dialogue([replace(first, seed=utterance.seed, tail=utterance.tail, marks=utterance.marks), *later])
+        return as_dialogue([first.changed(seed=whole.seed, tail=whole.tail, marks=whole.marks), *later])
 
     async def make_utterance(
         self, request: HTTPConnection, wish: Wish, *, record: RequestRecord | None = None

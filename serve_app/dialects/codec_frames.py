@@ -41,7 +41,7 @@ async def speak(service: SpeechService, request: Request) -> Response:
     wish = await _wished(service, await read_speech(request, service))
     utterance = await service.make_utterance(request, wish)
     usage = state_of(request).record.usage
-    body = _records(service.models.of(utterance).admit(utterance, wish.info), wish.info, usage)
+    body = _records(service.models.of(utterance).speak(utterance, wish.info), wish.info, usage)
     headers = {"content-type": CONTENT_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"}
     headers |= ignored_fields.as_header(wish.ignored) | usage.headers()
     if wish.delivery.whole:
@@ -139,7 +139,7 @@ class FramesSocket(Connection):
         try:
             state.caller.request()
             utterance = await self.service.make_utterance(self.socket, wish, record=record)
-            chunks = self.service.models.of(utterance).admit(utterance, wish.info)
+            chunks = self.service.models.of(utterance).speak(utterance, wish.info)
             async with aclosing(_records(chunks, wish.info, record.usage)) as records:
                 async for data in records:
                     await self.socket.send_bytes(data)

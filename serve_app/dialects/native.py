@@ -125,7 +125,7 @@ class SpeakMessage:
     async def _say(self, event: Event) -> None:
         match event:
             case Started(turn):
-                drawn = turn.request.seed if turn.request is not None else 0  # 0 of silence
+                drawn = turn.request.synthesis.seed if turn.request is not None else 0  # 0 of silence
                 seed = drawn if turn.usage.seed is None else turn.usage.seed
                 await self._send("started", **self._format, seed=seed, **self._joint(turn), **self._notes(turn))
             case Audio(_, pcm):
@@ -147,7 +147,7 @@ class SpeakMessage:
 
     def _joint(self, turn: Turn) -> dict[str, object]:
         """What it goes on from, where it does."""
-        return {} if turn.request is None else self._continuation.told(turn.request)
+        return {} if turn.request is None else self._continuation.told(turn.request.synthesis)
 
     def _notes(self, turn: Turn) -> dict[str, object]:
         wish = self._wish

@@ -17,8 +17,8 @@ from serve_app.api.wishes.speech_body import validated
 from serve_app.dialects.table import Dialect, Route
 from serve_app.jobs.audio import begun
 from serve_app.jobs.batches import BatchFile, BatchFiles, output_of
-from serve_app.jobs.record import SPEECH, SentBatch
 from serve_app.jobs.store import JobStore
+from serve_app.jobs.stored_job import SPEECH, SentBatch
 from serve_app.jobs.work import Json
 from serve_app.voices.record import VISITOR
 

@@ -91,11 +91,11 @@ async def _speak_item(
         reasons[ignored_fields.PREVIOUS] = "items stand by themselves"
     wish = await strict_wish(service.offer, fields, default=AudioFormat.WAV, reasons=reasons)
     utterance = await service.make_utterance(request, wish)
-    utterance = replace(utterance, request_id=f"{utterance.request_id}-{number}")
+    utterance = utterance.changed(request_id=f"{utterance.synthesis.request_id}-{number}")
     usage, rendering = Usage(), replace(wish.delivery, whole=True).rendering(wish.info)
     kept.expect(wish.body, wish.delivery, wish.info)
     content = await collected(
-        audio_body(service.models.of(utterance).admit(utterance, wish.info), rendering, usage, kept=kept), kept
+        audio_body(service.models.of(utterance).speak(utterance, wish.info), rendering, usage, kept=kept), kept
     )
     state_of(request).record.usage.include(usage)
     told = {"audio_data": AUDIO_HERE, "media_type": CONTENT_TYPES[wish.delivery.audio_format]}

@@ -9,8 +9,8 @@ from contextlib import aclosing
 from deployments.protocol import FinishReason, PcmChunk
 from serve_app.audio.file_headers import wav_header
 from serve_app.audio.formats import AudioFormat, open_encoder
-from serve_app.jobs.record import JobPlan, Made, StoredJob
 from serve_app.jobs.store import JobStore
+from serve_app.jobs.stored_job import JobPlan, MadeSegment, StoredJob
 from serve_app.jobs.work import Json, Track
 from serve_app.speech.segments import segment_start
 from serve_app.speech.word_times import WordTimes
@@ -40,7 +40,8 @@ class StoredAudio:
             yield header[start:end]
         before = len(header)
         for made in self._track.made:
-            begins, before = before, before + 2 * made.samples
+            begins = before
+            before += 2 * made.samples
             if before > start and begins < end:
                 content = await asyncio.to_thread(self._store.content, self._track.job_id, made)
                 yield content.pcm[max(0, start - begins) : end - begins]
@@ -79,12 +80,12 @@ async def begun(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None
     return rest()
 
 
-def made_of(store: JobStore, job_id: str) -> tuple[StoredJob, JobPlan, dict[int, list[Made]]]:
+def made_of(store: JobStore, job_id: str) -> tuple[StoredJob, JobPlan, dict[int, list[MadeSegment]]]:
     """A job, its texts, and the finished segments of each part in order. Blocks. Raises Damaged."""
-    found: dict[int, list[Made]] = {}
-    for made in sorted((made for made, _ in store.made(job_id)), key=lambda each: each.place):
-        found.setdefault(made.place.part, []).append(made)
-    return store.described(job_id), store.plan(job_id), found
+    found: dict[int, list[MadeSegment]] = {}
+    for made in sorted((made for made, _ in store.made(job_id)), key=lambda each: each.id):
+        found.setdefault(made.id.part, []).append(made)
+    return store.existing_job(job_id), store.plan(job_id), found
 
 
 def parts_of(store: JobStore, job_id: str) -> list[Json]:
@@ -103,9 +104,9 @@ def parts_of(store: JobStore, job_id: str) -> list[Json]:
     ]
 
 
-def words_of(store: JobStore, job_id: str, number: int, made: tuple[Made, ...]) -> Json:
+def words_of(store: JobStore, job_id: str, number: int, made: tuple[MadeSegment, ...]) -> Json:
     """When each word and each segment of a finished part is heard, in seconds of its audio. Blocks. Raises Damaged."""
-    plan, job = store.plan(job_id), store.described(job_id)
+    plan, job = store.plan(job_id), store.existing_job(job_id)
     part = plan.parts[number]
     info = job.info(plan.manners[part.manner].model)
     text = plan.spoken_text(part)

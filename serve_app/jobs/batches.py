@@ -18,8 +18,8 @@ from serve_app.api.wishes.wish import CONTENT_TYPES
 from serve_app.audio.formats import AudioFormat
 from serve_app.jobs.audio import StoredAudio, made_of
 from serve_app.jobs.planning import BadLine
-from serve_app.jobs.record import SPEECH
 from serve_app.jobs.store import JobStore
+from serve_app.jobs.stored_job import SPEECH
 from serve_app.jobs.work import Json, Track
 from serve_app.voices.record import Visitor
 from serve_app.voices.store import VoiceStore

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
 from deployments.errors import Conflict, EngineError, InvalidRequest, NotFound, NotReady, Overloaded, ReplicaLost
 from serve_app.api.wishes.ignored_fields import Reasons
@@ -21,8 +21,8 @@ from serve_app.config import JobSettings
 from serve_app.jobs.batches import BatchFiles, read_lines
 from serve_app.jobs.making import JobStopped, SegmentMaker
 from serve_app.jobs.planning import DETERMINISTIC, INPUTS, BadLine, Planned, planned
-from serve_app.jobs.record import JobState, Made, Place, SentBatch, StoredJob
 from serve_app.jobs.store import JobStore
+from serve_app.jobs.stored_job import JobState, MadeSegment, SegmentId, SentBatch, StoredJob
 from serve_app.jobs.webhooks import WEBHOOK, Webhooks
 from serve_app.jobs.work import Json, Track, Work
 from serve_app.voices.record import VISITOR, Visitor, now
@@ -39,12 +39,9 @@ _MOST_FAILURES = 3  # of the engine, on one segment
 _MOST_CALLS, _CALL_AGAIN_S = 8, 2.0  # of a webhook; the pause is four times as long after each: six hours in all
 
 
-class Jobs(Protocol):
-    """What the HTTP surface asks: the desk itself, or the deployment that holds it."""
-
-    async def call(self, what: str, *arguments: object) -> Any:
-        """The result of a method of `JobDesk`. Raises as that does, and NotReady while there is no replica."""
-        ...
+# How the HTTP surface asks the desk, by the name of a method of `JobDesk` and its arguments: by `JobDesk.call`, or by a
+# call of the deployment that holds the desk, which also raises NotReady while there is no replica.
+AskDesk = Callable[..., Awaitable[Any]]
 
 
 class JobDesk:
@@ -64,7 +61,8 @@ class JobDesk:
         self._works: dict[str, Work] = {}
         self._limit = min(_FIRST_SEGMENTS, float(settings.max_segments))
         self._failure: str | None = None  # why the store takes nothing now
-        self._changed, self._creating = asyncio.Event(), asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._creating = asyncio.Lock()
         self._has_read = False
         self._swept_s = 0.0
 
@@ -87,7 +85,7 @@ class JobDesk:
         fingerprint = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
         async with self._creating:
             if (known := self._known(owner, key, fingerprint)) is not None:
-                return self._told(known), {}
+                return self._as_json(known), {}
             webhook = self._webhooks.checked(fields.pop(WEBHOOK, None))
             made, state = await self._planned(visitor, fields, batch)
             plan = made.plan()
@@ -106,7 +104,7 @@ class JobDesk:
             await asyncio.to_thread(self._store().create, job, plan, state)
             self._works[job.id] = Work(job, state, {}, 0)
         self._changed.set()
-        return self._told(self._works[job.id]), made.ignored
+        return self._as_json(self._works[job.id]), made.ignored
 
     async def _planned(self, visitor: Visitor, fields: Json, batch: SentBatch | None) -> tuple[Planned, JobState]:
         """With the state that the job begins in: a mistake in a file ends it. Raises as `planned` does."""
@@ -125,7 +123,7 @@ class JobDesk:
         """The newest first."""
         await self._read()
         visible = [work for work in self._works.values() if _sees(visitor, work)]
-        return [self._told(work) for work in sorted(visible, key=_age, reverse=True)]
+        return [self._as_json(work) for work in sorted(visible, key=_age, reverse=True)]
 
     async def ask(self, visitor: Visitor, what: str, job_id: str) -> Json:
         """The job after `what` was done: "get", "cancel", "resume" or "delete". Raises NotFound, StoreFailed."""
@@ -137,7 +135,7 @@ class JobDesk:
         elif what == "delete":
             await self._remove(work)
             return {"id": job_id, "object": "audio.job.deleted", "deleted": True}
-        return self._told(work)
+        return self._as_json(work)
 
     async def track(self, visitor: Visitor, job_id: str, part: int | None) -> Track:
         """A finished part, or all of a finished job. Raises NotFound, Conflict."""
@@ -168,8 +166,8 @@ class JobDesk:
             if ended.calling is None and ended.owes_a_call and ended.next_call_s <= time.monotonic():
                 ended.calling = asyncio.create_task(self._call(ended))
         while self._num_running < int(self._limit) and (work := self._next()) is not None:
-            place = work.todo.popleft()
-            work.begin(place, asyncio.create_task(self._make(work, place)))
+            segment_id = work.todo.popleft()
+            work.begin(segment_id, asyncio.create_task(self._make(work, segment_id)))
         try:
             async with asyncio.timeout(_LOOK_S):
                 await self._changed.wait()
@@ -189,36 +187,36 @@ class JobDesk:
         ready = [work for work in ready if self._hindered(work) is None]
         return min(ready, key=lambda work: (of_owners[work.job.owner], len(work.running), *_age(work)), default=None)
 
-    async def _make(self, work: Work, place: Place) -> None:
+    async def _make(self, work: Work, segment_id: SegmentId) -> None:
         """One segment, from the pools into the store. What cannot be made now is put back."""
         try:
             if work.plan is None:
                 work.plan = await asyncio.to_thread(self._store().plan, work.job.id)
-            made, content = await self._maker.make(work.job, work.plan, place)
+            made, content = await self._maker.make(work.job, work.plan, segment_id)
             await self._keep(work, made, content)
             self._limit = min(self._limit + 0.5, self._settings.max_segments)
         except (Overloaded, NotReady, ReplicaLost) as error:
             self._limit = max(1.0, self._limit / 2)
-            logger.info("%s: segment %s waits: %s", work.job.id, place, error)
-            await asyncio.sleep(_RETRY_S)  # and keeps its place meanwhile
-            work.todo.appendleft(place)
+            logger.info("%s: %s waits: %s", work.job.id, segment_id, error)
+            await asyncio.sleep(_RETRY_S)  # and keeps its slot meanwhile
+            work.todo.appendleft(segment_id)
         except EngineError as error:
-            work.failures[place] = work.failures.get(place, 0) + 1
-            if work.failures[place] >= _MOST_FAILURES:
-                await self._stop(work, f"part {place.part}, segment {place.segment}: {error}")
+            work.failures[segment_id] = work.failures.get(segment_id, 0) + 1
+            if work.failures[segment_id] >= _MOST_FAILURES:
+                await self._stop(work, f"{segment_id}: {error}")
             else:
-                work.todo.appendleft(place)
+                work.todo.appendleft(segment_id)
         except StoreFailed as error:  # its voice, or its texts, cannot be read now
             self._fail(error)
             await asyncio.sleep(_LOOK_S)
-            work.todo.appendleft(place)
+            work.todo.appendleft(segment_id)
         except (JobStopped, InvalidRequest, Damaged) as error:
-            await self._stop(work, f"part {place.part}, segment {place.segment}: {error}")
+            await self._stop(work, f"{segment_id}: {error}")
         except Exception:
-            logger.exception("%s: segment %s failed", work.job.id, place)
-            await self._stop(work, f"part {place.part}, segment {place.segment}: the server failed, see its log")
+            logger.exception("%s: %s failed", work.job.id, segment_id)
+            await self._stop(work, f"{segment_id}: the server failed, see its log")
         finally:
-            work.running.pop(place, None)
+            work.running.pop(segment_id, None)
             self._changed.set()
 
     async def _call(self, work: Work) -> None:
@@ -226,7 +224,7 @@ class JobDesk:
         assert work.job.webhook is not None
         before = work.state
         try:
-            error = await self._webhooks.tell(work.job.webhook, self._told(work))
+            error = await self._webhooks.tell(work.job.webhook, self._as_json(work))
             calls = before.calls + 1
             called_at = now() if error is None or calls == _MOST_CALLS else None
             if error is not None:
@@ -238,7 +236,7 @@ class JobDesk:
         finally:
             work.calling = None
 
-    async def _keep(self, work: Work, made: Made, content: bytes) -> None:
+    async def _keep(self, work: Work, made: MadeSegment, content: bytes) -> None:
         """Store a segment, however long that takes: nothing new begins while the store takes nothing."""
         delay_s = _RETRY_S
         while True:
@@ -294,8 +292,8 @@ class JobDesk:
             return f"Its owner's jobs hold {held} bytes, api.jobs.max_bytes allows {most}: delete some."
         return next(filter(None, map(self._hindrance, work.job.models)), None)
 
-    def _told(self, work: Work) -> Json:
-        return work.described(self._hindered(work))
+    def _as_json(self, work: Work) -> Json:
+        return work.as_json(self._hindered(work))
 
     def _known(self, owner: str, key: str | None, fingerprint: str) -> Work | None:
         """The job that its owner has made with this key. Raises Conflict where that was another one, and where no
@@ -364,7 +362,7 @@ def _works_of(store: JobStore) -> list[Work]:
             continue
         if job is not None:
             made = list(store.made(job_id))
-            works.append(Work(job, state, {each.place: each for each, _ in made}, sum(size for _, size in made)))
+            works.append(Work(job, state, {each.id: each for each, _ in made}, sum(size for _, size in made)))
     return works
 
 

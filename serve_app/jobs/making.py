@@ -11,11 +11,11 @@ import numpy as np
 from deployments.errors import EngineError, TalkrayError
 from deployments.protocol import Codes, FinishReason, ModelInfo, Reference
 from serve_app.api.request_log import RequestRecord, Usage
-from serve_app.jobs.record import JobPlan, Made, Manner, Part, Place, StoredJob
 from serve_app.jobs.store import packed
+from serve_app.jobs.stored_job import JobPlan, MadeSegment, Manner, Part, SegmentId, StoredJob
 from serve_app.speech.long_text import LongText
 from serve_app.speech.redraw import ended_badly, report_redraw
-from serve_app.speech.segments import Segments, UtteranceRequest, segment_seed
+from serve_app.speech.segments import UtteranceRequest, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.voices.library import Voices
 from serve_app.voices.record import VISITOR, Visitor
@@ -49,18 +49,19 @@ class SegmentMaker:
         """`keep` gets the record of each segment that is made."""
         self._synthesizers, self._voices, self._keep = synthesizers, voices, keep
 
-    async def make(self, job: StoredJob, plan: JobPlan, place: Place) -> tuple[Made, bytes]:
+    async def make(self, job: StoredJob, plan: JobPlan, segment_id: SegmentId) -> tuple[MadeSegment, bytes]:
         """A segment as `JobStore.keep` takes it. Raises JobStopped, and what a synthesizer raises."""
-        part = plan.parts[place.part]
+        part = plan.parts[segment_id.part]
         manner = plan.manners[part.manner]
         info = job.info(manner.model)
         await self._check(job, manner, info)
-        request = plan.request(job, place, await self._reference(job, manner, info))
-        speech, was_redrawn = await self._speak(request, info), False
-        if part.redraws and ended_badly(speech.finish_reason):
+        utterance = plan.request(job, segment_id, await self._reference(job, manner, info))
+        request = utterance.synthesis
+        speech = await self._speak(utterance, info)
+        was_redrawn = part.redraws and ended_badly(speech.finish_reason)
+        if was_redrawn:
             report_redraw(request.request_id, speech.finish_reason, model=manner.model)
-            again = replace(request, seed=segment_seed(request.seed, 0), redraws=False)
-            speech, was_redrawn = await self._speak(again, info), True
+            speech = await self._speak(utterance.redrawn(segment_seed(request.seed, 0)), info)
         speech.usage.voice = manner.stored_voice or request.voice
         RequestRecord(
             request.request_id,
@@ -73,7 +74,7 @@ class SegmentMaker:
             usage=speech.usage,
             keep=self._keep,
         ).end()
-        return await asyncio.to_thread(_kept, speech, part, place, info, was_redrawn)
+        return await asyncio.to_thread(_kept, speech, part, segment_id, info, was_redrawn)
 
     async def _check(self, job: StoredJob, manner: Manner, info: ModelInfo) -> None:
         """Raises JobStopped where another model is loaded by now: the rest would have another voice."""
@@ -92,16 +93,14 @@ class SegmentMaker:
         voice = await self._voices.find(manner.stored_voice)
         if voice is None:
             raise JobStopped(f"the voice {manner.stored_voice} was deleted")
-        take, _ = voice.take_for(manner.style)
+        take = voice.take_for(manner.style)
         return await self._voices.reference(voice, take, info, x_vector_only=manner.x_vector_only)
 
-    async def _speak(self, request: UtteranceRequest, info: ModelInfo) -> _Speech:
+    async def _speak(self, utterance: UtteranceRequest, info: ModelInfo) -> _Speech:
+        request = utterance.synthesis
         speech = _Speech(usage=Usage(model=info.name, seed=request.seed))
-        segments = Segments.of(request, max(info.max_segment_chars, len(request.text)))
-        first = segments.known_segment(0)
-        assert first is not None, "a text has a segment"
-        long_text = LongText(self._synthesizers[request.model])
-        async with aclosing(long_text.speak_segments(first, segments, info, redraws=request.redraws)) as chunks:
+        uncut = replace(info, max_segment_chars=max(info.max_segment_chars, len(request.text)))
+        async with aclosing(LongText(self._synthesizers[request.model]).speak(utterance, uncut)) as chunks:
             async for chunk in chunks:
                 speech.codes.append(chunk.codes)
                 speech.pcm += chunk.pcm
@@ -112,13 +111,15 @@ class SegmentMaker:
         return speech
 
 
-def _kept(speech: _Speech, part: Part, place: Place, info: ModelInfo, was_redrawn: bool) -> tuple[Made, bytes]:
+def _kept(
+    speech: _Speech, part: Part, segment_id: SegmentId, info: ModelInfo, was_redrawn: bool
+) -> tuple[MadeSegment, bytes]:
     """With the silence before it, and behind the last one that of the part's end. Blocks."""
     assert speech.finish_reason is not None
-    before = int(part.segments[place.segment].pause_s * info.sample_rate)
-    is_last = place.segment == len(part.segments) - 1
+    before = int(part.segments[segment_id.segment].pause_s * info.sample_rate)
+    is_last = segment_id.segment == len(part.segments) - 1
     after = int(part.end_pause_s * info.sample_rate) if is_last else 0
     pcm = bytes(2 * before) + bytes(speech.pcm) + bytes(2 * after)
     positions = [(before / info.sample_rate + seconds, chars) for seconds, chars in speech.positions]
-    made = Made(place, len(pcm) // 2, speech.finish_reason, was_redrawn)
+    made = MadeSegment(segment_id, len(pcm) // 2, speech.finish_reason, was_redrawn)
     return made, packed(np.concatenate(speech.codes), pcm, positions, info.sample_rate)

@@ -12,7 +12,17 @@ from serve_app.api.wishes.make_wish import strict_wish
 from serve_app.api.wishes.speech_body import check_length
 from serve_app.api.wishes.wish import Offer, Wish
 from serve_app.config import ApiSettings
-from serve_app.jobs.record import MOST_PARTS, MOST_SEGMENTS, JobPlan, Manner, Mistake, Part, Rules, Segment, StoredJob
+from serve_app.jobs.stored_job import (
+    MOST_PARTS,
+    MOST_SEGMENTS,
+    JobPlan,
+    Manner,
+    Mistake,
+    Part,
+    Rules,
+    Segment,
+    StoredJob,
+)
 from serve_app.speech.segments import Segments
 from serve_app.text.characters import is_speakable
 
@@ -108,20 +118,21 @@ async def _add(made: Planned, long: Offer, settings: ApiSettings, fields: dict[s
     if made.deterministic and not wish.info.deterministic:
         reason = f"the codes of {wish.info.name} depend on what else its talkers do: set talker.deterministic"
         raise InvalidRequest(f"{DETERMINISTIC}: {reason}, or leave the field out.", DETERMINISTIC)
-    request = await build_request(wish, long.settings, long.voices, request_id="", client="")
+    utterance = await build_request(wish, long.settings, long.voices, request_id="", client="")
+    request = utterance.synthesis
     stored = {}
     if wish.stored is not None:
         assert request.reference is not None, "a stored voice speaks by its recording"
-        take, _ = wish.stored.take_for(wish.body.instructions)
+        take = wish.stored.take_for(wish.body.instructions)
         by_vector = request.reference.x_vector_only
         stored = {"stored_voice": wish.stored.id, "style": take.style, "x_vector_only": by_vector}
-    segments = Segments.of(request, wish.info.max_segment_chars)
+    segments = Segments.of(utterance, wish.info.max_segment_chars)
     part = Part(
         sent=wish.body.input,
-        rules=_place(made.rules, Rules.of(wish.spoken.rules)),
-        manner=_place(made.manners, Manner.of(request, **stored)),
+        rules=_index_of(made.rules, Rules.of(wish.spoken.rules)),
+        manner=_index_of(made.manners, Manner.of(request, **stored)),
         seed=request.seed,
-        redraws=request.redraws and not request.ignore_eos,
+        redraws=utterance.redraws and not request.ignore_eos,
         segments=_segments(segments, wish, request.language) if is_speakable(request.text) else (),
         end_pause_s=_end_pause_s(segments),
         custom_id=custom_id,
@@ -154,11 +165,11 @@ def _end_pause_s(segments: Segments) -> float:
     return 0.0 if last.text else last.pause_s
 
 
-def _place(known: list[Rules] | list[Manner], wanted: Rules | Manner) -> int:
-    """Where it stands in the list; it is added unless it is one of the latest, as parts mostly share theirs."""
+def _index_of(known: list[Rules] | list[Manner], wanted: Rules | Manner) -> int:
+    """Its index in the list; it is added unless it is one of the latest, as parts mostly share theirs."""
     latest = range(len(known) - 1, max(-1, len(known) - 1 - _COMPARED), -1)
-    place = next((place for place in latest if known[place] == wanted), None)
-    if place is None:
-        place = len(known)
+    index = next((index for index in latest if known[index] == wanted), None)
+    if index is None:
+        index = len(known)
         known.append(wanted)  # type: ignore[arg-type]
-    return place
+    return index

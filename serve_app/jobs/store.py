@@ -4,7 +4,7 @@
     plans/ID.json          its texts, written before
     states/ID.json         whether it was cancelled or failed
     files/OWNER/ID.NAME    a file of requests for a batch (serve_app/jobs/batches.py)
-    segments/ID/NAME       a finished segment: codes, audio as FLAC, times of its text. `Made.name` is its NAME.
+    segments/ID/NAME       a finished segment: codes, audio as FLAC, times of its text. `MadeSegment.name` is its NAME.
 
 A segment is one object, which is complete once it has its name, so a death leaves no half of one.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.protocol import Codes
-from serve_app.jobs.record import JOB_ID, JobPlan, JobState, Made, Place, StoredJob
+from serve_app.jobs.stored_job import JOB_ID, JobPlan, JobState, MadeSegment, SegmentId, StoredJob
 from serve_app.voices.store import Damaged, StoreFailed, VoiceStore
 
 
@@ -33,7 +33,7 @@ class Content:
 
 
 class JobStore:
-    """The jobs at one place. One process writes segments, any number reads."""
+    """The jobs of one store. One process writes segments, any number reads."""
 
     def __init__(self, files: VoiceStore) -> None:
         self._files = files
@@ -51,7 +51,7 @@ class JobStore:
         """None where it has gone. Raises Damaged."""
         return self._files.get_record(f"jobs/{job_id}.json", StoredJob)
 
-    def described(self, job_id: str) -> StoredJob:
+    def existing_job(self, job_id: str) -> StoredJob:
         """The same of a job that was there. Raises Damaged."""
         if (job := self.job(job_id)) is None:
             raise Damaged(f"the description of {job_id} is missing: it was deleted meanwhile")
@@ -70,21 +70,21 @@ class JobStore:
     def write_state(self, job_id: str, state: JobState) -> None:
         self._files.put_record(f"states/{job_id}.json", state)
 
-    def made(self, job_id: str) -> Iterator[tuple[Made, int]]:
+    def made(self, job_id: str) -> Iterator[tuple[MadeSegment, int]]:
         """The finished segments, each once, with the bytes that it takes."""
-        found: dict[Place, tuple[Made, int]] = {}
+        found: dict[SegmentId, tuple[MadeSegment, int]] = {}
         prefix = f"segments/{job_id}/"
         for meta in self._files.listed(prefix):
-            made = Made.of(meta["path"].removeprefix(prefix))
-            if made is not None and (made.place not in found or made.name < found[made.place][0].name):
-                found[made.place] = made, meta["size"]  # two runners may have made one: the same one counts everywhere
+            made = MadeSegment.of(meta["path"].removeprefix(prefix))
+            if made is not None and (made.id not in found or made.name < found[made.id][0].name):
+                found[made.id] = made, meta["size"]  # two runners may have made one: the same one counts everywhere
         return iter(found.values())
 
-    def keep(self, job_id: str, made: Made, content: bytes) -> None:
+    def keep(self, job_id: str, made: MadeSegment, content: bytes) -> None:
         """Keep a finished segment. `content` is made by `packed`."""
         self._files.put(f"segments/{job_id}/{made.name}", content)
 
-    def content(self, job_id: str, made: Made) -> Content:
+    def content(self, job_id: str, made: MadeSegment) -> Content:
         """Raises Damaged."""
         packed = self._files.get(f"segments/{job_id}/{made.name}")
         try:
@@ -93,7 +93,7 @@ class JobStore:
                 return Content(arrays["codes"], _from_flac(arrays["flac"].tobytes()), positions)
         except (ValueError, KeyError, OSError, RuntimeError, zipfile.BadZipFile):
             what = "missing" if packed is None else "damaged"
-            raise Damaged(f"segment {made.place.segment} of part {made.place.part} of {job_id} is {what}") from None
+            raise Damaged(f"{made.id} of {job_id} is {what}") from None
 
     def forget(self, job_id: str) -> None:
         """Remove the description: what is left belongs to no job."""

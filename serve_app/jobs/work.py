@@ -3,11 +3,10 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from deployments.errors import Conflict, NotFound
-from serve_app.jobs.record import JobPlan, JobState, JobStatus, Made, Place, StoredJob
+from serve_app.jobs.stored_job import JobPlan, JobState, JobStatus, MadeSegment, SegmentId, StoredJob
 
 Json = dict[str, object]
 
@@ -19,7 +18,7 @@ class Track:
     job_id: str
     sample_rate: int
     frame_samples: int
-    made: tuple[Made, ...]
+    made: tuple[MadeSegment, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -28,14 +27,14 @@ class Work:
 
     job: StoredJob
     state: JobState
-    made: dict[Place, Made]
+    made: dict[SegmentId, MadeSegment]
     num_bytes: int  # of the segments in the store
-    todo: deque[Place] = field(default_factory=deque)
-    running: dict[Place, asyncio.Task[None]] = field(default_factory=dict)
+    todo: deque[SegmentId] = field(default_factory=deque)
+    running: dict[SegmentId, asyncio.Task[None]] = field(default_factory=dict)
     plan: JobPlan | None = None
     calling: asyncio.Task[None] | None = None  # of its webhook
     next_call_s: float = 0.0
-    failures: dict[Place, int] = field(default_factory=dict)  # of the engine, on segments that are tried again
+    failures: dict[SegmentId, int] = field(default_factory=dict)  # of the engine, on segments that are tried again
     _began_s: float = 0.0  # when the first segment of this process began
     _num_new: int = 0  # segments that this process has made
 
@@ -45,8 +44,8 @@ class Work:
     def queue_all(self) -> None:
         """All segments that are neither made nor running are to be made, in order."""
         counts = enumerate(self.job.num_segments)
-        places = (Place(part, number) for part, count in counts for number in range(count))
-        self.todo = deque(place for place in places if place not in self.made and place not in self.running)
+        ids = (SegmentId(part, number) for part, count in counts for number in range(count))
+        self.todo = deque(each for each in ids if each not in self.made and each not in self.running)
 
     @property
     def num_segments(self) -> int:
@@ -68,41 +67,41 @@ class Work:
             return JobStatus.PAUSED
         return JobStatus.RUNNING if self.made or self.running else JobStatus.QUEUED
 
-    def begin(self, place: Place, task: asyncio.Task[None]) -> None:
+    def begin(self, segment_id: SegmentId, task: asyncio.Task[None]) -> None:
         self._began_s = self._began_s or time.monotonic()
-        self.running[place] = task
+        self.running[segment_id] = task
 
-    def add(self, made: Made, num_bytes: int) -> None:
+    def add(self, made: MadeSegment, num_bytes: int) -> None:
         """A segment lies in the store."""
-        self.made[made.place] = made
+        self.made[made.id] = made
         self.num_bytes += num_bytes
         self._num_new += 1
 
-    def part(self, number: int) -> tuple[Made, ...]:
+    def part(self, number: int) -> tuple[MadeSegment, ...]:
         """The segments of a finished part. Raises NotFound, and Conflict while it is not finished."""
         if not 0 <= number < len(self.job.num_segments):
             last = len(self.job.num_segments) - 1
             raise NotFound(f"{self.job.id} has the parts 0 to {last}, not {number}.", "part", "part_not_found")
-        places = [Place(number, segment) for segment in range(self.job.num_segments[number])]
-        done = sum(place in self.made for place in places)
-        if done < len(places):
-            message = f"Part {number} of {self.job.id} is not finished: {done} of {len(places)} segments are made."
+        ids = [SegmentId(number, segment) for segment in range(self.job.num_segments[number])]
+        done = sum(each in self.made for each in ids)
+        if done < len(ids):
+            message = f"Part {number} of {self.job.id} is not finished: {done} of {len(ids)} segments are made."
             raise Conflict(message, "part", "part_not_finished")
-        return tuple(self.made[place] for place in places)
+        return tuple(self.made[each] for each in ids)
 
-    def whole(self) -> tuple[Made, ...]:
+    def whole(self) -> tuple[MadeSegment, ...]:
         """All segments in order. Raises Conflict."""
         if not self.is_complete or self.state.failed is not None:
             message = f"{self.job.id} is not finished: {len(self.made)} of {self.num_segments} segments are made."
             raise Conflict(message, None, "job_not_finished")
-        return tuple(self.made[place] for place in sorted(self.made))
+        return tuple(self.made[each] for each in sorted(self.made))
 
-    def described(self, hindrance: str | None) -> Json:
+    def as_json(self, hindrance: str | None) -> Json:
         """The object that its owner gets."""
         status = self.status(hindrance)
         done: dict[int, int] = {}
-        for place in self.made:
-            done[place.part] = done.get(place.part, 0) + 1
+        for segment_id in self.made:
+            done[segment_id.part] = done.get(segment_id.part, 0) + 1
         num_done = sum(done.get(part, 0) == count for part, count in enumerate(self.job.num_segments))
         reason = self.state.failed if status is JobStatus.FAILED else hindrance if status is JobStatus.PAUSED else None
         return {
@@ -123,12 +122,12 @@ class Work:
             "mistake": self.state.mistake and self.state.mistake.model_dump(),
             "problems": [
                 {
-                    "part": made.place.part,
-                    "segment": made.place.segment,
+                    "part": made.id.part,
+                    "segment": made.id.segment,
                     "finish_reason": made.finish_reason,
                     "redrawn": made.was_redrawn,
                 }
-                for made in _in_order(self.made.values())
+                for made in (self.made[each] for each in sorted(self.made))
                 if made.was_redrawn or not made.finish_reason.is_good
             ],
         }
@@ -158,7 +157,3 @@ class Work:
             return None
         left = self.num_segments - len(self.made)
         return round(left * (time.monotonic() - self._began_s) / self._num_new, 1)
-
-
-def _in_order(made: Iterable[Made]) -> list[Made]:
-    return sorted(made, key=lambda each: each.place)

@@ -174,15 +174,15 @@ async def _speak(
     if wish.body.seed is not None:
         changes["seed"] = (wish.body.seed + number) % 2**64
     utterance = await service.make_utterance(request, replace(wish, body=wish.body.model_copy(update=changes)))
-    utterance = replace(utterance, request_id=f"{utterance.request_id}-{number + 1}")
+    utterance = utterance.changed(request_id=f"{utterance.synthesis.request_id}-{number + 1}")
     usage, pcm = Usage(), bytearray()
-    async with aclosing(service.models.of(utterance).admit(utterance, wish.info)) as chunks:
+    async with aclosing(service.models.of(utterance).speak(utterance, wish.info)) as chunks:
         async for chunk in chunks:
             usage.add(chunk)
             pcm += chunk.pcm
     state_of(request).record.usage.include(usage)
-    seed = utterance.seed if usage.seed is None else usage.seed
-    spoken = DesignedSpeech(bytes(pcm), wish.info.sample_rate, utterance.text, seed)
+    seed = utterance.synthesis.seed if usage.seed is None else usage.seed
+    spoken = DesignedSpeech(bytes(pcm), wish.info.sample_rate, utterance.synthesis.text, seed)
     if spoken.seconds < SHORTEST_S:
         return spoken, f"shorter than {SHORTEST_S:g} s"
     is_asked = usage.finish_reason is FinishReason.LENGTH and asked is not None and asked <= most

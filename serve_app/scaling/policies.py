@@ -280,17 +280,24 @@ class _Policy:
 
     def __init__(self, kind: type[Any], decide: Callable[..., Decision], settings: Bounds) -> None:
         """`decide` takes records of this `kind`."""
-        self._kind, self._decide, self._settings, self._state = kind, decide, settings, State()
+        self._kind = kind
+        self._decide = decide
+        self._settings = settings
+        self._state = State()
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """Replicas wanted."""
-        records, now_s = recorded(context.raw_metrics, self._kind), context.current_time or 0.0
-        lowest, highest = context.capacity_adjusted_min_replicas, max(1, context.capacity_adjusted_max_replicas)
-        settings = replace(self._settings, min_replicas=lowest, max_replicas=highest)
+        settings = replace(
+            self._settings,
+            min_replicas=context.capacity_adjusted_min_replicas,
+            max_replicas=max(1, context.capacity_adjusted_max_replicas),
+        )
+        records = recorded(context.raw_metrics, self._kind)
+        now_s = context.current_time or 0.0
         decision = self._decide(records, _counts(context), settings=settings, state=self._state, now_s=now_s)
         self._state = decision.state
-        if decision.replicas != context.target_num_replicas:
-            name, before = type(self).__name__, context.target_num_replicas
+        before = context.target_num_replicas
+        if decision.replicas != before:
+            name = type(self).__name__
             _logger.info("%s: %d -> %d replicas (%s)", name, before, decision.replicas, decision.reason)
         return decision.replicas, {}
 

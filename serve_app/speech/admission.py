@@ -1,4 +1,4 @@
-"""Admission: a synthesizer that refuses a request whose audio would come late, and that measures the audio it sends.
+"""Admission: speaks the utterances of one model, refuses those whose audio would come late, and measures what is sent.
 
 `room.py` says who is let in. The first audio has to come within a time limit, and is asked for once more, with another
 seed, if speech ends badly with it.
@@ -32,7 +32,7 @@ from serve_app.text.characters import is_speakable
 
 logger = logging.getLogger(__name__)
 
-_TOLD_S = 5.0  # between two lines in the log about a start that a request waits for
+_LOG_EVERY_S = 5.0  # about a start that a request waits for
 
 
 def always() -> bool:
@@ -43,14 +43,15 @@ def always() -> bool:
 class _Client:
     """The client of one stream. A pause is its own where it is slow to read the audio or to write the text."""
 
-    def __init__(self, sample_rate: int, live: LiveText | None, *, came_s: float) -> None:
-        self.came_s = came_s
+    def __init__(self, sample_rate: int, live: LiveText | None) -> None:
+        self.came_s = time.monotonic()
         self.listener = Listener()
         self.sound = FirstSound(sample_rate)
         self.reason: FinishReason | None = None  # of the latest chunk
         self.was_slow = False  # to take the latest chunk
         self._sample_rate, self._live = sample_rate, live
-        self._was_writing, self._given_s = False, came_s
+        self._was_writing = False
+        self._given_s = self.came_s  # when the latest chunk was sent
 
     def audio_s(self, chunk: PcmChunk) -> float:
         return chunk.num_samples / self._sample_rate
@@ -63,7 +64,8 @@ class _Client:
         self._was_writing = is_writing
 
     def give(self, chunk: PcmChunk) -> None:
-        self.reason, self._given_s = chunk.finish_reason, time.monotonic()
+        self.reason = chunk.finish_reason
+        self._given_s = time.monotonic()
 
     def ask(self) -> None:
         """The client wants the next chunk."""
@@ -115,34 +117,34 @@ class Admission:
     ) -> None:
         """`tails` keeps the ends of finished requests."""
         self._synthesizer, self._tails = synthesizer, tails
-        self.state, self._model, self._max_late_s = state, model, settings.max_late_s
         self.room = Room(settings, is_running=is_running, state=state, model=model)
         self._long_text = LongText(synthesizer, model=model)
 
     async def describe(self) -> ModelInfo:
         return await self._synthesizer.describe()
 
-    async def admit(self, request: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of one utterance. The stream is let in or refused, and what is sent is measured.
+    async def speak(self, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+        """The audio of one utterance, if there is room for its stream.
 
         A text with nothing to speak is answered by a moment of silence.
         Raises Overloaded if the audio would come late, NotReady while no talker has started.
         """
-        if request.live_text is None and not is_speakable(request.text):
+        request = utterance.synthesis
+        live = utterance.live_text
+        if live is None and not is_speakable(request.text):
             yield silence(info)
             return
-        room = self.room
         if not request.is_underway:
-            room.check(request.client)
-        came_s, live = time.monotonic(), request.live_text
-        is_speaking, end = False, SpokenEnd()
-        client = _Client(info.sample_rate, live, came_s=came_s)
-        room.enter()
+            self.room.check(request.client)
+        client = _Client(info.sample_rate, live)
+        end = SpokenEnd()
+        is_speaking = False
+        self.room.enter()
         try:
-            async with AsyncExitStack() as opened, ReaderWatch(room.leave_place, room.come_back) as reader:
-                speech = await self._await_first_audio(request, info, opened)
+            async with AsyncExitStack() as opened, ReaderWatch(self.room.pause, self.room.resume) as reader:
+                speech = await self._await_first_audio(utterance, info, opened)
                 is_speaking = True
-                room.begin_speaking()
+                self.room.begin_speaking()
                 while (chunk := await speech.next()) is not None:
                     self._measure(chunk, client)
                     end.add(chunk)
@@ -151,23 +153,25 @@ class Admission:
                     yield chunk
                     client.ask()
                     client.was_slow = await reader.after_yield()
-            spoken_s, audio_s = time.monotonic() - came_s, client.listener.audio_s
-            metrics.finished(spoken_s, audio_s=audio_s, reason=client.reason, model=self._model)
+            spoken_s = time.monotonic() - client.came_s
+            metrics.finished(spoken_s, audio_s=client.listener.audio_s, reason=client.reason, model=self.room.model)
             if self._tails is not None:
                 self._tails.keep(request, end.tail(request.text if live is None else live.spoken))
         finally:
             if client.listener.has_begun:
-                metrics.stalled(client.listener.stalled_s, model=self._model)
-            room.leave(was_speaking=is_speaking)
+                metrics.stalled(client.listener.stalled_s, model=self.room.model)
+            self.room.leave(was_speaking=is_speaking)
 
     async def _await_first_audio(
-        self, request: UtteranceRequest, info: ModelInfo, opened: AsyncExitStack
+        self, utterance: UtteranceRequest, info: ModelInfo, opened: AsyncExitStack
     ) -> PeekedSpeech:
         """Speech whose first samples have come, which they have to within a time limit. `opened` closes its calls.
 
         Raises Overloaded, NotReady.
         """
-        room, settings = self.room, self.room.settings
+        request = utterance.synthesis
+        room = self.room
+        settings = room.settings
         is_starting = not room.is_running()
         is_in_line = request.reference is None and not is_starting
         allowed_s = settings.start_wait_s if is_starting else settings.max_wait_s
@@ -179,8 +183,11 @@ class Admission:
                 room.join_line(ticket, request.client)
 
         try:
-            async with _limited(allowed_s, request.live_text, join_line), self._start_told(request, is_starting):
-                speech = await self._until_audio(request, info, opened)
+            async with (
+                _limited(allowed_s, utterance.live_text, join_line),
+                self._log_start(request.request_id, is_starting),
+            ):
+                speech = await self._until_audio(utterance, info, opened)
         except Overloaded:
             metrics.refused("stage", model=room.model)
             raise
@@ -189,62 +196,63 @@ class Admission:
         finally:
             room.leave_line(ticket)
         if is_in_line:
-            room.count_start(time.monotonic() - came_s if request.live_text is None else None)
+            room.count_start(time.monotonic() - came_s if utterance.live_text is None else None)
         return speech
 
-    async def _until_audio(self, request: UtteranceRequest, info: ModelInfo, opened: AsyncExitStack) -> PeekedSpeech:
+    async def _until_audio(self, utterance: UtteranceRequest, info: ModelInfo, opened: AsyncExitStack) -> PeekedSpeech:
         """Speech with its first samples. What ends badly with them is made again, once, if the request allows it:
         nothing of it was sent.
         """
-        seed = None  # the request's
-        while True:
-            audio = await opened.enter_async_context(aclosing(self._long_text.speak(request, info)))
-            speech = PeekedSpeech(audio, seed=seed)
+
+        async def peeked(utterance: UtteranceRequest, *, new_seed: int | None = None) -> PeekedSpeech:
+            audio = await opened.enter_async_context(aclosing(self._long_text.speak(utterance, info)))
+            speech = PeekedSpeech(audio, seed=new_seed)
             await speech.peek()
-            if not (request.redraws and speech.has_failed):
-                return speech
-            report_redraw(request.request_id, speech.reason, model=self.room.model)
-            seed = draw_seed()
-            request = replace(request, seed=seed, redraws=False)
+            return speech
+
+        speech = await peeked(utterance)
+        if not (utterance.redraws and speech.has_failed):
+            return speech
+        report_redraw(utterance.synthesis.request_id, speech.reason, model=self.room.model)
+        seed = draw_seed()
+        return await peeked(utterance.redrawn(seed), new_seed=seed)
 
     @asynccontextmanager
-    async def _start_told(self, request: UtteranceRequest, is_starting: bool) -> AsyncIterator[None]:
-        """If the model `is_starting`, logs every _TOLD_S seconds how far its start is."""
+    async def _log_start(self, request_id: str, is_starting: bool) -> AsyncIterator[None]:
+        """If the model `is_starting`, logs every _LOG_EVERY_S seconds how far its start is."""
 
-        async def tell() -> None:
+        async def log() -> None:
             room = self.room
             while not room.is_running():
-                logger.info("request %s waits for %s: %s", request.request_id, room.model or "the model", room.state())
-                await asyncio.sleep(_TOLD_S)
+                logger.info("request %s waits for %s: %s", request_id, room.model or "the model", room.state())
+                await asyncio.sleep(_LOG_EVERY_S)
 
-        telling = asyncio.create_task(tell()) if is_starting else None
+        logging_it = asyncio.create_task(log()) if is_starting else None
         try:
             yield
         finally:
-            if telling is not None:
-                telling.cancel()
+            if logging_it is not None:
+                logging_it.cancel()
 
     def _measure(self, chunk: PcmChunk, client: _Client) -> None:
-        """Count a chunk that is sent now."""
+        """Count a chunk that is sent now. It is late if the listener's pauses add up to more than `max_late_s`."""
         client.excuse()
         if not chunk.pcm:
             return
-        self.room.hear()
-        self._judge(client, client.audio_s(chunk))
-        if (onset_s := client.sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
-            metrics.ttfa(time.monotonic() - client.came_s, onset_s=onset_s, model=self._model)
-
-    def _judge(self, client: _Client, audio_s: float) -> None:
-        """Whether audio comes in time. It is late once the listener's pauses add up to more than `max_late_s`."""
-        listener, now_s = client.listener, time.monotonic()
+        room = self.room
+        listener = client.listener
+        now_s = time.monotonic()
+        room.count_audio()
         is_first = not listener.has_begun
+        audio_s = client.audio_s(chunk)
         late_s = listener.deliver(audio_s, now_s=now_s)
-        metrics.audio(audio_s, late_s=late_s, model=self._model)
+        metrics.audio(audio_s, late_s=late_s, model=room.model)
         if is_first:
-            metrics.ttfp(now_s - client.came_s, model=self._model)
-            return
-        is_late = late_s > 0 and listener.stalled_s > self._max_late_s
-        self.room.delivered(late=is_late)
+            metrics.ttfp(now_s - client.came_s, model=room.model)
+        else:
+            room.delivered(late=late_s > 0 and listener.stalled_s > room.settings.max_late_s)
+        if (onset_s := client.sound.feed(np.frombuffer(chunk.pcm, "<i2"))) is not None:
+            metrics.ttfa(time.monotonic() - client.came_s, onset_s=onset_s, model=room.model)
 
 
 @asynccontextmanager
@@ -259,11 +267,11 @@ async def _limited(allowed_s: float, live: LiveText | None, on_start: Callable[[
         async with asyncio.timeout(allowed_s):
             yield
         return
-    is_plenty, loop = live.is_plenty, asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as limit:
 
         async def start_once_written() -> None:
-            await is_plenty()
+            await live.is_plenty()
             limit.reschedule(loop.time() + allowed_s)
             on_start()
 

@@ -9,37 +9,41 @@ from serve_app.speech.segments import UtteranceRequest, segment_seed
 from serve_app.speech.word_times import WordTimes
 from serve_app.text.spoken_text import SpokenText
 
-Admit = Callable[[UtteranceRequest], AsyncGenerator[PcmChunk, None]]
+Speak = Callable[[UtteranceRequest], AsyncGenerator[PcmChunk, None]]
 
 
-def as_dialogue(requests: Sequence[UtteranceRequest]) -> list[UtteranceRequest]:
-    """The same requests as parts of one dialogue: later ones continue speech that is being heard. Their seeds follow
+def as_dialogue(utterances: Sequence[UtteranceRequest]) -> list[UtteranceRequest]:
+    """The same utterances as parts of one dialogue: later ones continue speech that is being heard. Their seeds follow
     from the first one's and their number.
     """
-    first, *later = requests
+    first, *later = utterances
     return [first] + [
         replace(
-            request,
-            request_id=f"{first.request_id}-{number}",
-            seed=segment_seed(first.seed, number),
+            utterance.changed(
+                request_id=f"{first.synthesis.request_id}-{number}",
+                seed=segment_seed(first.synthesis.seed, number),
+                continues=True,
+            ),
             redraws=first.redraws,
-            continues=True,
         )
-        for number, request in enumerate(later, start=2)
+        for number, utterance in enumerate(later, start=2)
     ]
 
 
-async def one_after_another(requests: Sequence[UtteranceRequest], admit: Admit) -> AsyncGenerator[PcmChunk, None]:
+async def one_after_another(utterances: Sequence[UtteranceRequest], speak: Speak) -> AsyncGenerator[PcmChunk, None]:
     """The audio of all parts. A chunk's `segment` is the number of its part, its `text_positions` are of that part.
 
     The finish reason comes with the very last chunk; it is the first other than STOP that any part had.
     """
-    num_tokens, cut_short = 0, None
-    for number, request in enumerate(requests):
-        own_tokens, is_last = 0, number == len(requests) - 1
-        async with aclosing(admit(request)) as chunks:
+    num_tokens = 0
+    cut_short: FinishReason | None = None
+    for number, utterance in enumerate(utterances):
+        own_tokens = 0
+        is_last = number == len(utterances) - 1
+        async with aclosing(speak(utterance)) as chunks:
             async for chunk in chunks:
-                own_tokens, reason = chunk.num_text_tokens, chunk.finish_reason
+                own_tokens = chunk.num_text_tokens
+                reason = chunk.finish_reason
                 if reason is not FinishReason.STOP:
                     cut_short = cut_short or reason
                 yield replace(

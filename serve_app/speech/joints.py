@@ -85,7 +85,8 @@ class Tails:
     def __init__(self, key: bytes | None = None) -> None:
         """`key`: with which tails are sealed, the same in all replicas; None: a new one."""
         self._kept: OrderedDict[tuple[str, str], _KeptTail] = OrderedDict()
-        self._num_bytes, self._key = 0, key or secrets.token_bytes(_SEAL_BYTES)
+        self._num_bytes = 0
+        self._key = key or secrets.token_bytes(_SEAL_BYTES)
 
     def keep(self, request: SynthesisRequest, tail: Tail | None) -> None:
         """For later requests of the client of `request`. None: its speech has no tail to go on from."""
@@ -142,7 +143,9 @@ class Continuation:
 
     def __init__(self, tails: Tails, *, joins: bool) -> None:
         """`joins`: whether an utterance goes on from another one that no client has named."""
-        self._tails, self._joins, self._listener = tails, joins, Listener()
+        self._tails = tails
+        self._joins = joins
+        self._listener = Listener()
         self.previous_id: str | None = None  # the request that the next one goes on from
         self.sealed: str | None = None  # its tail, where a client has it from another replica
 
@@ -175,7 +178,8 @@ class Continuation:
 
     def break_off(self) -> None:
         """The listener interrupts: what was spoken may not have been heard."""
-        self.previous_id, self._listener = None, Listener()
+        self.previous_id = None
+        self._listener = Listener()
 
 
 def _voice(request: SynthesisRequest) -> tuple[object, ...]:

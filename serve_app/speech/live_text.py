@@ -20,7 +20,7 @@ from deployments.listener import Listener
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from serve_app.speech.joints import Continuation, SpokenEnd
-from serve_app.speech.look_ahead import heed
+from serve_app.speech.look_ahead import heed, stop_reading
 from serve_app.speech.segments import Segments, UtteranceRequest, segment_request, segment_start
 from serve_app.text.characters import is_speakable
 from serve_app.text.splitting import LiveSplit
@@ -72,19 +72,23 @@ class LiveText(Segments):
         max_chars: int,
         rules: TextRules,
     ) -> None:
-        super().__init__(replace(utterance, text=""))
+        utterance = utterance.changed(text="")
+        super().__init__(utterance)
         self._server, self._max_chars = server, max_chars
-        self._reader, self._speed = TextReader(rules), 1.0
+        self._reader = TextReader(rules)
+        self._speed = 1.0
         self._check = SsmlCheck("text") if rules.markup == "ssml" else None
         self._split = LiveSplit(min(info.max_segment_chars, rules.max_segment_chars or info.max_segment_chars))
         self._waiting = ""  # text that has not become spoken text yet
         self._next_take_in: asyncio.Handle | None = None  # the iteration of the event loop that takes in more of it
-        self._num_chars = self._num_spoken = self._num_spoken_chars = 0
+        self._num_chars = 0  # as written
+        self._num_words = 0  # with something to speak
+        self._num_spoken_chars = 0
         self._changed = asyncio.Event()
         self._writing: WrittenText | None = None  # the segment that takes the text
         self._mailboxes: list[WrittenText] = []  # by segment
         self._begun_anew: set[int] = set()  # segments before which speech ended while its text was still written
-        self._utterance = replace(utterance, text="")
+        self._utterance = utterance
         self._idling: asyncio.TimerHandle | None = None
         self.parts: list[SpokenPiece] = []  # the text so far, as written and as spoken
         self.text = ""  # the text so far, as it was written
@@ -96,16 +100,16 @@ class LiveText(Segments):
     @property
     def utterance(self) -> UtteranceRequest:
         """What `Admission` is asked, for use after `wait_for_words`."""
-        return replace(self._utterance, live_text=self, mailbox=self._segments[0].mailbox)
+        return replace(self._utterance.changed(mailbox=self._segments[0].mailbox), live_text=self)
 
     async def going_on(self, conversation: Continuation) -> UtteranceRequest:
         """The same, going on from what was spoken before, where enough is written in time to be spoken at once."""
-        if (tail := conversation.tail(self.utterance)) is not None:
+        if (tail := conversation.tail(self._utterance.synthesis)) is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(conversation.patience_s):
                     while not self._is_long(0):
                         await self._changed.wait()
-        return replace(self.utterance, tail=tail if self._is_long(0) else None)
+        return self.utterance.changed(tail=tail if self._is_long(0) else None)
 
     def append(self, text: str) -> None:
         """Add to the text. A long addition becomes spoken text over several iterations of the event loop.
@@ -143,9 +147,9 @@ class LiveText(Segments):
 
         The word may be incomplete. The talker can prepare while the rest of it comes.
         """
-        while not (self.is_over or self._num_spoken or self._reader.will_speak):
+        while not (self.is_over or self._num_words or self._reader.will_speak):
             await self._changed.wait()
-        return not self.is_over or self._num_spoken > 0
+        return not self.is_over or self._num_words > 0
 
     @property
     def spoken(self) -> str:
@@ -200,7 +204,8 @@ class LiveText(Segments):
 
     def _take_in(self) -> None:
         """Make spoken text of CHARS_AT_ONCE waiting characters, of the next ones in the event loop's next iteration."""
-        part, self._waiting = self._waiting[:CHARS_AT_ONCE], self._waiting[CHARS_AT_ONCE:]
+        part = self._waiting[:CHARS_AT_ONCE]
+        self._waiting = self._waiting[CHARS_AT_ONCE:]
         self._write(part, is_last=False)
         self._next_take_in = asyncio.get_running_loop().call_soon(self._take_in) if self._waiting else None
         if self._next_take_in is None and self.is_written:
@@ -218,7 +223,7 @@ class LiveText(Segments):
             if piece.is_border:
                 self._begin_stretch(piece)
                 continue
-            self._num_spoken += sum(map(is_speakable, piece.spoken.split()))
+            self._num_words += sum(map(is_speakable, piece.spoken.split()))
             self._num_spoken_chars += len(piece.spoken)
             self._say_certain(self._split.feed(piece.spoken))
         self._tell()
@@ -251,7 +256,8 @@ class LiveText(Segments):
         self._mailboxes.append(self._writing)
         mailbox = self._server.share(secrets.token_hex(_TOKEN_BYTES), self._writing)
         self._speeds[len(self._segments)] = self._speed
-        self._segments.append(segment_request(replace(self._utterance.plain, mailbox=mailbox), len(self._segments) + 1))
+        request = replace(self._utterance.synthesis, mailbox=mailbox)
+        self._segments.append(segment_request(request, len(self._segments) + 1))
 
     def _end_segment(self) -> None:
         if self._writing is not None:
@@ -286,7 +292,10 @@ async def without_clicks(
     While they `may_pause` the last 10 ms are held back, and faded out where no chunk comes in time.
     """
     size = int(_FADE_S * sample_rate) * _SAMPLE_BYTES
-    listener, held, last, is_silent = Listener(), b"", None, False
+    listener = Listener()
+    held = b""  # the last 10 ms, not sent yet
+    last: PcmChunk | None = None  # the latest chunk, emptied
+    is_silent = False  # the sound has faded out
     coming: asyncio.Future[PcmChunk | None] | None = None
     try:
         while True:
@@ -296,7 +305,8 @@ async def without_clicks(
                 await asyncio.wait((coming,), timeout=max(0.0, listener.lead_s(time.monotonic()) - _MARGIN_S))
                 if not coming.done() and may_pause():
                     yield replace(last, pcm=_faded(held, np.linspace(1, 0, len(held) // _SAMPLE_BYTES)))
-                    held, is_silent = b"", True
+                    held = b""
+                    is_silent = True
             chunk = await coming
             if chunk is None:
                 return
@@ -311,13 +321,7 @@ async def without_clicks(
             last = chunk.emptied()
             yield replace(chunk, pcm=pcm)
     finally:
-        try:
-            if coming is not None and not coming.done():
-                coming.cancel()
-                await asyncio.wait((coming,))
-        finally:  # also where the waiting task is cancelled; a task that still runs has been cancelled itself
-            if coming is None or coming.done():
-                await chunks.aclose()
+        await stop_reading(chunks, coming)
 
 
 def _faded(pcm: bytes, gains: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> bytes:

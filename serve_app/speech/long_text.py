@@ -32,26 +32,29 @@ class LongText:
         the text pauses.
         """
         if (live := utterance.live_text) is not None:
-            speech = self.speak_segments(utterance.plain, live, info, redraws=utterance.redraws)
+            speech = self.speak_segments(utterance.synthesis, live, info, redraws=utterance.redraws)
             return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_over)
         segments = Segments.of(utterance, info.max_segment_chars)
         first = segments.known_segment(0)
         assert first is not None, "a text has a segment"
-        if not segments.is_plain or utterance.word_times:
+        if not segments.is_plain or utterance.synthesis.word_times:
             return self.speak_segments(first, segments, info, redraws=utterance.redraws)
         return self._ask(first, info)
 
     async def speak_segments(
         self, first: SynthesisRequest, segments: Segments, info: ModelInfo, *, redraws: bool
     ) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of all segments in order, beginning with `first`. The next one is asked for as soon as there is
-        one and this one begins to sound, or where it joins this one, has ended.
+        """The audio of all segments in order. `first` is the request for the first one: the utterance's own tail and
+        seed are in it. The next one is asked for as soon as there is one and this one begins to sound, or where it
+        joins this one, has ended.
 
         Sampling options hold for each segment on its own: `max_new_tokens` bounds a segment, not the whole. With
         `redraws`, speech ends where its first segment ends badly and can be made again by the caller. Later ones are
         made again here.
         """
-        assembler, number, listener = UtteranceAssembler(info), 0, Listener()
+        assembler = UtteranceAssembler(info)
+        listener = Listener()
+        number = 0  # of the segment that is spoken
 
         def open_segment(request: SynthesisRequest) -> SegmentAudio:
             return self._open_segment(request, info)
@@ -97,7 +100,6 @@ class LongText:
         return SegmentAudio(self._ask(request, info), again)
 
     def _ask(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of one segment."""
         if request.continues:
             return self._ask_patiently(request, info)
         return self._synthesizer.synthesize(request, info)

@@ -22,7 +22,9 @@ class SegmentAudio:
 
     def __init__(self, chunks: AsyncGenerator[PcmChunk, None], again: Again) -> None:
         """`again` makes it with another seed."""
-        self._chunks, self._again, self.end = chunks, again, SpokenEnd()
+        self._chunks = chunks
+        self._again = again
+        self.end = SpokenEnd()
         self._heard: deque[PcmChunk] = deque()
         self._next: asyncio.Task[PcmChunk | None] | None = self._start_next()
 
@@ -55,21 +57,14 @@ class SegmentAudio:
             return True
         await self._chunks.aclose()
         self._heard.clear()
-        self._chunks, self.end = self._again(reason), SpokenEnd()
+        self._chunks = self._again(reason)
+        self.end = SpokenEnd()
         self._next = self._start_next()
         return True
 
     async def aclose(self) -> None:
         """Cancels the calls that make its audio."""
-        task = self._next
-        if task is not None:
-            task.cancel()
-        try:
-            if task is not None:
-                await asyncio.wait((task,))
-        finally:  # also where the waiting task is cancelled; a task that still runs has been cancelled itself
-            if task is None or task.done():
-                await self._chunks.aclose()
+        await stop_reading(self._chunks, self._next)
 
     def _start_next(self) -> "asyncio.Task[PcmChunk | None]":
         reading = asyncio.create_task(self._read_one())
@@ -86,7 +81,6 @@ class LookAhead:
     """Asks for segments, each while the one before it is spoken. Its end cancels all that it has asked for."""
 
     def __init__(self, segments: Segments, open_segment: Callable[[SynthesisRequest], SegmentAudio]) -> None:
-        """`open_segment` asks for one."""
         self._segments, self._open_segment = segments, open_segment
         self._next: SegmentAudio | None = None
         self._opened = AsyncExitStack()
@@ -125,6 +119,19 @@ class LookAhead:
         """End the calls of the segment that was asked for, until it is asked for again: the reader has paused."""
         if (segment := self.pop()) is not None:
             await segment.aclose()
+
+
+async def stop_reading(
+    chunks: AsyncGenerator[PcmChunk, None], reading: "asyncio.Future[PcmChunk | None] | None"
+) -> None:
+    """Cancel the task that reads `chunks`, if one does, and close them."""
+    try:
+        if reading is not None:
+            reading.cancel()
+            await asyncio.wait((reading,))
+    finally:  # also where the waiting task is cancelled; a task that still runs has been cancelled itself
+        if reading is None or reading.done():
+            await chunks.aclose()
 
 
 def heed(task: "asyncio.Future[PcmChunk | None]") -> None:

@@ -36,7 +36,7 @@ class ModelAdmissions:
         return len(self._admissions)
 
     def of(self, utterance: UtteranceRequest) -> Admission:
-        return self._admissions[utterance.model]
+        return self._admissions[utterance.synthesis.model]
 
     def check_room(self, client: str) -> None:
         """Raises Overloaded or NotReady if every model would refuse a request of this client now.
@@ -54,4 +54,4 @@ class ModelAdmissions:
 
     def states(self) -> dict[str, ModelState]:
         """The state of each model, by its name."""
-        return {name: admission.state() for name, admission in self._admissions.items()}
+        return {name: admission.room.state() for name, admission in self._admissions.items()}

@@ -41,14 +41,16 @@ class Room:
     ) -> None:
         """`is_running`, `state`, `model`: those of Admission."""
         self.settings, self.is_running, self.state, self.model = settings, is_running, state, model
-        self.num_streams = self.num_speaking = 0
+        self.num_streams = 0
+        self.num_speaking = 0  # of these streams: their first audio has come
         # When each waiting request came, and its client, the oldest first. Two kinds are left out, because their wait
         # is not the pools': a recording has to be read, and a client that writes its text may take its time.
         self._waiting: dict[object, tuple[float, str]] = {}
         self._limit = StreamLimit(least=settings.min_streams)
         self._starts = Rate()
         self._waits_s: deque[float] = deque(maxlen=_LATEST)
-        self._heard_s = self._stopped_s = -math.inf  # when audio came last, and when no pool was running
+        self._heard_s = -math.inf  # when audio came last
+        self._stopped_s = -math.inf  # when no pool was running
 
     def check(self, client: str) -> None:
         """Raises Overloaded or NotReady if a request of this client would be refused now, and counts that."""
@@ -115,7 +117,7 @@ class Room:
         if wait_s is not None:
             self._waits_s.append(wait_s)
 
-    def hear(self) -> None:
+    def count_audio(self) -> None:
         """Audio of a stream came."""
         self._heard_s = time.monotonic()
 
@@ -124,7 +126,7 @@ class Room:
         self._limit.delivered(late=late, streams=self.num_streams, now_s=time.monotonic())
 
     def enter(self) -> None:
-        """A stream takes a place, before its first audio."""
+        """A stream counts from now on, before its first audio."""
         self._count(+1)
 
     def begin_speaking(self) -> None:
@@ -157,15 +159,14 @@ class Room:
         how = "its start failed, /v1/models says why" if failed else f"{state.status}{percent}"
         return Starting(f"{name} is not ready: {how}.", state.ready_in_s)
 
-    async def leave_place(self) -> None:
-        """A stream whose reader takes nothing does not count for the limits."""
-        self.num_speaking -= 1
-        self._count(-1)
+    async def pause(self) -> None:
+        """A stream that is spoken does not count while its reader takes nothing."""
+        self.leave(was_speaking=True)
 
-    def come_back(self) -> None:
+    def resume(self) -> None:
         """The reader takes audio again. Its stream counts, whatever the limits say."""
-        self.num_speaking += 1
-        self._count(+1)
+        self.begin_speaking()
+        self.enter()
 
     def _count(self, change: int) -> None:
         self.num_streams += change

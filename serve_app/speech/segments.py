@@ -2,8 +2,8 @@
 
 import hashlib
 import re
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
 from deployments.protocol import SynthesisRequest
 from serve_app.speech.joints import SpokenEnd
@@ -18,28 +18,34 @@ _SEED_BYTES = 8
 _SPACES = re.compile(r"\s*+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UtteranceRequest(SynthesisRequest):
-    """A request for the whole of a text, and how the ingress makes segments of it. A replica gets `plain`."""
+@dataclass(frozen=True, slots=True)
+class UtteranceRequest:
+    """A text that is spoken as one piece, and how the ingress cuts it into segments. It never leaves the ingress."""
 
+    synthesis: SynthesisRequest  # with the whole text; a replica gets one with the text of each segment
+    _: KW_ONLY
     stretches: tuple[Stretch, ...] = ()  # the text, cut at its pauses
     max_segment_chars: int | None = None  # None: the model's
-    languages: tuple[str, ...] = ()  # each segment is in one of these; where it is not certain, `language` stands
+    languages: tuple[str, ...] = ()  # each segment is in one of these; where that is not certain, in the utterance's
     joins: bool = False  # each segment goes on from the tail of the one before
     redraws: bool = False  # another seed, once, where speech ends badly and was not sent yet
     live_text: "LiveText | None" = None  # its segments, where the client still writes the text
 
-    @property
-    def plain(self) -> SynthesisRequest:
-        """The same for a replica."""
-        return SynthesisRequest(**{each.name: getattr(self, each.name) for each in fields(SynthesisRequest)})
+    def changed(self, **fields: Any) -> Self:
+        """The same with other values of these fields of `synthesis`."""
+        return replace(self, synthesis=replace(self.synthesis, **fields))
+
+    def redrawn(self, seed: int) -> Self:
+        """The second and last attempt at speech that ended badly."""
+        return replace(self.changed(seed=seed), redraws=False)
 
 
 class Segments:
     """The parts of a text that are spoken one after the other, counted from 0. Here all are known from the start."""
 
     def __init__(self, utterance: UtteranceRequest) -> None:
-        self._text, self.joins = utterance.text, utterance.joins
+        self._text = utterance.synthesis.text
+        self.joins = utterance.joins
         self._segments: list[SynthesisRequest] = []
         self._pauses_s: dict[int, float] = {}  # in front of segments
         self._speeds: dict[int, float] = {}  # of segments that are faster or slower than the others
@@ -50,14 +56,14 @@ class Segments:
         max_chars = min(max_chars, utterance.max_segment_chars or max_chars)
         texts: list[str] = []
         made = cls(utterance)
-        for stretch in utterance.stretches or (Stretch(utterance.text),):
+        for stretch in utterance.stretches or (Stretch(utterance.synthesis.text),):
             if stretch.pause_s:
                 made._pauses_s[len(texts)] = stretch.pause_s
             parts = split_text(stretch.text, max_chars)
             if stretch.speed != 1:
                 made._speeds |= dict.fromkeys(range(len(texts), len(texts) + len(parts)), stretch.speed)
             texts += parts
-        made._segments = _requests(utterance.plain, texts or [utterance.text])
+        made._segments = _requests(utterance.synthesis, texts or [utterance.synthesis.text])
         if utterance.languages:
             made._segments = [_in_its_language(each, utterance.languages) for each in made._segments]
         return made

@@ -19,12 +19,16 @@ class UtteranceAssembler:
     """
 
     def __init__(self, info: ModelInfo) -> None:
-        self._timeline, self._info = _Timeline(info), info
+        self._timeline = _Timeline(info)
+        self._info = info
         self._filter: Filter | None = None  # of a segment that is faster or slower
-        self._number = self._tokens_before = self._tokens = 0  # of the current segment, before it, and in it
+        self._number = 0  # of the current segment
+        self._tokens_before = 0  # in the segments before it
+        self._tokens = 0  # in it
         self._cut_short: FinishReason | None = None
         self._nothing = PcmChunk(b"", np.zeros((0, info.num_code_groups), np.int16), 0)  # as the last chunk, but empty
-        self.has_sound = self.has_ended = False
+        self.has_sound = False
+        self.has_ended = False
 
     def start_segment(self, number: int, start: int, *, speed: float) -> None:
         """The segment `number` follows, before which the text has `start` characters."""
@@ -46,7 +50,8 @@ class UtteranceAssembler:
         if self._filter is not None:
             chunk = replace(chunk, pcm=await asyncio.to_thread(_filtered, self._filter, chunk))
         self._timeline.deliver(chunk.num_samples)
-        self._tokens, self.has_sound = chunk.num_text_tokens, self.has_sound or bool(chunk.pcm)
+        self._tokens = chunk.num_text_tokens
+        self.has_sound = self.has_sound or bool(chunk.pcm)
         if chunk.finish_reason is not FinishReason.STOP:
             self._cut_short = self._cut_short or chunk.finish_reason
         self.has_ended = chunk.finish_reason is not None and is_last
@@ -75,7 +80,10 @@ class _Timeline:
 
     def __init__(self, info: ModelInfo) -> None:
         self._sample_rate, self._frame_samples = info.sample_rate, info.frame_samples
-        self._start = self._before = self._made = self._delivered = 0  # samples: before the segment, of it, as played
+        self._start = 0  # characters of the text before the segment
+        self._before = 0  # samples before the segment
+        self._made = 0  # samples of the segment as they came
+        self._delivered = 0  # the same after a change of speed
         self._speed = 1.0
         self._dropped: int | None = None  # samples of the segment that were quiet at its start
         self._readings: list[Reading] = []

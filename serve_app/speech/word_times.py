@@ -53,7 +53,7 @@ class Spoken:
 
 
 @dataclass(slots=True)
-class _Place:
+class _Span:
     """Where a word is in the written text, and where its spoken form begins in the spoken text."""
 
     start: int
@@ -72,7 +72,7 @@ class WordTimes:
         self._made = source.pieces() if isinstance(source, SpokenText) else iter(())
         self._parts: list[SpokenPiece] = self._live.parts if self._live else []
         self._num_parts = self._num_written = self._num_spoken = 0  # of the parts that were taken
-        self._places: list[_Place] = []
+        self._spans: list[_Span] = []
         self._word_end = -1  # of the last word, with what is not spoken behind it: text from here on belongs to it
         self._read_to: tuple[float, float] = (0.0, 0.0)  # seconds, characters of the spoken text
         self._starts_s: list[float] = []  # of the words that the frames so far have come to
@@ -100,10 +100,11 @@ class WordTimes:
             self._is_over = True
             if chunk.finish_reason is FinishReason.STOP and self._read_to[0]:
                 self._spread_rest()
-            self._text, self._live, self._parts, self._made = self.text, None, [], iter(())  # a source is large
+            self._text = self.text
+            self._live, self._parts, self._made = None, [], iter(())  # a source is large
         over = len(self._starts_s) if self._is_over else max(0, len(self._starts_s) - 1)
-        told, self._num_told = self._num_told, max(self._num_told, over)
-        self._told += [self._word(number) for number in range(told, self._num_told)]
+        self._told += [self._word(number) for number in range(self._num_told, over)]
+        self._num_told = max(self._num_told, over)
 
     def take(self) -> list[Word]:
         """The words whose end has become known since the last call, in order."""
@@ -123,9 +124,9 @@ class WordTimes:
         before_s, before = self._read_to
         if seconds <= before_s and before:
             return  # a reading of this frame came before
-        while len(self._starts_s) < len(self._places) and self._places[len(self._starts_s)].spoken <= chars:
-            place = self._places[len(self._starts_s)].spoken
-            share = 0.0 if chars <= before else min(1.0, max(0.0, (place - before) / (chars - before)))
+        while len(self._starts_s) < len(self._spans) and self._spans[len(self._starts_s)].spoken <= chars:
+            begins = self._spans[len(self._starts_s)].spoken
+            share = 0.0 if chars <= before else min(1.0, max(0.0, (begins - before) / (chars - before)))
             self._starts_s.append(before_s + share * (seconds - before_s))
         self._read_to = seconds, max(chars, before)
 
@@ -135,20 +136,21 @@ class WordTimes:
         """
         self._take_parts(inf)
         begun = len(self._starts_s)
-        if not self._is_estimate and len(self._places) - begun > _UNREAD_WORDS:
+        if not self._is_estimate and len(self._spans) - begun > _UNREAD_WORDS:
             return
-        start_s, start = (self._starts_s[-1], self._places[begun - 1].spoken) if begun else (0.0, 0)
+        start_s, start = (self._starts_s[-1], self._spans[begun - 1].spoken) if begun else (0.0, 0)
         step_s = max(0.0, self._num_samples / self._sample_rate - start_s) / max(1, self._num_spoken - start)
-        self._starts_s += [start_s + (place.spoken - start) * step_s for place in self._places[begun:]]
+        self._starts_s += [start_s + (span.spoken - start) * step_s for span in self._spans[begun:]]
 
     def _word(self, number: int) -> Word:
-        place, start_s = self._places[number], self._starts_s[number]
+        span = self._spans[number]
+        start_s = self._starts_s[number]
         if number + 1 < len(self._starts_s):
             end_s = self._starts_s[number + 1]
         else:
             end_s = max(start_s, self._num_samples / self._sample_rate) if self._is_over else start_s + _USUAL_S
-        text = self.text[place.start : place.end]
-        return Word(text, place.start, place.end, start_s / self._speed, end_s / self._speed, self._is_estimate)
+        text = self.text[span.start : span.end]
+        return Word(text, span.start, span.end, start_s / self._speed, end_s / self._speed, self._is_estimate)
 
     def _take_parts(self, chars: float) -> None:
         """Find the words in the first `chars` characters of the spoken text, to the end of the last one.
@@ -171,15 +173,16 @@ class WordTimes:
             is_within = not any(char.isspace() for char in part.written) and self._word_end == self._num_written
             self._word_end = self._word_end + len(part.written) if is_within else -1
             return
-        written, spoken = list(_WORD.finditer(part.written)), list(_WORD.finditer(part.spoken))
-        places, is_cut = self._places, self._word_end == self._num_written
+        written = list(_WORD.finditer(part.written))
+        spoken = list(_WORD.finditer(part.spoken))
+        is_cut = self._word_end == self._num_written
         self._word_end = self._num_written + len(part.written.rstrip()) if not part.written[-1:].isspace() else -1
-        if written and not written[0].start() and places and is_cut:
-            places[-1].end = self._num_written + written.pop(0).end()
+        if written and not written[0].start() and self._spans and is_cut:
+            self._spans[-1].end = self._num_written + written.pop(0).end()
             spoken = spoken[1:] if part.spoken[:1].strip() else spoken
         for match, begins in zip(written, _begins(written, spoken, len(part.spoken)), strict=True):
-            start, end = (self._num_written + place for place in match.span())
-            places.append(_Place(start, end, self._num_spoken + begins))
+            start, end = (self._num_written + offset for offset in match.span())
+            self._spans.append(_Span(start, end, self._num_spoken + begins))
 
 
 def _begins(written: list[re.Match[str]], spoken: list[re.Match[str]], end: int) -> list[int]:
@@ -191,8 +194,9 @@ def _begins(written: list[re.Match[str]], spoken: list[re.Match[str]], end: int)
     ahead = _num_same(written, spoken)
     behind = min(_num_same(written[::-1], spoken[::-1]), len(written) - ahead, len(spoken) - ahead)
     starts = [match.start() for match in spoken] + [end]
-    between, places = len(written) - ahead - behind, len(spoken) - ahead - behind
-    middle = [starts[ahead + number * places // between] for number in range(between)]
+    num_written = len(written) - ahead - behind
+    num_spoken = len(spoken) - ahead - behind
+    middle = [starts[ahead + number * num_spoken // num_written] for number in range(num_written)]
     return starts[:ahead] + middle + starts[len(spoken) - behind : len(spoken)]
 
 

@@ -88,7 +88,8 @@ class Voices:
         self._records: dict[str, Record] = {}  # by path
         self._marks: dict[str, str] = {}
         self._for_all = Lexicon.EMPTY
-        self._reading, self._num_readings = asyncio.Lock(), 0
+        self._reading = asyncio.Lock()
+        self._num_readings = 0
         self._writing = asyncio.Lock()  # from a look at the store to what is written because of it
         self._to_forget: set[bytes] = set()  # replicas may keep these still
         self._underived: dict[bytes, tuple[StoredVoice, Reference]] = {}  # by key: their prompts are not stored yet
@@ -98,21 +99,21 @@ class Voices:
     @classmethod
     def of(cls, settings: VoiceSettings, *, num_nodes: int = 1, forget: Forget = nobody) -> Self:
         """The voices of the store that `settings` name. Raises StartError where nodes would not share it."""
-        place = settings.store
-        if place is None and num_nodes > 1:
+        location = settings.store
+        if location is None and num_nodes > 1:
             reason = "the nodes of this cluster share no folder: set api.voices.store to a bucket"
             return cls(None, settings, why_not=f"No voices are stored, as {reason}.", forget=forget)
-        if place is None:
+        if location is None:
             try:
                 return cls(VoiceStore(str(default_folder())), settings, forget=forget)
             except StartError as error:
                 return cls(None, settings, why_not=f"No voices are stored: {error}.", forget=forget)
-        if num_nodes > 1 and folder_of(place) is not None:
+        if num_nodes > 1 and folder_of(location) is not None:
             raise StartError(
-                f"api.voices.store: {place} is a folder, and this cluster has {num_nodes} nodes, which would each see "
-                "other voices: name a bucket (s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH)"
+                f"api.voices.store: {location} is a folder, of which each of the {num_nodes} nodes would have its own: "
+                "name a bucket (s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH)"
             )
-        return cls(VoiceStore(place), settings, forget=forget)
+        return cls(VoiceStore(location), settings, forget=forget)
 
     async def voices(self) -> list[StoredVoice]:
         """The oldest first; none while the store has not been read."""
@@ -138,11 +139,7 @@ class Voices:
 
     async def get_lexicon(self, lexicon_id: str) -> StoredLexicon:
         """Raises NotFound, also of a lexicon that is somebody else's."""
-        await self.refresh()
-        if (found := self._find(StoredLexicon, lexicon_id)) is None:
-            message = f"No lexicon {lexicon_id[:80]!r} is stored, or it is not yours."
-            raise NotFound(message, "lexicon", "lexicon_not_found")
-        return found
+        return await self._get(StoredLexicon, lexicon_id, "lexicon")
 
     async def keep_lexicon(self, lexicon: StoredLexicon) -> StoredLexicon:
         """Store a new one. Raises Conflict."""
@@ -180,11 +177,13 @@ class Voices:
 
     async def get_consent(self, consent_id: str) -> StoredConsent:
         """Raises NotFound."""
+        return await self._get(StoredConsent, consent_id, "consent")
+
+    async def _get(self, kind: type[R], record_id: str, field: str) -> R:
         await self.refresh()
-        found = self._find(StoredConsent, consent_id)
-        if found is None:
-            message = f"No consent {consent_id[:80]!r} is stored, or it is not yours."
-            raise NotFound(message, "consent", "consent_not_found")
+        if (found := self._find(kind, record_id)) is None:
+            message = f"No {field} {record_id[:80]!r} is stored, or it is not yours."
+            raise NotFound(message, field, f"{field}_not_found")
         return found
 
     async def add(self, details: Details, sent: Sequence[SentRecording], *, field: str) -> StoredVoice:
@@ -253,7 +252,7 @@ class Voices:
             else:
                 changed = record.changed(**changes)
             await self.keep(changed, {take.sha256: flac for take, flac in taken})
-        await self._told()
+        await self._forget_gone()
         return changed
 
     async def remove(self, record: Record) -> None:
@@ -266,7 +265,7 @@ class Voices:
                 raise Conflict(message, "consent")
         async with self._writing:
             await self._aside(self._writable().remove, record)
-        await self._told()
+        await self._forget_gone()
 
     async def recording(self, record: Record, take: Take) -> bytes:
         """The FLAC file of a take. Raises Damaged."""
@@ -321,7 +320,7 @@ class Voices:
         swept_s, failure = float("-inf"), ""
         while True:
             try:
-                await self._told()
+                await self._forget_gone()
                 await self._keep_derived()
                 if time.monotonic() - swept_s > _SWEEP_S:
                     swept_s = time.monotonic()
@@ -355,7 +354,7 @@ class Voices:
             self._underived = {key: entry for key, entry in self._underived.items() if entry[0].key_prefix not in over}
             recordings.forget(tuple(over))
 
-    async def _told(self) -> None:
+    async def _forget_gone(self) -> None:
         """Read the store, and have all replicas forget what is no more. Where that fails the next look repeats it."""
         await self.refresh()
         over = tuple(self._to_forget)
@@ -403,7 +402,8 @@ class Voices:
         """Designs do not count: an hour ends them."""
         kept = [each for each in self._records.values() if not isinstance(each, StoredDesign)]
         others = [each for each in kept if each.owner == record.owner and each.id != record.id]
-        settings, held = self._settings, sum(map(_num_bytes, others)) + _num_bytes(record)
+        settings = self._settings
+        held = sum(map(_num_bytes, others)) + _num_bytes(record)
         message = ""
         if len(others) >= settings.max_voices:
             message = f"{len(others)} voices and consents are stored, api.voices.max_voices allows no more."

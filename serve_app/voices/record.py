@@ -93,7 +93,8 @@ class Take(Strict):
 
         file = io.BytesIO()
         soundfile.write(file, samples, sample_rate, format="FLAC", subtype=subtype)
-        flac, seconds = file.getvalue(), round(len(samples) / sample_rate, 3)
+        flac = file.getvalue()
+        seconds = round(len(samples) / sample_rate, 3)
         return cls(sha256=hashlib.sha256(flac).hexdigest(), seconds=seconds, num_bytes=len(flac), **fields), flac
 
     @property
@@ -177,21 +178,23 @@ class StoredVoice(Stored):
             raise InvalidRequest("style: the takes of a voice have different styles.", "style")
         return voice
 
-    def take_for(self, wish: str | None) -> tuple[Take, bool]:
-        """The take whose style `wish`, such as instructions, names; else the first. Whether the wish chose it."""
-        words = re.findall(r"\w+", (wish or "").casefold())
-        for take in self.takes:
-            if any(_is_same(word, take.style.casefold()) for word in words):
-                return take, True
-        return self.takes[0], False
+    def take_for(self, words: str | None) -> Take:
+        """The take whose style these words, such as instructions, name; else the first."""
+        return self.take_named(words) or self.takes[0]
+
+    def take_named(self, words: str | None) -> Take | None:
+        """The take whose style these words name."""
+        named = re.findall(r"\w+", (words or "").casefold())
+        matches = (take for take in self.takes if any(_is_same(word, take.style.casefold()) for word in named))
+        return next(matches, None)
 
     def tagged(self, text: str) -> tuple[str | None, str]:
         """The style that a tag at the beginning of a text names, if a take has it, and the text without that tag:
         "[whispering] Come in.", '<emotion value="whispering"/> Come in.'
         """
         tag = _TAG.match(text)
-        take, is_named = self.take_for(tag[1] or tag[2]) if tag else (self.takes[0], False)
-        return (take.style, text[tag.end() :]) if tag and is_named else (None, text)
+        take = self.take_named(tag[1] or tag[2]) if tag else None
+        return (take.style, text[tag.end() :]) if tag and take else (None, text)
 
 
 class StoredConsent(Stored):

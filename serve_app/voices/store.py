@@ -68,32 +68,33 @@ def default_folder() -> Path:
     return data / "talkray" / "voices"
 
 
-def folder_of(place: str) -> Path | None:
-    """The folder that a store's place, a path or a URL, means; None of a bucket. Raises StartError."""
-    url = urlsplit(place)
+def folder_of(location: str) -> Path | None:
+    """The folder that a store's location, a path or a URL, means; None of a bucket. Raises StartError."""
+    url = urlsplit(location)
     if url.scheme in _SCHEMES:
         return None
-    folder = Path(unquote(url.path) if url.scheme == "file" and not url.netloc else place)
+    folder = Path(unquote(url.path) if url.scheme == "file" and not url.netloc else location)
     if url.scheme not in ("", "file") or not folder.is_absolute():
         buckets = "s3://BUCKET/PATH, gs://BUCKET/PATH or az://CONTAINER/PATH"
-        raise StartError(f"api.voices.store: {place!r} is no place for voices: write /a/folder, {buckets}")
+        raise StartError(f"api.voices.store: {location!r} is no place for voices: write /a/folder, {buckets}")
     return folder
 
 
 class VoiceStore:
-    """The records and recordings at one place. Any number of processes may have it open."""
+    """The records and recordings in one folder or bucket. Any number of processes may have it open."""
 
-    def __init__(self, place: str) -> None:
-        """`place`: an absolute path or a URL. Raises StartError."""
-        self.place, self.folder = place, folder_of(place)
+    def __init__(self, location: str) -> None:
+        """`location`: an absolute path or a URL. Raises StartError."""
+        self.location = location
+        self.folder = folder_of(location)
         try:
             if self.folder is None:
-                self._objects: ObjectStore = from_url(place, retry_config=_RETRIES)
+                self._objects: ObjectStore = from_url(location, retry_config=_RETRIES)
             else:
                 self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 self._objects = LocalStore(self.folder)
         except (BaseError, OSError) as error:
-            raise StartError(f"api.voices.store: {place} cannot be used: {_first_line(error)}") from None
+            raise StartError(f"api.voices.store: {location} cannot be used: {_first_line(error)}") from None
 
     def marks(self) -> dict[str, str]:
         """Path of every record, and a mark that changes with it. Raises StoreFailed."""
@@ -117,10 +118,10 @@ class VoiceStore:
             document = json.loads(content)
             record = document["record"]
             if _checksum(record) != document["sha256"]:
-                raise Damaged(f"{self.place}: {path} is damaged: its checksum is another")
+                raise Damaged(f"{self.location}: {path} is damaged: its checksum is another")
             return kind.model_validate(record)
         except (ValueError, KeyError, TypeError, ValidationError) as error:
-            raise Damaged(f"{self.place}: {path} is damaged: {_first_line(error)}") from None
+            raise Damaged(f"{self.location}: {path} is damaged: {_first_line(error)}") from None
 
     def write(self, record: Record, recordings: Mapping[str, bytes]) -> None:
         """Keep a record and its new recordings, by sha256, in this order. Raises StoreFailed; it is as before then."""
@@ -138,7 +139,7 @@ class VoiceStore:
         content = self.get(_audio(record.id, take.sha256))
         if content is None or hashlib.sha256(content).hexdigest() != take.sha256:
             what = "is missing" if content is None else "is damaged"
-            raise Damaged(f"{self.place}: a recording of {record.name!r} ({record.id}) {what}")
+            raise Damaged(f"{self.location}: a recording of {record.name!r} ({record.id}) {what}")
         return content
 
     def remove(self, record: Record) -> None:
@@ -190,26 +191,26 @@ class VoiceStore:
 
     def listed(self, prefix: str) -> "Iterator[obstore.ObjectMeta]":
         """But for files of a folder that have no name yet."""
-        with _failing(f"{self.place} cannot be listed"):
+        with _failing(f"{self.location} cannot be listed"):
             for batch in obstore.list(self._objects, prefix):
                 yield from (meta for meta in batch if "/." not in meta["path"])
 
     def get(self, path: str) -> bytes | None:
-        with _failing(f"{self.place}: {path} cannot be read"):
+        with _failing(f"{self.location}: {path} cannot be read"):
             try:
                 return obstore.get(self._objects, path).bytes().to_bytes()
             except FileNotFoundError:
                 return None
 
     def put(self, path: str, content: bytes) -> None:
-        with _failing(f"{self.place} cannot be written, nothing was changed"):
+        with _failing(f"{self.location} cannot be written, nothing was changed"):
             if self.folder is None:
                 obstore.put(self._objects, path, content)
             else:
                 write_file(self.folder / path, content)
 
     def delete(self, *paths: str) -> None:
-        with _failing(f"{self.place}: {', '.join(paths[:1])} cannot be removed"):
+        with _failing(f"{self.location}: {', '.join(paths[:1])} cannot be removed"):
             for path in paths:
                 try:
                     obstore.delete(self._objects, path)

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,9 @@ class Listener:
             error = repr(problem)
         if not arrivals_s:
             await self._count()  # it never will
-        return Heard(request.request_id, np.concatenate(codes), b"".join(pcm), tuple(arrivals_s), reason, error)
+        return Heard(
+            request.synthesis.request_id, np.concatenate(codes), b"".join(pcm), tuple(arrivals_s), reason, error
+        )
 
     @asynccontextmanager
     async def _speech(self, request: UtteranceRequest, word_s: float) -> AsyncIterator[AsyncGenerator[PcmChunk, None]]:
@@ -98,10 +100,10 @@ class Listener:
         if not word_s:
             yield self._long_text.speak(request, info)
             return
-        with await self._live_texts.open(request, info, max_chars=len(request.text)) as live:
-            writing = asyncio.create_task(_write(live, request.text, word_s))
+        with await self._live_texts.open(request, info, max_chars=len(request.synthesis.text)) as live:
+            writing = asyncio.create_task(_write(live, request.synthesis.text, word_s))
             await live.wait_for_words()
-            yield self._long_text.speak_segments(live.utterance.plain, live, info, redraws=False)
+            yield self._long_text.speak_segments(live.utterance.synthesis, live, info, redraws=False)
             await writing
 
     async def _count(self) -> None:
@@ -144,7 +146,7 @@ def requests(count: int, *, frames: int) -> list[UtteranceRequest]:
     """Different utterances of about the same length."""
     options = Sampling(max_new_tokens=frames + 1)
     return [
-        UtteranceRequest(f"r{seed}", TEXT, voice="ryan", sampling=options, seed=seed, ignore_eos=True)
+        UtteranceRequest(SynthesisRequest(f"r{seed}", TEXT, voice="ryan", sampling=options, seed=seed, ignore_eos=True))
         for seed in range(count)
     ]
 
@@ -152,7 +154,7 @@ def requests(count: int, *, frames: int) -> list[UtteranceRequest]:
 def long_requests(count: int, *, frames: int) -> list[UtteranceRequest]:
     """Texts that are spoken in several segments of so many frames each."""
     return [
-        replace(request, request_id=f"long{request.seed}", text=" ".join([TEXT] * 30))
+        request.changed(request_id=f"long{request.synthesis.seed}", text=" ".join([TEXT] * 30))
         for request in requests(count, frames=frames)
     ]
 

@@ -10,8 +10,8 @@ import urllib.request
 from pathlib import Path
 
 from serve_app.config import AppConfig, JobSettings, VoiceSettings
-from serve_app.jobs.record import Made
 from serve_app.jobs.store import JobStore
+from serve_app.jobs.stored_job import MadeSegment
 from serve_app.voices.store import VoiceStore
 from tests.faults.pools import CODEC, ENGINE, TALKER, Service, config, redeploy, serving, tiny_model
 
@@ -62,12 +62,12 @@ def codes(tmp_path: Path, job: str) -> dict[str, bytes]:
     made = [each for each, _ in store.made(job)]
     # A kill may leave a file that has no name yet, which the next sweep removes.
     files = [file for file in (tmp_path / "store" / "segments" / job).iterdir() if file.suffix != ".new"]
-    assert len(made) == len(files) == len({each.place for each in made}), "one is there twice"
+    assert len(made) == len(files) == len({each.id for each in made}), "one is there twice"
     return {_place(each): store.content(job, each).codes.tobytes() for each in made}
 
 
-def _place(made: Made) -> str:
-    return f"{made.place.part}.{made.place.segment}"
+def _place(made: MadeSegment) -> str:
+    return f"{made.id.part}.{made.id.segment}"
 
 
 def test_kills_an_update_and_a_restart_leave_each_segment_made_once(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class Bucket:
     def codes(self, job: str) -> dict[tuple[int, int], bytes]:
         """Of each segment that is there."""
         made = [each for each, _ in self.store.made(job)]
-        return {(each.place.part, each.place.segment): self.store.content(job, each).codes.tobytes() for each in made}
+        return {(each.id.part, each.id.segment): self.store.content(job, each).codes.tobytes() for each in made}
 
     def writes(self, job: str) -> Counter[str]:
         """How often each segment was kept, by its place: its name has the place in front."""

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.errors import InvalidRequest
+from deployments.protocol import SynthesisRequest
 from serve_app.config import ApiSettings
 from serve_app.speech.segments import Segments, UtteranceRequest
 from serve_app.text.lexicon import MAX_WORDS, Lexicon, from_pls
@@ -94,7 +95,7 @@ def whole(sent: str, rules: TextRules) -> None:
     except InvalidRequest:
         assert rules.markup == "ssml"
         return
-    Segments.of(UtteranceRequest("", spoken.text, stretches=spoken.stretches), 300)
+    Segments.of(UtteranceRequest(SynthesisRequest("", spoken.text), stretches=spoken.stretches), 300)
 
 
 def in_parts(sent: str, rules: TextRules) -> None:

@@ -42,7 +42,7 @@ from deployments.records import CodecRecord, TalkerRecord
 from serve_app.app import health_check_s, options, report_s
 from serve_app.config import PoolConfig
 from serve_app.scaling import pool_watch
-from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
+from serve_app.scaling.policies import CodecScaling, TalkerScaling
 from tests.e2e.processes import MARK, marked
 
 APP = "load"
@@ -202,8 +202,8 @@ class FakeIngress:
 def application(cluster: PoolSizes, *, asked_by: str, report_every_s: float | None) -> serve.Application:
     """Three pools with the options that ours have."""
 
-    def scaled(size: int, *, callers: int, policy: type[Any], scaling: Any) -> dict[str, Any]:
-        chosen = options(POOL, REQUESTS, policy=policy, scaling=scaling, callers=callers)
+    def scaled(size: int, *, callers: int, scaling: TalkerScaling | CodecScaling) -> dict[str, Any]:
+        chosen = options(POOL, REQUESTS, scaling=scaling, callers=callers)
         if report_every_s is not None:
             config = chosen["autoscaling_config"].model_copy(
                 update={"metrics_interval_s": report_every_s, "look_back_period_s": 2 * report_every_s}
@@ -215,11 +215,11 @@ def application(cluster: PoolSizes, *, asked_by: str, report_every_s: float | No
     codecs = CodecScaling(min_replicas=cluster.codecs, max_replicas=cluster.codecs)
     talker = serve.deployment(
         name="Talker",
-        **scaled(cluster.talkers, callers=cluster.codecs + cluster.ingresses, policy=TalkerPolicy, scaling=talkers),
+        **scaled(cluster.talkers, callers=cluster.codecs + cluster.ingresses, scaling=talkers),
     )(FakeTalker).bind()
-    codec = serve.deployment(
-        name="Codec", **scaled(cluster.codecs, callers=cluster.ingresses, policy=CodecPolicy, scaling=codecs)
-    )(FakeCodec).bind(talker)
+    codec = serve.deployment(name="Codec", **scaled(cluster.codecs, callers=cluster.ingresses, scaling=codecs))(
+        FakeCodec
+    ).bind(talker)
     fixed = options(POOL.model_copy(update={"replicas": cluster.ingresses}), REQUESTS)
     return serve.deployment(name="Ingress", **fixed)(FakeIngress).bind(codec, asked_by)
 

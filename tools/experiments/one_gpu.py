@@ -289,7 +289,7 @@ class Heard:
 async def _listen(gateway: Admission, request: ScheduledRequest, costs: Costs, heard: Heard) -> None:
     now_s, segments = asyncio.get_running_loop().time, LONG_SEGMENTS if request.kind is RequestKind.LONG else 1
     assert request.frames is not None
-    asked = UtteranceRequest(
+    synthesis = SynthesisRequest(
         f"{request.index}",
         request.text,
         voice="ryan",
@@ -300,7 +300,7 @@ async def _listen(gateway: Admission, request: ScheduledRequest, costs: Costs, h
     )
     patience_s = LEAVES_S if request.kind is RequestKind.LEAVES else None
     try:
-        async with asyncio.timeout(patience_s), aclosing(gateway.admit(asked, INFO)) as chunks:
+        async with asyncio.timeout(patience_s), aclosing(gateway.speak(UtteranceRequest(synthesis), INFO)) as chunks:
             async for chunk in chunks:
                 if not chunk.pcm:
                     continue

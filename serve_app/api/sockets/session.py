@@ -310,7 +310,7 @@ class Session:
                 self._over.append(replace(self._turns.popleft(), request=None, live=None))  # large, and not asked for
                 self._end(turn)
                 if turn.request is not None:
-                    self._continuation.count(turn.request)
+                    self._continuation.count(turn.request.synthesis)
                 await self._events.put(Flushed(turn))
             self.has_ended = True
             if not self._delivery.files and (rest := await self._rendering.close()):
@@ -359,7 +359,7 @@ class Session:
         texts = None if is_there else self._live_texts
         async with self._whole(turn) if texts is None else self._live(turn, texts) as request:
             if request is not None:
-                async with aclosing(self._models.of(request).admit(request, self._info)) as chunks:
+                async with aclosing(self._models.of(request).speak(request, self._info)) as chunks:
                     async for chunk in chunks:
                         has_spoken = has_spoken or bool(chunk.pcm)
                         yield chunk
@@ -379,9 +379,9 @@ class Session:
             yield None  # a conversation treats no text as an error
             return
         request = await self._request(turn, self._body.model_copy(update={"input": text}), spoken)
-        turn.request = replace(request, tail=self._continuation.tail(request))
+        turn.request = request.changed(tail=self._continuation.tail(request.synthesis))
         self._follow(turn, spoken)
-        yield turn.request if is_speakable(turn.request.text) else None
+        yield turn.request if is_speakable(turn.request.synthesis.text) else None
 
     @asynccontextmanager
     async def _live(self, turn: Turn, texts: LiveTexts) -> AsyncIterator[UtteranceRequest | None]:

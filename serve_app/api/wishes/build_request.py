@@ -3,7 +3,7 @@
 import asyncio
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import ModelInfo, ModelKind, Reference
+from deployments.protocol import ModelInfo, ModelKind, Reference, SynthesisRequest
 from serve_app.api import catalogue
 from serve_app.api.wishes.speech_body import SpeechBody, check_length
 from serve_app.api.wishes.wish import Wish
@@ -46,25 +46,28 @@ async def build_request(
     if language == DETECT:
         whole = await asyncio.to_thread(detected, spoken.text, info.languages) if of_each else None
         language = whole or "auto"
-    return UtteranceRequest(
+    synthesis = SynthesisRequest(
         request_id=request_id,
         client=client,
         voice=speaker,
         text="" if live else _text(body, info, settings, spoken, speaker),
-        stretches=() if live else spoken.stretches,
-        max_segment_chars=spoken.rules.max_segment_chars,
         language=language,
-        languages=info.languages if of_each else (),
         instructions=_instructions(body, info, settings),
         reference=await _reference(body, info, settings, stored, voices),
         sampling=body.sampling,
         seed=draw_seed() if body.seed is None else body.seed,
-        redraws=body.seed is None,
         non_streaming_mode=body.non_streaming_mode,
         ignore_eos=body.ignore_eos,
         leading_silence=body.leading_silence,
         word_times=body.word_timestamps,
         model=info.route,
+    )
+    return UtteranceRequest(
+        synthesis,
+        stretches=() if live else spoken.stretches,
+        max_segment_chars=spoken.rules.max_segment_chars,
+        languages=info.languages if of_each else (),
+        redraws=body.seed is None,
         joins=settings.text.joints,
     )
 
@@ -149,7 +152,7 @@ async def _reference(
     if info.kind is not ModelKind.BASE:
         return None
     if stored is not None:
-        take, _ = stored.take_for(body.instructions)
+        take = stored.take_for(body.instructions)
         return await voices.reference(stored, take, info, x_vector_only=body.x_vector_only_mode)
     if body.ref_audio is None:
         named = f"no voice {body.voice[:80]!r} is stored, and " if body.voice else ""

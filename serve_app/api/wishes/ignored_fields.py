@@ -56,7 +56,7 @@ def find_ignored(
     voice that speaks.
     """
     if stored is not None:
-        _, has_style = stored.take_for(body.instructions)
+        has_style = stored.take_named(body.instructions) is not None
         own = {"ref_text": "the stored voice has its own"} if body.ref_text is not None else {}
         own |= {"prepare": "it is for recordings that are sent"} if body.prepare is not None else {}
         reasons = {**own, **(reasons or {})}

@@ -105,8 +105,9 @@ class Wish:
         """Which recording of a stored voice speaks, and what chose it."""
         if self.stored is None:
             return None
-        take, is_chosen = self.stored.take_for(self.body.instructions)
-        why = "tag" if self.is_tagged else "instructions" if is_chosen else "the first"
+        named = self.stored.take_named(self.body.instructions)
+        take = named or self.stored.takes[0]
+        why = "tag" if self.is_tagged else "instructions" if named else "the first"
         by_vector = "" if take.text else ", by its vector only: it has no transcript"
         return f"{take.style} ({why}{by_vector})"
 

@@ -29,17 +29,17 @@ class Asking(ReplicaStream[FrameChunk, FrameChunk]):
         self,
         ask: Callable[[], AsyncGenerator[FrameChunk, None]],
         *,
-        take: Callable[[FrameChunk], FrameChunk] = lambda chunk: chunk,
+        receive: Callable[[FrameChunk], FrameChunk] = lambda chunk: chunk,
         lost: type[ReplicaLost] = TalkerLost,
     ) -> None:
         super().__init__("r", lost)
-        self._ask, self._take = ask, take
+        self._ask, self._receive = ask, receive
 
     def ask(self) -> AsyncGenerator[FrameChunk, None]:
         return self._ask()
 
-    def take(self, chunk: FrameChunk) -> FrameChunk:
-        return self._take(chunk)
+    def receive(self, chunk: FrameChunk) -> FrameChunk:
+        return self._receive(chunk)
 
 
 class Replicas:
@@ -95,8 +95,8 @@ def test_the_first_other_replica_is_asked_at_once() -> None:
     attempts = Attempts(TalkerLost, "r")
     for _ in range(2):
         attempts.received(frame(1))
-        assert attempts.after_failure(LOST) == 0.0
-        assert [attempts.after_failure(Overloaded("full", 1.0)) for _ in range(3)] == [0.02, 0.04, 0.08]
+        assert attempts.delay_after(LOST) == 0.0
+        assert [attempts.delay_after(Overloaded("full", 1.0)) for _ in range(3)] == [0.02, 0.04, 0.08]
 
 
 async def test_a_stream_that_ends_without_its_last_chunk_is_lost() -> None:
@@ -110,7 +110,7 @@ async def test_a_stream_that_its_reader_ends_is_left_there() -> None:
     def until_two(chunk: FrameChunk) -> FrameChunk:
         return replace(chunk, finish_reason=FinishReason.SILENCE) if chunk.codes[0, 0] == 2 else chunk
 
-    chunks = [chunk async for chunk in with_failover(Asking(replicas.ask, take=until_two))]
+    chunks = [chunk async for chunk in with_failover(Asking(replicas.ask, receive=until_two))]
     assert [chunk.finish_reason for chunk in chunks] == [None, FinishReason.SILENCE]
     assert (replicas.closed, replicas.played) == (1, 0)
 

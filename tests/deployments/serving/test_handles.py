@@ -248,12 +248,12 @@ async def test_an_item_is_asked_for_when_its_reader_waits_for_it() -> None:
     async with aclosing(count()) as numbers:
         items = ItemReader(numbers)
         for number in range(3):
-            assert await items.comes(10.0)
-            assert await items.comes(10.0)  # the same one
+            assert await items.wait(10.0)
+            assert await items.wait(10.0)  # the same one
             assert items.take() == number
             await asyncio.sleep(0)
             assert asked == list(range(number + 1))
-        assert await items.comes(10.0)
+        assert await items.wait(10.0)
         with pytest.raises(StopAsyncIteration):
             items.take()
         await items.drop()
@@ -262,11 +262,11 @@ async def test_an_item_is_asked_for_when_its_reader_waits_for_it() -> None:
 async def test_what_does_not_come_in_time_may_come_later() -> None:
     gate = asyncio.Event()
     items = ItemReader(aiter(Response([gate, "a", ValueError("broken")])))
-    assert not await items.comes(0.001)
+    assert not await items.wait(0.001)
     gate.set()
-    assert await items.comes(10.0)
+    assert await items.wait(10.0)
     assert items.take() == "a"
-    assert await items.comes(10.0)
+    assert await items.wait(10.0)
     with pytest.raises(ValueError, match="broken"):
         items.take()
     await items.drop()
@@ -283,7 +283,7 @@ async def test_a_reader_that_leaves_ends_what_it_waits_for() -> None:
             left.set()
 
     items = ItemReader(silence())
-    waiting = asyncio.create_task(items.comes(10.0))
+    waiting = asyncio.create_task(items.wait(10.0))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -49,7 +49,9 @@ async def test_a_request_has_the_forms_of_the_document(
                 "ignored": wish.ignored,
             }
         ),
-        "UtteranceRequest": listed({name: value for name, value in told(utterance).items() if name not in told(asked)}),
+        "UtteranceRequest": listed(
+            {name: value for name, value in told(utterance).items() if not name.startswith("synthesis.")}
+        ),
         "SynthesisRequest": listed(told(asked)),
         "GenerateRequest": listed({"gpu_frames": generate.gpu_frames}),
         "Sequence": listed(
@@ -68,18 +70,18 @@ async def forms_at_the_ingress(
 ) -> tuple[Wish, UtteranceRequest, SynthesisRequest]:
     """What the API makes of a JSON body."""
     wishes, respond = list[Wish](), SpeechService.respond
-    utterances, admit = list[UtteranceRequest](), Admission.admit
+    utterances, speak = list[UtteranceRequest](), Admission.speak
 
-    def admitting(admission: Admission, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    def speaking(admission: Admission, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         utterances.append(utterance)
-        return admit(admission, utterance, info)
+        return speak(admission, utterance, info)
 
     async def noting(service: SpeechService, request: object, wish: Wish) -> object:
         wishes.append(wish)
         return await respond(service, request, wish)  # type: ignore[arg-type]
 
     monkeypatch.setattr(SpeechService, "respond", noting)
-    monkeypatch.setattr(Admission, "admit", admitting)
+    monkeypatch.setattr(Admission, "speak", speaking)
     synthesizer = FakeSynthesizer(CUSTOM_VOICE)
     untimed = RecordSettings(lines=False, stages=False, usage=False)  # each run would show other times
     api = one_api(synthesizer, ApiSettings(voices=VoiceSettings(store=str(folder)), records=untimed))

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from deployments.errors import EngineError
-from deployments.protocol import FinishReason
+from deployments.protocol import FinishReason, SynthesisRequest
 from deployments.serving import reports
 from serve_app.api.access.keys import create_key
 from serve_app.api.request_log import Entry, RequestRecord, line, shown
@@ -140,7 +140,7 @@ def test_what_a_stopped_server_cut_off_has_a_line(tmp_path: Path) -> None:
     with shown(found.append, tmp_path):
         for name in ("cut", "whole"):
             spoken = RequestRecord(name, 0, method="POST", path="/v1/audio/speech")
-            spoken.note_speech(UtteranceRequest(name, "", voice="ryan"), CUSTOM_VOICE, None, speed=1)
+            spoken.note_speech(UtteranceRequest(SynthesisRequest(name, "", voice="ryan")), CUSTOM_VOICE, None, speed=1)
         spoken.usage.finish_reason = FinishReason.STOP
         spoken.publish()
     told = [(entry["id"], entry["voice"], entry["outcome"]) for entry in found]

@@ -104,7 +104,7 @@ async def test_a_deterministic_job_has_the_same_codes_whatever_dies(tmp_path: Pa
         await until(client, killed, "completed")
         store = server.desk._store()
         codes = [
-            {made.place: store.content(str(job["id"]), made).codes.tobytes() for made, _ in store.made(str(job["id"]))}
+            {made.id: store.content(str(job["id"]), made).codes.tobytes() for made, _ in store.made(str(job["id"]))}
             for job in (whole, killed)
         ]
         assert codes[0] == codes[1]

@@ -21,7 +21,7 @@ from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, u
 
 pytestmark = pytest.mark.anyio
 
-REQUEST = UtteranceRequest("id", "Hello.")
+REQUEST = UtteranceRequest(SynthesisRequest("id", "Hello."))
 PROMPT = AdmissionSettings(max_streams=8, max_line_s=1000, max_wait_s=1000)
 
 
@@ -49,12 +49,12 @@ class Line:
         await self.synthesizer.waiting.wait()
 
     async def speak(self, client: str = "", *, request: UtteranceRequest = REQUEST) -> bytes:
-        asked = replace(request, client=client)
-        return pcm_of([item async for item in self.admission.admit(asked, CUSTOM_VOICE)])
+        asked = request.changed(client=client)
+        return pcm_of([item async for item in self.admission.speak(asked, CUSTOM_VOICE)])
 
     def hear(self) -> None:
         """Another stream: the pools live."""
-        self.admission.room.hear()
+        self.admission.room.count_audio()
 
     async def finish(self) -> None:
         self.gate.set()
@@ -65,10 +65,10 @@ class Line:
 async def test_what_is_admitted_is_passed_on_whole() -> None:
     line = Line()
     line.gate.set()
-    chunks = [item async for item in line.admission.admit(REQUEST, CUSTOM_VOICE)]
+    chunks = [item async for item in line.admission.speak(REQUEST, CUSTOM_VOICE)]
     assert [item.pcm for item in chunks] == [item.pcm for item in [chunk(b""), *utterance(2)]]
     assert chunks[-1].finish_reason is FinishReason.STOP
-    assert line.synthesizer.requests == [REQUEST.plain]
+    assert line.synthesizer.requests == [REQUEST.synthesis]
 
 
 async def test_no_more_streams_than_there_is_room_for() -> None:
@@ -196,7 +196,7 @@ class Slow(FakeSynthesizer):
 async def hear(admission: Admission, opened: AsyncExitStack, *, streams: int, frames: int, clock: Clock) -> None:
     """So many streams side by side, whose listeners take a moment for each frame."""
     listened = [
-        await opened.enter_async_context(aclosing(admission.admit(REQUEST, CUSTOM_VOICE))) for _ in range(streams)
+        await opened.enter_async_context(aclosing(admission.speak(REQUEST, CUSTOM_VOICE))) for _ in range(streams)
     ]
     for _ in range(frames):
         for stream in listened:
@@ -213,7 +213,7 @@ async def test_while_listeners_hear_pauses_fewer_streams_are_let_in(clock: Clock
         with pytest.raises(Overloaded):
             admission.room.check("")
         with pytest.raises(Overloaded):
-            await anext(admission.admit(REQUEST, CUSTOM_VOICE))
+            await anext(admission.speak(REQUEST, CUSTOM_VOICE))
         assert len(synthesizer.requests) == 10  # nobody behind the ingress heard of the last one
     admission.room.check("")
 
@@ -228,8 +228,8 @@ async def test_a_listener_who_is_slow_is_no_reason_to_refuse_others(clock: Clock
 
 async def test_a_recording_takes_its_time_and_is_no_line(clock: Clock) -> None:
     line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
-    request = UtteranceRequest("id", "Hello.", reference=Reference(np.zeros(24000, np.float32), "Hello."))
-    cloning = asyncio.create_task(anext(line.admission.admit(request, CUSTOM_VOICE)))
+    request = REQUEST.changed(reference=Reference(np.zeros(24000, np.float32), "Hello."))
+    cloning = asyncio.create_task(anext(line.admission.speak(request, CUSTOM_VOICE)))
     await line.synthesizer.waiting.wait()
     clock.now_s += 60
     await line.join()
@@ -248,7 +248,7 @@ async def test_a_stream_that_has_begun_is_never_late() -> None:
     line = Line(AdmissionSettings(max_wait_s=0.01))
     pause = asyncio.Event()
     line.synthesizer.script = [chunk(b"11"), pause, *utterance(2)]
-    async with aclosing(line.admission.admit(REQUEST, CUSTOM_VOICE)) as chunks:
+    async with aclosing(line.admission.speak(REQUEST, CUSTOM_VOICE)) as chunks:
         assert (await anext(chunks)).pcm == b"11"
         asyncio.get_running_loop().call_later(0.05, pause.set)
         assert pcm_of([item async for item in chunks]) == pcm_of(utterance(2))
@@ -344,8 +344,8 @@ class SeedDependent(FakeSynthesizer):
 
 async def test_what_is_over_before_it_is_heard_is_made_again_with_another_seed() -> None:
     synthesizer = SeedDependent(FinishReason.SILENCE)
-    request = replace(REQUEST, seed=5, redraws=True)
-    chunks = [item async for item in Admission(synthesizer, PROMPT).admit(request, CUSTOM_VOICE)]
+    request = replace(REQUEST.changed(seed=5), redraws=True)
+    chunks = [item async for item in Admission(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
     assert pcm_of(chunks) == pcm_of(utterance(2))
     assert chunks[-1].finish_reason is FinishReason.STOP
     seeds = [asked.seed for asked in synthesizer.requests]
@@ -356,7 +356,7 @@ async def test_what_is_over_before_it_is_heard_is_made_again_with_another_seed()
 
 async def test_what_ends_badly_in_its_first_chunk_is_made_again() -> None:
     synthesizer = SeedDependent(FinishReason.EARLY, sound=b"11")
-    chunks = [item async for item in Admission(synthesizer, PROMPT).admit(replace(REQUEST, redraws=True), CUSTOM_VOICE)]
+    chunks = [item async for item in Admission(synthesizer, PROMPT).speak(replace(REQUEST, redraws=True), CUSTOM_VOICE)]
     assert (pcm_of(chunks), chunks[-1].finish_reason) == (pcm_of(utterance(2)), FinishReason.STOP)
     assert len(synthesizer.requests) == 2
 
@@ -364,14 +364,14 @@ async def test_what_ends_badly_in_its_first_chunk_is_made_again() -> None:
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
 async def test_what_ends_well_in_its_first_chunk_is_not_made_again(reason: FinishReason) -> None:
     synthesizer = SeedDependent(reason, sound=b"11")
-    chunks = [item async for item in Admission(synthesizer, PROMPT).admit(replace(REQUEST, redraws=True), CUSTOM_VOICE)]
+    chunks = [item async for item in Admission(synthesizer, PROMPT).speak(replace(REQUEST, redraws=True), CUSTOM_VOICE)]
     assert (pcm_of(chunks), chunks[-1].finish_reason) == (b"11", reason)
     assert len(synthesizer.requests) == 1
 
 
 async def test_a_seed_of_the_clients_is_kept() -> None:
     synthesizer = SeedDependent(FinishReason.SILENCE)
-    chunks = [item async for item in Admission(synthesizer, PROMPT).admit(replace(REQUEST, seed=5), CUSTOM_VOICE)]
+    chunks = [item async for item in Admission(synthesizer, PROMPT).speak(REQUEST.changed(seed=5), CUSTOM_VOICE)]
     assert (pcm_of(chunks), chunks[-1].finish_reason) == (b"", FinishReason.SILENCE)
     assert [asked.seed for asked in synthesizer.requests] == [5]
 
@@ -379,7 +379,7 @@ async def test_a_seed_of_the_clients_is_kept() -> None:
 async def test_after_two_seeds_it_is_told_as_it_is() -> None:
     synthesizer = SeedDependent(*[FinishReason.LOOP] * 9)
     request = replace(REQUEST, redraws=True)
-    chunks = [item async for item in Admission(synthesizer, PROMPT).admit(request, CUSTOM_VOICE)]
+    chunks = [item async for item in Admission(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
     assert (pcm_of(chunks), chunks[-1].finish_reason) == (b"", FinishReason.LOOP)
     assert len(synthesizer.requests) == 2
 
@@ -388,7 +388,7 @@ async def test_what_was_heard_is_not_made_again() -> None:
     runaway = [*utterance(2)[:2], chunk(b"", frames=9, finish_reason=FinishReason.SILENCE)]
     synthesizer = FakeSynthesizer(script=runaway)
     request = replace(REQUEST, redraws=True)
-    chunks = [item async for item in Admission(synthesizer, PROMPT).admit(request, CUSTOM_VOICE)]
+    chunks = [item async for item in Admission(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
     assert (pcm_of(chunks), chunks[-1].finish_reason) == (pcm_of(runaway), FinishReason.SILENCE)
     assert len(synthesizer.requests) == 1
 
@@ -396,8 +396,8 @@ async def test_what_was_heard_is_not_made_again() -> None:
 async def test_a_long_text_whose_first_segment_is_not_heard_begins_again() -> None:
     synthesizer = SeedDependent(FinishReason.EARLY)
     synthesizer.info = replace(CUSTOM_VOICE, max_segment_chars=12)
-    request = replace(REQUEST, text="One two. Three four.", redraws=True)
-    chunks = [item async for item in Admission(synthesizer, PROMPT).admit(request, synthesizer.info)]
+    request = replace(REQUEST.changed(text="One two. Three four."), redraws=True)
+    chunks = [item async for item in Admission(synthesizer, PROMPT).speak(request, synthesizer.info)]
     assert pcm_of(chunks) == 2 * pcm_of(utterance(2))
     assert [asked.text for asked in synthesizer.requests] == ["One two.", "One two.", "Three four."]
     assert chunks[-1].finish_reason is FinishReason.STOP
@@ -408,14 +408,14 @@ async def test_a_reader_that_takes_nothing_gives_its_place_back(monkeypatch: pyt
     line = Line(AdmissionSettings(max_streams=1, max_line_s=1000, max_wait_s=1000))
     line.gate.set()
     left = asyncio.Event()
-    make_room = line.admission.room.leave_place
+    make_room = line.admission.room.pause
 
     async def tell_and_make_room() -> None:
         await make_room()
         left.set()
 
-    monkeypatch.setattr(line.admission.room, "leave_place", tell_and_make_room)
-    async with aclosing(line.admission.admit(REQUEST, CUSTOM_VOICE)) as paused:
+    monkeypatch.setattr(line.admission.room, "pause", tell_and_make_room)
+    async with aclosing(line.admission.speak(REQUEST, CUSTOM_VOICE)) as paused:
         heard = [await anext(paused)]
         await asyncio.wait_for(left.wait(), 5.0)
         monkeypatch.setattr(listener, "UNREAD_S", 60.0)
@@ -432,7 +432,7 @@ async def test_who_leaves_while_away_is_counted_out_once(monkeypatch: pytest.Mon
     monkeypatch.setattr(listener, "UNREAD_S", 0.0)
     line = Line()
     line.gate.set()
-    async with aclosing(line.admission.admit(REQUEST, CUSTOM_VOICE)) as paused:
+    async with aclosing(line.admission.speak(REQUEST, CUSTOM_VOICE)) as paused:
         await anext(paused)
         for _ in range(10):
             await asyncio.sleep(0)

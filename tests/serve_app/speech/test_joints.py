@@ -22,7 +22,8 @@ pytestmark = pytest.mark.anyio
 
 INFO = replace(CUSTOM_VOICE, max_segment_chars=40)
 TEXT = "The boat drifted on the lake. The hen settled on the nest. Teamwork it takes."
-REQUEST = UtteranceRequest("id", TEXT, client="me", voice="ryan", seed=7, joins=True)
+REQUEST = SynthesisRequest("id", TEXT, client="me", voice="ryan", seed=7)
+UTTERANCE = UtteranceRequest(REQUEST, joins=True)
 
 
 def numbered(frames: int, *, start: int = 0, reason: FinishReason | None = None) -> PcmChunk:
@@ -87,7 +88,7 @@ class Scripted(FakeSynthesizer):
 
 async def test_each_segment_goes_on_from_the_one_before_once_that_has_ended() -> None:
     synthesizer = Scripted()
-    async with aclosing(LongText(synthesizer).speak(REQUEST, INFO)) as chunks:
+    async with aclosing(LongText(synthesizer).speak(UTTERANCE, INFO)) as chunks:
         await anext(chunks)
         ending = asyncio.ensure_future(anext(chunks))
         for _ in range(20):
@@ -114,7 +115,7 @@ class Redrawn(FakeSynthesizer):
 
 async def test_a_segment_that_is_made_again_keeps_its_tail_and_gives_the_next_one_its_own() -> None:
     synthesizer = Redrawn()
-    async with aclosing(LongText(synthesizer).speak(replace(REQUEST, redraws=True), INFO)) as chunks:
+    async with aclosing(LongText(synthesizer).speak(replace(UTTERANCE, redraws=True), INFO)) as chunks:
         assert [item async for item in chunks][-1].finish_reason is FinishReason.STOP
     first, bad, again, last = synthesizer.requests
     assert (first.tail, bad.request_id, again.request_id) == (None, "id.2", "id.2")
@@ -127,7 +128,7 @@ async def test_a_segment_that_is_made_again_keeps_its_tail_and_gives_the_next_on
 async def test_without_joints_no_segment_has_a_tail() -> None:
     synthesizer = Scripted()
     synthesizer.may_end.set()
-    first = replace(REQUEST, joins=False, tail=Tail("Before. ", np.zeros((5, 16), np.int16)))
+    first = UtteranceRequest(replace(REQUEST, tail=Tail("Before. ", np.zeros((5, 16), np.int16))))
     async with aclosing(LongText(synthesizer).speak(first, INFO)) as chunks:
         assert [item async for item in chunks]
     assert [request.tail is None for request in synthesizer.requests] == [False, True, True]
@@ -138,13 +139,13 @@ async def test_a_live_segment_is_joined_where_its_text_is_long_enough(rest: str,
     synthesizer, texts = Scripted(), LiveTexts()
     synthesizer.may_end.set()
     info = replace(CUSTOM_VOICE, max_segment_chars=200)
-    asked = replace(REQUEST, text="")
+    asked = UTTERANCE.changed(text="")
     try:
         rules = TextRules("auto", paragraph_pause_s=0.6)
         with await texts.open(asked, info, max_chars=1000, rules=rules) as live:
             live.append("The boat drifted on the lake.\n\n" + rest + "And so")
             async with aclosing(
-                LongText(synthesizer).speak_segments(live.utterance.plain, live, info, redraws=False)
+                LongText(synthesizer).speak_segments(live.utterance.synthesis, live, info, redraws=False)
             ) as chunks:
                 while len(synthesizer.requests) < 2:
                     await anext(chunks)
@@ -161,10 +162,10 @@ async def test_a_live_segment_that_ended_before_its_text_has_no_tail() -> None:
     synthesizer, texts = Scripted(), LiveTexts()
     synthesizer.may_end.set()
     try:
-        with await texts.open(replace(REQUEST, text=""), CUSTOM_VOICE, max_chars=1000) as live:
+        with await texts.open(UTTERANCE.changed(text=""), CUSTOM_VOICE, max_chars=1000) as live:
             live.append("The boat drifted on the lake and ")
             async with aclosing(
-                LongText(synthesizer).speak_segments(live.utterance.plain, live, CUSTOM_VOICE, redraws=False)
+                LongText(synthesizer).speak_segments(live.utterance.synthesis, live, CUSTOM_VOICE, redraws=False)
             ) as chunks:
                 await anext(chunks)
                 await anext(chunks)

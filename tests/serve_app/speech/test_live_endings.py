@@ -16,7 +16,7 @@ from serve_app.text.spoken_text import TextRules
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of
 
 pytestmark = pytest.mark.anyio
-REQUEST = UtteranceRequest("id", "", voice="ryan", seed=7, redraws=True)
+REQUEST = UtteranceRequest(SynthesisRequest("id", "", voice="ryan", seed=7), redraws=True)
 BAD = [FinishReason.EARLY, FinishReason.RUNAWAY, FinishReason.LOOP]
 STOP = FinishReason.STOP
 
@@ -67,7 +67,9 @@ async def opened(texts: LiveTexts, request: UtteranceRequest = REQUEST) -> LiveT
 
 async def heard(live: LiveText, synthesizer: Scripted) -> list[PcmChunk]:
     async with aclosing(
-        LongText(synthesizer).speak_segments(live.utterance.plain, live, CUSTOM_VOICE, redraws=live.utterance.redraws)
+        LongText(synthesizer).speak_segments(
+            live.utterance.synthesis, live, CUSTOM_VOICE, redraws=live.utterance.redraws
+        )
     ) as chunks:
         return [item async for item in chunks if item.pcm.strip(b"\0") or item.finish_reason]
 
@@ -105,7 +107,7 @@ async def test_what_the_listener_needs_is_sent_and_the_end_says_so(texts: LiveTe
         live.finish()
         async with aclosing(
             LongText(synthesizer).speak_segments(
-                live.utterance.plain, live, CUSTOM_VOICE, redraws=live.utterance.redraws
+                live.utterance.synthesis, live, CUSTOM_VOICE, redraws=live.utterance.redraws
             )
         ) as chunks:
             async for item in chunks:
@@ -133,7 +135,7 @@ async def test_what_is_written_after_an_end_that_was_not_sent_yet_is_spoken_once
     with await opened(texts) as live:
         async with aclosing(
             LongText(synthesizer).speak_segments(
-                live.utterance.plain, live, CUSTOM_VOICE, redraws=live.utterance.redraws
+                live.utterance.synthesis, live, CUSTOM_VOICE, redraws=live.utterance.redraws
             )
         ) as chunks:
             pcm = b""

@@ -23,7 +23,7 @@ from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, t
 
 pytestmark = pytest.mark.anyio
 ENGLISH = replace(CUSTOM_VOICE, spoken_form="english", max_segment_chars=300)
-REQUEST = UtteranceRequest("r", "", voice="ryan", seed=1)
+REQUEST = UtteranceRequest(SynthesisRequest("r", "", voice="ryan", seed=1))
 LONG = 100_000
 TEXT = (
     "# Hello there\n\nIt's 3:45 p.m. on May 5th, and Dr. Smith (who lives on St. Paul Ave.) owes $1,234.56 to NASA. "
@@ -224,7 +224,7 @@ async def test_a_closed_text_is_read_no_more(texts: LiveTexts, monkeypatch: pyte
     with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
         live.append("Hello there.")
         live.finish()
-        address = live.utterance.mailbox
+        address = live.utterance.synthesis.mailbox
         assert address is not None
         assert "".join([part async for part in mailbox.read(address)]) == "Hello there."
     with pytest.raises(TalkerLost):
@@ -233,7 +233,7 @@ async def test_a_closed_text_is_read_no_more(texts: LiveTexts, monkeypatch: pyte
 
 async def speak(live: LiveText, synthesizer: FakeSynthesizer) -> AsyncIterator[object]:
     async with aclosing(
-        LongText(synthesizer).speak_segments(live.utterance.plain, live, ENGLISH, redraws=False)
+        LongText(synthesizer).speak_segments(live.utterance.synthesis, live, ENGLISH, redraws=False)
     ) as chunks:
         async for item in chunks:
             yield item

@@ -18,7 +18,7 @@ from tests.serve_app.one_model import one_api
 pytestmark = pytest.mark.anyio
 
 TEXT = "One two. Three four. Five six."
-REQUEST = UtteranceRequest("id", TEXT, seed=7, sampling=Sampling(max_new_tokens=9))
+REQUEST = UtteranceRequest(SynthesisRequest("id", TEXT, seed=7, sampling=Sampling(max_new_tokens=9)))
 INFO = replace(CUSTOM_VOICE, max_segment_chars=12)
 STOP = chunk(b"", frames=0, finish_reason=FinishReason.STOP)
 
@@ -101,7 +101,7 @@ async def spoken_twice(
                     assert isinstance(step, PcmChunk)
                     yield step
 
-    request = replace(REQUEST, text="One two. Three four.", redraws=redraws, seed=seed)
+    request = replace(REQUEST.changed(text="One two. Three four.", seed=seed), redraws=redraws)
     events = [step for script in segments for step in script if isinstance(step, asyncio.Event)]
     chunks = []
     async for item in LongText(Scripted()).speak(request, INFO):
@@ -257,20 +257,21 @@ async def test_an_error_closes_the_segment_ahead() -> None:
 
 def requests(request: UtteranceRequest, max_chars: int) -> list[SynthesisRequest | None]:
     segments = Segments.of(request, max_chars)
-    return [segments.known_segment(number) for number in range(len(request.text)) if segments.known_segment(number)]
+    numbers = range(len(request.synthesis.text))
+    return [segments.known_segment(number) for number in numbers if segments.known_segment(number)]
 
 
 async def test_requests_of_the_segments() -> None:
     first, second, third = requests(REQUEST, INFO.max_segment_chars)
-    assert first == replace(REQUEST.plain, text="One two.", following=("Three four.", "Five six."))
+    assert first == replace(REQUEST.synthesis, text="One two.", following=("Three four.", "Five six."))
     assert (second.text, third.text) == ("Three four.", "Five six.")
     assert (second.request_id, third.request_id) == ("id.2", "id.3")
     assert (first.continues, second.continues, third.continues) == (False, True, True)
-    assert second.sampling == REQUEST.sampling
+    assert second.sampling == REQUEST.synthesis.sampling
     assert len({first.seed, second.seed, third.seed}) == 3
     assert all(0 <= request.seed < 2**64 for request in (second, third))
     assert requests(REQUEST, INFO.max_segment_chars) == [first, second, third]
-    assert requests(REQUEST, 1000) == [REQUEST.plain]
+    assert requests(REQUEST, 1000) == [REQUEST.synthesis]
     assert {type(each) for each in (first, second, third)} == {SynthesisRequest}  # replicas know no other
 
 

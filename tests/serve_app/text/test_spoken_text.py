@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import FinishReason, PcmChunk, Reading
+from deployments.protocol import FinishReason, PcmChunk, Reading, SynthesisRequest
 from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import UtteranceRequest
 from serve_app.speech.word_times import WordTimes
@@ -94,9 +94,12 @@ def test_times_are_of_the_words_as_they_are_written(text: str, words: list[tuple
 
 def chunks(text: str, rules: TextRules, synthesizer: FakeSynthesizer) -> AsyncGenerator[PcmChunk, None]:
     spoken = read(text, rules)
-    request = UtteranceRequest("id", spoken.text, seed=1, stretches=spoken.stretches)
-    request = replace(request, max_segment_chars=rules.max_segment_chars)
-    return LongText(synthesizer).speak(request, replace(CUSTOM_VOICE, max_segment_chars=60))
+    utterance = UtteranceRequest(
+        SynthesisRequest("id", spoken.text, seed=1),
+        stretches=spoken.stretches,
+        max_segment_chars=rules.max_segment_chars,
+    )
+    return LongText(synthesizer).speak(utterance, replace(CUSTOM_VOICE, max_segment_chars=60))
 
 
 async def test_a_paragraph_is_a_longer_pause_than_a_sentence() -> None:

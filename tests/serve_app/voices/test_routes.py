@@ -344,7 +344,7 @@ async def test_deleting_clears_what_is_derived(folder: Path) -> None:
         assert recordings.by_prompt(reference).prompt is None
         recordings.keep_clone_prompt(reference, prompt)
         assert recordings.by_prompt(reference).prompt is None
-        await server.voices._told()  # as the next look does
+        await server.voices._forget_gone()  # as the next look does
         assert forgotten == [b"", reference.key[:16]]
         assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})).status_code == 400
 

@@ -150,10 +150,10 @@ def found(folder: Path, job_id: str) -> dict[str, bytes]:
     """Codes of each segment in the store. Raises AssertionError where one is missing or there twice."""
     store = JobStore(VoiceStore(str(folder)))
     made = [each for each, _ in store.made(job_id)]
-    wanted = sum(store.described(job_id).num_segments)
-    assert len({each.place for each in made}) == len(made), "a segment is there twice"
+    wanted = sum(store.existing_job(job_id).num_segments)
+    assert len({each.id for each in made}) == len(made), "a segment is there twice"
     assert len(made) == wanted, f"{wanted - len(made)} of {wanted} segments are missing"
-    return {str(each.place): store.content(job_id, each).codes.tobytes() for each in made}
+    return {str(each.id): store.content(job_id, each).codes.tobytes() for each in made}
 
 
 def application(options: argparse.Namespace, store: Path) -> AppConfig:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from starlette.types import Message
 
-from deployments.protocol import PcmChunk, with_mark
+from deployments.protocol import PcmChunk, SynthesisRequest, with_mark
 from serve_app.api.answers.response import SpeechResponse, Usage, audio_body, server_timing
 from serve_app.api.request_log import start_marks
 from serve_app.api.wishes.speech_body import SpeechBody
@@ -66,14 +66,14 @@ def test_each_stage_lasts_from_the_mark_before_it() -> None:
 
 
 def test_only_marked_requests_are_marked_further() -> None:
-    request = UtteranceRequest("r", "Hello.")
+    request = SynthesisRequest("r", "Hello.")
     assert with_mark(request, "to-codec") is request
-    on_its_way = start_marks(request, 1)
+    on_its_way = start_marks(UtteranceRequest(request), 1).synthesis
     assert [stage for stage, _ in with_mark(on_its_way, "to-codec").marks] == ["received", "request", "to-codec"]
 
 
 async def test_the_header_tells_of_the_first_marks_that_came_back() -> None:
-    request = start_marks(UtteranceRequest("r", "Hello."), 0)
+    request = start_marks(UtteranceRequest(SynthesisRequest("r", "Hello.")), 0).synthesis
     script = [PcmChunk(b"12", CODES, 1, marks=request.marks), PcmChunk(b"34", CODES, 1, marks=request.marks)]
     script = [
         with_mark(chunk, stage) for chunk, stage in zip(script, ("from-talker", "of-a-later-segment"), strict=True)

@@ -2,7 +2,7 @@ import asyncio
 import gc
 import tracemalloc
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -31,6 +31,7 @@ from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.long_text import LongText
+from serve_app.speech.segments import UtteranceRequest
 from serve_app.speech.word_times import Spoken
 from serve_app.text.spoken_text import TextRules, read
 from serve_app.voices.library import Voices
@@ -51,12 +52,19 @@ async def open_session(
     *,
     info: ModelInfo = CUSTOM_VOICE,
     body: SpeechBody = BODY,
+    has_segments: bool = False,
 ) -> AsyncIterator[Session]:
+    """With `has_segments` the speech says where its words are, as what stands in front of the pools does."""
+
+    def speak(utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+        if has_segments:
+            return LongText(synthesizer).speak(utterance.changed(mailbox=None), info)
+        return synthesizer.synthesize(utterance.synthesis, info)
+
     texts, asker = LiveTexts(), RequestState(RequestRecord("talk", 0))
     asker.caller = Caller("test", visitor=STRANGER)
-    admission = SimpleNamespace(admit=synthesizer.synthesize)  # lets everybody in
     session = Session(
-        SimpleNamespace(of=lambda utterance: admission),
+        SimpleNamespace(of=lambda utterance: SimpleNamespace(speak=speak)),
         ApiSettings(),
         Wish(info, body, delivery or Delivery(AudioFormat.PCM), {}, read("", TextRules(spoken_form=info.spoken_form))),
         asker=asker,
@@ -304,20 +312,12 @@ async def test_an_empty_stream_is_a_moment_of_silence() -> None:
         assert audio_of(await events_of(session)) == bytes(2 * 2400)
 
 
-class Following(FakeSynthesizer):
-    """Says where its words are, as what stands in front of the pools does."""
-
-    async def synthesize(self, request: SynthesisRequest, info: object = None) -> AsyncGenerator[PcmChunk, None]:
-        async with aclosing(LongText(super()).speak(replace(request, mailbox=None), fake.FOLLOWED)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-
 @asynccontextmanager
 async def followed_session(script: list[fake.Step], *, speed: float = 1.0) -> AsyncIterator[Session]:
     body = BODY.model_copy(update={"word_timestamps": True, "speed": speed})
     delivery = Delivery(AudioFormat.PCM, speed=speed)
-    async with open_session(Following(fake.FOLLOWED, script), delivery, info=fake.FOLLOWED, body=body) as session:
+    synthesizer = FakeSynthesizer(fake.FOLLOWED, script)
+    async with open_session(synthesizer, delivery, info=fake.FOLLOWED, body=body, has_segments=True) as session:
         yield session
 
 

@@ -94,7 +94,7 @@ class Part(Strict):
     """One entry of `inputs`."""
 
     sent: str
-    rules: int  # its place in the plan's list
+    rules: int  # its index in the plan's list
     manner: int
     seed: int
     redraws: bool  # whether a segment that ends badly is drawn again
@@ -115,24 +115,24 @@ class JobPlan(Strict):
         """The part's text with its spoken form. Blocks for a long one."""
         return read(part.sent, self.rules[part.rules].text_rules())
 
-    def request(self, job: "StoredJob", place: "Place", reference: Reference | None) -> UtteranceRequest:
-        part = self.parts[place.part]
-        segment, manner = part.segments[place.segment], self.manners[part.manner]
+    def request(self, job: "StoredJob", segment_id: "SegmentId", reference: Reference | None) -> UtteranceRequest:
+        part = self.parts[segment_id.part]
+        segment, manner = part.segments[segment_id.segment], self.manners[part.manner]
         same = ("model", "voice", "instructions", "non_streaming_mode", "ignore_eos", "leading_silence")
-        return UtteranceRequest(
-            request_id=f"{job.id}.{place.part}.{place.segment}",
+        synthesis = SynthesisRequest(
+            request_id=f"{job.id}.{segment_id.part}.{segment_id.segment}",
             text=segment.text,
-            stretches=(Stretch(segment.text, speed=segment.speed),),
             client=f"jobs of {job.owner}",
             language=segment.language or manner.language,
             reference=reference,
             sampling=Sampling(**manner.sampling),  # type: ignore[arg-type]
-            seed=segment_seed(part.seed, place.segment + 1) if place.segment else part.seed,
-            redraws=part.redraws,
+            seed=segment_seed(part.seed, segment_id.segment + 1) if segment_id.segment else part.seed,
             word_times=True,
             background=True,
             **{name: getattr(manner, name) for name in same},
         )
+        stretch = Stretch(segment.text, speed=segment.speed)
+        return UtteranceRequest(synthesis, stretches=(stretch,), redraws=part.redraws)
 
 
 class SentBatch(Strict):
@@ -191,25 +191,28 @@ class JobState(Strict):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
+class SegmentId:
     """One segment of a job, both counted from 0."""
 
     part: int
     segment: int
 
+    def __str__(self) -> str:
+        return f"part {self.part}, segment {self.segment}"
+
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class MadeSegment:
     """What the name of a finished segment says. The listing of a job's segments is all of its progress."""
 
-    place: Place
+    id: SegmentId
     samples: int  # at the model's rate, after a change of speed
     finish_reason: FinishReason
     was_redrawn: bool
 
     @property
     def name(self) -> str:
-        where = f"{self.place.part:06d}.{self.place.segment:05d}"
+        where = f"{self.id.part:06d}.{self.id.segment:05d}"
         return f"{where}.{self.samples}.{self.finish_reason}.{int(self.was_redrawn)}"
 
     @classmethod
@@ -218,4 +221,4 @@ class Made:
         found = _NAME.fullmatch(name)
         if found is None or found[4] not in set(FinishReason):
             return None
-        return cls(Place(int(found[1]), int(found[2])), int(found[3]), FinishReason(found[4]), found[5] == "1")
+        return cls(SegmentId(int(found[1]), int(found[2])), int(found[3]), FinishReason(found[4]), found[5] == "1")
