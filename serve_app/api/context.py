@@ -20,7 +20,7 @@ from deployments.serving.ray_private import this_replica
 from serve_app.api.access.callers import Caller
 from serve_app.api.bodies.uploads import Upload
 from serve_app.api.errors import translate
-from serve_app.api.request_log import LEFT, RequestRecord
+from serve_app.api.records.request_log import LEFT, RequestRecord
 
 logger = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ from serve_app.api.catalogue import catalogue_routes, check_default, check_model
 from serve_app.api.cluster_status import ClusterStatus, cluster_routes
 from serve_app.api.context import RequestContext, state_of
 from serve_app.api.errors import INTERNAL, translate
-from serve_app.api.request_log import MODEL_HEADER, SEED_HEADER, VOICE_HEADER, RequestRecord
+from serve_app.api.records.request_log import MODEL_HEADER, SEED_HEADER, VOICE_HEADER, RequestRecord
+from serve_app.api.requests import ignored_fields
+from serve_app.api.requests.speech_request import FINISH_HEADER, SOURCE_HEADER, TAKE_HEADER, WORD_TIMES_HEADER
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.web_pages import page_routes
-from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.wish import FINISH_HEADER, SOURCE_HEADER, TAKE_HEADER, WORD_TIMES_HEADER
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
 from serve_app.dialects.table import http_router, socket_router

@@ -26,8 +26,8 @@ from rich.console import Console
 
 from deployments.errors import InvalidRequest, StartError, TalkrayError
 from deployments.weights.store import EMBEDDED, find, locate, resolve_auto
-from serve_app.api import request_log
 from serve_app.api.access.keys import read_keys
+from serve_app.api.records import request_log
 from serve_app.cli import ray_settings
 from serve_app.cli.doctor import count_gpus, examine, for_this_card, predict_memory
 from serve_app.cli.key_commands import keys

@@ -11,17 +11,17 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest, NotFound
 from serve_app.api import catalogue
-from serve_app.api.answers.response import in_parts
-from serve_app.api.answers.whole_answer import AUDIO_HERE, object_with
 from serve_app.api.bodies.client_json import number, parse_object
 from serve_app.api.bodies.forms import SentForm, read_form
 from serve_app.api.bodies.http_request import format_named, read_speech, text_of
 from serve_app.api.context import state_of
-from serve_app.api.request_log import Usage
+from serve_app.api.records.request_log import Usage
+from serve_app.api.requests import field_names, ignored_fields
+from serve_app.api.requests.make_request import lenient_request, request_in_voice
+from serve_app.api.requests.speech_request import Delivery, SpeechRequest
+from serve_app.api.responses.speech_response import in_parts
+from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import field_names, ignored_fields
-from serve_app.api.wishes.make_wish import lenient_wish, wish_in_voice
-from serve_app.api.wishes.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 from serve_app.speech.word_times import Word, WordTimes, marked
@@ -70,14 +70,14 @@ def _speaking(
         """Speaks `text`, or the `inputs` of a dialogue, MP3 unless `output_format` says otherwise."""
         fields = await read_speech(request, service)
         voice = request.path_params.get("voice_id")
-        wish = await wished(service, fields, request.query_params, voice=voice, words=timestamps)
-        wish, parts = await _dialogue(service, wish, fields.get("inputs"))
+        speech = await speech_request(service, fields, request.query_params, voice=voice, words=timestamps)
+        speech, parts = await _dialogue(service, speech, fields.get("inputs"))
         usage = state_of(request).record.usage
         lines = partial(_lines, usage=usage) if timestamps and stream else None
         timed = _timed if timestamps and not stream else None
         form = (_LINES if stream else _JSON) if timestamps else None
         answer = await service.respond(
-            request, wish, parts=parts, make_body=lines, make_whole_body=timed, content_type=form, previous=_PREVIOUS
+            request, speech, parts=parts, make_body=lines, make_whole_body=timed, content_type=form, previous=_PREVIOUS
         )
         answer.headers["request-id"] = state_of(request).record.request_id  # for `previous_request_ids`
         return answer
@@ -207,7 +207,7 @@ def voice_entry(voice: catalogue.Voice) -> dict[str, object]:
     return {"voice_id": voice.id, "name": voice.name, "category": category, **described}
 
 
-async def wished(
+async def speech_request(
     service: SpeechService,
     fields: Mapping[str, object],
     query: Mapping[str, str],
@@ -215,9 +215,9 @@ async def wished(
     voice: str | None,
     words: bool,
     names: field_names.Names = NAMES,
-) -> Wish:
-    """The wish of a body and a query, with the times of its `words`; of a dialogue it has the text of all inputs, and
-    the voice of the first one. Raises InvalidRequest.
+) -> SpeechRequest:
+    """The request of a body and a query, with the times of its `words`. Of a dialogue it has the text of all inputs,
+    and the voice of the first one. Raises InvalidRequest.
     """
     audio_format, sample_rate, bit_rate = output(query.get("output_format", DEFAULT_FORMAT))
     sent: dict[str, object] = {**query, **field_names.flat(fields, names)}
@@ -245,7 +245,7 @@ async def wished(
             reasons[_PREVIOUS] = _ONLY_HTTP
     reasons |= texts_around(sent)
     delivery = Delivery(audio_format, bit_rate=bit_rate)
-    return await lenient_wish(service.offer, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
+    return await lenient_request(service.offer, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
 
 
 async def located(service: SpeechService, locators: object, reasons: dict[str, str]) -> dict[str, str]:
@@ -297,9 +297,11 @@ def unknown(inputs: object) -> dict[str, str]:
     return {f"inputs.{name}": "unknown field" for name in others}
 
 
-async def _dialogue(service: SpeechService, wish: Wish, inputs: object) -> tuple[Wish, list[Wish]]:
-    """A wish for each part of a dialogue of several voices; inputs in a row with one voice are one part. None for all
-    other texts. The first wish also says which voices are not here.
+async def _dialogue(
+    service: SpeechService, speech: SpeechRequest, inputs: object
+) -> tuple[SpeechRequest, list[SpeechRequest]]:
+    """A request for each part of a dialogue of several voices; inputs in a row with one voice are one part. None for
+    all other texts. The first request also says which voices are not here.
     """
     runs: list[tuple[object, list[str]]] = []
     for part in inputs if isinstance(inputs, list) else []:
@@ -307,16 +309,16 @@ async def _dialogue(service: SpeechService, wish: Wish, inputs: object) -> tuple
             runs.append((part.get("voice_id"), []))
         runs[-1][1].append(part["text"])
     if len(runs) < 2:
-        return wish, []
-    parts, ignored = [], dict(wish.ignored)
+        return speech, []
+    parts, ignored = [], dict(speech.ignored)
     for voice, texts in runs:
-        own = replace(wish, body=wish.body.model_copy(update={"input": " ".join(texts)}))
-        part = await wish_in_voice(service.offer, own, voice if isinstance(voice, str) else wish.body.voice or "")
+        own = replace(speech, body=speech.body.model_copy(update={"input": " ".join(texts)}))
+        part = await request_in_voice(service.offer, own, voice if isinstance(voice, str) else speech.body.voice or "")
         if "voice" in part.ignored:
             ignored["inputs.voice_id"] = part.ignored["voice"]
         if is_speakable(part.spoken.text):
             parts.append(part)
-    return replace(wish, ignored=ignored), parts
+    return replace(speech, ignored=ignored), parts
 
 
 def encoded(audio: bytes) -> str:

@@ -8,12 +8,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deployments.errors import InvalidRequest, NotFound
-from serve_app.api.answers.listing import page_of
 from serve_app.api.bodies.forms import read_form
 from serve_app.api.bodies.http_request import idempotency_key, read_object
+from serve_app.api.requests import ignored_fields
+from serve_app.api.requests.speech_body import validated
+from serve_app.api.responses.listing import page_of
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.speech_body import validated
 from serve_app.dialects.table import Dialect, Route
 from serve_app.jobs.audio import begun
 from serve_app.jobs.batches import BatchFile, BatchFiles, output_of

@@ -10,7 +10,7 @@ import numpy as np
 
 from deployments.errors import EngineError, TalkrayError
 from deployments.protocol import Codes, FinishReason, ModelInfo, Reference
-from serve_app.api.request_log import RequestRecord, Usage
+from serve_app.api.records.request_log import RequestRecord, Usage
 from serve_app.jobs.record import JobPlan, Made, Manner, Part, Place, StoredJob
 from serve_app.jobs.store import packed
 from serve_app.speech.long_text import LongText

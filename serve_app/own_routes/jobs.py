@@ -9,9 +9,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from serve_app.api.bodies.client_json import parse_object
 from serve_app.api.bodies.http_request import format_named, idempotency_key, read_body
+from serve_app.api.requests import ignored_fields
+from serve_app.api.requests.speech_request import CONTENT_TYPES, RAW, disclosure
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.wish import CONTENT_TYPES, RAW, disclosure
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 from serve_app.jobs.audio import StoredAudio, begun, parts_of, words_of

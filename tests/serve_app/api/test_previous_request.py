@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason
 from serve_app.api.access.keys import create_key
-from serve_app.api.answers import response
+from serve_app.api.responses import response
 from serve_app.config import AccessSettings, ApiSettings, TextSettings
 from tests.serve_app import asgi
 from tests.serve_app.dialects.client import talking

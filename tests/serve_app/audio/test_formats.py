@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from serve_app.api.wishes.wish import RAW
+from serve_app.api.requests.speech_request import RAW
 from serve_app.audio.formats import AudioFormat, CompressedEncoder, Filter, RawEncoder, Rendering, factors, open_encoder
 from tests.serve_app.fake import CUSTOM_VOICE, tone
 

@@ -20,10 +20,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from deployments.errors import TalkrayError
 from deployments.protocol import Marks, PcmChunk
-from serve_app.api.answers.whole_answer import Kept, collected, parts_of
 from serve_app.api.errors import ErrorReply, translate
-from serve_app.api.request_log import SEED_HEADER, Usage
-from serve_app.api.wishes.wish import FINISH_HEADER
+from serve_app.api.records.request_log import SEED_HEADER, Usage
+from serve_app.api.requests.speech_request import FINISH_HEADER
+from serve_app.api.responses.whole_audio import Kept, collected, parts_of
 from serve_app.audio.formats import Rendering
 from serve_app.speech.redraw import ended_badly
 from serve_app.speech.word_times import Word, WordTimes, marked

@@ -6,10 +6,10 @@ import pytest
 from starlette.types import Message
 
 from deployments.protocol import PcmChunk, with_mark
-from serve_app.api.answers.response import SpeechResponse, Usage, audio_body, server_timing
-from serve_app.api.request_log import start_marks
-from serve_app.api.wishes.speech_body import SpeechBody
-from serve_app.api.wishes.wish import negotiate
+from serve_app.api.records.request_log import start_marks
+from serve_app.api.requests.speech_body import SpeechBody
+from serve_app.api.requests.speech_request import negotiate
+from serve_app.api.responses.speech_response import SpeechResponse, Usage, audio_body, server_timing
 from serve_app.audio.formats import AudioFormat, Rendering
 from serve_app.speech.segments import UtteranceRequest
 from tests.serve_app.fake import FakeSynthesizer

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pydantic import AliasChoices
 
 from deployments.errors import InvalidRequest
-from serve_app.api.wishes.speech_body import SpeechBody
+from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.text.languages import language_name
 
 # A dialect's fields, fields of nested objects after a dot, and which field of a SpeechBody each becomes. None: it has

@@ -18,7 +18,7 @@ _CHECKPOINTS = {  # what would have to be deployed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelWish:
+class ModelHints:
     """The fields of a request that decide; None and False of absent ones."""
 
     model: str | None = None
@@ -28,7 +28,7 @@ class ModelWish:
     instructions: object = None
 
 
-def choose_model(wanted: ModelWish, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool) -> ModelInfo:
+def choose_model(wanted: ModelHints, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool) -> ModelInfo:
     """The model for a request, of `models` with the default first.
 
     A `lenient` dialect's clients cannot know our names: a model or a voice that is not here decides nothing. Raises

@@ -10,8 +10,8 @@ from deployments.errors import Overloaded, PayloadTooLarge
 from deployments.protocol import ModelInfo
 from deployments.serving import metrics
 from serve_app.api.access.callers import FairShare
-from serve_app.api.wishes.speech_body import SpeechBody
-from serve_app.api.wishes.wish import Delivery
+from serve_app.api.requests.speech_body import SpeechBody
+from serve_app.api.requests.speech_request import Delivery
 from serve_app.audio.formats import kept_bytes
 
 # Bytes of one whole answer, which is kept until its audio is complete: 23 minutes at 24 kHz, 16 bits.

@@ -7,9 +7,9 @@ import pytest
 
 from deployments.protocol import ModelInfo
 from serve_app.api.bodies.client_json import parse_object
-from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.ignored_fields import Reasons, as_header, find_ignored, of_text
-from serve_app.api.wishes.speech_body import parse_speech
+from serve_app.api.requests import ignored_fields
+from serve_app.api.requests.ignored_fields import Reasons, as_header, find_ignored, of_text
+from serve_app.api.requests.speech_body import parse_speech
 from serve_app.config import ApiSettings
 from serve_app.text.spoken_text import TextRules, read
 from tests.processor_time import least_s

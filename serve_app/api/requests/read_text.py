@@ -4,9 +4,9 @@ import asyncio
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo
-from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.speech_body import SpeechBody
-from serve_app.api.wishes.wish import Offer
+from serve_app.api.requests import ignored_fields
+from serve_app.api.requests.speech_body import SpeechBody
+from serve_app.api.requests.speech_request import Offer
 from serve_app.text.languages import DETECT, detected, language_name
 from serve_app.text.lexicon import Lexicon
 from serve_app.text.normalisation import prepare

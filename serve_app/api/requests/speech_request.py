@@ -1,12 +1,12 @@
-"""What a client wishes: which speech, and in which form its audio is delivered."""
+"""A client's request for speech: model, voice and text, and the form in which its audio is delivered."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
 from deployments.protocol import ModelInfo, ModelKind
-from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.speech_body import SpeechBody
+from serve_app.api.requests import ignored_fields
+from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.audio.file_headers import SYNTHETIC
 from serve_app.audio.formats import FORMATS, AudioFormat, CompressedFormat, RawFormat, Rendering
 from serve_app.config import ApiSettings
@@ -31,7 +31,7 @@ ACCEPTED = {content_type: audio_format for audio_format, content_type in CONTENT
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a client can wish for here."""
+    """The models, voices and settings that a request is checked against."""
 
     models: ModelAdmissions
     settings: ApiSettings
@@ -89,7 +89,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SpeechRequest:
     """A client's request in our own fields; the text is `body.input`, or comes later."""
 
     info: ModelInfo
