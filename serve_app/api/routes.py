@@ -20,9 +20,8 @@ from serve_app.api.catalogue import catalogue_routes, check_default, check_model
 from serve_app.api.cluster_status import ClusterStatus, cluster_routes
 from serve_app.api.context import RequestContext, state_of
 from serve_app.api.errors import INTERNAL, translate
-from serve_app.api.records.request_log import MODEL_HEADER, SEED_HEADER, VOICE_HEADER, RequestRecord
-from serve_app.api.requests import ignored_fields
-from serve_app.api.requests.speech_request import FINISH_HEADER, SOURCE_HEADER, TAKE_HEADER, WORD_TIMES_HEADER
+from serve_app.api.headers import EXPOSED_HEADERS
+from serve_app.api.records.request_log import RequestRecord
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.web_pages import page_routes
 from serve_app.config import AdmissionSettings, ApiSettings
@@ -90,11 +89,7 @@ def create_api(
             allow_origins=settings.access.allowed_origins,
             allow_methods=("GET", "POST", "DELETE", "PATCH"),
             allow_headers=("*",),
-            expose_headers=(
-                *("x-request-id", "x-sample-rate", "retry-after"),
-                *(TAKE_HEADER, WORD_TIMES_HEADER, FINISH_HEADER, SOURCE_HEADER, ignored_fields.HEADER),
-                *(SEED_HEADER, MODEL_HEADER, VOICE_HEADER),
-            ),
+            expose_headers=EXPOSED_HEADERS,
         )
     by_path = {path: dialect.name for dialect in DIALECTS for path in dialect.paths}
     api.add_middleware(RequestContext, echo_request_id=echo_request_id, keep=keep, dialects=by_path)  # the outermost

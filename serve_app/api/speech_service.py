@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from deployments.protocol import ModelInfo
 from serve_app.api.context import state_of
+from serve_app.api.headers import TIMING_HEADER
 from serve_app.api.records.request_log import RequestRecord, Usage, start_marks
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.build_utterance import build_utterance
@@ -39,7 +40,6 @@ from serve_app.voices.library import Voices
 from serve_app.voices.record import VISITOR
 from serve_app.voices.store import StoreFailed
 
-TIMING_HEADER = "x-server-timing"  # of a request that wants a Server-Timing header
 NO_TAIL = "no finished request of yours in this voice that is kept has this id"
 
 

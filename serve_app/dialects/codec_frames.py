@@ -15,6 +15,7 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from serve_app.api.bodies.http_request import read_speech
 from serve_app.api.context import state_of
+from serve_app.api.headers import UNBUFFERED_HEADERS
 from serve_app.api.records.request_log import Usage
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.make_request import strict_request
@@ -42,7 +43,7 @@ async def speak(service: SpeechService, request: Request) -> Response:
     utterance = await service.make_utterance(request, speech)
     usage = state_of(request).record.usage
     body = _records(service.models.of(utterance).admit(utterance, speech.info), speech.info, usage)
-    headers = {"content-type": CONTENT_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"}
+    headers = {"content-type": CONTENT_TYPE, **UNBUFFERED_HEADERS}
     headers |= ignored_fields.as_header(speech.ignored) | usage.headers()
     if speech.delivery.whole:
         return WholeResponse(AnswerAttempt(body, usage), headers, kept=Kept(state_of(request).caller.name))

@@ -22,7 +22,6 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 
-REASON_HEADER = "dg-error"
 RAW = {"linear16": AudioFormat.PCM, "mulaw": AudioFormat.MULAW, "alaw": AudioFormat.ALAW}
 FILES = {name: AudioFormat(name) for name in ("mp3", "opus", "flac", "aac")}
 # Names a word together with how to say it.
@@ -98,7 +97,7 @@ def plain(text: str) -> str:
 class TurnSocket(HandshakeConnection):
     """One session, whose settings came with the handshake; with `words` it is known when each is heard."""
 
-    reason_header = REASON_HEADER
+    reason_header = "dg-error"
     words: ClassVar[bool] = False
 
     @classmethod

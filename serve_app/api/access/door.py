@@ -15,6 +15,7 @@ from serve_app.api.access.keys import KEY_PREFIX, KeyRecord, Keys
 from serve_app.api.bodies.uploads import Upload, Uploads
 from serve_app.api.context import state_of
 from serve_app.api.errors import POLICY_VIOLATION, TRY_AGAIN_LATER, Forbidden, HeadersTooLarge, close_reason, translate
+from serve_app.api.headers import FORWARDED_FOR_HEADER
 from serve_app.api.web_pages import PATHS
 from serve_app.config import ApiSettings
 from serve_app.voices.record import EVERYBODY, STRANGER, VISITOR, Visitor
@@ -128,7 +129,7 @@ def client_address(scope: Scope, *, trusted_proxies: int) -> str:
     peer: str = (scope.get("client") or ("unknown", 0))[0]
     if not trusted_proxies:
         return peer
-    seen = [part.strip() for line in Headers(scope=scope).getlist("x-forwarded-for") for part in line.split(",")]
+    seen = [part.strip() for line in Headers(scope=scope).getlist(FORWARDED_FOR_HEADER) for part in line.split(",")]
     return seen[-trusted_proxies] if len(seen) >= trusted_proxies else peer
 
 

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 
 from deployments.protocol import FILTERS, SUBTALKER, ModelInfo, ModelKind
+from serve_app.api.headers import IGNORED_HEADER
 from serve_app.api.requests.field_names import SPEECH, Names
 from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.text.languages import DETECT, foreign_letters, has_region, language_name, looks_foreign
 from serve_app.text.spoken_text import SpokenText
 from serve_app.voices.record import StoredVoice
 
-HEADER = "x-ignored"
 PREVIOUS = "previous_request_id"
 
 Reasons = dict[str, str]  # reason by field
@@ -91,7 +91,7 @@ def always_streamed(fields: Mapping[str, object]) -> dict[str, str]:
 def as_header(reasons: Reasons) -> dict[str, str]:
     """For an HTTP response: none where nothing was ignored. A reason may name a stored voice, in any script."""
     told = "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
-    return {HEADER: _CONTROL.sub("?", told)} if reasons else {}
+    return {IGNORED_HEADER: _CONTROL.sub("?", told)} if reasons else {}
 
 
 def entries(reasons: Reasons) -> list[dict[str, str]]:

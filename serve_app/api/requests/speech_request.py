@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from deployments.protocol import ModelInfo, ModelKind
+from serve_app.api.headers import SAMPLE_RATE_HEADER, SOURCE_HEADER, TAKE_HEADER, UNBUFFERED_HEADERS, WORD_TIMES_HEADER
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.audio.file_headers import SYNTHETIC
@@ -16,10 +17,6 @@ from serve_app.voices.library import Voices
 from serve_app.voices.record import StoredVoice
 
 EVENT_STREAM = "text/event-stream"
-TAKE_HEADER = "x-voice-take"
-WORD_TIMES_HEADER = "x-word-times"
-FINISH_HEADER = "x-finish-reason"  # of whole answers
-SOURCE_HEADER = "x-digital-source-type"  # of synthetic speech, where the server discloses it
 L16 = "audio/l16"
 
 CONTENT_TYPES = {audio_format: row.content_type for audio_format, row in FORMATS.items()}
@@ -172,7 +169,6 @@ def speech_headers(delivery: Delivery, info: ModelInfo) -> Mapping[str, str]:
     """Headers that keep proxies from buffering and describe raw PCM."""
     return {
         "content-type": delivery.content_type(delivery.rate(info)),
-        "cache-control": "no-cache",
-        "x-accel-buffering": "no",
-        "x-sample-rate": str(delivery.rate(info)),
+        **UNBUFFERED_HEADERS,
+        SAMPLE_RATE_HEADER: str(delivery.rate(info)),
     }

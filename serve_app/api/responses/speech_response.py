@@ -21,8 +21,8 @@ from starlette.types import Message, Receive, Scope, Send
 from deployments.errors import TalkrayError
 from deployments.protocol import Marks, PcmChunk
 from serve_app.api.errors import ErrorReply, translate
-from serve_app.api.records.request_log import SEED_HEADER, Usage
-from serve_app.api.requests.speech_request import FINISH_HEADER
+from serve_app.api.headers import FINISH_HEADER, SEED_HEADER, TOKENS_HEADER
+from serve_app.api.records.request_log import Usage
 from serve_app.api.responses.whole_audio import Kept, collected, parts_of
 from serve_app.audio.formats import Rendering
 from serve_app.speech.redraw import ended_badly
@@ -216,7 +216,7 @@ class WholeResponse(SpeechResponse):
             if self._usage.finish_reason is not None:
                 self.headers[FINISH_HEADER] = self._usage.finish_reason
             for name, tokens in self._usage.tokens.items():
-                self.headers[f"x-vllm-omni-{name.replace('_', '-')}"] = str(tokens)
+                self.headers[TOKENS_HEADER.format(name.replace("_", "-"))] = str(tokens)
             await _deliver(send, self._start())
             for part in attempt.parts(content):
                 await _deliver(send, _part(part))
