@@ -19,9 +19,8 @@ FINISH_HEADER = "x-finish-reason"  # of a whole answer
 TOKENS_HEADER = "x-vllm-omni-{}"  # of a whole answer, in any dialect: vLLM-Omni's names of the counts
 SOURCE_HEADER = "x-digital-source-type"  # of synthetic speech, where the server discloses it
 SHOULD_RETRY_HEADER = "x-should-retry"
-CLOSE_HEADER = (
-    "x-talkray-close"  # for HAProxy, which does not see our `Connection`: `refusals.cfg` reads and removes it
-)
+# HAProxy does not see our `Connection` header. `refusals.cfg` reads this header in its place, and removes it.
+CLOSE_HEADER = "x-talkray-close"
 
 # Those that a web page of an allowed origin may read.
 EXPOSED_HEADERS = (
