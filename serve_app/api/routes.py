@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection
 from deployments.errors import NotReady, Starting, TalkrayError
 from deployments.protocol import ModelKind
 from serve_app.api.access.door import Door
-from serve_app.api.catalogue import catalogue_routes, check_default, check_model, not_loaded
+from serve_app.api.catalogue import check_default, check_model, not_loaded
 from serve_app.api.cluster_status import ClusterStatus, cluster_routes
 from serve_app.api.context import RequestContext, state_of
 from serve_app.api.errors import INTERNAL, translate
@@ -82,7 +82,8 @@ def create_api(
     )
     api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # FastAPI's page loads its scripts from a CDN
     key_headers = tuple(name for dialect in DIALECTS for name in dialect.key_headers)
-    api.add_middleware(Door, settings=settings, key_headers=key_headers)
+    key_protocols = tuple(prefix for dialect in DIALECTS for prefix in dialect.key_protocols)
+    api.add_middleware(Door, settings=settings, key_headers=key_headers, key_protocols=key_protocols)
     if settings.access.allowed_origins:
         api.add_middleware(
             CORSMiddleware,
@@ -102,7 +103,6 @@ def create_api(
     service = SpeechService(models, settings, live_texts=live_texts, voices=voices, tails=tails, jobs=jobs)
     for dialect in DIALECTS:
         api.include_router(http_router(dialect, service), dependencies=keyed)
-    api.include_router(catalogue_routes(models, settings, voices), tags=["Models and voices"])
     api.include_router(status_routes(models, settings, node.is_ready if node else always), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])

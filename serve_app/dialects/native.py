@@ -15,7 +15,7 @@ from serve_app.api.records.request_log import SAMPLE_BYTES, Usage
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.ignored_fields import Ignored
 from serve_app.api.requests.make_request import complete_request, model_for
-from serve_app.api.requests.speech_body import parse_speech, validated
+from serve_app.api.requests.speech_body import SPEECH, parse_speech, validated
 from serve_app.api.requests.speech_request import Delivery, stored_voice
 from serve_app.api.responses.speech_response import word_entries
 from serve_app.api.sockets.connection import Connection, unknown_type
@@ -65,7 +65,7 @@ def parse_resumption(fields: Mapping[str, object]) -> Resumption:
 
 
 # The fields of a `speak` message.
-_NAMES: field_names.Names = {**dict.fromkeys(("type", *Resumption.model_fields)), **field_names.SPEECH}
+_NAMES: field_names.Names = {**dict.fromkeys(("type", *Resumption.model_fields)), **SPEECH}
 
 
 class SpeakMessage:

@@ -274,6 +274,7 @@ DIALECT = Dialect(
     "OpenAI Realtime",
     sockets=tuple((path, RealtimeSocket) for path in _PATHS),
     key_headers=("api-key",),
+    key_protocols=("openai-insecure-api-key.",),
     sample=Sample(
         "/v1/realtime?model=gpt-realtime",
         messages=({"type": "response.create", "response": {"input": [_ITEM]}},),

@@ -54,6 +54,7 @@ class Dialect:
     sockets: tuple[tuple[str, type[Connection]], ...] = ()  # by path; a path may have one for each subprotocol
     heading: str | None = None  # in /docs; None: the name
     key_headers: tuple[str, ...] = ()  # beside `Authorization`
+    key_protocols: tuple[str, ...] = ()  # a key stands behind one of these in a subprotocol: browsers send no headers
     sample: Sample | None = None
 
     @property

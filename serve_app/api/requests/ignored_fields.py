@@ -6,8 +6,8 @@ from difflib import get_close_matches
 
 from deployments.protocol import FILTERS, SUBTALKER, ModelInfo, ModelKind
 from serve_app.api.headers import IGNORED_HEADER
-from serve_app.api.requests.field_names import SPEECH, Names
-from serve_app.api.requests.speech_body import SpeechBody
+from serve_app.api.requests.field_names import Names
+from serve_app.api.requests.speech_body import SPEECH, SpeechBody
 from serve_app.text.languages import DETECT, foreign_letters, has_region, language_name, looks_foreign
 from serve_app.text.spoken_text import SpokenText
 from serve_app.voices.record import StoredVoice

@@ -16,7 +16,7 @@ from serve_app.api.requests import field_names
 from serve_app.api.requests.ignored_fields import Ignored
 from serve_app.api.requests.model_choice import ModelHints, choose_model
 from serve_app.api.requests.read_text import read_text
-from serve_app.api.requests.speech_body import SpeechBody, parse_speech
+from serve_app.api.requests.speech_body import ALL_SPELLINGS, SPEECH, SpeechBody, in_our_spelling, parse_speech
 from serve_app.api.requests.speech_request import Delivery, Offer, SpeechRequest, negotiate, stored_voice
 from serve_app.audio.formats import AudioFormat, check_bit_rate
 from serve_app.voices.record import StoredVoice
@@ -40,9 +40,9 @@ async def strict_request(
     by field. Raises InvalidRequest, ModelNotFound, NotReady.
     """
     overrides = overrides or {}
-    ignored = Ignored(fields, field_names.ALL_SPELLINGS, reasons)
-    given = {**field_names.in_our_spelling(fields), **overrides}
-    known = {name: given[name] for name in field_names.SPEECH if given.get(name) is not None}
+    ignored = Ignored(fields, ALL_SPELLINGS, reasons)
+    given = {**in_our_spelling(fields), **overrides}
+    known = {name: given[name] for name in SPEECH if given.get(name) is not None}
     body = parse_speech(known, offer.settings)
     info = await model_for(offer, body, fields)
     if body.voice is not None:
