@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from deployments.errors import InvalidRequest, ModelNotFound, StartError
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.config import CLONE_ALIAS, ApiSettings
+from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.voices.library import Voices
 from serve_app.voices.record import StoredVoice
 
@@ -151,10 +152,13 @@ async def all_voices(models: Sequence[ModelInfo], voices: Voices) -> list[Voice]
     return [*voice_list(*models), *map(stored_voice, await voices.voices())]
 
 
-def find_voice(voice_id: str, *models: ModelInfo) -> Voice:
-    """A speaker or an alias, in any case. Raises InvalidRequest with the valid names."""
-    known = {voice.id: voice for voice in voice_list(*models)}
-    speakers = [voice for info in models for voice in info.voices]
+async def find_voice(voice_id: str, models: ModelAdmissions, voices: Voices) -> Voice:
+    """A stored voice, a speaker or an alias, the last two in any case. Raises InvalidRequest with the valid names."""
+    if (stored := await voices.find(voice_id)) is not None:
+        return stored_voice(stored)
+    infos = await models.infos()
+    known = {voice.id: voice for voice in voice_list(*infos)}
+    speakers = [voice for info in infos for voice in info.voices]
     return known[voice_id if voice_id in known else resolve(voice_id, speakers)]
 
 

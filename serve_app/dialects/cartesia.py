@@ -92,8 +92,7 @@ async def list_voices(service: SpeechService, starting_after: str = "") -> dict[
 
 async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
     """One voice. Raises InvalidRequest with the valid names."""
-    stored = await service.voices.find(voice_id)
-    return _voice(catalogue.stored_voice(stored) if stored else catalogue.find_voice(voice_id, *await service.infos()))
+    return _voice(await catalogue.find_voice(voice_id, service.models, service.voices))
 
 
 async def clone_voice(service: SpeechService, request: Request) -> Response:

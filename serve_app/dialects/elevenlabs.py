@@ -116,10 +116,7 @@ async def list_voices(service: SpeechService) -> dict[str, object]:
 
 async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
     """One voice. Raises InvalidRequest with the valid names."""
-    stored = await service.voices.find(voice_id)
-    return voice_entry(
-        catalogue.stored_voice(stored) if stored else catalogue.find_voice(voice_id, *await service.infos())
-    )
+    return voice_entry(await catalogue.find_voice(voice_id, service.models, service.voices))
 
 
 async def add_voice(service: SpeechService, request: Request) -> Response:
@@ -127,7 +124,7 @@ async def add_voice(service: SpeechService, request: Request) -> Response:
     form = await read_form(request)
     details = Details(
         form.required("name"),
-        language=_label(form, "language"),
+        language=_language(form),
         description=form.text("description") or "",
         consent=form.text("consent"),
         provenance="elevenlabs",
@@ -141,7 +138,7 @@ async def edit_voice(service: SpeechService, request: Request, voice_id: str) ->
     """Changes `name`, `description` and the language among the `labels`; `files` are further takes."""
     form = await read_form(request)
     changes: dict[str, object] = {name: form.text(name) for name in ("name", "description") if form.text(name)}
-    if (language := _label(form, "language")) is not None:
+    if (language := _language(form)) is not None:
         changes["language"] = language
     voice = await service.voices.get(voice_id)
     added = _takes(form, is_new=False)
@@ -165,11 +162,11 @@ def _takes(form: SentForm, *, is_new: bool) -> list[SentRecording]:
     return main + [SentRecording(file.data, None, PurePath(file.name).stem, prepare) for file in files[len(main) :]]
 
 
-def _label(form: SentForm, name: str) -> str | None:
-    """The label `name` among the `labels`, which forms have as JSON."""
+def _language(form: SentForm) -> str | None:
+    """That of the `labels`, which forms have as JSON."""
     labels = parse_object(form.text("labels") or "{}") if form.text("labels") != "null" else {}
-    value = labels.get(name)
-    return value if isinstance(value, str) else None
+    language = labels.get("language")
+    return language if isinstance(language, str) else None
 
 
 def _stored(answer: dict[str, object], form: SentForm) -> Response:

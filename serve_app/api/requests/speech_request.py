@@ -9,7 +9,7 @@ from serve_app.api.headers import SAMPLE_RATE_HEADER, SOURCE_HEADER, TAKE_HEADER
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.audio.file_headers import SYNTHETIC
-from serve_app.audio.formats import FORMATS, AudioFormat, CompressedFormat, RawFormat, Rendering
+from serve_app.audio.formats import FORMATS, AudioForm, AudioFormat, CompressedFormat, RawFormat, Rendering
 from serve_app.config import ApiSettings
 from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.text.spoken_text import SpokenText
@@ -36,19 +36,12 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """The form of one response."""
+class Delivery(AudioForm):
+    """The form of one response: its audio, and what carries it."""
 
-    audio_format: AudioFormat
     events: bool = False  # server-sent events instead of bare audio
-    whole: bool = False  # one body of known length instead of a stream
-    speed: float = 1.0
     l16: bool = False  # PCM under its RTP name
-    sample_rate: int | None = None  # None: the model's
-    bit_rate: int | None = None  # None: the format's usual one
-    in_wav: bool = False  # a raw format after a RIFF header
     files: bool = False  # of a session: the audio of each turn is a file of its own, else all of it is one stream
-    disclosed: bool = False  # says that the speech is synthetic
 
     @property
     def has_bit_rate(self) -> bool:
@@ -62,17 +55,7 @@ class Delivery:
 
     def rendering(self, info: ModelInfo) -> Rendering:
         """The rendering that turns the model's audio into its bytes."""
-        return Rendering(
-            self.audio_format,
-            info.sample_rate,
-            info.frame_samples,
-            speed=self.speed,
-            whole=self.whole,
-            output_rate=self.sample_rate,
-            bit_rate=self.bit_rate,
-            in_wav=self.in_wav,
-            disclosed=self.disclosed,
-        )
+        return Rendering(self, info.sample_rate, info.frame_samples)
 
     def content_type(self, sample_rate: int) -> str:
         if self.events:
