@@ -124,7 +124,8 @@ def _told(counts: Counter[str]) -> Json:
 
 def _percentile(classes: Counter[int], share: float) -> float | None:
     """Within 2.5 %."""
-    wanted, passed = share * classes.total(), 0
+    wanted = share * classes.total()
+    passed = 0
     for key in sorted(classes):
         passed += classes[key]
         if passed >= wanted:
@@ -134,7 +135,9 @@ def _percentile(classes: Counter[int], share: float) -> float | None:
 
 def cluster_routes(models: ModelAdmissions, status: ClusterStatus) -> APIRouter:
     """`GET /status`."""
-    router, version, room = APIRouter(), importlib.metadata.version("talkray"), asyncio.Lock()
+    router = APIRouter()
+    version = importlib.metadata.version("talkray")
+    room = asyncio.Lock()
     kept: Json = {}
 
     @router.get("/status", summary="The cluster's models, pools, streams and first audio")

@@ -86,7 +86,8 @@ def without_read_ahead(app: ASGIApp) -> ASGIApp:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        loop, taken = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        taken = asyncio.Event()
         taken.set()
         # The application may run in a loop of its own.
         scope[_TAKEN] = lambda: loop.call_soon_threadsafe(taken.set)
@@ -123,7 +124,8 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        request_id, method = sane_id(headers.get(REQUEST_ID_HEADER, "")), scope.get("method", "WS")
+        request_id = sane_id(headers.get(REQUEST_ID_HEADER, ""))
+        method = scope.get("method", "WS")
         record = RequestRecord(request_id, time.time_ns(), method=method, path=scope.get("path", ""), keep=self._keep)
         record.trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         scope.setdefault("state", {})[_STATE] = RequestState(record)

@@ -75,7 +75,8 @@ def create_api(
     `echo_request_id` is False where the server in front adds `x-request-id` to responses, as Ray Serve does. `keep` is
     called with the record of each request at its end.
     """
-    live_texts, voices = live_texts or LiveTexts(), voices or Voices.of(settings.voices)
+    live_texts = live_texts or LiveTexts()
+    voices = voices or Voices.of(settings.voices)
     tails = tails or Tails()
     models = ModelAdmissions(
         {name: _admission(name, *each, node=node, tails=tails) for name, each in synthesizers.items()}
@@ -175,7 +176,8 @@ _SPEAKING = (ModelStatus.READY, ModelStatus.ASLEEP, ModelStatus.AT_ZERO)
 
 async def _ready_of(models: ModelAdmissions, settings: ApiSettings, name: str | None) -> dict[str, object]:
     """The answer of `/ready` with several models. Raises NotReady, ModelNotFound."""
-    states, known = models.states(), await models.infos()
+    states = models.states()
+    known = await models.infos()
     named = [voice for info in known for voice in info.voices]
     check_default(settings, "any model", named, clones=any(info.kind is ModelKind.BASE for info in known))
     asked = list(states.items()) if name is None else [(each, state) for each, state in states.items() if each == name]

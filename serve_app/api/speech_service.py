@@ -178,7 +178,8 @@ class SpeechService:
         self, request: Request, utterance: UtteranceRequest, parts: Sequence[SpeechRequest]
     ) -> list[UtteranceRequest]:
         """The parts of a dialogue, whose text and first voice `utterance` has."""
-        client, request_id = state_of(request).caller.name, utterance.request_id
+        client = state_of(request).caller.name
+        request_id = utterance.request_id
         first, *later = [
             await build_utterance(self.offer, part, request_id=request_id, client=client) for part in parts
         ]

@@ -280,7 +280,8 @@ class Filter:
     def __init__(self, sample_rate: int, *, speed: float = 1.0, output_rate: int | None = None) -> None:
         from av.filter import Graph
 
-        self._sample_rate, self._num_samples = sample_rate, 0
+        self._sample_rate = sample_rate
+        self._num_samples = 0
         # atempo holds back about as much as the frame it was given: short frames keep a long chunk from waiting.
         self._step = sample_rate // 50 if speed != 1 else sys.maxsize
         self._graph = Graph()
@@ -293,7 +294,8 @@ class Filter:
 
     def feed(self, pcm: bytes) -> bytes:
         """The audio that `pcm` makes available; may be empty."""
-        samples, filtered = np.frombuffer(pcm, "<i2"), b""
+        samples = np.frombuffer(pcm, "<i2")
+        filtered = b""
         for start in range(0, samples.size, self._step):
             part = samples[start : start + self._step]
             self._graph.push(_frame(part, self._sample_rate, self._num_samples))
@@ -397,7 +399,8 @@ class Rendering:
         rest = self._drain()
         if self._encoder is not None:
             return rest + self._encoder.close()
-        encoder, pcm = self._open(len(self._collected)), memoryview(self._collected)
+        encoder = self._open(len(self._collected))
+        pcm = memoryview(self._collected)
         parts = [encoder.encode(bytes(pcm[start : start + _STEP])) for start in range(0, len(pcm), _STEP)]
         parts.append(encoder.close())
         return b"".join(parts)

@@ -86,7 +86,8 @@ def _proxy() -> Finding:
 
 
 def _gpu(config: AppConfig) -> Finding:
-    count, wanted = count_gpus(), config.num_gpus
+    count = count_gpus()
+    wanted = config.num_gpus
     if count < wanted:
         there = f"{count} here" if count else "none"
         return Finding(False, "GPU", f"{there}, but the pools ask for {wanted:g}: another --config or --model")
@@ -133,7 +134,8 @@ def for_this_card(config: AppConfig, address: Address) -> AppConfig:
     """
     if config.models or config.talker_pool.num_gpus != 1:
         return config
-    card, found = _smallest(address), find(config.model)
+    card = _smallest(address)
+    found = find(config.model)
     if card is None or card.free >= SMALL_BYTES or found is None:
         return config
     pool = config.codec.model_copy(update={"placement": "pool", "workers": _codec_workers()})
@@ -161,7 +163,8 @@ def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -
 
     Models that share a GPU must fit it together. Settings of no file follow the card, as `talkray serve` has them.
     """
-    card, used = _smallest(address), 0
+    card = _smallest(address)
+    used = 0
     if card is None:
         return
     if follows_card:

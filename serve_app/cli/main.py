@@ -139,7 +139,8 @@ def serve(
         for own in settings.by_model().values():
             _fetch(own.model, progress)
         if config is None and (fitted := for_this_card(settings, address)) != settings:
-            settings, talker = fitted, fitted.talker
+            settings = fitted
+            talker = fitted.talker
             audio = "; CPUs make the audio" if settings.codec.placement == "pool" else ""
             progress.done(f"this GPU carries {talker.max_num_seqs} rows of {talker.max_model_len} positions{audio}")
         server = stack.enter_context(running(settings, address, progress.report, show=show))
@@ -188,7 +189,8 @@ def say(
     elif model is None and (found := find_server()):
         print(f"{speak(found)}, spoken by {found}", file=report)
     else:
-        settings, address = _settings(None, [model] if model else None, file=report), Address("127.0.0.1", free_port())
+        settings = _settings(None, [model] if model else None, file=report)
+        address = Address("127.0.0.1", free_port())
         _check(settings, address)
         with ProgressLine(report) as progress:
             _fetch(settings.model, progress)
@@ -257,7 +259,8 @@ def doctor(
 ) -> None:
     """Check Python, Ray, torch, GPU, attention, weights and ports."""
     all_ok = True
-    settings, address = _settings(config, model), Address("127.0.0.1", port)
+    settings = _settings(config, model)
+    address = Address("127.0.0.1", port)
     for finding in chain(examine(settings, address), predict_memory(settings, address, follows_card=config is None)):
         print(finding.line(), flush=True)
         all_ok = all_ok and finding.ok

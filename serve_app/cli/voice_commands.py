@@ -182,7 +182,8 @@ def preview(
     """Let a running server speak with a voice. TALKRAY_API_KEY is sent where it is set."""
     from serve_app.cli.say import SayRequest, play_speech, write_speech
 
-    server, asked = running_server(url), SayRequest(text, voice)
+    server = running_server(url)
+    asked = SayRequest(text, voice)
     print(play_speech(server, asked) if output is None else write_speech(server, asked, output))
 
 

@@ -35,7 +35,8 @@ def design(
     candidates = made["candidates"]
     print(f"They say: {made['text']}")
     for number, each in enumerate(candidates, start=1):
-        file, audio = output / f"design-{number}.wav", base64.b64decode(each["audio"])
+        file = output / f"design-{number}.wav"
+        audio = base64.b64decode(each["audio"])
         try:
             file.write_bytes(audio)
         except OSError as error:

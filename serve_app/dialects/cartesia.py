@@ -77,7 +77,8 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
     """Speaks `transcript` as the messages that a WebSocket would have."""
     fields = await read_speech(request, service)
     text_of(fields, "transcript")
-    speech, usage = await _speech_request(service, fields), state_of(request).record.usage
+    speech = await _speech_request(service, fields)
+    usage = state_of(request).record.usage
     return await service.respond(
         request, speech, make_body=lambda audio, times: _events(audio, times, usage), content_type=EVENT_STREAM
     )
@@ -151,7 +152,8 @@ async def _speech_request(
     """Raises InvalidRequest."""
     sent = field_names.flat(fields, names)
     _check_phonemes(sent.get("transcript"))
-    container, found = str(sent.get("output_format.container", "raw")), dict(reasons or {})
+    container = str(sent.get("output_format.container", "raw"))
+    found = dict(reasons or {})
     if _DICTIONARY in sent:
         overrides = {**(overrides or {}), "lexicon": await _words(service, sent[_DICTIONARY], found)}
     audio_format = format_named("output_format.encoding", str(sent.get("output_format.encoding", "pcm_s16le")), RAW)
@@ -212,7 +214,8 @@ def _timestamps(context_id: str, words: Sequence[Word]) -> dict[str, object]:
 async def _events(
     audio: AsyncGenerator[bytes, None], times: WordTimes | None, usage: Usage
 ) -> AsyncGenerator[bytes, None]:
-    context_id, has_sent = secrets.token_hex(8), False
+    context_id = secrets.token_hex(8)
+    has_sent = False
     try:
         async with aclosing(audio):
             async for data in audio:
@@ -263,7 +266,8 @@ class CartesiaSocket(ContextConnection):
     async def _open(self, name: str, fields: dict[str, object]) -> Session:
         speech = await _speech_request(self.service, fields, _SOCKET_NAMES, overrides={"input": ""})
         session = await self.open(name, speech)
-        self._flushes[name], self.untold[name] = set(), speech.ignored
+        self._flushes[name] = set()
+        self.untold[name] = speech.ignored
         return session
 
     async def say_in(self, name: str, event: Event) -> None:

@@ -47,8 +47,10 @@ async def speech_request(
 ) -> SpeechRequest:
     """The request of a query, over HTTP with a `body`; `words`: with the time of each word. Raises InvalidRequest."""
     choices, default = (RAW, "linear16") if body is None else (RAW | FILES, "mp3")
-    encoding, container = query.get("encoding", default), query.get("container")
-    audio_format, is_raw = format_named("encoding", encoding, choices), encoding in RAW
+    encoding = query.get("encoding", default)
+    container = query.get("container")
+    audio_format = format_named("encoding", encoding, choices)
+    is_raw = encoding in RAW
     in_wav = is_raw and body is not None and container != "none"
     bit_rate = number("bit_rate", query.get("bit_rate"))
     delivery = Delivery(

@@ -157,7 +157,8 @@ def _takes(form: SentForm, *, is_new: bool) -> list[SentRecording]:
     files = form.files_of("files")
     if is_new and not files:
         raise InvalidRequest("files is required: recordings of the voice.", "files", "missing_required_parameter")
-    text, prepare = form.text("ref_text", "reference_text"), form.preparation()
+    text = form.text("ref_text", "reference_text")
+    prepare = form.preparation()
     main = [SentRecording(file.data, text, NEUTRAL, prepare) for file in files[: int(is_new)]]
     return main + [SentRecording(file.data, None, PurePath(file.name).stem, prepare) for file in files[len(main) :]]
 
@@ -223,7 +224,8 @@ async def speech_request(
         text, voice = dialogue(fields["inputs"])
         reasons |= unknown(fields["inputs"])
     else:
-        text, sent["voice_id"] = text_of(fields), voice
+        text = text_of(fields)
+        sent["voice_id"] = voice
     overrides: dict[str, object] = {"input": text, "voice": voice, "sample_rate": sample_rate, "word_timestamps": words}
     if str(sent.get("enable_ssml_parsing", "")).lower() == "true":
         overrides["markup"] = "ssml"
@@ -307,7 +309,8 @@ async def _dialogue(
         runs[-1][1].append(part["text"])
     if len(runs) < 2:
         return speech, []
-    parts, ignored = [], dict(speech.ignored)
+    parts = []
+    ignored = dict(speech.ignored)
     for voice, texts in runs:
         own = replace(speech, body=speech.body.model_copy(update={"input": " ".join(texts)}))
         part = await request_in_voice(service.offer, own, voice if isinstance(voice, str) else speech.body.voice or "")
@@ -341,7 +344,8 @@ def characters(words: Sequence[Word]) -> tuple[list[str], list[float], list[floa
 
 def _timed(audio: bytes, times: WordTimes | None, **more: object) -> Iterator[bytes]:
     """Audio and the words that have become known, with `more` fields."""
-    alignment, words = None, [] if times is None else times.take()
+    alignment = None
+    words = [] if times is None else times.take()
     if words:
         chars, starts_s, ends_s = characters(words)
         alignment = {

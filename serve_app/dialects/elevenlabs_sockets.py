@@ -76,7 +76,8 @@ class _Contexts(ContextConnection, HandshakeConnection):
         return text
 
     async def _write(self, name: str, fields: Mapping[str, object]) -> None:
-        text, session = self._text(fields), self.find(name)
+        text = self._text(fields)
+        session = self.find(name)
         has_no_effect = name in self._draining if session else not text
         if has_no_effect:
             if name in self.untold or len(self.untold) < MAX_CONTEXTS:

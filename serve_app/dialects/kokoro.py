@@ -29,7 +29,8 @@ async def speak(service: SpeechService, request: Request) -> Response:
     reasons = {name: "lines of JSON with times always come" for name in _ALWAYS if name in fields}
     overrides = {"word_timestamps": True, "stream_format": "audio"}
     speech = await strict_request(service.offer, fields, overrides=overrides, reasons=reasons)
-    audio_format, usage = speech.delivery.audio_format, state_of(request).record.usage
+    audio_format = speech.delivery.audio_format
+    usage = state_of(request).record.usage
 
     def as_lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
         def line(part: bytes, **more: object) -> bytes:

@@ -32,7 +32,8 @@ class NariSocket(HandshakeConnection):
         self._audio: dict[str, object] = {"encoding": "pcm_s16le", "sample_rate": rate, "channels": 1}
         self._session: Session | None = None
         self._sequence = -1  # of the last message that brought text
-        self._num_chunks, self._stop_reason = 0, "stop"
+        self._num_chunks = 0
+        self._stop_reason = "stop"
         self._spoke: dict[str, object] = {}
         await self.send("session.created", protocol=PROTOCOL, audio=self._audio)
 
@@ -77,7 +78,8 @@ class NariSocket(HandshakeConnection):
         return self._session
 
     def _text(self, fields: dict[str, object]) -> str:
-        text, sequence = text_of(fields), fields.get("sequence", self._sequence + 1)
+        text = text_of(fields)
+        sequence = fields.get("sequence", self._sequence + 1)
         if not isinstance(sequence, int) or sequence <= self._sequence:
             raise InvalidRequest(f"sequence must be an integer above {self._sequence}.", "sequence")
         self._sequence = sequence

@@ -93,7 +93,8 @@ class SpeakMessage:
             await self._connection.pass_on(session, self._say)
 
     async def _open(self, fields: dict[str, object], service: SpeechService) -> Session:
-        body, resumption = parse_speech(fields, service.settings), parse_resumption(fields)
+        body = parse_speech(fields, service.settings)
+        resumption = parse_resumption(fields)
         if body.response_format not in (None, AudioFormat.PCM):
             raise InvalidRequest("The WebSocket sends pcm only.", "response_format")
         if body.previous_request_id is not None or body.seed is not None:  # a seed makes the same again

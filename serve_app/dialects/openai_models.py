@@ -27,7 +27,8 @@ async def list_models(service: SpeechService, request: Request) -> Json | list[J
 
 async def show_model(service: SpeechService, model_id: str) -> Json:
     """One model; checkpoint names have slashes."""
-    known, names = await service.infos(), await _entries(service)
+    known = await service.infos()
+    names = await _entries(service)
     if model_id in names:
         return names[model_id]
     meant = next((info for info in known if means(model_id, info)), None)
@@ -62,7 +63,8 @@ async def list_voices(service: SpeechService) -> JSONResponse:
 
 async def _entries(service: SpeechService) -> dict[str, Json]:
     """Each name, its model's own ones first, then those that mean the default."""
-    known, states = await service.infos(), service.models.states()
+    known = await service.infos()
+    states = service.models.states()
     own = {info.name: _model(info.name, info, states[info.route]) for info in known}
     # Files that are elsewhere, and no talker yet that could tell.
     own |= {name: _entry(name, name, state) for name, state in states.items() if name and name not in own}

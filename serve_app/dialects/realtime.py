@@ -48,7 +48,8 @@ class ResponseSocket(Connection):
         await self.tell("error", error={**reply.envelope()["error"], "event_id": event_id})
 
     async def tell_begun(self, turn: Turn) -> None:
-        place, item = _place(turn), {**_item(turn, "in_progress"), "content": []}
+        place = _place(turn)
+        item = {**_item(turn, "in_progress"), "content": []}
         await self.tell("response.output_item.added", response_id=place["response_id"], output_index=0, item=item)
         await self.tell("response.content_part.added", **place, part={"type": "audio", "transcript": ""})
 
@@ -56,7 +57,8 @@ class ResponseSocket(Connection):
         await self.tell(f"{self.audio_kind}.delta", **_place(turn), delta=base64.b64encode(data).decode())
 
     async def tell_spoken(self, turn: Turn) -> None:
-        place, said = _place(turn), turn.text.strip()
+        place = _place(turn)
+        said = turn.text.strip()
         await self.tell(f"{self.audio_kind}.done", **place)
         await self.tell(f"{self.audio_kind}_transcript.done", **place, transcript=said)
         await self.tell("response.content_part.done", **place, part={"type": "audio", "transcript": said})
@@ -140,7 +142,8 @@ class RealtimeSocket(ResponseSocket):
         self, given: Mapping[str, object], names: field_names.Names, settings: Json
     ) -> SpeechRequest:
         """The request of `given`; `settings` are all so far, its own included. Raises InvalidRequest."""
-        sent, rate = field_names.flat(given, names), _rate(settings)
+        sent = field_names.flat(given, names)
+        rate = _rate(settings)
         reasons = _unspoken("input", sent.get("input"))
         if "instructions" in sent:
             reasons["instructions"] = "a text is spoken as it is, in the voice's own style"

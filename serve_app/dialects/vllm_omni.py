@@ -92,7 +92,8 @@ async def _speak_item(
     speech = await strict_request(service.offer, fields, default=AudioFormat.WAV, reasons=reasons)
     utterance = await service.make_utterance(request, speech)
     utterance = replace(utterance, request_id=f"{utterance.request_id}-{number}")
-    usage, rendering = Usage(), replace(speech.delivery, whole=True).rendering(speech.info)
+    usage = Usage()
+    rendering = replace(speech.delivery, whole=True).rendering(speech.info)
     kept.expect(speech.body, speech.delivery, speech.info)
     content = await collected(
         audio_body(service.models.of(utterance).admit(utterance, speech.info), rendering, usage, kept=kept), kept

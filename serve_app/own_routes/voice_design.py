@@ -181,7 +181,8 @@ async def _speak(
         changes["seed"] = (speech.body.seed + number) % 2**64
     utterance = await service.make_utterance(request, replace(speech, body=speech.body.model_copy(update=changes)))
     utterance = replace(utterance, request_id=f"{utterance.request_id}-{number + 1}")
-    usage, pcm = Usage(), bytearray()
+    usage = Usage()
+    pcm = bytearray()
     async with aclosing(service.models.of(utterance).admit(utterance, speech.info)) as chunks:
         async for chunk in chunks:
             usage.add(chunk)

@@ -162,7 +162,8 @@ class Readings:
     def _macro(self, macro: re.Match[str]) -> str:
         """`<n>` is a number, another one an entry of the table of that name."""
         if macro[1] == "n":
-            group, point = self._given["group"], re.escape(self._decimal)
+            group = self._given["group"]
+            point = re.escape(self._decimal)
             digits = rf"(?:\d{{1,3}}(?:{group}\d{{3}})++(?!\d)|\d++)(?:{point}\d++)?"
             return rf"(?<![\d{point}])(?<!\d[.,])((?:(?<![\w.,\-])[{''.join(_MINUS)}])?{digits})(?!{point}?\d)"
         entries = sorted(self._tables[macro[1]], key=len, reverse=True)
@@ -175,7 +176,8 @@ class Readings:
 
         def fill(blank: re.Match[str]) -> str:
             """The group in the way that README.md of the folder names: a number, a table or forms to choose from."""
-            written, kind = match[first + int(blank[1])] or "", blank[2]
+            written = match[first + int(blank[1])] or ""
+            kind = blank[2]
             if kind is None:
                 return written
             if "|" in kind:
@@ -191,7 +193,8 @@ class Readings:
 
     def _form(self, forms: str, number: Decimal) -> str:
         """The form of a noun that is counted."""
-        known, plural = forms.split("|"), self._given.get("plural")
+        known = forms.split("|")
+        plural = self._given.get("plural")
         if len(known) == 1:
             return known[0]
         if plural == "ru":

@@ -49,7 +49,8 @@ def split_text(text: str, max_chars: int) -> list[str]:
     paragraph does, else a sentence, a clause, a word; only a longer word is cut.
     """
     positions = _positions(text)
-    parts, start = [], 0
+    parts = []
+    start = 0
     while positions[-1] - positions[start] > max_chars:
         limit = max(start + 1, bisect_right(positions, positions[start] + max_chars) - 1)
         middle = bisect_right(positions, positions[start] + max_chars / 2) - 1
@@ -93,7 +94,11 @@ class LiveSplit:
     def restart(self) -> None:
         """A segment has ended with the text so far."""
         rest = self._text[self._given :]
-        self._text, self._given, self._positions, self._space, self._looked = "", 0, [0], 0, 0
+        self._text = ""
+        self._given = 0
+        self._positions = [0]
+        self._space = 0
+        self._looked = 0
         self._add(rest)
 
     def _add(self, text: str) -> None:

@@ -51,7 +51,8 @@ class Door:
         """
         self._app = app
         self._key_headers, self._key_protocols = key_headers, key_protocols
-        self._access, self._admission = settings.access, settings.admission
+        self._access = settings.access
+        self._admission = settings.admission
         self._keys = Keys(settings.access.keys_file) if settings.access.keys_file else None
         self._of_keys = Meters("key", "This API key")
         self._of_addresses = Meters("client", "This client")
@@ -87,12 +88,14 @@ class Door:
         _check_size(scope)
         self._check_host(headers.get("host"))
         self._check_origin(headers.get("origin"), headers.get("host"))
-        client, admission = one_client(address), self._admission
+        client = one_client(address)
+        admission = self._admission
         per_minute, most = admission.client_requests_per_minute, admission.client_streams
         meter = self._of_addresses.of(client, per_minute, max_streams=most)
         if self._keys is None:
             return Caller(f"address {client}", meter, visitor=EVERYBODY)
-        keys, key = self._keys, next(self._offered_keys(scope), None)
+        keys = self._keys
+        key = next(self._offered_keys(scope), None)
         if scope["path"] in EXEMPT and scope.get("method") in _READING and not keys.has(key):
             return Caller(f"address {client}", meter, visitor=STRANGER)
         record = keys.find(key)

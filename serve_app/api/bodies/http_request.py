@@ -26,7 +26,8 @@ def idempotency_key(request: Request) -> str | None:
 
 async def read_body(request: Request) -> bytes:
     """The body, given up as soon as it is too large or too slow, whatever its Content-Length says."""
-    body, upload = bytearray(), state_of(request).upload
+    body = bytearray()
+    upload = state_of(request).upload
     try:
         async with upload.arriving(BODY_TIMEOUT_S):
             async for part in request.stream():

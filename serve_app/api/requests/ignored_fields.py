@@ -64,7 +64,8 @@ def with_unknown(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str
     Fields that are only counted cost next to nothing: a body may have a million.
     """
     first = {_plain(name): reason for name, reason in list(reasons.items())[:_MOST_NAMED]}
-    room, known = _MOST_NAMED - len(first), list(names)
+    room = _MOST_NAMED - len(first)
+    known = list(names)
     unknown = [name for name in sent if name not in names and name not in reasons]
     first |= {_plain(name): _unknown_reason(name, known) for name in unknown[:room]}
     more = max(len(reasons) - _MOST_NAMED, 0) + max(len(unknown) - room, 0)

@@ -169,7 +169,8 @@ async def _lenient_model(
     offer: Offer, model: object, voice: object, given: Mapping[str, object], *, task_type: object
 ) -> ModelInfo:
     """The model for names of another service; `given`: the other fields. Raises NotReady."""
-    name, models = voice if isinstance(voice, str) else None, await offer.models.infos()
+    name = voice if isinstance(voice, str) else None
+    models = await offer.models.infos()
     wanted = ModelHints(
         model=model if isinstance(model, str) else None,
         has_recording=given.get("ref_audio") is not None or await _is_stored(offer, name, models),

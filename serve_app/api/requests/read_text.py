@@ -22,7 +22,8 @@ async def read_text(
     """What is spoken of `body.input`, and why the rest and some fields about the text have no effect. Raises
     InvalidRequest of bad SSML, of a lexicon, and of figures in an uncertain language.
     """
-    settings, chars = offer.settings.text, body.max_segment_chars
+    settings = offer.settings.text
+    chars = body.max_segment_chars
     reasons: ignored_fields.Reasons = {}
     if chars is not None and chars > info.max_segment_chars:
         reasons["max_segment_chars"] = f"the model takes up to {info.max_segment_chars}"

@@ -208,7 +208,8 @@ class WholeResponse(SpeechResponse):
 
     async def _send(self, send: Send) -> None:
         with self._kept as kept:
-            attempt, content = self._attempt, await collected(self._body, kept)
+            attempt = self._attempt
+            content = await collected(self._body, kept)
             if self._retry is not None and ended_badly(self._usage.finish_reason):
                 attempt, content = await self._retried(self._retry(), content)
             if attempt.make_body is None:

@@ -29,7 +29,8 @@ class Kept:
 
     def __init__(self, caller: str) -> None:
         """`caller` is the client's name."""
-        self._caller, self._num_bytes = caller, 0
+        self._caller = caller
+        self._num_bytes = 0
 
     def __enter__(self) -> Self:
         return self

@@ -66,7 +66,8 @@ class Connection(ABC):
         self._conversation: Session | None = None
         self._sessions: set[Session] = set()
         self._leaving: asyncio.Task[None] | None = None
-        self._is_ending, self._ended = False, asyncio.Event()
+        self._is_ending = False
+        self._ended = asyncio.Event()
         self._active_s = asyncio.get_running_loop().time()  # when either side sent something last
 
     @classmethod
