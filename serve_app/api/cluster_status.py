@@ -124,8 +124,7 @@ def _told(counts: Counter[str]) -> Json:
 
 def _percentile(classes: Counter[int], share: float) -> float | None:
     """Within 2.5 %."""
-    wanted = share * classes.total()
-    passed = 0
+    wanted, passed = share * classes.total(), 0
     for key in sorted(classes):
         passed += classes[key]
         if passed >= wanted:

@@ -8,7 +8,6 @@ from typing import Any
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from deployments.protocol import ModelInfo
 from serve_app.api.context import state_of
 from serve_app.api.headers import TIMING_HEADER
 from serve_app.api.records.request_log import RequestRecord, Usage, start_marks
@@ -62,10 +61,6 @@ class SpeechService:
         self.offer = Offer(models, settings, voices)
         self.models, self.settings, self.live_texts, self.voices = models, settings, live_texts, voices
         self._tails, self.jobs = tails, jobs
-
-    async def infos(self) -> Sequence[ModelInfo]:
-        """All models, the default first. Raises NotReady."""
-        return await self.models.infos()
 
     async def ask_jobs(self, what: str, *arguments: object) -> Any:
         """A method of the desk of jobs, on behalf of the caller. Raises as that does."""
@@ -178,8 +173,7 @@ class SpeechService:
         self, request: Request, utterance: UtteranceRequest, parts: Sequence[SpeechRequest]
     ) -> list[UtteranceRequest]:
         """The parts of a dialogue, whose text and first voice `utterance` has."""
-        client = state_of(request).caller.name
-        request_id = utterance.request_id
+        client, request_id = state_of(request).caller.name, utterance.request_id
         first, *later = [
             await build_utterance(self.offer, part, request_id=request_id, client=client) for part in parts
         ]

@@ -183,8 +183,7 @@ def _decode(data: bytes) -> tuple[NDArray[np.float32], int]:
 
     deadline_s = time.monotonic() + TIMEOUT_S
     parts: list[NDArray[np.float32]] = []
-    num_samples = 0
-    rate = 0
+    num_samples, rate = 0, 0
     to_float = av.AudioResampler(format="fltp")
     try:
         with av.open(BytesIO(data), mode="r", options=OPEN_OPTIONS) as container:

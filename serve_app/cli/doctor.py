@@ -86,8 +86,7 @@ def _proxy() -> Finding:
 
 
 def _gpu(config: AppConfig) -> Finding:
-    count = count_gpus()
-    wanted = config.num_gpus
+    count, wanted = count_gpus(), config.num_gpus
     if count < wanted:
         there = f"{count} here" if count else "none"
         return Finding(False, "GPU", f"{there}, but the pools ask for {wanted:g}: another --config or --model")

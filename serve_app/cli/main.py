@@ -33,7 +33,16 @@ from serve_app.cli.doctor import count_gpus, examine, for_this_card, predict_mem
 from serve_app.cli.key_commands import keys
 from serve_app.cli.lexicon_commands import lexicon
 from serve_app.cli.ray_settings import free_port
-from serve_app.cli.say import STANDARD_OUTPUT, SayRequest, announced, find_server, play_speech, show_text, write_speech
+from serve_app.cli.say import (
+    STANDARD_OUTPUT,
+    SayRequest,
+    announced,
+    find_server,
+    play_speech,
+    running_server,
+    show_text,
+    write_speech,
+)
 from serve_app.cli.serve.local_server import Address, check_port
 from serve_app.cli.serve.run_folder import clear_dead
 from serve_app.cli.serve.supervisor import running
@@ -210,7 +219,7 @@ def check_client(
     """
     from serve_app.cli.check_client import check  # imports all dialects, which takes a second
 
-    found = _server(url)
+    found = running_server(url)
 
     async def ask() -> bool:
         all_ok = True
@@ -237,18 +246,10 @@ def wyoming(
         serve_wyoming = import_module("talkray_tools.wyoming").serve
     except ModuleNotFoundError as error:
         raise StartError("the wyoming package is missing: pip install 'talkray[wyoming]'") from error
-    found = _server(url)
+    found = running_server(url)
     print(f"wyoming://{host}:{port} speaks through {found}; Ctrl-C stops.", flush=True)
     with suppress(KeyboardInterrupt):
         asyncio.run(serve_wyoming(found, host=host, port=port, key=os.environ.get("TALKRAY_API_KEY")))
-
-
-def _server(url: str | None) -> str:
-    """The one that is named, else the one that runs here. Raises TalkrayError."""
-    found = url or find_server()
-    if found is None:
-        raise TalkrayError("no server runs here: start one with `talkray serve`, or name its URL")
-    return found.rstrip("/")
 
 
 @cli.command()

@@ -208,6 +208,14 @@ def find_server() -> str | None:
     return None
 
 
+def running_server(url: str | None) -> str:
+    """`url`, or that of the server that runs here. Raises StartError."""
+    found = url or find_server()
+    if found is None:
+        raise StartError("no server runs here: start one with `talkray serve`, or name its URL")
+    return found.rstrip("/")
+
+
 def _announcements() -> Path:
     return cache_directory() / "servers"
 

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from deployments.errors import InvalidRequest, StartError
-from serve_app.cli.say import RefusedError, ask, play
-from serve_app.cli.voice_commands import running_server
+from serve_app.cli.say import RefusedError, ask, play, running_server
 from serve_app.cli.voice_commands import voices as voices
 
 Server = Annotated[str | None, typer.Option("--url", "--server", help="A server. Without: the one that runs here.")]

@@ -86,7 +86,7 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
 
 async def list_voices(service: SpeechService, starting_after: str = "") -> dict[str, object]:
     """All of them on one page."""
-    models = await service.infos()
+    models = await service.models.infos()
     known = [] if starting_after else [_voice(voice) for voice in await catalogue.all_voices(models, service.voices)]
     return {"data": known, "has_more": False, "next_page": None}
 

@@ -47,8 +47,7 @@ async def speech_request(
 ) -> SpeechRequest:
     """The request of a query, over HTTP with a `body`; `words`: with the time of each word. Raises InvalidRequest."""
     choices, default = (RAW, "linear16") if body is None else (RAW | FILES, "mp3")
-    encoding = query.get("encoding", default)
-    container = query.get("container")
+    encoding, container = query.get("encoding", default), query.get("container")
     audio_format = format_named("encoding", encoding, choices)
     is_raw = encoding in RAW
     in_wav = is_raw and body is not None and container != "none"

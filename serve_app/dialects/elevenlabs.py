@@ -110,7 +110,7 @@ def _ways(path: str, what: str) -> tuple[Route, ...]:
 
 async def list_voices(service: SpeechService) -> dict[str, object]:
     """All of them on one page."""
-    known = [voice_entry(voice) for voice in await catalogue.all_voices(await service.infos(), service.voices)]
+    known = [voice_entry(voice) for voice in await catalogue.all_voices(await service.models.infos(), service.voices)]
     return {"voices": known, "has_more": False, "total_count": len(known), "next_page_token": None}
 
 

@@ -20,14 +20,14 @@ _VOICE_FIELDS = [field.name for field in fields(Voice)]
 async def list_models(service: SpeechService, request: Request) -> Json | list[Json]:
     """OpenAI's list: the models, then the names that mean the default. ElevenLabs' clients read another."""
     if "xi-api-key" in request.headers:
-        known = await service.infos()
+        known = await service.models.infos()
         return [{"model_id": info.name, "name": info.name, "can_do_text_to_speech": True} for info in known]
     return {"object": "list", "data": list((await _entries(service)).values())}
 
 
 async def show_model(service: SpeechService, model_id: str) -> Json:
     """One model; checkpoint names have slashes."""
-    known = await service.infos()
+    known = await service.models.infos()
     names = await _entries(service)
     if model_id in names:
         return names[model_id]
@@ -46,7 +46,7 @@ async def list_audio_models(service: SpeechService) -> Json:
 
 async def list_voices(service: SpeechService) -> JSONResponse:
     """One answer for every client: some read `voices`, some `data`, some the languages."""
-    loaded = await service.infos()
+    loaded = await service.models.infos()
     known = [
         {name: getattr(voice, name) for name in _VOICE_FIELDS} for voice in await all_voices(loaded, service.voices)
     ]
@@ -63,7 +63,7 @@ async def list_voices(service: SpeechService) -> JSONResponse:
 
 async def _entries(service: SpeechService) -> dict[str, Json]:
     """Each name, its model's own ones first, then those that mean the default."""
-    known = await service.infos()
+    known = await service.models.infos()
     states = service.models.states()
     own = {info.name: _model(info.name, info, states[info.route]) for info in known}
     # Files that are elsewhere, and no talker yet that could tell.

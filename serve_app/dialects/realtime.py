@@ -57,8 +57,7 @@ class ResponseSocket(Connection):
         await self.tell(f"{self.audio_kind}.delta", **_place(turn), delta=base64.b64encode(data).decode())
 
     async def tell_spoken(self, turn: Turn) -> None:
-        place = _place(turn)
-        said = turn.text.strip()
+        place, said = _place(turn), turn.text.strip()
         await self.tell(f"{self.audio_kind}.done", **place)
         await self.tell(f"{self.audio_kind}_transcript.done", **place, transcript=said)
         await self.tell("response.content_part.done", **place, part={"type": "audio", "transcript": said})

@@ -117,7 +117,7 @@ async def speech_request(
 
     Raises InvalidRequest where no such model is deployed.
     """
-    models = await service.infos()
+    models = await service.models.infos()
     if all(info.kind is not ModelKind.VOICE_DESIGN for info in models):
         raise not_deployed(ModelKind.VOICE_DESIGN, models, "Designing a voice")
     given: Json = {**dict.fromkeys(choosing_fields(service.offer), "VoiceDesign"), **sent}
@@ -181,8 +181,7 @@ async def _speak(
         changes["seed"] = (speech.body.seed + number) % 2**64
     utterance = await service.make_utterance(request, replace(speech, body=speech.body.model_copy(update=changes)))
     utterance = replace(utterance, request_id=f"{utterance.request_id}-{number + 1}")
-    usage = Usage()
-    pcm = bytearray()
+    usage, pcm = Usage(), bytearray()
     async with aclosing(service.models.of(utterance).admit(utterance, speech.info)) as chunks:
         async for chunk in chunks:
             usage.add(chunk)

@@ -162,8 +162,7 @@ class Readings:
     def _macro(self, macro: re.Match[str]) -> str:
         """`<n>` is a number, another one an entry of the table of that name."""
         if macro[1] == "n":
-            group = self._given["group"]
-            point = re.escape(self._decimal)
+            group, point = self._given["group"], re.escape(self._decimal)
             digits = rf"(?:\d{{1,3}}(?:{group}\d{{3}})++(?!\d)|\d++)(?:{point}\d++)?"
             return rf"(?<![\d{point}])(?<!\d[.,])((?:(?<![\w.,\-])[{''.join(_MINUS)}])?{digits})(?!{point}?\d)"
         entries = sorted(self._tables[macro[1]], key=len, reverse=True)

@@ -49,8 +49,7 @@ def split_text(text: str, max_chars: int) -> list[str]:
     paragraph does, else a sentence, a clause, a word; only a longer word is cut.
     """
     positions = _positions(text)
-    parts = []
-    start = 0
+    parts, start = [], 0
     while positions[-1] - positions[start] > max_chars:
         limit = max(start + 1, bisect_right(positions, positions[start] + max_chars) - 1)
         middle = bisect_right(positions, positions[start] + max_chars / 2) - 1

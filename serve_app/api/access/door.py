@@ -51,8 +51,7 @@ class Door:
         """
         self._app = app
         self._key_headers, self._key_protocols = key_headers, key_protocols
-        self._access = settings.access
-        self._admission = settings.admission
+        self._access, self._admission = settings.access, settings.admission
         self._keys = Keys(settings.access.keys_file) if settings.access.keys_file else None
         self._of_keys = Meters("key", "This API key")
         self._of_addresses = Meters("client", "This client")

@@ -56,11 +56,7 @@ class Kept:
             if (num_bytes := int(samples / delivery.speed * kept_bytes(delivery.audio_format))) > MAX_WHOLE_BYTES:
                 message = f"max_new_tokens: with ignore_eos the audio has {num_bytes} bytes, a whole answer at most"
                 raise PayloadTooLarge(f"{message} {MAX_WHOLE_BYTES}; {_REMEDY}.", "max_new_tokens")
-        self._check_room()
-
-    def _check_room(self) -> None:
-        """Raise Overloaded if not even a first byte may be kept now."""
-        self.keep(1)
+        self.keep(1)  # raises if not even a first byte may be kept now
         self.keep(0)
 
 

@@ -442,6 +442,5 @@ class Session:
         return [event for event in events if isinstance(event, Cleared)]
 
     def _end(self, turn: Turn, outcome: str | None = None) -> None:
-        turn.record.error = outcome
-        turn.record.characters = len(turn.text)
+        turn.record.error, turn.record.characters = outcome, len(turn.text)
         turn.record.publish()

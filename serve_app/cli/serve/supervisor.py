@@ -46,8 +46,7 @@ class Driver:
 
     def __init__(self, config: AppConfig, address: Address, folder: RunFolder, report: Report) -> None:
         self.url = address.url
-        self.folder = folder
-        self._report = report
+        self.folder, self._report = folder, report
         with folder.driver_log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, *_DRIVER],
