@@ -304,6 +304,7 @@ DIALECT = Dialect(
     key_headers=("x-api-key",),
     sample=Sample(
         "/tts/websocket",
+        audio_field="data",
         messages=(
             {"model_id": "sonic-3", "voice": {"mode": "id", "id": "$voice"}, "output_format": _OUTPUT}
             | {"context_id": "check", "transcript": "$text", "continue": False},

@@ -216,6 +216,7 @@ DIALECT = Dialect(
     sockets=(("/api-ws/v1/realtime", DashScopeSocket),),
     sample=Sample(
         "/api-ws/v1/realtime?model=qwen3-tts-flash-realtime",
+        audio_field="delta",
         messages=(
             {"type": "session.update", "session": {"voice": "$voice", "mode": "server_commit"}},
             {"type": "input_text_buffer.append", "text": "$text"},

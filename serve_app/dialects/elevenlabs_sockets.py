@@ -256,6 +256,7 @@ DIALECT = Dialect(
     ),
     sample=Sample(
         "/v1/text-to-speech/$voice/multi-stream-input?output_format=pcm_24000",
+        audio_field="audio",
         messages=(
             {"text": " ", "context_id": "check"},
             {"text": "$text ", "context_id": "check", "flush": True},

@@ -279,6 +279,7 @@ DIALECT = Dialect(
     key_protocols=("openai-insecure-api-key.",),
     sample=Sample(
         "/v1/realtime?model=gpt-realtime",
+        audio_field="delta",
         messages=({"type": "response.create", "response": {"input": [_ITEM]}},),
         clients=('openai (Python):  AsyncOpenAI(websocket_base_url="$sockets/v1", api_key=KEY).realtime.connect(...)',),
     ),

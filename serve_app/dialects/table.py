@@ -39,6 +39,7 @@ class Sample:
     messages: tuple[Mapping[str, object], ...] = ()  # JSON messages on a WebSocket
     body: Mapping[str, object] | None = None  # JSON body of a POST
     protocols: tuple[str, ...] = ()  # subprotocols that the handshake offers
+    audio_field: str = ""  # of messages on the WebSocket, with audio in base64; "": audio comes in binary messages
     clients: tuple[str, ...] = ()  # how to configure each client that was tried
 
     def filled(self, **words: str) -> "Sample":

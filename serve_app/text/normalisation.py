@@ -140,7 +140,8 @@ class Readings:
     def __init__(self, code: str) -> None:
         self._code = code
         given: dict[str, Any] = yaml.safe_load((_FOLDER / f"{code}.yaml").read_text("utf-8"))
-        self._given, (self._decimal, self._point) = given, given["decimal"]
+        self._given = given
+        self._decimal, self._point = given["decimal"]  # as it is written, and as it is said
         self._tables: dict[str, dict[str, str]] = {
             name: {str(key): said for key, said in table.items()} for name, table in given["tables"].items()
         }

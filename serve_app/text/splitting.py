@@ -119,7 +119,8 @@ class LiveSplit:
 
     def _end(self) -> int:
         """Where the segment ends, 0 as long as it may go on."""
-        text, (middle, late, limit) = self._text, map(self._reached, (2, 3, 4))
+        text = self._text
+        middle, late, limit = map(self._reached, (2, 3, 4))
         self._sure = len(text)
         if middle >= len(text) - 1:
             return 0
