@@ -11,9 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-from serve_app.api.bodies.http_request import refuse_handshake
 from serve_app.api.context import ENDPOINT_DIALECT, state_of
-from serve_app.api.sockets.connection import Connection
+from serve_app.api.sockets.connection import Connection, refuse_handshake
 from serve_app.api.speech_service import SpeechService
 
 

@@ -16,7 +16,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge, TalkrayError
 from serve_app.api.bodies.client_json import MAX_BODY_BYTES, parse_object
-from serve_app.api.bodies.http_request import refuse_handshake
 from serve_app.api.context import state_of
 from serve_app.api.errors import (
     INTERNAL,
@@ -381,6 +380,16 @@ class ContextConnection(Connection):
             del self._contexts[name]
             self._takes.pop(name, None)
             self.untold.pop(name, None)
+
+
+async def refuse_handshake(socket: WebSocket, error: Exception, *, reason_header: str | None = None) -> None:
+    """Answers the handshake of a WebSocket with a status; `reason_header` says why, for clients that show a header."""
+    reply = translate(error)
+    state_of(socket).record.error = reply.code
+    response = reply.response()
+    if reason_header is not None:
+        response.headers[reason_header] = reply.message.encode("ascii", "replace").decode().replace("\n", " ")
+    await socket.send_denial_response(response)
 
 
 def unknown_type(*valid: str) -> InvalidRequest:
