@@ -26,12 +26,12 @@ from deployments.serving.handles import ask_all_replicas, ask_replica, read_repl
 from deployments.weights.description import describe
 from serve_app.api.bodies.client_json import MAX_BODY_BYTES
 from serve_app.api.cluster_status import ClusterStatus, Recent
-from serve_app.api.record_keeper import RecordKeeper, RecordSink, RequestLines
+from serve_app.api.records.record_keeper import RecordKeeper, RecordSink, RequestLines
+from serve_app.api.records.tracing import RequestSpans, otlp_exporter
+from serve_app.api.records.usage import UsageBook
 from serve_app.api.routes import Node, create_api
-from serve_app.api.tracing import RequestSpans, otlp_exporter
 from serve_app.api.transport.bounded_websocket import BoundedWebSocket
 from serve_app.api.transport.taken_http import TakenHttp
-from serve_app.api.usage import UsageBook
 from serve_app.audio.recordings import by_prompt, keep_clone_prompt
 from serve_app.config import AdmissionSettings, ApiSettings, RecordSettings
 from serve_app.scaling.pool_watch import PoolWatch, scrape

@@ -46,7 +46,7 @@ PRINTED = re.compile(r"(\d+)\s+files,\s+([\d,]+)\s+lines.*?crosses\s+(\d+)\s+of\
 PRINTED_IN = ("README.md", ARCHITECTURE)
 ROUNDED = 0.05  # printed numbers of lines and of all files may differ by as much
 GENERATORS = (  # between the socket and the engine
-    ("serve_app/api/answers/response.py", "audio_body"),
+    ("serve_app/api/responses/speech_response.py", "audio_body"),
     ("serve_app/speech/admission.py", "Admission.speak"),
     ("deployments/serving/failover.py", "with_failover"),
     ("deployments/serving/handles.py", "read_replica"),

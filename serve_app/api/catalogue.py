@@ -1,20 +1,14 @@
 """The loaded model and its voices: the checkpoint's own, and OpenAI's thirteen names as aliases."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-
-from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse
+from dataclasses import dataclass
 
 from deployments.errors import InvalidRequest, ModelNotFound, StartError
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.config import CLONE_ALIAS, ApiSettings
 from serve_app.speech.model_admissions import ModelAdmissions
-from serve_app.speech.model_state import ModelState
 from serve_app.voices.library import Voices
 from serve_app.voices.record import StoredVoice
-
-Json = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +22,6 @@ class Voice:
     description: str
     type: str  # "builtin", "alias" or "stored"
     alias_of: str | None = None  # the id of the voice that an alias means
-
-
-_FIELDS = [field.name for field in fields(Voice)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +152,13 @@ async def all_voices(models: Sequence[ModelInfo], voices: Voices) -> list[Voice]
     return [*voice_list(*models), *map(stored_voice, await voices.voices())]
 
 
-def find_voice(voice_id: str, *models: ModelInfo) -> Voice:
-    """A speaker or an alias, in any case. Raises InvalidRequest with the valid names."""
-    known = {voice.id: voice for voice in voice_list(*models)}
-    speakers = [voice for info in models for voice in info.voices]
+async def find_voice(voice_id: str, models: ModelAdmissions, voices: Voices) -> Voice:
+    """A stored voice, a speaker or an alias, the last two in any case. Raises InvalidRequest with the valid names."""
+    if (stored := await voices.find(voice_id)) is not None:
+        return stored_voice(stored)
+    infos = await models.infos()
+    known = {voice.id: voice for voice in voice_list(*infos)}
+    speakers = [voice for info in infos for voice in info.voices]
     return known[voice_id if voice_id in known else resolve(voice_id, speakers)]
 
 
@@ -204,69 +198,3 @@ def is_alias(name: str, settings: ApiSettings) -> bool:
 def not_loaded(name: str, models: Sequence[ModelInfo], settings: ApiSettings) -> ModelNotFound:
     known = ", ".join((*(info.name for info in models), *settings.model_aliases))
     return ModelNotFound(f"The model {name[:80]!r} is not loaded. Available: {known}.")
-
-
-def catalogue_routes(models: ModelAdmissions, settings: ApiSettings, voices: Voices) -> APIRouter:
-    """`GET /v1/models`, `/v1/models/{id}`, `/v1/audio/models` and `/v1/audio/voices`."""
-    router = APIRouter()
-
-    async def listed() -> dict[str, Json]:
-        """Each name, its model's own ones first, then those that mean the default."""
-        known, states = await models.infos(), models.states()
-        own = {info.name: _model(info.name, info, states[info.route]) for info in known}
-        # Files that are elsewhere, and no talker yet that could tell.
-        own |= {name: _entry(name, name, state) for name, state in states.items() if name and name not in own}
-        return own | {alias: _model(alias, known[0], states[known[0].route]) for alias in settings.model_aliases}
-
-    @router.get("/v1/models", summary="List models")
-    async def list_models(request: Request) -> Json | list[Json]:
-        """OpenAI's list: the models, then the names that mean the default. ElevenLabs' clients read another."""
-        if "xi-api-key" in request.headers:
-            known = await models.infos()
-            return [{"model_id": info.name, "name": info.name, "can_do_text_to_speech": True} for info in known]
-        return {"object": "list", "data": list((await listed()).values())}
-
-    @router.get("/v1/models/{model_id:path}", summary="Show a model")
-    async def show_model(model_id: str) -> Json:
-        """One model; checkpoint names have slashes."""
-        known, names = await models.infos(), await listed()
-        if model_id in names:
-            return names[model_id]
-        meant = next((info for info in known if means(model_id, info)), None)
-        if meant is None and model_id == CLONE_ALIAS:
-            meant = next((info for info in known if info.kind is ModelKind.BASE), None)
-        if meant is None:
-            raise not_loaded(model_id, known, settings)
-        return {**names[meant.name], "id": model_id}
-
-    @router.get("/v1/audio/models", summary="List models (Open WebUI)")
-    async def list_audio_models() -> Json:
-        """Open WebUI's list."""
-        return {"models": [{"id": name, "name": name} for name in await listed()]}
-
-    @router.get("/v1/audio/voices", summary="List voices")
-    async def list_voices() -> JSONResponse:
-        """One answer for every client: some read `voices`, some `data`, some the languages."""
-        loaded = await models.infos()
-        known = [{name: getattr(voice, name) for name in _FIELDS} for voice in await all_voices(loaded, voices)]
-        languages = dict.fromkeys(language for info in loaded for language in info.languages)
-        listed: Json = {
-            "object": "list",
-            "voices": known,
-            "data": known,
-            "uploaded_voices": [voice for voice in known if voice["type"] == "stored"],
-            "languages": ["auto", *languages],
-        }
-        return JSONResponse(listed)  # FastAPI would look through all of it: a server may have a thousand voices
-
-    return router
-
-
-def _model(name: str, info: ModelInfo, state: ModelState) -> Json:
-    """`root` says which checkpoint an alias means, as in vLLM."""
-    described = {"kind": info.kind, "sample_rate": info.sample_rate, "languages": info.languages}
-    return {**_entry(name, info.checkpoint or info.name, state), **described}
-
-
-def _entry(name: str, root: str, state: ModelState) -> Json:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "talkray", "root": root, **state.as_json()}

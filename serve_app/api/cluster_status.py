@@ -134,7 +134,9 @@ def _percentile(classes: Counter[int], share: float) -> float | None:
 
 def cluster_routes(models: ModelAdmissions, status: ClusterStatus) -> APIRouter:
     """`GET /status`."""
-    router, version, room = APIRouter(), importlib.metadata.version("talkray"), asyncio.Lock()
+    router = APIRouter()
+    version = importlib.metadata.version("talkray")
+    room = asyncio.Lock()
     kept: Json = {}
 
     @router.get("/status", summary="The cluster's models, pools, streams and first audio")

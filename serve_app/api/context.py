@@ -20,12 +20,12 @@ from deployments.serving.ray_private import this_replica
 from serve_app.api.access.callers import Caller
 from serve_app.api.bodies.uploads import Upload
 from serve_app.api.errors import translate
-from serve_app.api.request_log import LEFT, RequestRecord
+from serve_app.api.headers import CLOSE_HEADER, REQUEST_ID_HEADER
+from serve_app.api.records.request_log import LEFT, RequestRecord
 
 logger = logging.getLogger(__name__)
 
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_ID_HEADER = b"x-request-id"
 _STATE = "talkray"  # the key of the `RequestState`
 ENDPOINT_DIALECT = "dialect"  # the attribute of an endpoint with its dialect's name
 
@@ -35,8 +35,6 @@ _ENDS_CONNECTION = frozenset({401, 403, 408, 413, 431})
 _READ_ON_S = 1.0
 # The key in the scope of a function that the application runs when it has taken a part of a body.
 _TAKEN = "talkray.taken"
-# HAProxy does not see our `Connection` header. `refusals.cfg` reads this header in its place, and removes it.
-_CLOSE_HEADER = "x-talkray-close"
 
 
 @dataclass(slots=True)
@@ -66,12 +64,14 @@ def with_sane_id(app: ASGIApp) -> ASGIApp:
     client's own or a new one.
     """
 
+    id_header = REQUEST_ID_HEADER.encode()
+
     async def named_app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
-            offered = [value for name, value in scope["headers"] if name == _ID_HEADER]
+            offered = [value for name, value in scope["headers"] if name == id_header]
             request_id = sane_id(offered[0].decode("latin-1") if len(offered) == 1 else "")
-            others = [header for header in scope["headers"] if header[0] != _ID_HEADER]
-            scope["headers"] = [*others, (_ID_HEADER, request_id.encode())]
+            others = [header for header in scope["headers"] if header[0] != id_header]
+            scope["headers"] = [*others, (id_header, request_id.encode())]
         await app(scope, receive, send)
 
     return named_app
@@ -86,7 +86,8 @@ def without_read_ahead(app: ASGIApp) -> ASGIApp:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        loop, taken = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        taken = asyncio.Event()
         taken.set()
         # The application may run in a loop of its own.
         scope[_TAKEN] = lambda: loop.call_soon_threadsafe(taken.set)
@@ -123,7 +124,8 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        request_id, method = sane_id(headers.get("x-request-id", "")), scope.get("method", "WS")
+        request_id = sane_id(headers.get(REQUEST_ID_HEADER, ""))
+        method = scope.get("method", "WS")
         record = RequestRecord(request_id, time.time_ns(), method=method, path=scope.get("path", ""), keep=self._keep)
         record.trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         scope.setdefault("state", {})[_STATE] = RequestState(record)
@@ -179,10 +181,10 @@ class _Answer:
                 await self._read_on()
             headers = MutableHeaders(scope=message)
             if self._request_id is not None:
-                headers["x-request-id"] = self._request_id
+                headers[REQUEST_ID_HEADER] = self._request_id
             if message["status"] in _ENDS_CONNECTION or (message["status"] >= 400 and self._is_unread):
                 headers["connection"] = "close"
-                headers[_CLOSE_HEADER] = "unread" if self._is_unread else "read"
+                headers[CLOSE_HEADER] = "unread" if self._is_unread else "read"
         elif self._is_awaited and message["type"] == "http.response.body" and message.get("body"):
             self._is_awaited = False
             metrics.ttfb(time.perf_counter() - self._began_s)

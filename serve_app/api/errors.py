@@ -20,6 +20,7 @@ from deployments.errors import (
     Starting,
     TalkrayError,
 )
+from serve_app.api.headers import SHOULD_RETRY_HEADER
 from serve_app.voices.store import Damaged, StoreFailed
 
 Envelope = dict[str, dict[str, str | None]]
@@ -133,5 +134,5 @@ def _retry(after_s: float) -> dict[str, str]:
     return {
         "Retry-After": str(max(1, math.ceil(after_s))),
         "retry-after-ms": str(max(1, math.ceil(after_s * 1000))),
-        "x-should-retry": "true",
+        SHOULD_RETRY_HEADER: "true",
     }

@@ -16,15 +16,14 @@ from starlette.requests import HTTPConnection
 from deployments.errors import NotReady, Starting, TalkrayError
 from deployments.protocol import ModelKind
 from serve_app.api.access.door import Door
-from serve_app.api.catalogue import catalogue_routes, check_default, check_model, not_loaded
+from serve_app.api.catalogue import check_default, check_model, not_loaded
 from serve_app.api.cluster_status import ClusterStatus, cluster_routes
 from serve_app.api.context import RequestContext, state_of
 from serve_app.api.errors import INTERNAL, translate
-from serve_app.api.request_log import MODEL_HEADER, SEED_HEADER, VOICE_HEADER, RequestRecord
+from serve_app.api.headers import EXPOSED_HEADERS
+from serve_app.api.records.request_log import RequestRecord
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.web_pages import page_routes
-from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.wish import FINISH_HEADER, SOURCE_HEADER, TAKE_HEADER, WORD_TIMES_HEADER
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
 from serve_app.dialects.table import http_router, socket_router
@@ -76,25 +75,23 @@ def create_api(
     `echo_request_id` is False where the server in front adds `x-request-id` to responses, as Ray Serve does. `keep` is
     called with the record of each request at its end.
     """
-    live_texts, voices = live_texts or LiveTexts(), voices or Voices.of(settings.voices)
+    live_texts = live_texts or LiveTexts()
+    voices = voices or Voices.of(settings.voices)
     tails = tails or Tails()
     models = ModelAdmissions(
         {name: _admission(name, *each, node=node, tails=tails) for name, each in synthesizers.items()}
     )
     api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # FastAPI's page loads its scripts from a CDN
     key_headers = tuple(name for dialect in DIALECTS for name in dialect.key_headers)
-    api.add_middleware(Door, settings=settings, key_headers=key_headers)
+    key_protocols = tuple(prefix for dialect in DIALECTS for prefix in dialect.key_protocols)
+    api.add_middleware(Door, settings=settings, key_headers=key_headers, key_protocols=key_protocols)
     if settings.access.allowed_origins:
         api.add_middleware(
             CORSMiddleware,
             allow_origins=settings.access.allowed_origins,
             allow_methods=("GET", "POST", "DELETE", "PATCH"),
             allow_headers=("*",),
-            expose_headers=(
-                *("x-request-id", "x-sample-rate", "retry-after"),
-                *(TAKE_HEADER, WORD_TIMES_HEADER, FINISH_HEADER, SOURCE_HEADER, ignored_fields.HEADER),
-                *(SEED_HEADER, MODEL_HEADER, VOICE_HEADER),
-            ),
+            expose_headers=EXPOSED_HEADERS,
         )
     by_path = {path: dialect.name for dialect in DIALECTS for path in dialect.paths}
     api.add_middleware(RequestContext, echo_request_id=echo_request_id, keep=keep, dialects=by_path)  # the outermost
@@ -107,7 +104,6 @@ def create_api(
     service = SpeechService(models, settings, live_texts=live_texts, voices=voices, tails=tails, jobs=jobs)
     for dialect in DIALECTS:
         api.include_router(http_router(dialect, service), dependencies=keyed)
-    api.include_router(catalogue_routes(models, settings, voices), tags=["Models and voices"])
     api.include_router(status_routes(models, settings, node.is_ready if node else always), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])
@@ -180,7 +176,8 @@ _SPEAKING = (ModelStatus.READY, ModelStatus.ASLEEP, ModelStatus.AT_ZERO)
 
 async def _ready_of(models: ModelAdmissions, settings: ApiSettings, name: str | None) -> dict[str, object]:
     """The answer of `/ready` with several models. Raises NotReady, ModelNotFound."""
-    states, known = models.states(), await models.infos()
+    states = models.states()
+    known = await models.infos()
     named = [voice for info in known for voice in info.voices]
     check_default(settings, "any model", named, clones=any(info.kind is ModelKind.BASE for info in known))
     asked = list(states.items()) if name is None else [(each, state) for each, state in states.items() if each == name]

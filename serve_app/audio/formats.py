@@ -280,7 +280,8 @@ class Filter:
     def __init__(self, sample_rate: int, *, speed: float = 1.0, output_rate: int | None = None) -> None:
         from av.filter import Graph
 
-        self._sample_rate, self._num_samples = sample_rate, 0
+        self._sample_rate = sample_rate
+        self._num_samples = 0
         # atempo holds back about as much as the frame it was given: short frames keep a long chunk from waiting.
         self._step = sample_rate // 50 if speed != 1 else sys.maxsize
         self._graph = Graph()
@@ -293,7 +294,8 @@ class Filter:
 
     def feed(self, pcm: bytes) -> bytes:
         """The audio that `pcm` makes available; may be empty."""
-        samples, filtered = np.frombuffer(pcm, "<i2"), b""
+        samples = np.frombuffer(pcm, "<i2")
+        filtered = b""
         for start in range(0, samples.size, self._step):
             part = samples[start : start + self._step]
             self._graph.push(_frame(part, self._sample_rate, self._num_samples))
@@ -333,41 +335,38 @@ def factors(speed: float) -> list[float]:
     return [speed ** (1 / count)] * count
 
 
+@dataclass(frozen=True, slots=True)
+class AudioForm:
+    """The form in which the audio of one answer is wanted."""
+
+    audio_format: AudioFormat
+    whole: bool = False  # one body of known length, which begins once it is complete, instead of a stream
+    speed: float = 1.0
+    sample_rate: int | None = None  # None: the model's
+    bit_rate: int | None = None  # None: the format's usual one
+    in_wav: bool = False  # a raw format after a RIFF header
+    disclosed: bool = False  # says that the speech is synthetic
+
+
 class Rendering:
     """Speed, rate, then encoding. Slow encodings run in a thread, away from the other streams' event loop."""
 
-    def __init__(
-        self,
-        audio_format: AudioFormat,
-        sample_rate: int,
-        frame_samples: int,
-        *,
-        speed: float = 1.0,
-        whole: bool = False,
-        output_rate: int | None = None,
-        bit_rate: int | None = None,
-        in_wav: bool = False,
-        disclosed: bool = False,
-    ) -> None:
-        """`whole`: one body of known length, which begins once it is complete. `output_rate` in Hz. `disclosed` as in
-        `open_encoder`.
-        """
-        self._audio_format, self._sample_rate = audio_format, sample_rate
-        self._output_rate, self._bit_rate, self._in_wav = output_rate or sample_rate, bit_rate, in_wav
-        self._disclosed = disclosed
-        self._frame_samples = frame_samples
-        self._speed = speed
+    def __init__(self, form: AudioForm, sample_rate: int, frame_samples: int) -> None:
+        """Of audio at `sample_rate` in Hz, whose frames have `frame_samples`."""
+        self._form, self._sample_rate, self._frame_samples = form, sample_rate, frame_samples
+        self._output_rate = form.sample_rate or sample_rate
+        self._speed = form.speed
         self._filter: Filter | None = None  # from the first audio on, where there is something to filter
         self._collected = bytearray()  # filtered PCM of a whole body
-        self._encoder = None if whole else self._open()
-        self._is_compressed = isinstance(FORMATS[audio_format], CompressedFormat)
-        self._threaded = speed != 1 or self._is_compressed
+        self._encoder = None if form.whole else self._open()
+        self._is_compressed = isinstance(FORMATS[form.audio_format], CompressedFormat)
+        self._threaded = form.speed != 1 or self._is_compressed
         self.samples = 0  # that have gone into the encoder, at the output's rate
 
     @property
     def num_kept(self) -> int:
         """Bytes of a whole body that are kept until `close`."""
-        return len(self._collected) // 2 * kept_bytes(self._audio_format)
+        return len(self._collected) // 2 * kept_bytes(self._form.audio_format)
 
     def play(self, *, speed: float) -> None:
         """How fast from now on; nothing may have been fed since the last `drain`."""
@@ -400,7 +399,8 @@ class Rendering:
         rest = self._drain()
         if self._encoder is not None:
             return rest + self._encoder.close()
-        encoder, pcm = self._open(len(self._collected)), memoryview(self._collected)
+        encoder = self._open(len(self._collected))
+        pcm = memoryview(self._collected)
         parts = [encoder.encode(bytes(pcm[start : start + _STEP])) for start in range(0, len(pcm), _STEP)]
         parts.append(encoder.close())
         return b"".join(parts)
@@ -414,11 +414,11 @@ class Rendering:
 
     def _open(self, num_bytes: int | None = None) -> RawEncoder | CompressedEncoder:
         return open_encoder(
-            self._audio_format,
+            self._form.audio_format,
             self._output_rate,
             frame_samples=self._frame_samples,
             num_bytes=num_bytes,
-            bit_rate=self._bit_rate,
-            in_wav=self._in_wav,
-            disclosed=self._disclosed,
+            bit_rate=self._form.bit_rate,
+            in_wav=self._form.in_wav,
+            disclosed=self._form.disclosed,
         )

@@ -215,7 +215,8 @@ def _loudness(audio: Samples, sample_rate: int) -> float:
 
 def _prepared(audio: Samples, measures: Measures) -> tuple[Samples, tuple[str, ...]]:
     """A copy without silence at its edges, at a common loudness, with silence behind it; and what was done."""
-    rate, changes = measures.sample_rate, []
+    rate = measures.sample_rate
+    changes = []
     lead, tail = (round(max(0.0, each) * rate) for each in (measures.lead_s - _LEAD_S, measures.tail_s - _TAIL_S))
     gain_db = min(LOUDNESS_LUFS - measures.loudness_lufs, PEAK_DBFS - measures.peak_dbfs)
     audio = audio[lead : audio.size - tail] * np.float32(10 ** (gain_db / 20))

@@ -75,8 +75,7 @@ async def _converse(http: aiohttp.ClientSession, sample: Sample) -> str | None:
             if received.type is aiohttp.WSMsgType.BINARY:
                 return None
             fields: dict[str, Any] = received.json()
-            audio = fields.get("audio") or fields.get("delta")
-            if (audio and isinstance(audio, str)) or fields.get("type") == "chunk":  # nari says its format there
+            if fields.get(sample.audio_field):
                 return None
             if fields.get("error") or fields.get("type") in ("error", "Error"):
                 return str(received.data)

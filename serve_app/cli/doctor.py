@@ -133,7 +133,8 @@ def for_this_card(config: AppConfig, address: Address) -> AppConfig:
     """
     if config.models or config.talker_pool.num_gpus != 1:
         return config
-    card, found = _smallest(address), find(config.model)
+    card = _smallest(address)
+    found = find(config.model)
     if card is None or card.free >= SMALL_BYTES or found is None:
         return config
     pool = config.codec.model_copy(update={"placement": "pool", "workers": _codec_workers()})
@@ -161,7 +162,8 @@ def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -
 
     Models that share a GPU must fit it together. Settings of no file follow the card, as `talkray serve` has them.
     """
-    card, used = _smallest(address), 0
+    card = _smallest(address)
+    used = 0
     if card is None:
         return
     if follows_card:

@@ -26,14 +26,23 @@ from rich.console import Console
 
 from deployments.errors import InvalidRequest, StartError, TalkrayError
 from deployments.weights.store import EMBEDDED, find, locate, resolve_auto
-from serve_app.api import request_log
 from serve_app.api.access.keys import read_keys
+from serve_app.api.records import request_log
 from serve_app.cli import ray_settings
 from serve_app.cli.doctor import count_gpus, examine, for_this_card, predict_memory
 from serve_app.cli.key_commands import keys
 from serve_app.cli.lexicon_commands import lexicon
 from serve_app.cli.ray_settings import free_port
-from serve_app.cli.say import STANDARD_OUTPUT, SayRequest, announced, find_server, play_speech, show_text, write_speech
+from serve_app.cli.say import (
+    STANDARD_OUTPUT,
+    SayRequest,
+    announced,
+    find_server,
+    play_speech,
+    running_server,
+    show_text,
+    write_speech,
+)
 from serve_app.cli.serve.local_server import Address, check_port
 from serve_app.cli.serve.run_folder import clear_dead
 from serve_app.cli.serve.supervisor import running
@@ -139,7 +148,8 @@ def serve(
         for own in settings.by_model().values():
             _fetch(own.model, progress)
         if config is None and (fitted := for_this_card(settings, address)) != settings:
-            settings, talker = fitted, fitted.talker
+            settings = fitted
+            talker = fitted.talker
             audio = "; CPUs make the audio" if settings.codec.placement == "pool" else ""
             progress.done(f"this GPU carries {talker.max_num_seqs} rows of {talker.max_model_len} positions{audio}")
         server = stack.enter_context(running(settings, address, progress.report, show=show))
@@ -188,7 +198,8 @@ def say(
     elif model is None and (found := find_server()):
         print(f"{speak(found)}, spoken by {found}", file=report)
     else:
-        settings, address = _settings(None, [model] if model else None, file=report), Address("127.0.0.1", free_port())
+        settings = _settings(None, [model] if model else None, file=report)
+        address = Address("127.0.0.1", free_port())
         _check(settings, address)
         with ProgressLine(report) as progress:
             _fetch(settings.model, progress)
@@ -208,7 +219,7 @@ def check_client(
     """
     from serve_app.cli.check_client import check  # imports all dialects, which takes a second
 
-    found = _server(url)
+    found = running_server(url)
 
     async def ask() -> bool:
         all_ok = True
@@ -235,18 +246,10 @@ def wyoming(
         serve_wyoming = import_module("talkray_tools.wyoming").serve
     except ModuleNotFoundError as error:
         raise StartError("the wyoming package is missing: pip install 'talkray[wyoming]'") from error
-    found = _server(url)
+    found = running_server(url)
     print(f"wyoming://{host}:{port} speaks through {found}; Ctrl-C stops.", flush=True)
     with suppress(KeyboardInterrupt):
         asyncio.run(serve_wyoming(found, host=host, port=port, key=os.environ.get("TALKRAY_API_KEY")))
-
-
-def _server(url: str | None) -> str:
-    """The one that is named, else the one that runs here. Raises TalkrayError."""
-    found = url or find_server()
-    if found is None:
-        raise TalkrayError("no server runs here: start one with `talkray serve`, or name its URL")
-    return found.rstrip("/")
 
 
 @cli.command()
@@ -257,7 +260,8 @@ def doctor(
 ) -> None:
     """Check Python, Ray, torch, GPU, attention, weights and ports."""
     all_ok = True
-    settings, address = _settings(config, model), Address("127.0.0.1", port)
+    settings = _settings(config, model)
+    address = Address("127.0.0.1", port)
     for finding in chain(examine(settings, address), predict_memory(settings, address, follows_card=config is None)):
         print(finding.line(), flush=True)
         all_ok = all_ok and finding.ok

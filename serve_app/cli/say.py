@@ -18,6 +18,7 @@ import soundfile
 
 from deployments.errors import InvalidRequest, StartError, TalkrayError
 from deployments.weights.store import cache_directory
+from serve_app.api.headers import IGNORED_HEADER
 from serve_app.audio.formats import AudioFormat
 
 T = TypeVar("T")
@@ -207,6 +208,14 @@ def find_server() -> str | None:
     return None
 
 
+def running_server(url: str | None) -> str:
+    """`url`, or that of the server that runs here. Raises StartError."""
+    found = url or find_server()
+    if found is None:
+        raise StartError("no server runs here: start one with `talkray serve`, or name its URL")
+    return found.rstrip("/")
+
+
 def _announcements() -> Path:
     return cache_directory() / "servers"
 
@@ -268,7 +277,7 @@ async def _ask(
             async for part in answer.content.iter_any() if stream else _whole(answer):
                 write(part)
                 num_bytes += len(part)
-            ignored = answer.headers.get("x-ignored")
+            ignored = answer.headers.get(IGNORED_HEADER)
             return Fetched(num_bytes, f"; the server ignored {ignored}" if ignored else "")
 
 

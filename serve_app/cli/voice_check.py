@@ -43,7 +43,8 @@ def check(
         raise InvalidRequest(f"--output must end in {' or '.join(_FORMATS)}")
     if language is not None and language_code(language_name(language)) is None:
         raise InvalidRequest(f"--language {language} is none that the models speak")
-    data, heard = file.read_bytes(), None
+    data = file.read_bytes()
+    heard = None
     check_recording(data, field=str(file), transcript=text, heard=None, prepare="none")  # before a recogniser starts
     if all(map(importlib.util.find_spec, _RECOGNISER)):
         heard = _heard(file, text, language)

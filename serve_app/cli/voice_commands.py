@@ -180,20 +180,11 @@ def preview(
     url: Annotated[str | None, typer.Option(help="A server. Without: the one that runs here.")] = None,
 ) -> None:
     """Let a running server speak with a voice. TALKRAY_API_KEY is sent where it is set."""
-    from serve_app.cli.say import SayRequest, play_speech, write_speech
+    from serve_app.cli.say import SayRequest, play_speech, running_server, write_speech
 
-    server, asked = running_server(url), SayRequest(text, voice)
+    server = running_server(url)
+    asked = SayRequest(text, voice)
     print(play_speech(server, asked) if output is None else write_speech(server, asked, output))
-
-
-def running_server(url: str | None) -> str:
-    """`url`, or that of the server that runs here. Raises StartError."""
-    from serve_app.cli.say import find_server
-
-    server = url or find_server()
-    if server is None:
-        raise StartError("no server runs here: start one with `talkray serve`, or name it in --url")
-    return server
 
 
 def with_voices(store: str | None, owner: str, work: "Callable[[Voices], Awaitable[T]]") -> T:

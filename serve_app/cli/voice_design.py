@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from deployments.errors import InvalidRequest, StartError
-from serve_app.cli.say import RefusedError, ask, play
-from serve_app.cli.voice_commands import running_server
+from serve_app.cli.say import RefusedError, ask, play, running_server
 from serve_app.cli.voice_commands import voices as voices
 
 Server = Annotated[str | None, typer.Option("--url", "--server", help="A server. Without: the one that runs here.")]
@@ -35,7 +34,8 @@ def design(
     candidates = made["candidates"]
     print(f"They say: {made['text']}")
     for number, each in enumerate(candidates, start=1):
-        file, audio = output / f"design-{number}.wav", base64.b64decode(each["audio"])
+        file = output / f"design-{number}.wav"
+        audio = base64.b64decode(each["audio"])
         try:
             file.write_bytes(audio)
         except OSError as error:

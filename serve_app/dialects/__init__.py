@@ -15,6 +15,7 @@ from serve_app.dialects import (
     nari,
     native,
     openai_batches,
+    openai_models,
     openai_speech,
     realtime,
     vllm_omni,
@@ -23,11 +24,29 @@ from serve_app.dialects import (
 from serve_app.dialects.table import Dialect
 from serve_app.own_routes import jobs, stored_voices, voice_design
 
+# In the order of /docs. Of several keys that a request has, the first header's counts.
 _MODULES = (
-    *(openai_speech, deepgram, flux, elevenlabs, elevenlabs_sockets, elevenlabs_designs, elevenlabs_lexicons),
-    # voice_design before stored_voices, for which "design" would be the name of a voice.
-    *(cartesia, cartesia_lexicons, realtime, dashscope, vllm_omni, voice_design, stored_voices, voxserve, kokoro),
-    *(codec_frames, native, nari, jobs, openai_batches),
+    openai_speech,
+    deepgram,
+    flux,
+    elevenlabs,
+    elevenlabs_sockets,
+    elevenlabs_designs,
+    elevenlabs_lexicons,
+    cartesia,
+    cartesia_lexicons,
+    realtime,
+    dashscope,
+    vllm_omni,
+    voice_design,  # before stored_voices, for which design would be the name of a voice
+    stored_voices,
+    voxserve,
+    kokoro,
+    codec_frames,
+    native,
+    nari,
+    jobs,
+    openai_batches,
+    openai_models,
 )
-# In the order of /docs; of several keys that a request has, the first header's counts.
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in _MODULES)

@@ -13,19 +13,19 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest, NotFound
 from deployments.protocol import FinishReason
 from serve_app.api import catalogue
-from serve_app.api.answers.response import named_event
 from serve_app.api.bodies.client_json import number
 from serve_app.api.bodies.forms import read_form
 from serve_app.api.bodies.http_request import format_named, read_speech, text_of
 from serve_app.api.context import state_of
 from serve_app.api.errors import ErrorReply, translate
-from serve_app.api.request_log import Usage
+from serve_app.api.records.request_log import Usage
+from serve_app.api.requests import field_names, ignored_fields
+from serve_app.api.requests.make_request import lenient_request
+from serve_app.api.requests.speech_request import EVENT_STREAM, Delivery, SpeechRequest
+from serve_app.api.responses.speech_response import named_event
 from serve_app.api.sockets.connection import ContextConnection
 from serve_app.api.sockets.session import Audio, Done, Event, Failed, Flushed, Session, Words
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import field_names, ignored_fields
-from serve_app.api.wishes.make_wish import lenient_wish
-from serve_app.api.wishes.wish import EVENT_STREAM, Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.word_times import Word, WordTimes, marked
@@ -70,30 +70,30 @@ async def speak_bytes(service: SpeechService, request: Request) -> Response:
     text_of(fields, "transcript")
     overrides = {"word_timestamps": False}
     reasons = {"add_timestamps": "/tts/sse tells them"} if fields.get("add_timestamps") else {}
-    return await service.respond(request, await _wished(service, fields, overrides=overrides, reasons=reasons))
+    return await service.respond(request, await _speech_request(service, fields, overrides=overrides, reasons=reasons))
 
 
 async def speak_events(service: SpeechService, request: Request) -> Response:
     """Speaks `transcript` as the messages that a WebSocket would have."""
     fields = await read_speech(request, service)
     text_of(fields, "transcript")
-    wish, usage = await _wished(service, fields), state_of(request).record.usage
+    speech = await _speech_request(service, fields)
+    usage = state_of(request).record.usage
     return await service.respond(
-        request, wish, make_body=lambda audio, times: _events(audio, times, usage), content_type=EVENT_STREAM
+        request, speech, make_body=lambda audio, times: _events(audio, times, usage), content_type=EVENT_STREAM
     )
 
 
 async def list_voices(service: SpeechService, starting_after: str = "") -> dict[str, object]:
     """All of them on one page."""
-    models = await service.infos()
+    models = await service.models.infos()
     known = [] if starting_after else [_voice(voice) for voice in await catalogue.all_voices(models, service.voices)]
     return {"data": known, "has_more": False, "next_page": None}
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
     """One voice. Raises InvalidRequest with the valid names."""
-    stored = await service.voices.find(voice_id)
-    return _voice(catalogue.stored_voice(stored) if stored else catalogue.find_voice(voice_id, *await service.infos()))
+    return _voice(await catalogue.find_voice(voice_id, service.models, service.voices))
 
 
 async def clone_voice(service: SpeechService, request: Request) -> Response:
@@ -141,18 +141,19 @@ def _voice(voice: catalogue.Voice) -> dict[str, object]:
     }
 
 
-async def _wished(
+async def _speech_request(
     service: SpeechService,
     fields: Mapping[str, object],
     names: field_names.Names = _NAMES,
     *,
     overrides: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
-) -> Wish:
+) -> SpeechRequest:
     """Raises InvalidRequest."""
     sent = field_names.flat(fields, names)
     _check_phonemes(sent.get("transcript"))
-    container, found = str(sent.get("output_format.container", "raw")), dict(reasons or {})
+    container = str(sent.get("output_format.container", "raw"))
+    found = dict(reasons or {})
     if _DICTIONARY in sent:
         overrides = {**(overrides or {}), "lexicon": await _words(service, sent[_DICTIONARY], found)}
     audio_format = format_named("output_format.encoding", str(sent.get("output_format.encoding", "pcm_s16le")), RAW)
@@ -164,7 +165,7 @@ async def _wished(
         found["voice.mode"] = "voices have ids here"
     bit_rate = number("output_format.bit_rate", sent.get("output_format.bit_rate"))
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate), in_wav=container == "wav")
-    return await lenient_wish(service.offer, sent, names, delivery=delivery, overrides=overrides, reasons=found)
+    return await lenient_request(service.offer, sent, names, delivery=delivery, overrides=overrides, reasons=found)
 
 
 async def _words(service: SpeechService, dictionary_id: object, reasons: dict[str, str]) -> dict[str, str]:
@@ -213,7 +214,8 @@ def _timestamps(context_id: str, words: Sequence[Word]) -> dict[str, object]:
 async def _events(
     audio: AsyncGenerator[bytes, None], times: WordTimes | None, usage: Usage
 ) -> AsyncGenerator[bytes, None]:
-    context_id, has_sent = secrets.token_hex(8), False
+    context_id = secrets.token_hex(8)
+    has_sent = False
     try:
         async with aclosing(audio):
             async for data in audio:
@@ -262,9 +264,10 @@ class CartesiaSocket(ContextConnection):
             session.close()
 
     async def _open(self, name: str, fields: dict[str, object]) -> Session:
-        wish = await _wished(self.service, fields, _SOCKET_NAMES, overrides={"input": ""})
-        session = await self.open(name, wish)
-        self._flushes[name], self.untold[name] = set(), wish.ignored
+        speech = await _speech_request(self.service, fields, _SOCKET_NAMES, overrides={"input": ""})
+        session = await self.open(name, speech)
+        self._flushes[name] = set()
+        self.untold[name] = speech.ignored
         return session
 
     async def say_in(self, name: str, event: Event) -> None:
@@ -301,6 +304,7 @@ DIALECT = Dialect(
     key_headers=("x-api-key",),
     sample=Sample(
         "/tts/websocket",
+        audio_field="data",
         messages=(
             {"model_id": "sonic-3", "voice": {"mode": "id", "id": "$voice"}, "output_format": _OUTPUT}
             | {"context_id": "check", "transcript": "$text", "continue": False},

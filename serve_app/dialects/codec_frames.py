@@ -13,16 +13,17 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
-from serve_app.api.answers.response import AnswerAttempt, SpeechResponse, WholeResponse
-from serve_app.api.answers.whole_answer import Kept
 from serve_app.api.bodies.http_request import read_speech
 from serve_app.api.context import state_of
-from serve_app.api.request_log import Usage
+from serve_app.api.headers import UNBUFFERED_HEADERS
+from serve_app.api.records.request_log import Usage
+from serve_app.api.requests import ignored_fields
+from serve_app.api.requests.make_request import strict_request
+from serve_app.api.requests.speech_request import SpeechRequest
+from serve_app.api.responses.speech_response import AnswerAttempt, SpeechResponse, WholeResponse
+from serve_app.api.responses.whole_audio import Kept
 from serve_app.api.sockets.connection import Connection, unknown_type
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.make_wish import strict_wish
-from serve_app.api.wishes.wish import Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 
@@ -38,20 +39,20 @@ _OF_AUDIO = ("response_format", "stream_format", "sample_rate", "speed", "word_t
 
 async def speak(service: SpeechService, request: Request) -> Response:
     """Speaks `input` as a stream of records; the other fields are those of `/v1/audio/speech`."""
-    wish = await _wished(service, await read_speech(request, service))
-    utterance = await service.make_utterance(request, wish)
+    speech = await _speech_request(service, await read_speech(request, service))
+    utterance = await service.make_utterance(request, speech)
     usage = state_of(request).record.usage
-    body = _records(service.models.of(utterance).speak(utterance, wish.info), wish.info, usage)
-    headers = {"content-type": CONTENT_TYPE, "cache-control": "no-cache", "x-accel-buffering": "no"}
-    headers |= ignored_fields.as_header(wish.ignored) | usage.headers()
-    if wish.delivery.whole:
+    body = _records(service.models.of(utterance).speak(utterance, speech.info), speech.info, usage)
+    headers = {"content-type": CONTENT_TYPE, **UNBUFFERED_HEADERS}
+    headers |= ignored_fields.as_header(speech.ignored) | usage.headers()
+    if speech.delivery.whole:
         return WholeResponse(AnswerAttempt(body, usage), headers, kept=Kept(state_of(request).caller.name))
     return SpeechResponse(body, headers, usage=usage)
 
 
-async def _wished(
+async def _speech_request(
     service: SpeechService, fields: Mapping[str, object], *, reasons: Mapping[str, str] | None = None
-) -> Wish:
+) -> SpeechRequest:
     """Raises InvalidRequest."""
     if named := next((name for name in _OF_AUDIO if name in fields), None):
         raise InvalidRequest(f"{named}: frames are the model's own, before any audio is made of them.", named)
@@ -59,13 +60,13 @@ async def _wished(
         **(reasons or {}),
         **({ignored_fields.PREVIOUS: "for audio only"} if fields.get(ignored_fields.PREVIOUS) else {}),
     }
-    wish = await strict_wish(service.offer, fields, default=AudioFormat.PCM, reasons=reasons)
-    if any(each.speed != 1 for each in wish.spoken.stretches):
+    speech = await strict_request(service.offer, fields, default=AudioFormat.PCM, reasons=reasons)
+    if any(each.speed != 1 for each in speech.spoken.stretches):
         raise InvalidRequest("input: a rate changes audio, and frames have none: leave <prosody rate> out.", "input")
-    if wish.body.ref_audio is not None and not wish.body.x_vector_only_mode:
+    if speech.body.ref_audio is not None and not speech.body.x_vector_only_mode:
         reason = "speech goes on from the recording's own frames, which are not sent; x_vector_only_mode needs none"
         raise InvalidRequest(f"ref_audio: {reason}.", "ref_audio")
-    return wish
+    return speech
 
 
 class Records:
@@ -124,27 +125,27 @@ class FramesSocket(Connection):
             case "speak" if self.is_busy:
                 raise InvalidRequest("An utterance is being spoken; cancel it or wait for its end.", "type", "busy")
             case "speak":
-                wish = await _wished(self.service, fields, reasons=ignored_fields.always_streamed(fields))
+                speech = await _speech_request(self.service, fields, reasons=ignored_fields.always_streamed(fields))
                 self._num_utterances += 1
-                self.start(self._speak(wish, f"{self.request_id}-{self._num_utterances}"))
+                self.start(self._speak(speech, f"{self.request_id}-{self._num_utterances}"))
             case "cancel":
                 await self.stop()
                 await self.send("cancelled")
             case _:
                 raise unknown_type("'speak'", "'cancel'")
 
-    async def _speak(self, wish: Wish, request_id: str) -> None:
+    async def _speak(self, speech: SpeechRequest, request_id: str) -> None:
         state = state_of(self.socket)
         record = state.record.another(request_id)
         try:
             state.caller.request()
-            utterance = await self.service.make_utterance(self.socket, wish, record=record)
-            chunks = self.service.models.of(utterance).speak(utterance, wish.info)
-            async with aclosing(_records(chunks, wish.info, record.usage)) as records:
+            utterance = await self.service.make_utterance(self.socket, speech, record=record)
+            chunks = self.service.models.of(utterance).speak(utterance, speech.info)
+            async with aclosing(_records(chunks, speech.info, record.usage)) as records:
                 async for data in records:
                     await self.socket.send_bytes(data)
             frames, reason = record.usage.frames, record.usage.finish_reason
-            told = wish.notes() | record.usage.answer
+            told = speech.notes() | record.usage.answer
             await self.send("done", request_id=request_id, finish_reason=reason, frames=frames, **told)
         except (WebSocketDisconnect, RuntimeError):  # the client left
             raise

@@ -8,17 +8,17 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api.answers.response import in_parts
-from serve_app.api.answers.whole_answer import AUDIO_HERE, object_with
 from serve_app.api.bodies.client_json import number
 from serve_app.api.bodies.http_request import format_named, read_speech, text_of
 from serve_app.api.context import state_of
-from serve_app.api.request_log import Usage
+from serve_app.api.records.request_log import Usage
+from serve_app.api.requests import field_names
+from serve_app.api.requests.make_request import lenient_request
+from serve_app.api.requests.speech_request import EVENT_STREAM, Delivery, SpeechRequest
+from serve_app.api.responses.speech_response import in_parts
+from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.sockets.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import field_names
-from serve_app.api.wishes.make_wish import lenient_wish
-from serve_app.api.wishes.wish import EVENT_STREAM, Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.realtime import ResponseSocket, response
 from serve_app.dialects.table import Dialect, Route, Sample
@@ -53,10 +53,10 @@ async def speak_text(service: SpeechService, request: Request) -> Response:
     if not isinstance(sent.get("input.text"), str):
         raise InvalidRequest("input.text is required, as a string.", "input", "missing_required_parameter")
     streams = request.headers.get("x-dashscope-sse") == "enable"
-    wish = await _wished(service, sent, _REST_NAMES, default="pcm" if streams else "wav")
+    speech = await _speech_request(service, sent, _REST_NAMES, default="pcm" if streams else "wav")
     usage = state_of(request).record.usage
     request_id = state_of(request).record.request_id
-    characters = len(wish.body.input)
+    characters = len(speech.body.input)
 
     def output(audio: bytes, *, over: bool = True) -> Iterator[bytes]:
         return _output(audio, usage, request_id, characters, over=over)
@@ -65,28 +65,28 @@ async def speak_text(service: SpeechService, request: Request) -> Response:
         return in_parts(audio, lambda part: _event(output(part, over=False)), lambda: _event(output(b"")))
 
     if streams:
-        return await service.respond(request, wish, make_body=events, content_type=EVENT_STREAM)
+        return await service.respond(request, speech, make_body=events, content_type=EVENT_STREAM)
     return await service.respond(
-        request, wish, make_whole_body=lambda audio, _: output(audio), content_type="application/json"
+        request, speech, make_whole_body=lambda audio, _: output(audio), content_type="application/json"
     )
 
 
-async def _wished(
+async def _speech_request(
     service: SpeechService,
     sent: Mapping[str, object],
     names: field_names.Names,
     *,
     overrides: Mapping[str, object] | None = None,
     default: str = "pcm",
-) -> Wish:
-    """The wish of a session, or of a request's input. Raises InvalidRequest."""
+) -> SpeechRequest:
+    """The request of a session, or of a body. Raises InvalidRequest."""
     given = {name.rpartition(".")[2]: sent[name] for name in reversed(list(names)) if name in sent}
     bit_rate = number("bit_rate", given.get("bit_rate"))  # kbit/s
     audio_format = format_named("response_format", str(given.get("response_format", default)), _FORMATS)
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate * 1000), files=True)
     if isinstance(given.get("enable_tn"), bool):
         overrides = {**(overrides or {}), "text_normalization": "on" if given["enable_tn"] else "off"}
-    return await lenient_wish(service.offer, sent, names, delivery=delivery, overrides=overrides)
+    return await lenient_request(service.offer, sent, names, delivery=delivery, overrides=overrides)
 
 
 class DashScopeSocket(ResponseSocket):
@@ -101,7 +101,7 @@ class DashScopeSocket(ResponseSocket):
         self._session: Session | None = None
         self._buffer = ""  # text that waits for a commit
         self._begun: set[int] = set()  # turns that are responses to the client
-        self._has_told, self._untold = False, Json()  # `Wish.notes`
+        self._has_told, self._untold = False, Json()  # `SpeechRequest.notes`
 
     @property
     def owes_speech(self) -> bool:
@@ -141,19 +141,19 @@ class DashScopeSocket(ResponseSocket):
         if self._session is not None:
             raise InvalidRequest("The session speaks already; update it before the first text.", "session")
         updated = field_names.flat({**self._settings, **settings}, _SESSION_NAMES)
-        wish = await self._wished(updated)
+        speech = await self._speech_request(updated)
         self._settings = {name: value for name, value in updated.items() if name in _SESSION_NAMES}
         self._has_told = True
-        await self.tell("session.updated", session=self._shown(), **wish.notes())
+        await self.tell("session.updated", session=self._shown(), **speech.notes())
 
-    async def _wished(self, settings: Json) -> Wish:
-        return await _wished(self.service, settings, _SESSION_NAMES, overrides={"model": self._model})
+    async def _speech_request(self, settings: Json) -> SpeechRequest:
+        return await _speech_request(self.service, settings, _SESSION_NAMES, overrides={"model": self._model})
 
     async def _opened_session(self) -> Session:
         if self._session is None:
-            wish = await self._wished(self._settings)
-            self._untold = {} if self._has_told else wish.notes()
-            session = self.service.session(self.socket, wish, request_id=self.request_id)
+            speech = await self._speech_request(self._settings)
+            self._untold = {} if self._has_told else speech.notes()
+            session = self.service.session(self.socket, speech, request_id=self.request_id)
             self._session = self.converse(session, self.say)
         return self._session
 
@@ -216,6 +216,7 @@ DIALECT = Dialect(
     sockets=(("/api-ws/v1/realtime", DashScopeSocket),),
     sample=Sample(
         "/api-ws/v1/realtime?model=qwen3-tts-flash-realtime",
+        audio_field="delta",
         messages=(
             {"type": "session.update", "session": {"voice": "$voice", "mode": "server_commit"}},
             {"type": "input_text_buffer.append", "text": "$text"},

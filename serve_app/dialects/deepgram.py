@@ -13,16 +13,15 @@ from deployments.errors import InvalidRequest
 from serve_app.api.bodies.client_json import number
 from serve_app.api.bodies.http_request import format_named, read_speech, text_of
 from serve_app.api.errors import ErrorReply
-from serve_app.api.sockets.connection import WishedConnection, unknown_type
+from serve_app.api.requests import field_names
+from serve_app.api.requests.make_request import lenient_request
+from serve_app.api.requests.speech_request import Delivery, SpeechRequest
+from serve_app.api.sockets.connection import HandshakeConnection, unknown_type
 from serve_app.api.sockets.session import Audio, Cleared, Event, Flushed
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import field_names
-from serve_app.api.wishes.make_wish import lenient_wish
-from serve_app.api.wishes.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 
-REASON_HEADER = "dg-error"
 RAW = {"linear16": AudioFormat.PCM, "mulaw": AudioFormat.MULAW, "alaw": AudioFormat.ALAW}
 FILES = {name: AudioFormat(name) for name in ("mp3", "opus", "flac", "aac")}
 # Names a word together with how to say it.
@@ -43,13 +42,14 @@ _NAMES: field_names.Names = {  # of the query, but for the text
 }
 
 
-async def wished(
+async def speech_request(
     service: SpeechService, query: Mapping[str, str], *, body: Mapping[str, object] | None = None, words: bool = False
-) -> Wish:
-    """The wish of a query, over HTTP with a `body`; with `words` also the time of each word. Raises InvalidRequest."""
+) -> SpeechRequest:
+    """The request of a query, over HTTP with a `body`; `words`: with the time of each word. Raises InvalidRequest."""
     choices, default = (RAW, "linear16") if body is None else (RAW | FILES, "mp3")
     encoding, container = query.get("encoding", default), query.get("container")
-    audio_format, is_raw = format_named("encoding", encoding, choices), encoding in RAW
+    audio_format = format_named("encoding", encoding, choices)
+    is_raw = encoding in RAW
     in_wav = is_raw and body is not None and container != "none"
     bit_rate = number("bit_rate", query.get("bit_rate"))
     delivery = Delivery(
@@ -73,15 +73,15 @@ async def wished(
         reasons["pronounce"] = "no model here reads phonemes: the word is spoken"
     if _MODEL.fullmatch(query.get("model", "")):
         reasons.setdefault("model", "it names a voice here, and no language")
-    return await lenient_wish(
+    return await lenient_request(
         service.offer, {**(body or {}), **query}, _NAMES, delivery=delivery, overrides=overrides, reasons=reasons
     )
 
 
 async def speak_text(service: SpeechService, request: Request) -> Response:
     """Speaks `text` of a JSON body, MP3 unless the query says otherwise."""
-    wish = await wished(service, request.query_params, body=await read_speech(request, service))
-    return await service.respond(request, wish)
+    speech = await speech_request(service, request.query_params, body=await read_speech(request, service))
+    return await service.respond(request, speech)
 
 
 def voice_of(model: str | None) -> str | None:
@@ -95,18 +95,18 @@ def plain(text: str) -> str:
     return _PAUSE.sub(r"[pause:\1]", _PRONUNCIATION.sub(r"\1", text)) if len(text) <= _MOST_CHARS else text
 
 
-class TurnSocket(WishedConnection):
+class TurnSocket(HandshakeConnection):
     """One session, whose settings came with the handshake; with `words` it is known when each is heard."""
 
-    reason_header = REASON_HEADER
+    reason_header = "dg-error"
     words: ClassVar[bool] = False
 
     @classmethod
-    async def wished(cls, socket: WebSocket, service: SpeechService) -> Wish:
-        return await wished(service, socket.query_params, words=cls.words)
+    async def speech_request(cls, socket: WebSocket, service: SpeechService) -> SpeechRequest:
+        return await speech_request(service, socket.query_params, words=cls.words)
 
     async def opened(self) -> None:
-        session = self.service.session(self.socket, self.wish, request_id=self.request_id)
+        session = self.service.session(self.socket, self.speech, request_id=self.request_id)
         self._session = self.converse(session, self.say)
 
     @abstractmethod
@@ -120,8 +120,8 @@ class AuraSocket(TurnSocket):
     async def opened(self) -> None:
         await super().opened()
         self._num_flushed = self._num_cleared = 0
-        name = self.wish.info.name
-        told = {"model_version": "1", "model_uuid": self.request_id, **self.wish.notes()}
+        name = self.speech.info.name
+        told = {"model_version": "1", "model_uuid": self.request_id, **self.speech.notes()}
         await self.send("Metadata", request_id=self.request_id, model_name=name, **told)
 
     async def obey(self, fields: dict[str, object]) -> None:

@@ -11,17 +11,17 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest, NotFound
 from serve_app.api import catalogue
-from serve_app.api.answers.response import in_parts
-from serve_app.api.answers.whole_answer import AUDIO_HERE, object_with
 from serve_app.api.bodies.client_json import number, parse_object
 from serve_app.api.bodies.forms import SentForm, read_form
 from serve_app.api.bodies.http_request import format_named, read_speech, text_of
 from serve_app.api.context import state_of
-from serve_app.api.request_log import Usage
+from serve_app.api.records.request_log import Usage
+from serve_app.api.requests import field_names, ignored_fields
+from serve_app.api.requests.make_request import lenient_request, request_in_voice
+from serve_app.api.requests.speech_request import Delivery, SpeechRequest
+from serve_app.api.responses.speech_response import in_parts
+from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import field_names, ignored_fields
-from serve_app.api.wishes.make_wish import lenient_wish, wish_in_voice
-from serve_app.api.wishes.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 from serve_app.speech.word_times import Word, WordTimes, marked
@@ -70,14 +70,14 @@ def _speaking(
         """Speaks `text`, or the `inputs` of a dialogue, MP3 unless `output_format` says otherwise."""
         fields = await read_speech(request, service)
         voice = request.path_params.get("voice_id")
-        wish = await wished(service, fields, request.query_params, voice=voice, words=timestamps)
-        wish, parts = await _dialogue(service, wish, fields.get("inputs"))
+        speech = await speech_request(service, fields, request.query_params, voice=voice, words=timestamps)
+        speech, parts = await _dialogue(service, speech, fields.get("inputs"))
         usage = state_of(request).record.usage
         lines = partial(_lines, usage=usage) if timestamps and stream else None
         timed = _timed if timestamps and not stream else None
         form = (_LINES if stream else _JSON) if timestamps else None
         answer = await service.respond(
-            request, wish, parts=parts, make_body=lines, make_whole_body=timed, content_type=form, previous=_PREVIOUS
+            request, speech, parts=parts, make_body=lines, make_whole_body=timed, content_type=form, previous=_PREVIOUS
         )
         answer.headers["request-id"] = state_of(request).record.request_id  # for `previous_request_ids`
         return answer
@@ -110,16 +110,13 @@ def _ways(path: str, what: str) -> tuple[Route, ...]:
 
 async def list_voices(service: SpeechService) -> dict[str, object]:
     """All of them on one page."""
-    known = [voice_entry(voice) for voice in await catalogue.all_voices(await service.infos(), service.voices)]
+    known = [voice_entry(voice) for voice in await catalogue.all_voices(await service.models.infos(), service.voices)]
     return {"voices": known, "has_more": False, "total_count": len(known), "next_page_token": None}
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
     """One voice. Raises InvalidRequest with the valid names."""
-    stored = await service.voices.find(voice_id)
-    return voice_entry(
-        catalogue.stored_voice(stored) if stored else catalogue.find_voice(voice_id, *await service.infos())
-    )
+    return voice_entry(await catalogue.find_voice(voice_id, service.models, service.voices))
 
 
 async def add_voice(service: SpeechService, request: Request) -> Response:
@@ -127,7 +124,7 @@ async def add_voice(service: SpeechService, request: Request) -> Response:
     form = await read_form(request)
     details = Details(
         form.required("name"),
-        language=_label(form, "language"),
+        language=_language(form),
         description=form.text("description") or "",
         consent=form.text("consent"),
         provenance="elevenlabs",
@@ -141,7 +138,7 @@ async def edit_voice(service: SpeechService, request: Request, voice_id: str) ->
     """Changes `name`, `description` and the language among the `labels`; `files` are further takes."""
     form = await read_form(request)
     changes: dict[str, object] = {name: form.text(name) for name in ("name", "description") if form.text(name)}
-    if (language := _label(form, "language")) is not None:
+    if (language := _language(form)) is not None:
         changes["language"] = language
     voice = await service.voices.get(voice_id)
     added = _takes(form, is_new=False)
@@ -160,16 +157,17 @@ def _takes(form: SentForm, *, is_new: bool) -> list[SentRecording]:
     files = form.files_of("files")
     if is_new and not files:
         raise InvalidRequest("files is required: recordings of the voice.", "files", "missing_required_parameter")
-    text, prepare = form.text("ref_text", "reference_text"), form.preparation()
+    text = form.text("ref_text", "reference_text")
+    prepare = form.preparation()
     main = [SentRecording(file.data, text, NEUTRAL, prepare) for file in files[: int(is_new)]]
     return main + [SentRecording(file.data, None, PurePath(file.name).stem, prepare) for file in files[len(main) :]]
 
 
-def _label(form: SentForm, name: str) -> str | None:
-    """The label `name` among the `labels`, which forms have as JSON."""
+def _language(form: SentForm) -> str | None:
+    """That of the `labels`, which forms have as JSON."""
     labels = parse_object(form.text("labels") or "{}") if form.text("labels") != "null" else {}
-    value = labels.get(name)
-    return value if isinstance(value, str) else None
+    language = labels.get("language")
+    return language if isinstance(language, str) else None
 
 
 def _stored(answer: dict[str, object], form: SentForm) -> Response:
@@ -207,7 +205,7 @@ def voice_entry(voice: catalogue.Voice) -> dict[str, object]:
     return {"voice_id": voice.id, "name": voice.name, "category": category, **described}
 
 
-async def wished(
+async def speech_request(
     service: SpeechService,
     fields: Mapping[str, object],
     query: Mapping[str, str],
@@ -215,9 +213,9 @@ async def wished(
     voice: str | None,
     words: bool,
     names: field_names.Names = NAMES,
-) -> Wish:
-    """The wish of a body and a query, with the times of its `words`; of a dialogue it has the text of all inputs, and
-    the voice of the first one. Raises InvalidRequest.
+) -> SpeechRequest:
+    """The request of a body and a query, with the times of its `words`. Of a dialogue it has the text of all inputs,
+    and the voice of the first one. Raises InvalidRequest.
     """
     audio_format, sample_rate, bit_rate = output(query.get("output_format", DEFAULT_FORMAT))
     sent: dict[str, object] = {**query, **field_names.flat(fields, names)}
@@ -226,7 +224,8 @@ async def wished(
         text, voice = dialogue(fields["inputs"])
         reasons |= unknown(fields["inputs"])
     else:
-        text, sent["voice_id"] = text_of(fields), voice
+        text = text_of(fields)
+        sent["voice_id"] = voice
     overrides: dict[str, object] = {"input": text, "voice": voice, "sample_rate": sample_rate, "word_timestamps": words}
     if str(sent.get("enable_ssml_parsing", "")).lower() == "true":
         overrides["markup"] = "ssml"
@@ -245,7 +244,7 @@ async def wished(
             reasons[_PREVIOUS] = _ONLY_HTTP
     reasons |= texts_around(sent)
     delivery = Delivery(audio_format, bit_rate=bit_rate)
-    return await lenient_wish(service.offer, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
+    return await lenient_request(service.offer, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
 
 
 async def located(service: SpeechService, locators: object, reasons: dict[str, str]) -> dict[str, str]:
@@ -297,9 +296,11 @@ def unknown(inputs: object) -> dict[str, str]:
     return {f"inputs.{name}": "unknown field" for name in others}
 
 
-async def _dialogue(service: SpeechService, wish: Wish, inputs: object) -> tuple[Wish, list[Wish]]:
-    """A wish for each part of a dialogue of several voices; inputs in a row with one voice are one part. None for all
-    other texts. The first wish also says which voices are not here.
+async def _dialogue(
+    service: SpeechService, speech: SpeechRequest, inputs: object
+) -> tuple[SpeechRequest, list[SpeechRequest]]:
+    """A request for each part of a dialogue of several voices; inputs in a row with one voice are one part. None for
+    all other texts. The first request also says which voices are not here.
     """
     runs: list[tuple[object, list[str]]] = []
     for part in inputs if isinstance(inputs, list) else []:
@@ -307,16 +308,17 @@ async def _dialogue(service: SpeechService, wish: Wish, inputs: object) -> tuple
             runs.append((part.get("voice_id"), []))
         runs[-1][1].append(part["text"])
     if len(runs) < 2:
-        return wish, []
-    parts, ignored = [], dict(wish.ignored)
+        return speech, []
+    parts = []
+    ignored = dict(speech.ignored)
     for voice, texts in runs:
-        own = replace(wish, body=wish.body.model_copy(update={"input": " ".join(texts)}))
-        part = await wish_in_voice(service.offer, own, voice if isinstance(voice, str) else wish.body.voice or "")
+        own = replace(speech, body=speech.body.model_copy(update={"input": " ".join(texts)}))
+        part = await request_in_voice(service.offer, own, voice if isinstance(voice, str) else speech.body.voice or "")
         if "voice" in part.ignored:
             ignored["inputs.voice_id"] = part.ignored["voice"]
         if is_speakable(part.spoken.text):
             parts.append(part)
-    return replace(wish, ignored=ignored), parts
+    return replace(speech, ignored=ignored), parts
 
 
 def encoded(audio: bytes) -> str:
@@ -342,7 +344,8 @@ def characters(words: Sequence[Word]) -> tuple[list[str], list[float], list[floa
 
 def _timed(audio: bytes, times: WordTimes | None, **more: object) -> Iterator[bytes]:
     """Audio and the words that have become known, with `more` fields."""
-    alignment, words = None, [] if times is None else times.take()
+    alignment = None
+    words = [] if times is None else times.take()
     if words:
         chars, starts_s, ends_s = characters(words)
         alignment = {

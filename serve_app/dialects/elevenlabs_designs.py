@@ -6,12 +6,12 @@ from starlette.responses import JSONResponse, Response
 from serve_app.api import catalogue
 from serve_app.api.bodies.forms import read_form
 from serve_app.api.bodies.http_request import read_speech, text_of
+from serve_app.api.requests import field_names, ignored_fields
+from serve_app.api.requests.speech_request import Delivery
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import field_names, ignored_fields
-from serve_app.api.wishes.wish import Delivery
 from serve_app.dialects.elevenlabs import DEFAULT_FORMAT, encoded, output, voice_entry
 from serve_app.dialects.table import Dialect, Route
-from serve_app.own_routes.voice_design import candidates, wished
+from serve_app.own_routes.voice_design import candidates, speech_request
 from serve_app.voices.designs import find, lock
 from serve_app.voices.library import Details
 
@@ -35,8 +35,8 @@ async def preview_voices(service: SpeechService, request: Request) -> Response:
         fields.pop("text", None)
     audio_format, sample_rate, bit_rate = output(request.query_params.get("output_format", DEFAULT_FORMAT))
     delivery = Delivery(audio_format, whole=True, sample_rate=sample_rate, bit_rate=bit_rate)
-    wish = await wished(service, {**request.query_params, **fields}, _NAMES, delivery=delivery)
-    found = await candidates(service, request, wish)
+    speech = await speech_request(service, {**request.query_params, **fields}, _NAMES, delivery=delivery)
+    found = await candidates(service, request, speech)
     previews = [
         {
             "audio_base_64": "" if fields.get("stream_previews") is True else encoded(audio),
@@ -47,7 +47,7 @@ async def preview_voices(service: SpeechService, request: Request) -> Response:
         }
         for design, audio in found.made
     ]
-    return JSONResponse({"previews": previews, "text": found.text}, headers=ignored_fields.as_header(wish.ignored))
+    return JSONResponse({"previews": previews, "text": found.text}, headers=ignored_fields.as_header(speech.ignored))
 
 
 async def hear_preview(service: SpeechService, generated_voice_id: str) -> Response:

@@ -8,13 +8,13 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
 from serve_app.api.errors import ErrorReply
-from serve_app.api.sockets.connection import MAX_CONTEXTS, ContextConnection, WishedConnection
+from serve_app.api.requests import field_names, ignored_fields
+from serve_app.api.requests.make_request import request_in_voice
+from serve_app.api.requests.read_text import read_text
+from serve_app.api.requests.speech_request import SpeechRequest
+from serve_app.api.sockets.connection import MAX_CONTEXTS, ContextConnection, HandshakeConnection
 from serve_app.api.sockets.session import Audio, Done, Event, Failed, Flushed, Rest, Session, Words
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import field_names, ignored_fields
-from serve_app.api.wishes.make_wish import wish_in_voice
-from serve_app.api.wishes.read_text import read_text
-from serve_app.api.wishes.wish import Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.elevenlabs import (
     LOCATORS,
@@ -24,8 +24,8 @@ from serve_app.dialects.elevenlabs import (
     dialogue,
     encoded,
     located,
+    speech_request,
     unknown,
-    wished,
 )
 from serve_app.dialects.table import Dialect, Sample
 from serve_app.speech.word_times import Word, marked
@@ -37,7 +37,7 @@ _FIELDS: field_names.Names = dict.fromkeys(
 )
 
 
-class _Contexts(ContextConnection, WishedConnection):
+class _Contexts(ContextConnection, HandshakeConnection):
     """The end of a context is `close_context` right after an empty flush; without one it is an interruption."""
 
     names: ClassVar[field_names.Names] = {**NAMES, "sync_alignment": None}
@@ -51,9 +51,11 @@ class _Contexts(ContextConnection, WishedConnection):
         self._is_cumulative = socket.query_params.get("sync_alignment") == "true"
 
     @classmethod
-    async def wished(cls, socket: WebSocket, service: SpeechService) -> Wish:
+    async def speech_request(cls, socket: WebSocket, service: SpeechService) -> SpeechRequest:
         voice = socket.path_params.get("voice_id")
-        return await wished(service, {"text": ""}, socket.query_params, voice=voice, words=True, names=cls.names)
+        return await speech_request(
+            service, {"text": ""}, socket.query_params, voice=voice, words=True, names=cls.names
+        )
 
     async def obey(self, fields: dict[str, object]) -> None:
         name = self.name_of(fields, _ONLY)
@@ -74,7 +76,8 @@ class _Contexts(ContextConnection, WishedConnection):
         return text
 
     async def _write(self, name: str, fields: Mapping[str, object]) -> None:
-        text, session = self._text(fields), self.find(name)
+        text = self._text(fields)
+        session = self.find(name)
         has_no_effect = name in self._draining if session else not text
         if has_no_effect:
             if name in self.untold or len(self.untold) < MAX_CONTEXTS:
@@ -90,9 +93,9 @@ class _Contexts(ContextConnection, WishedConnection):
             self._ending.discard(name)
 
     async def _open(self, name: str, fields: Mapping[str, object]) -> Session:
-        wish = await self._wish_for(name, fields)
-        session = await self.open(name, wish)
-        reasons = {} if wish is self.wish else wish.ignored
+        speech = await self._speech_for(name, fields)
+        session = await self.open(name, speech)
+        reasons = {} if speech is self.speech else speech.ignored
         settings = fields.get("voice_settings")
         speed = settings.get("speed") if isinstance(settings, Mapping) else None
         if isinstance(speed, int | float) and 0.25 <= speed <= 4:
@@ -111,14 +114,14 @@ class _Contexts(ContextConnection, WishedConnection):
         if told:
             self.untold[name] = {**self.untold.get(name, {}), **told}
 
-    async def _wish_for(self, name: str, fields: Mapping[str, object]) -> Wish:
+    async def _speech_for(self, name: str, fields: Mapping[str, object]) -> SpeechRequest:
         if LOCATORS not in fields:
-            return self.wish
+            return self.speech
         reasons: dict[str, str] = {}
         words = await located(self.service, fields[LOCATORS], reasons)
-        body = self.wish.body.model_copy(update={"lexicon": words})
-        spoken, unread = await read_text(self.service.offer, body, self.wish.info, self.wish.stored)
-        return replace(self.wish, body=body, spoken=spoken, ignored=reasons | unread)
+        body = self.speech.body.model_copy(update={"lexicon": words})
+        spoken, unread = await read_text(self.service.offer, body, self.speech.info, self.speech.stored)
+        return replace(self.speech, body=body, spoken=spoken, ignored=reasons | unread)
 
     async def _close(self, name: str) -> None:
         session = self.find(name)
@@ -207,13 +210,13 @@ class _Dialogues(_Contexts):
     names = NAMES
 
     async def opened(self) -> None:
-        delivery = self.wish.delivery
+        delivery = self.speech.delivery
         sample_bits = 8 if delivery.audio_format in (AudioFormat.MULAW, AudioFormat.ALAW) else 16
-        self._bit_rate = delivery.bit_rate or sample_bits * delivery.rate(self.wish.info)
+        self._bit_rate = delivery.bit_rate or sample_bits * delivery.rate(self.speech.info)
 
-    async def _wish_for(self, name: str, fields: Mapping[str, object]) -> Wish:
+    async def _speech_for(self, name: str, fields: Mapping[str, object]) -> SpeechRequest:
         _, voice = dialogue(fields.get("inputs"))
-        return await wish_in_voice(self.service.offer, self.wish, voice) if voice else self.wish
+        return await request_in_voice(self.service.offer, self.speech, voice) if voice else self.speech
 
     def _text(self, fields: Mapping[str, object]) -> str:
         inputs = fields.get("inputs")
@@ -253,6 +256,7 @@ DIALECT = Dialect(
     ),
     sample=Sample(
         "/v1/text-to-speech/$voice/multi-stream-input?output_format=pcm_24000",
+        audio_field="audio",
         messages=(
             {"text": " ", "context_id": "check"},
             {"text": "$text ", "context_id": "check", "flush": True},

@@ -24,15 +24,15 @@ class FluxSocket(TurnSocket):
 
     async def opened(self) -> None:
         await super().opened()
-        self._rate = self.wish.delivery.rate(self.wish.info)
+        self._rate = self.speech.delivery.rate(self.speech.info)
         self._told_ms = self._interrupted_ms = 0  # of the session: audio of turns that are over, and the last offset
         self._turn_samples = 0
         self._characters = 0
         self._num_ended = 0  # the last turn whose end was told
         self._offset_ms: int | None = None
         self._is_interrupting = False
-        named = {"model_name": self.wish.info.name, "model_version": "1", "model_uuids": []}
-        await self.send("Connected", request_id=self.request_id, **named, **self.wish.notes())
+        named = {"model_name": self.speech.info.name, "model_version": "1", "model_uuids": []}
+        await self.send("Connected", request_id=self.request_id, **named, **self.speech.notes())
 
     async def obey(self, fields: dict[str, object]) -> None:
         match fields.get("type"):
@@ -118,7 +118,7 @@ class FluxSocket(TurnSocket):
 
     @property
     def _sample_bytes(self) -> int:
-        return 2 if self.wish.delivery.audio_format == RAW["linear16"] else 1
+        return 2 if self.speech.delivery.audio_format == RAW["linear16"] else 1
 
     async def _end_turn(self, turn: Turn) -> None:
         if turn.request is None:

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.answers.response import in_parts
 from serve_app.api.bodies.http_request import read_speech
 from serve_app.api.context import state_of
+from serve_app.api.requests.make_request import strict_request
+from serve_app.api.responses.speech_response import in_parts
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes.make_wish import strict_wish
 from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.word_times import WordTimes, marked
 
@@ -28,8 +28,9 @@ async def speak(service: SpeechService, request: Request) -> Response:
         del fields[name]
     reasons = {name: "lines of JSON with times always come" for name in _ALWAYS if name in fields}
     overrides = {"word_timestamps": True, "stream_format": "audio"}
-    wish = await strict_wish(service.offer, fields, overrides=overrides, reasons=reasons)
-    audio_format, usage = wish.delivery.audio_format, state_of(request).record.usage
+    speech = await strict_request(service.offer, fields, overrides=overrides, reasons=reasons)
+    audio_format = speech.delivery.audio_format
+    usage = state_of(request).record.usage
 
     def as_lines(audio: AsyncGenerator[bytes, None], times: WordTimes | None) -> AsyncGenerator[bytes, None]:
         def line(part: bytes, **more: object) -> bytes:
@@ -37,14 +38,14 @@ async def speak(service: SpeechService, request: Request) -> Response:
 
         return in_parts(audio, line, lambda: line(b"", finish_reason=usage.finish_reason))
 
-    if wish.delivery.whole:
+    if speech.delivery.whole:
         return await service.respond(
             request,
-            wish,
+            speech,
             make_whole_body=lambda audio, times: [_line(audio, times, audio_format)],
             content_type="application/json",
         )
-    return await service.respond(request, wish, make_body=as_lines, content_type="application/x-ndjson")
+    return await service.respond(request, speech, make_body=as_lines, content_type="application/x-ndjson")
 
 
 def _line(audio: bytes, times: WordTimes | None, audio_format: str, **more: object) -> bytes:

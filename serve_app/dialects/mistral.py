@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.answers.response import in_parts, named_event
-from serve_app.api.answers.whole_answer import AUDIO_HERE, object_with
 from serve_app.api.bodies.http_request import format_named
 from serve_app.api.context import state_of
-from serve_app.api.request_log import Usage
+from serve_app.api.records.request_log import Usage
+from serve_app.api.requests import field_names
+from serve_app.api.requests.make_request import lenient_request
+from serve_app.api.requests.speech_request import EVENT_STREAM, Delivery
+from serve_app.api.responses.speech_response import in_parts, named_event
+from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import field_names
-from serve_app.api.wishes.make_wish import lenient_wish
-from serve_app.api.wishes.wish import EVENT_STREAM, Delivery
 from serve_app.audio.formats import AudioFormat
 from serve_app.speech.word_times import WordTimes
 
@@ -34,16 +34,16 @@ async def speak(service: SpeechService, request: Request, fields: Mapping[str, o
     Mistral's own voices.
     """
     audio_format = format_named("response_format", str(fields.get("response_format", "mp3")), _FORMATS)
-    wish = await lenient_wish(service.offer, fields, _NAMES, delivery=Delivery(audio_format))
+    speech = await lenient_request(service.offer, fields, _NAMES, delivery=Delivery(audio_format))
     usage = state_of(request).record.usage
     if fields.get("stream"):
         return await service.respond(
             request,
-            wish,
+            speech,
             make_body=lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)),
             content_type=EVENT_STREAM,
         )
-    return await service.respond(request, wish, make_whole_body=_object, content_type="application/json")
+    return await service.respond(request, speech, make_whole_body=_object, content_type="application/json")
 
 
 def _object(audio: bytes, _: WordTimes | None) -> Iterator[bytes]:

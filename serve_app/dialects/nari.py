@@ -5,34 +5,35 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest
 from serve_app.api.bodies.http_request import text_of
 from serve_app.api.errors import ErrorReply
-from serve_app.api.sockets.connection import WishedConnection, unknown_type
+from serve_app.api.requests import ignored_fields
+from serve_app.api.requests.make_request import lenient_request, strict_request
+from serve_app.api.requests.speech_request import Delivery, SpeechRequest
+from serve_app.api.sockets.connection import HandshakeConnection, unknown_type
 from serve_app.api.sockets.session import Audio, Event, Flushed, Session, Started
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.make_wish import lenient_wish, strict_wish
-from serve_app.api.wishes.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Sample
 
 PROTOCOL = "nari.speech.v1"
 
 
-class NariSocket(WishedConnection):
+class NariSocket(HandshakeConnection):
     """A socket of the native path whose client offers `PROTOCOL`."""
 
     subprotocol = PROTOCOL
     takes_recordings = True
 
     @classmethod
-    async def wished(cls, socket: WebSocket, service: SpeechService) -> Wish:
-        return await lenient_wish(service.offer, {}, {}, delivery=Delivery(AudioFormat.PCM))
+    async def speech_request(cls, socket: WebSocket, service: SpeechService) -> SpeechRequest:
+        return await lenient_request(service.offer, {}, {}, delivery=Delivery(AudioFormat.PCM))
 
     async def opened(self) -> None:
-        rate = self.wish.info.sample_rate
+        rate = self.speech.info.sample_rate
         self._audio: dict[str, object] = {"encoding": "pcm_s16le", "sample_rate": rate, "channels": 1}
         self._session: Session | None = None
         self._sequence = -1  # of the last message that brought text
-        self._num_chunks, self._stop_reason = 0, "stop"
+        self._num_chunks = 0
+        self._stop_reason = "stop"
         self._spoke: dict[str, object] = {}
         await self.send("session.created", protocol=PROTOCOL, audio=self._audio)
 
@@ -66,10 +67,10 @@ class NariSocket(WishedConnection):
         if asked.get("word_timestamps"):
             reasons["word_timestamps"] = "this protocol tells none"
         overrides = {"input": "", "response_format": AudioFormat.PCM, "word_timestamps": False}
-        wish = await strict_wish(self.service.offer, asked, overrides=overrides, reasons=reasons)
-        self._audio["sample_rate"] = wish.delivery.rate(wish.info)
-        self._session = self.converse(self.service.session(self.socket, wish, request_id=self.request_id), self.say)
-        await self.send("request.configured", request_id=self.request_id, **wish.notes())
+        speech = await strict_request(self.service.offer, asked, overrides=overrides, reasons=reasons)
+        self._audio["sample_rate"] = speech.delivery.rate(speech.info)
+        self._session = self.converse(self.service.session(self.socket, speech, request_id=self.request_id), self.say)
+        await self.send("request.configured", request_id=self.request_id, **speech.notes())
 
     def _open_session(self) -> Session:
         if self._session is None:
@@ -77,7 +78,8 @@ class NariSocket(WishedConnection):
         return self._session
 
     def _text(self, fields: dict[str, object]) -> str:
-        text, sequence = text_of(fields), fields.get("sequence", self._sequence + 1)
+        text = text_of(fields)
+        sequence = fields.get("sequence", self._sequence + 1)
         if not isinstance(sequence, int) or sequence <= self._sequence:
             raise InvalidRequest(f"sequence must be an integer above {self._sequence}.", "sequence")
         self._sequence = sequence

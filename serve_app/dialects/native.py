@@ -9,18 +9,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, Overloaded
-from serve_app.api.answers.response import word_entries
 from serve_app.api.context import state_of
 from serve_app.api.errors import Unauthorized, translate
-from serve_app.api.request_log import SAMPLE_BYTES, Usage
+from serve_app.api.records.request_log import SAMPLE_BYTES, Usage
+from serve_app.api.requests import field_names, ignored_fields
+from serve_app.api.requests.ignored_fields import Ignored
+from serve_app.api.requests.make_request import complete_request, model_for
+from serve_app.api.requests.speech_body import SPEECH, parse_speech, validated
+from serve_app.api.requests.speech_request import Delivery, stored_voice
+from serve_app.api.responses.speech_response import word_entries
 from serve_app.api.sockets.connection import Connection, unknown_type
 from serve_app.api.sockets.session import Audio, Event, Failed, Flushed, Session, Started, Turn, Words
 from serve_app.api.speech_service import NO_TAIL, SpeechService
-from serve_app.api.wishes import field_names, ignored_fields
-from serve_app.api.wishes.ignored_fields import Ignored
-from serve_app.api.wishes.make_wish import complete_wish, model_for
-from serve_app.api.wishes.speech_body import parse_speech, validated
-from serve_app.api.wishes.wish import Delivery, stored_voice
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect
 from serve_app.speech.joints import Continuation
@@ -65,7 +65,7 @@ def parse_resumption(fields: Mapping[str, object]) -> Resumption:
 
 
 # The fields of a `speak` message.
-_NAMES: field_names.Names = {**dict.fromkeys(("type", *Resumption.model_fields)), **field_names.SPEECH}
+_NAMES: field_names.Names = {**dict.fromkeys(("type", *Resumption.model_fields)), **SPEECH}
 
 
 class SpeakMessage:
@@ -93,7 +93,8 @@ class SpeakMessage:
             await self._connection.pass_on(session, self._say)
 
     async def _open(self, fields: dict[str, object], service: SpeechService) -> Session:
-        body, resumption = parse_speech(fields, service.settings), parse_resumption(fields)
+        body = parse_speech(fields, service.settings)
+        resumption = parse_resumption(fields)
         if body.response_format not in (None, AudioFormat.PCM):
             raise InvalidRequest("The WebSocket sends pcm only.", "response_format")
         if body.previous_request_id is not None or body.seed is not None:  # a seed makes the same again
@@ -107,16 +108,16 @@ class SpeakMessage:
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
         stored = await stored_voice(body, info, service.voices)
-        wish = await complete_wish(service.offer, body, info, delivery=delivery, ignored=ignored, stored=stored)
-        self._wish = wish
+        speech = await complete_request(service.offer, body, info, delivery=delivery, ignored=ignored, stored=stored)
+        self._speech = speech
         session = service.session(
             self._connection.socket,
-            replace(wish, ignored={}),
+            replace(speech, ignored={}),
             request_id=self.request_id,
             live=False,
             continuation=self._continuation,
         )
-        session.append(wish.body.input)
+        session.append(speech.body.input)
         self.turn = session.flush()
         self.usage = self.turn.usage
         session.close()
@@ -150,10 +151,10 @@ class SpeakMessage:
         return {} if turn.request is None else self._continuation.told(turn.request.synthesis)
 
     def _notes(self, turn: Turn) -> dict[str, object]:
-        wish = self._wish
-        if wish.body.previous_request_id is not None and not self._joint(turn):
-            wish = replace(wish, ignored={**wish.ignored, ignored_fields.PREVIOUS: NO_TAIL})
-        return wish.notes()
+        speech = self._speech
+        if speech.body.previous_request_id is not None and not self._joint(turn):
+            speech = replace(speech, ignored={**speech.ignored, ignored_fields.PREVIOUS: NO_TAIL})
+        return speech.notes()
 
     async def _send_pcm(self, pcm: bytes) -> None:
         pcm, self._had = pcm[self._had :], max(0, self._had - len(pcm))

@@ -8,12 +8,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deployments.errors import InvalidRequest, NotFound
-from serve_app.api.answers.listing import page_of
 from serve_app.api.bodies.forms import read_form
 from serve_app.api.bodies.http_request import idempotency_key, read_object
+from serve_app.api.requests import ignored_fields
+from serve_app.api.requests.speech_body import validated
+from serve_app.api.responses.listing import page_of
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.speech_body import validated
 from serve_app.dialects.table import Dialect, Route
 from serve_app.jobs.audio import begun
 from serve_app.jobs.batches import BatchFile, BatchFiles, output_of
@@ -36,7 +36,8 @@ async def add_file(service: SpeechService, request: Request) -> Response:
         raise InvalidRequest(f"purpose: {purpose[:40]!r} has no use here, only batch has.", "purpose")
     if len(files := form.files_of("file")) != 1:
         raise InvalidRequest("file is required: one file of multipart/form-data.", "file")
-    sent, most = [*form.fields, *(file.field for file in form.files)], service.settings.jobs.max_jobs
+    sent = [*form.fields, *(file.field for file in form.files)]
+    most = service.settings.jobs.max_jobs
     expiring = {name: _KEPT for name in sent if name.startswith("expires_after")}
     ignored = ignored_fields.with_unknown(sent, ("file", "purpose"), expiring)
     file = await asyncio.to_thread(_files(service).add, files[0].name, files[0].data, most=most)
@@ -79,14 +80,16 @@ async def file_content(service: SpeechService, file_id: str) -> Response:
     if not file_id.startswith(_OUTPUT):
         return Response(await asyncio.to_thread(_files(service).content, file_id), media_type=_JSONL)
     await show_file(service, file_id)
-    store, disclosed = JobStore(service.voices.files()), service.settings.disclose_synthetic
+    store = JobStore(service.voices.files())
+    disclosed = service.settings.disclose_synthetic
     output = output_of(store, f"job_{file_id.removeprefix(_OUTPUT)}", disclosed=disclosed)
     return StreamingResponse(await begun(output), media_type=_JSONL)
 
 
 async def create_batch(service: SpeechService, request: Request) -> Response:
     """Starts a job of the lines of a file."""
-    key, fields = idempotency_key(request), await read_object(request)
+    key = idempotency_key(request)
+    fields = await read_object(request)
     known = {name: fields[name] for name in SentBatch.model_fields if name in fields}
     kept = {"output_expires_after": _KEPT} if "output_expires_after" in fields else {}
     ignored = ignored_fields.with_unknown(fields, SentBatch.model_fields, kept)
@@ -125,7 +128,9 @@ async def _job_of(service: SpeechService, digits: str, what: str) -> Any:
 
 def _batch(job: Any) -> Json:
     """OpenAI's object of a batch."""
-    sent, parts, output = job["batch"], job["parts"], _output(job)
+    sent = job["batch"]
+    parts = job["parts"]
+    output = _output(job)
     status = job["status"] if job["status"] in _ENDED else "in_progress"
     mistakes = [job["mistake"] or {"code": "job_failed", "line": None, "message": job["reason"], "param": None}]
     return {

@@ -4,11 +4,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serve_app.api.bodies.http_request import read_object, read_speech
+from serve_app.api.requests import ignored_fields
+from serve_app.api.requests.make_request import strict_request
+from serve_app.api.requests.speech_body import SpeechBody
+from serve_app.api.requests.speech_request import CONTENT_TYPES, EVENT_STREAM
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.make_wish import strict_wish
-from serve_app.api.wishes.speech_body import SpeechBody
-from serve_app.api.wishes.wish import CONTENT_TYPES, EVENT_STREAM
 from serve_app.dialects import mistral
 from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.text.spoken_text import LEFT_OUT
@@ -19,15 +19,17 @@ async def speech(service: SpeechService, request: Request) -> Response:
     fields = await read_speech(request, service)
     if "voice_id" in fields:  # Mistral's clients speak at the same path, with their own names of fields
         return await mistral.speak(service, request, fields)
-    return await service.respond(request, await strict_wish(service.offer, fields, accept=_accept(request)))
+    return await service.respond(request, await strict_request(service.offer, fields, accept=_accept(request)))
 
 
 async def speak_deployment(service: SpeechService, request: Request, deployment: str) -> Response:
     """The same for Azure's clients, whose deployments have names of their own."""
     fields = await read_speech(request, service)
     reasons = {"model": "a deployment of any name is the loaded model"} if "model" in fields else {}
-    wish = await strict_wish(service.offer, fields, accept=_accept(request), overrides={"model": None}, reasons=reasons)
-    return await service.respond(request, wish)
+    speech = await strict_request(
+        service.offer, fields, accept=_accept(request), overrides={"model": None}, reasons=reasons
+    )
+    return await service.respond(request, speech)
 
 
 def _accept(request: Request) -> str:
@@ -37,26 +39,26 @@ def _accept(request: Request) -> str:
 async def show_text(service: SpeechService, request: Request) -> Response:
     """Takes the fields of `/v1/audio/speech`, and answers what would be spoken, what would not, and in which parts."""
     fields = await read_object(request)
-    wish = await strict_wish(service.offer, fields)
-    spoken = wish.spoken
+    speech = await strict_request(service.offer, fields)
+    spoken = speech.spoken
     answer = {
         "object": "audio.text",
-        "model": wish.info.name,
+        "model": speech.info.name,
         "markup": spoken.rules.markup,
         "sent": spoken.sent,
         "spoken": spoken.text,
         "left_out": [{"what": what, "count": count} for what, count in spoken.left_out.items()],
         "segments": [
-            {"text": each.text, "pause_s": each.pause_s, "speed": each.speed} for each in service.segments(wish)
+            {"text": each.text, "pause_s": each.pause_s, "speed": each.speed} for each in service.segments(speech)
         ],
         "changed": [
             {"written": piece.written.replace(LEFT_OUT, "").strip(), "spoken": piece.spoken.strip()}
             for piece in spoken.pieces()
             if piece.spoken.strip() and piece.spoken.split() != piece.written.replace(LEFT_OUT, "").split()
         ],
-        "ignored": ignored_fields.entries(wish.ignored),
+        "ignored": ignored_fields.entries(speech.ignored),
     }
-    return JSONResponse(answer, headers=ignored_fields.as_header(wish.ignored))
+    return JSONResponse(answer, headers=ignored_fields.as_header(speech.ignored))
 
 
 # The page at `/docs` sends the example as it is; all fields at once would be refused.

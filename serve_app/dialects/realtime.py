@@ -9,12 +9,12 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest
 from serve_app.api.bodies.http_request import format_named
 from serve_app.api.errors import ErrorReply, translate
+from serve_app.api.requests import field_names, ignored_fields
+from serve_app.api.requests.make_request import lenient_request
+from serve_app.api.requests.speech_request import Delivery, SpeechRequest
 from serve_app.api.sockets.connection import Connection
 from serve_app.api.sockets.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Flushed, Started, Turn
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import field_names, ignored_fields
-from serve_app.api.wishes.make_wish import lenient_wish
-from serve_app.api.wishes.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Sample
 
@@ -48,7 +48,8 @@ class ResponseSocket(Connection):
         await self.tell("error", error={**reply.envelope()["error"], "event_id": event_id})
 
     async def tell_begun(self, turn: Turn) -> None:
-        place, item = _place(turn), {**_item(turn, "in_progress"), "content": []}
+        place = _place(turn)
+        item = {**_item(turn, "in_progress"), "content": []}
         await self.tell("response.output_item.added", response_id=place["response_id"], output_index=0, item=item)
         await self.tell("response.content_part.added", **place, part={"type": "audio", "transcript": ""})
 
@@ -132,13 +133,16 @@ class RealtimeSocket(ResponseSocket):
 
     async def _update(self, given: Mapping[str, object]) -> None:
         settings = {**self._settings, **_settings(given)}
-        wish = await self._wished(given, _NAMES, settings)
+        speech = await self._speech_request(given, _NAMES, settings)
         self._settings = settings
-        await self.tell("session.updated", session=self._session(), **wish.notes())
+        await self.tell("session.updated", session=self._session(), **speech.notes())
 
-    async def _wished(self, given: Mapping[str, object], names: field_names.Names, settings: Json) -> Wish:
-        """The wish of `given`; `settings` are all so far, its own included. Raises InvalidRequest."""
-        sent, rate = field_names.flat(given, names), _rate(settings)
+    async def _speech_request(
+        self, given: Mapping[str, object], names: field_names.Names, settings: Json
+    ) -> SpeechRequest:
+        """The request of `given`; `settings` are all so far, its own included. Raises InvalidRequest."""
+        sent = field_names.flat(given, names)
+        rate = _rate(settings)
         reasons = _unspoken("input", sent.get("input"))
         if "instructions" in sent:
             reasons["instructions"] = "a text is spoken as it is, in the voice's own style"
@@ -151,7 +155,7 @@ class RealtimeSocket(ResponseSocket):
         overrides = {"voice": settings.get("voice"), "speed": settings.get("speed"), "sample_rate": rate}
         delivery = Delivery(_FORMATS[str(settings.get("format", "audio/pcm"))])
         overrides["model"] = self._model
-        return await lenient_wish(
+        return await lenient_request(
             self.service.offer, sent, names, delivery=delivery, overrides=overrides, reasons=reasons
         )
 
@@ -173,17 +177,17 @@ class RealtimeSocket(ResponseSocket):
         text = " ".join(self._waiting if given is None else _texts(given))
         if not text:
             raise InvalidRequest("There is no input_text to speak.", "response.input", "missing_required_parameter")
-        wish = await self._wished(asked, _RESPONSE_NAMES, {**self._settings, **_settings(asked)})
+        speech = await self._speech_request(asked, _RESPONSE_NAMES, {**self._settings, **_settings(asked)})
         self._num_turns += 1
         own_id = f"{self.request_id}-{self._num_turns}"
         session = self.service.session(
-            self.socket, wish, request_id=own_id, live=False, continuation=self._continuation
+            self.socket, speech, request_id=own_id, live=False, continuation=self._continuation
         )
         session.append(text)
         self._turn = session.flush()
         session.close()
         self._waiting = self._waiting if given is not None else []
-        told = wish.notes()
+        told = speech.notes()
         await self.tell("response.created", response=response(self._turn, "in_progress"), **told)
         self.start(self.pass_on(session, self._say))
 
@@ -272,8 +276,10 @@ DIALECT = Dialect(
     "OpenAI Realtime",
     sockets=tuple((path, RealtimeSocket) for path in _PATHS),
     key_headers=("api-key",),
+    key_protocols=("openai-insecure-api-key.",),
     sample=Sample(
         "/v1/realtime?model=gpt-realtime",
+        audio_field="delta",
         messages=({"type": "response.create", "response": {"input": [_ITEM]}},),
         clients=('openai (Python):  AsyncOpenAI(websocket_base_url="$sockets/v1", api_key=KEY).realtime.connect(...)',),
     ),

@@ -11,9 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-from serve_app.api.bodies.http_request import refuse_handshake
 from serve_app.api.context import ENDPOINT_DIALECT, state_of
-from serve_app.api.sockets.connection import Connection
+from serve_app.api.sockets.connection import Connection, refuse_handshake
 from serve_app.api.speech_service import SpeechService
 
 
@@ -39,6 +38,7 @@ class Sample:
     messages: tuple[Mapping[str, object], ...] = ()  # JSON messages on a WebSocket
     body: Mapping[str, object] | None = None  # JSON body of a POST
     protocols: tuple[str, ...] = ()  # subprotocols that the handshake offers
+    audio_field: str = ""  # of messages on the WebSocket, with audio in base64; "": audio comes in binary messages
     clients: tuple[str, ...] = ()  # how to configure each client that was tried
 
     def filled(self, **words: str) -> "Sample":
@@ -54,6 +54,7 @@ class Dialect:
     sockets: tuple[tuple[str, type[Connection]], ...] = ()  # by path; a path may have one for each subprotocol
     heading: str | None = None  # in /docs; None: the name
     key_headers: tuple[str, ...] = ()  # beside `Authorization`
+    key_protocols: tuple[str, ...] = ()  # a key stands behind one of these in a subprotocol: browsers send no headers
     sample: Sample | None = None
 
     @property

@@ -9,18 +9,18 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, NotReady, Overloaded, TalkrayError
-from serve_app.api.answers.response import SpeechResponse, audio_body
-from serve_app.api.answers.whole_answer import AUDIO_HERE, Kept, collected, object_with
 from serve_app.api.bodies.http_request import read_speech, text_of
 from serve_app.api.context import state_of
 from serve_app.api.errors import ErrorReply, translate
-from serve_app.api.request_log import Usage
+from serve_app.api.records.request_log import Usage
+from serve_app.api.requests import ignored_fields
+from serve_app.api.requests.make_request import strict_request
+from serve_app.api.requests.speech_request import CONTENT_TYPES
+from serve_app.api.responses.speech_response import SpeechResponse, audio_body
+from serve_app.api.responses.whole_audio import AUDIO_HERE, Kept, collected, object_with
 from serve_app.api.sockets.connection import Connection, unknown_type
 from serve_app.api.sockets.session import Audio, Event, Flushed, Session, Started
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.make_wish import strict_wish
-from serve_app.api.wishes.wish import CONTENT_TYPES
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 
@@ -89,17 +89,18 @@ async def _speak_item(
     reasons = {name: "items are answered whole" for name, is_asked in asked.items() if is_asked}
     if fields.get(ignored_fields.PREVIOUS) is not None:
         reasons[ignored_fields.PREVIOUS] = "items stand by themselves"
-    wish = await strict_wish(service.offer, fields, default=AudioFormat.WAV, reasons=reasons)
-    utterance = await service.make_utterance(request, wish)
+    speech = await strict_request(service.offer, fields, default=AudioFormat.WAV, reasons=reasons)
+    utterance = await service.make_utterance(request, speech)
     utterance = utterance.changed(request_id=f"{utterance.synthesis.request_id}-{number}")
-    usage, rendering = Usage(), replace(wish.delivery, whole=True).rendering(wish.info)
-    kept.expect(wish.body, wish.delivery, wish.info)
+    usage = Usage()
+    rendering = replace(speech.delivery, whole=True).rendering(speech.info)
+    kept.expect(speech.body, speech.delivery, speech.info)
     content = await collected(
-        audio_body(service.models.of(utterance).speak(utterance, wish.info), rendering, usage, kept=kept), kept
+        audio_body(service.models.of(utterance).speak(utterance, speech.info), rendering, usage, kept=kept), kept
     )
     state_of(request).record.usage.include(usage)
-    told = {"audio_data": AUDIO_HERE, "media_type": CONTENT_TYPES[wish.delivery.audio_format]}
-    return {**told, "usage": usage.tokens, **wish.notes()}, content
+    told = {"audio_data": AUDIO_HERE, "media_type": CONTENT_TYPES[speech.delivery.audio_format]}
+    return {**told, "usage": usage.tokens, **speech.notes()}, content
 
 
 class OmniSocket(Connection):
@@ -144,13 +145,13 @@ class OmniSocket(Connection):
         if asked.get("word_timestamps"):
             reasons["word_timestamps"] = "this protocol tells none"
         overrides = {"input": "", "word_timestamps": False}
-        wish = await strict_wish(
+        speech = await strict_request(
             self.service.offer, asked, default=AudioFormat.WAV, overrides=overrides, reasons=reasons
         )
-        self._format = {"format": wish.delivery.audio_format, "sample_rate": wish.delivery.rate(wish.info)}
-        self._format |= wish.notes()
-        wish = replace(wish, delivery=replace(wish.delivery, files=True))
-        session = self.service.session(self.socket, wish, request_id=self.request_id)
+        self._format = {"format": speech.delivery.audio_format, "sample_rate": speech.delivery.rate(speech.info)}
+        self._format |= speech.notes()
+        speech = replace(speech, delivery=replace(speech.delivery, files=True))
+        session = self.service.session(self.socket, speech, request_id=self.request_id)
         self._session = self.converse(session, self.say)
 
     def _configured(self) -> Session:

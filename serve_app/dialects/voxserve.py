@@ -10,10 +10,10 @@ from starlette.responses import Response
 from serve_app.api.bodies.forms import parse_form
 from serve_app.api.bodies.http_request import read_body, text_of
 from serve_app.api.context import state_of
+from serve_app.api.requests import field_names
+from serve_app.api.requests.make_request import lenient_request
+from serve_app.api.requests.speech_request import Delivery, SpeechRequest
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import field_names
-from serve_app.api.wishes.make_wish import lenient_wish
-from serve_app.api.wishes.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route, Sample
 
@@ -33,12 +33,12 @@ async def generate(service: SpeechService, request: Request) -> Response:
     """Speaks `text` of a form, or of JSON; `audio` is a recording to clone."""
     content = await read_body(request)
     service.models.check_room(state_of(request).caller.name)
-    return await service.respond(request, await wished(service, await _form_fields(content, request.headers)))
+    return await service.respond(request, await speech_request(service, await _form_fields(content, request.headers)))
 
 
-async def wished(service: SpeechService, fields: Mapping[str, object]) -> Wish:
+async def speech_request(service: SpeechService, fields: Mapping[str, object]) -> SpeechRequest:
     """`fields` under VoxServe's names. Raises InvalidRequest."""
-    return await lenient_wish(
+    return await lenient_request(
         service.offer,
         fields,
         _NAMES,

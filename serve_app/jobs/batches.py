@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from deployments.errors import Conflict, InvalidRequest, NotFound
-from serve_app.api.answers.whole_answer import AUDIO_HERE
 from serve_app.api.bodies.client_json import parse_object
-from serve_app.api.wishes.wish import CONTENT_TYPES
+from serve_app.api.requests.speech_request import CONTENT_TYPES
+from serve_app.api.responses.whole_audio import AUDIO_HERE
 from serve_app.audio.formats import AudioFormat
 from serve_app.jobs.audio import StoredAudio, made_of
 from serve_app.jobs.planning import BadLine

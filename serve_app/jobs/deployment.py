@@ -7,8 +7,8 @@ from typing import Any
 from ray import serve
 
 from deployments.serving import ray_metrics, ray_private
-from serve_app.api.record_keeper import RecordKeeper
-from serve_app.api.wishes.wish import Offer
+from serve_app.api.records.record_keeper import RecordKeeper
+from serve_app.api.requests.speech_request import Offer
 from serve_app.audio import recordings
 from serve_app.config import ApiSettings
 from serve_app.ingress import Deployed, HandleSynthesizer, record_sinks

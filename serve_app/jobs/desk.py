@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from deployments.errors import Conflict, EngineError, InvalidRequest, NotFound, NotReady, Overloaded, ReplicaLost
-from serve_app.api.wishes.ignored_fields import Reasons
-from serve_app.api.wishes.wish import Offer
+from serve_app.api.requests.ignored_fields import Reasons
+from serve_app.api.requests.speech_request import Offer
 from serve_app.config import JobSettings
 from serve_app.jobs.batches import BatchFiles, read_lines
 from serve_app.jobs.making import JobStopped, SegmentMaker

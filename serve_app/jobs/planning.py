@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 
 from deployments.errors import InvalidRequest, TalkrayError
 from deployments.protocol import ModelInfo
-from serve_app.api.wishes.build_request import build_request
-from serve_app.api.wishes.ignored_fields import Reasons
-from serve_app.api.wishes.make_wish import strict_wish
-from serve_app.api.wishes.speech_body import check_length
-from serve_app.api.wishes.wish import Offer, Wish
+from serve_app.api.requests.build_utterance import build_utterance
+from serve_app.api.requests.ignored_fields import Reasons
+from serve_app.api.requests.make_request import strict_request
+from serve_app.api.requests.speech_body import check_length
+from serve_app.api.requests.speech_request import Offer, SpeechRequest
 from serve_app.config import ApiSettings
 from serve_app.jobs.stored_job import (
     MOST_PARTS,
@@ -113,36 +113,36 @@ async def _add(made: Planned, long: Offer, settings: ApiSettings, fields: dict[s
     names = _AT_FETCH[1:] if made.is_batch else _AT_FETCH
     why = "without effect in a batch" if made.is_batch else "asked for when audio is fetched"
     at_fetch = [name for name in names if fields.pop(name, None) is not None]
-    wish = await strict_wish(long, fields)
-    check_length("instructions", wish.body.instructions or "", settings)
-    if made.deterministic and not wish.info.deterministic:
-        reason = f"the codes of {wish.info.name} depend on what else its talkers do: set talker.deterministic"
+    speech = await strict_request(long, fields)
+    check_length("instructions", speech.body.instructions or "", settings)
+    if made.deterministic and not speech.info.deterministic:
+        reason = f"the codes of {speech.info.name} depend on what else its talkers do: set talker.deterministic"
         raise InvalidRequest(f"{DETERMINISTIC}: {reason}, or leave the field out.", DETERMINISTIC)
-    utterance = await build_request(wish, long.settings, long.voices, request_id="", client="")
+    utterance = await build_utterance(long, speech, request_id="", client="")
     request = utterance.synthesis
     stored = {}
-    if wish.stored is not None:
+    if speech.stored is not None:
         assert request.reference is not None, "a stored voice speaks by its recording"
-        take = wish.stored.take_for(wish.body.instructions)
+        take = speech.stored.take_for(speech.body.instructions)
         by_vector = request.reference.x_vector_only
-        stored = {"stored_voice": wish.stored.id, "style": take.style, "x_vector_only": by_vector}
-    segments = Segments.of(utterance, wish.info.max_segment_chars)
+        stored = {"stored_voice": speech.stored.id, "style": take.style, "x_vector_only": by_vector}
+    segments = Segments.of(utterance, speech.info.max_segment_chars)
     part = Part(
-        sent=wish.body.input,
-        rules=_index_of(made.rules, Rules.of(wish.spoken.rules)),
+        sent=speech.body.input,
+        rules=_index_of(made.rules, Rules.of(speech.spoken.rules)),
         manner=_index_of(made.manners, Manner.of(request, **stored)),
         seed=request.seed,
         redraws=utterance.redraws and not request.ignore_eos,
-        segments=_segments(segments, wish, request.language) if is_speakable(request.text) else (),
+        segments=_segments(segments, speech, request.language) if is_speakable(request.text) else (),
         end_pause_s=_end_pause_s(segments),
         custom_id=custom_id,
-        response_format=wish.body.response_format,
+        response_format=speech.body.response_format,
     )
     if len(part.segments) > MOST_SEGMENTS:
         raise InvalidRequest(f"input makes {len(part.segments)} segments: send it in parts.", "input")
     made.parts.append(part)
-    made.infos.setdefault(wish.info.route, wish.info)
-    made.ignored |= wish.ignored | dict.fromkeys(at_fetch, why)
+    made.infos.setdefault(speech.info.route, speech.info)
+    made.ignored |= speech.ignored | dict.fromkeys(at_fetch, why)
 
 
 def _is_deterministic(sent: object) -> bool:
@@ -151,11 +151,11 @@ def _is_deterministic(sent: object) -> bool:
     return bool(sent)
 
 
-def _segments(segments: Segments, wish: Wish, language: str) -> tuple[Segment, ...]:
+def _segments(segments: Segments, speech: SpeechRequest, language: str) -> tuple[Segment, ...]:
     found: list[Segment] = []
     while (request := segments.known_segment(number := len(found))) is not None:
         own = None if request.language == language else request.language
-        speed = segments.speed(number) * wish.body.speed
+        speed = segments.speed(number) * speech.body.speed
         found.append(Segment(text=request.text, pause_s=segments.pause_s(number), speed=speed, language=own))
     return tuple(found)
 

@@ -9,9 +9,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from serve_app.api.bodies.client_json import parse_object
 from serve_app.api.bodies.http_request import format_named, idempotency_key, read_body
+from serve_app.api.headers import SAMPLE_RATE_HEADER
+from serve_app.api.requests import ignored_fields
+from serve_app.api.requests.speech_request import CONTENT_TYPES, RAW, disclosure
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.wish import CONTENT_TYPES, RAW, disclosure
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 from serve_app.jobs.audio import StoredAudio, begun, parts_of, words_of
@@ -88,7 +89,7 @@ async def _audio(service: SpeechService, request: Request, track: Track, audio_f
     audio = StoredAudio(JobStore(service.voices.files()), track, audio_format, disclosed=disclosed)
     kind = CONTENT_TYPES[audio_format]
     content_type = f"{kind};rate={track.sample_rate};channels=1" if audio_format in RAW else kind
-    headers = {"content-type": content_type, "x-sample-rate": str(track.sample_rate), **disclosure(disclosed)}
+    headers = {"content-type": content_type, SAMPLE_RATE_HEADER: str(track.sample_rate), **disclosure(disclosed)}
     size = audio.num_bytes
     if size is None:
         return await _streamed(audio.encoded(), 200, {**headers, "accept-ranges": "none"})

@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest
-from serve_app.api.answers.listing import page_of
 from serve_app.api.bodies.client_json import parse_object
 from serve_app.api.bodies.forms import SentForm, read_form
+from serve_app.api.requests import ignored_fields
+from serve_app.api.responses.listing import page_of
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import ignored_fields
 from serve_app.audio.reference_doctor import PREPARATIONS
 from serve_app.dialects.table import Dialect, Route
 from serve_app.voices.designs import lock

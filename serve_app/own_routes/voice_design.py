@@ -14,17 +14,17 @@ from starlette.responses import JSONResponse, Response
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelKind, Sampling
 from serve_app.api import catalogue
-from serve_app.api.answers.response import unless_left
-from serve_app.api.answers.whole_answer import Kept
 from serve_app.api.bodies.http_request import read_speech
 from serve_app.api.context import state_of
-from serve_app.api.request_log import Usage
+from serve_app.api.records.request_log import Usage
+from serve_app.api.requests import field_names, ignored_fields
+from serve_app.api.requests.make_request import choosing_fields, lenient_request
+from serve_app.api.requests.model_choice import not_deployed
+from serve_app.api.requests.read_text import read_text
+from serve_app.api.requests.speech_request import Delivery, SpeechRequest
+from serve_app.api.responses.speech_response import unless_left
+from serve_app.api.responses.whole_audio import Kept
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import field_names, ignored_fields
-from serve_app.api.wishes.make_wish import choosing_fields, lenient_wish
-from serve_app.api.wishes.model_choice import not_deployed
-from serve_app.api.wishes.read_text import read_text
-from serve_app.api.wishes.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 from serve_app.text.languages import language_name
@@ -78,60 +78,64 @@ async def design_voice(service: SpeechService, request: Request) -> Response:
     """Speaks a text with three voices of one description. Each can be locked within an hour."""
     sent = await read_speech(request, service)
     overrides = {"any_language": sent.get("any_language", False)}
-    wish = await wished(service, sent, _NAMES, delivery=Delivery(AudioFormat.MP3, whole=True), overrides=overrides)
+    speech = await speech_request(
+        service, sent, _NAMES, delivery=Delivery(AudioFormat.MP3, whole=True), overrides=overrides
+    )
     if isinstance(model := sent.get("model"), str):
-        catalogue.check_model(model, wish.info, service.settings)
-    wish = replace(wish, delivery=replace(wish.delivery, audio_format=wish.body.response_format or AudioFormat.MP3))
-    found = await candidates(service, request, wish)
-    told = [_candidate(design, audio, wish) for design, audio in found.made]
-    answer = {"object": "list", "model": wish.info.name, "description": wish.body.instructions, "text": found.text}
+        catalogue.check_model(model, speech.info, service.settings)
+    speech = replace(
+        speech, delivery=replace(speech.delivery, audio_format=speech.body.response_format or AudioFormat.MP3)
+    )
+    found = await candidates(service, request, speech)
+    told = [_candidate(design, audio, speech) for design, audio in found.made]
+    answer = {"object": "list", "model": speech.info.name, "description": speech.body.instructions, "text": found.text}
     whole = {**answer, "candidates": told, "left_out": found.left_out}
-    return JSONResponse(whole, headers=ignored_fields.as_header(wish.ignored))
+    return JSONResponse(whole, headers=ignored_fields.as_header(speech.ignored))
 
 
-def _candidate(design: StoredDesign, audio: bytes, wish: Wish) -> Json:
+def _candidate(design: StoredDesign, audio: bytes, speech: SpeechRequest) -> Json:
     return {
         "id": design.id,
         "object": "audio.voice_design",
         "seed": design.seed,
         "seconds": design.take.seconds,
         "expires_at": design.expires_at,
-        "media_type": wish.delivery.content_type(wish.delivery.rate(wish.info)),
+        "media_type": speech.delivery.content_type(speech.delivery.rate(speech.info)),
         "audio": base64.b64encode(audio).decode(),
     }
 
 
-async def wished(
+async def speech_request(
     service: SpeechService,
     sent: Mapping[str, object],
     names: field_names.Names,
     *,
     delivery: Delivery,
     overrides: Mapping[str, object] | None = None,
-) -> Wish:
-    """The wish for a model that designs voices, made as by `lenient_wish`, with a text of ours where there is none.
+) -> SpeechRequest:
+    """The request for a model that designs voices, made as by `lenient_request`; a request without a text gets ours.
 
     Raises InvalidRequest where no such model is deployed.
     """
-    models = await service.infos()
+    models = await service.models.infos()
     if all(info.kind is not ModelKind.VOICE_DESIGN for info in models):
         raise not_deployed(ModelKind.VOICE_DESIGN, models, "Designing a voice")
     given: Json = {**dict.fromkeys(choosing_fields(service.offer), "VoiceDesign"), **sent}
-    wish = await lenient_wish(service.offer, given, names, delivery=delivery, overrides=overrides)
-    if wish.info.kind is not ModelKind.VOICE_DESIGN:
-        raise InvalidRequest(f"model: {wish.info.name} designs no voices, it is of kind {wish.info.kind}.", "model")
-    body = wish.body
+    speech = await lenient_request(service.offer, given, names, delivery=delivery, overrides=overrides)
+    if speech.info.kind is not ModelKind.VOICE_DESIGN:
+        raise InvalidRequest(f"model: {speech.info.name} designs no voices, it is of kind {speech.info.kind}.", "model")
+    body = speech.body
     if not any(name in sent for name, ours in names.items() if ours == "input"):
         text = _TEXTS.get(language_name(body.language), _TEXTS["english"])
         body = body.model_copy(update={"input": text})
     if len(body.input) > _MOST_CHARS:
         message = f"text has {len(body.input)} characters: a candidate says {_MOST_CHARS} at most."
         raise InvalidRequest(message, "text", "string_above_max_length")
-    spoken, _ = await read_text(service.offer, body, wish.info, wish.stored)
-    return replace(wish, body=body, spoken=spoken)
+    spoken, _ = await read_text(service.offer, body, speech.info, speech.stored)
+    return replace(speech, body=body, spoken=spoken)
 
 
-async def candidates(service: SpeechService, request: Request, wish: Wish) -> Candidates:
+async def candidates(service: SpeechService, request: Request, speech: SpeechRequest) -> Candidates:
     """Speaks them, all at once, and keeps them for an hour. Raises InvalidRequest where none can be used."""
     await service.voices.all_of(StoredDesign)  # raises where nothing could be kept
     caller = state_of(request).caller
@@ -139,24 +143,26 @@ async def candidates(service: SpeechService, request: Request, wish: Wish) -> Ca
         caller.request()
     with Kept(caller.name) as kept:
         kept.keep(int(NUM_CANDIDATES * LONGEST_S * _BYTES_PER_S))
-        spoken = await unless_left(_speak_all(service, request, wish), request.receive)
+        spoken = await unless_left(_speak_all(service, request, speech), request.receive)
         usable = [each for each, fault in spoken if fault is None]
         if not usable:
             why = "; ".join(str(fault) for _, fault in spoken)
             raise InvalidRequest(f"text: no candidate can be used ({why}): send another text.", "text", "design_failed")
-        language = language_name(wish.body.language)
+        language = language_name(speech.body.language)
         description = Description(
-            wish.body.instructions or "", wish.info.name, None if language == "auto" else language
+            speech.body.instructions or "", speech.info.name, None if language == "auto" else language
         )
         kept_designs = await keep(service.voices, usable, description)
-        audio = [await _rendered(each, wish) for each in usable]
+        audio = [await _rendered(each, speech) for each in usable]
     left_out: list[Json] = [{"seed": each.seed, "reason": fault} for each, fault in spoken if fault is not None]
     return Candidates(usable[0].text, list(zip(kept_designs, audio, strict=True)), left_out)
 
 
-async def _speak_all(service: SpeechService, request: Request, wish: Wish) -> list[tuple[DesignedSpeech, str | None]]:
+async def _speak_all(
+    service: SpeechService, request: Request, speech: SpeechRequest
+) -> list[tuple[DesignedSpeech, str | None]]:
     """Each, and why it is of no use if it is of none."""
-    speaking = [asyncio.create_task(_speak(service, request, wish, number)) for number in range(NUM_CANDIDATES)]
+    speaking = [asyncio.create_task(_speak(service, request, speech, number)) for number in range(NUM_CANDIDATES)]
     try:
         return await asyncio.gather(*speaking)
     finally:
@@ -166,31 +172,31 @@ async def _speak_all(service: SpeechService, request: Request, wish: Wish) -> li
 
 
 async def _speak(
-    service: SpeechService, request: Request, wish: Wish, number: int
+    service: SpeechService, request: Request, speech: SpeechRequest, number: int
 ) -> tuple[DesignedSpeech, str | None]:
-    most = int(LONGEST_S / wish.info.frame_s) + 1  # the last one is the end of speech
-    asked = wish.body.sampling.max_new_tokens
+    most = int(LONGEST_S / speech.info.frame_s) + 1  # the last one is the end of speech
+    asked = speech.body.sampling.max_new_tokens
     changes: Json = {"max_new_tokens": most if asked is None else min(asked, most)}
-    if wish.body.seed is not None:
-        changes["seed"] = (wish.body.seed + number) % 2**64
-    utterance = await service.make_utterance(request, replace(wish, body=wish.body.model_copy(update=changes)))
+    if speech.body.seed is not None:
+        changes["seed"] = (speech.body.seed + number) % 2**64
+    utterance = await service.make_utterance(request, replace(speech, body=speech.body.model_copy(update=changes)))
     utterance = utterance.changed(request_id=f"{utterance.synthesis.request_id}-{number + 1}")
     usage, pcm = Usage(), bytearray()
-    async with aclosing(service.models.of(utterance).speak(utterance, wish.info)) as chunks:
+    async with aclosing(service.models.of(utterance).speak(utterance, speech.info)) as chunks:
         async for chunk in chunks:
             usage.add(chunk)
             pcm += chunk.pcm
     state_of(request).record.usage.include(usage)
     seed = utterance.synthesis.seed if usage.seed is None else usage.seed
-    spoken = DesignedSpeech(bytes(pcm), wish.info.sample_rate, utterance.synthesis.text, seed)
+    spoken = DesignedSpeech(bytes(pcm), speech.info.sample_rate, utterance.synthesis.text, seed)
     if spoken.seconds < SHORTEST_S:
         return spoken, f"shorter than {SHORTEST_S:g} s"
     is_asked = usage.finish_reason is FinishReason.LENGTH and asked is not None and asked <= most
     return spoken, None if is_asked else _FAULTS.get(usage.finish_reason or FinishReason.STOP)
 
 
-async def _rendered(spoken: DesignedSpeech, wish: Wish) -> bytes:
-    rendering = wish.delivery.rendering(wish.info)
+async def _rendered(spoken: DesignedSpeech, speech: SpeechRequest) -> bytes:
+    rendering = speech.delivery.rendering(speech.info)
     return await rendering.feed(spoken.pcm) + await rendering.close()
 
 

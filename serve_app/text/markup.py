@@ -99,7 +99,9 @@ class LiveMarkup:
         self._rest = ""
         self._before = ""  # character that was written before `_rest`
         self._last = self._last_mark = ""  # character that was given last, and the last one that is no space
-        self._at_line_start, self._in_table, self._in_link = markup != "ssml", False, False
+        self._at_line_start = markup != "ssml"
+        self._in_table = False
+        self._in_link = False
         self._is_marked = self._ends_before = False  # this line; whether a sentence ends before the next one
         self._has_spoken = self._is_border = False  # whether a paragraph has ended, and nothing was spoken since
         self._paused_s = 0.0
@@ -135,7 +137,8 @@ class LiveMarkup:
         """Spaces wait for the next word: none is left in front of a comma where an emoji was. So do, after a paragraph,
         marks that no word came before.
         """
-        is_border, is_blank = token.pause_s > 0 or token.speed is not None, not token.spoken.strip()
+        is_border = token.pause_s > 0 or token.speed is not None
+        is_blank = not token.spoken.strip()
         is_said = not is_blank and bool(token.spoken.strip(_NO_WORDS))
         if not is_border and (is_blank or (self._is_border and not is_said and not token.is_end)):
             (self._spaces if token.spoken or self._spaces else tokens).append(token)
@@ -259,7 +262,9 @@ class LiveMarkup:
         return self._prose("<", "<")
 
     def _meant(self, tag: re.Match[str]) -> Token:
-        closes, name, is_empty = bool(tag[1]), tag[2].lower().split(":")[-1], bool(tag[4])
+        closes = bool(tag[1])
+        name = tag[2].lower().split(":")[-1]
+        is_empty = bool(tag[4])
         values = attributes(tag[3])
         left_out = "" if name in _OBEYED else f"tag {name[:20]}"
         spoken, speed = self._between(ends=True) if name in _BLOCKS else "", None

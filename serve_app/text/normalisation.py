@@ -140,7 +140,8 @@ class Readings:
     def __init__(self, code: str) -> None:
         self._code = code
         given: dict[str, Any] = yaml.safe_load((_FOLDER / f"{code}.yaml").read_text("utf-8"))
-        self._given, (self._decimal, self._point) = given, given["decimal"]
+        self._given = given
+        self._decimal, self._point = given["decimal"]  # as it is written, and as it is said
         self._tables: dict[str, dict[str, str]] = {
             name: {str(key): said for key, said in table.items()} for name, table in given["tables"].items()
         }
@@ -175,7 +176,8 @@ class Readings:
 
         def fill(blank: re.Match[str]) -> str:
             """The group in the way that README.md of the folder names: a number, a table or forms to choose from."""
-            written, kind = match[first + int(blank[1])] or "", blank[2]
+            written = match[first + int(blank[1])] or ""
+            kind = blank[2]
             if kind is None:
                 return written
             if "|" in kind:
@@ -191,7 +193,8 @@ class Readings:
 
     def _form(self, forms: str, number: Decimal) -> str:
         """The form of a noun that is counted."""
-        known, plural = forms.split("|"), self._given.get("plural")
+        known = forms.split("|")
+        plural = self._given.get("plural")
         if len(known) == 1:
             return known[0]
         if plural == "ru":

@@ -93,7 +93,11 @@ class LiveSplit:
     def restart(self) -> None:
         """A segment has ended with the text so far."""
         rest = self._text[self._given :]
-        self._text, self._given, self._positions, self._space, self._looked = "", 0, [0], 0, 0
+        self._text = ""
+        self._given = 0
+        self._positions = [0]
+        self._space = 0
+        self._looked = 0
         self._add(rest)
 
     def _add(self, text: str) -> None:
@@ -115,7 +119,8 @@ class LiveSplit:
 
     def _end(self) -> int:
         """Where the segment ends, 0 as long as it may go on."""
-        text, (middle, late, limit) = self._text, map(self._reached, (2, 3, 4))
+        text = self._text
+        middle, late, limit = map(self._reached, (2, 3, 4))
         self._sure = len(text)
         if middle >= len(text) - 1:
             return 0

@@ -151,7 +151,8 @@ class TextReader:
     """Reads a text that comes in parts: wherever it is cut, the same is spoken."""
 
     def __init__(self, rules: TextRules) -> None:
-        self._rules, self._markup = rules, _new_markup(rules)
+        self._rules = rules
+        self._markup = _new_markup(rules)
         self._begin()
 
     @property

@@ -102,7 +102,7 @@ def test_a_room_of_another_size_is_found(tmp_path: Path, printed: str, is_true: 
 
 def test_a_generator_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert house.generators(ROOT)
-    monkeypatch.setattr(house, "GENERATORS", (("serve_app/api/answers/response.py", "Gone.body"),))
+    monkeypatch.setattr(house, "GENERATORS", (("serve_app/api/responses/speech_response.py", "Gone.body"),))
     with pytest.raises(LookupError, match=r"Gone\.body"):
         house.generators(ROOT)
 

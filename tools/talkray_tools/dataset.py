@@ -19,8 +19,7 @@ import typer
 from rich.console import Console
 
 from deployments.errors import InvalidRequest, TalkrayError
-from serve_app.cli.say import RefusedError, first_voice
-from serve_app.cli.voice_commands import running_server
+from serve_app.cli.say import RefusedError, first_voice, running_server
 from talkray_tools.arguments import run_command
 from talkray_tools.job_client import PartFolder, PartList, fetch
 from talkray_tools.job_progress import JobLine, length, stopped

@@ -15,6 +15,7 @@ from serve_app.api.access.keys import KEY_PREFIX, KeyRecord, Keys
 from serve_app.api.bodies.uploads import Upload, Uploads
 from serve_app.api.context import state_of
 from serve_app.api.errors import POLICY_VIOLATION, TRY_AGAIN_LATER, Forbidden, HeadersTooLarge, close_reason, translate
+from serve_app.api.headers import FORWARDED_FOR_HEADER
 from serve_app.api.web_pages import PATHS
 from serve_app.config import ApiSettings
 from serve_app.voices.record import EVERYBODY, STRANGER, VISITOR, Visitor
@@ -31,7 +32,6 @@ MAX_HEADER_BYTES = 16 << 10  # all header lines together; HAProxy refuses more t
 _SCHEMES = ("bearer", "token")
 # A browser cannot set the headers of a WebSocket: there, a key may stand in the query or among the subprotocols.
 _KEY_PARAMETERS = ("api_key", "token")
-_KEY_PROTOCOL = "openai-insecure-api-key."
 
 _CLIENT_BITS = 64  # of an IPv6 address, that are one client's
 
@@ -43,9 +43,14 @@ class Door:
     while it is open; its handler counts each utterance as a request.
     """
 
-    def __init__(self, app: ASGIApp, *, settings: ApiSettings, key_headers: Sequence[str]) -> None:
-        """A key may stand in one of `key_headers` instead of `Authorization`."""
-        self._app, self._key_headers = app, key_headers
+    def __init__(
+        self, app: ASGIApp, *, settings: ApiSettings, key_headers: Sequence[str], key_protocols: Sequence[str]
+    ) -> None:
+        """A key may stand in one of `key_headers` instead of `Authorization`, and of a WebSocket in a subprotocol,
+        alone or behind one of `key_protocols`.
+        """
+        self._app = app
+        self._key_headers, self._key_protocols = key_headers, key_protocols
         self._access, self._admission = settings.access, settings.admission
         self._keys = Keys(settings.access.keys_file) if settings.access.keys_file else None
         self._of_keys = Meters("key", "This API key")
@@ -66,14 +71,14 @@ class Door:
                     caller.request()
                     streams.enter_context(caller.stream())
             except TalkrayError as error:
-                await _refuse(error, scope, receive, send)
+                await self._refuse(error, scope, receive, send)
                 return
             upload = Upload(self._uploads, caller.name)
             streams.callback(upload.release)
             state = state_of(scope)
             state.caller, state.upload = caller, upload
             VISITOR.set(caller.visitor)
-            await self._app(scope, receive, _naming_a_protocol(scope, send))
+            await self._app(scope, receive, self._naming_a_protocol(scope, send))
 
     def _admit(self, scope: Scope) -> Caller:
         headers = Headers(scope=scope)
@@ -82,12 +87,14 @@ class Door:
         _check_size(scope)
         self._check_host(headers.get("host"))
         self._check_origin(headers.get("origin"), headers.get("host"))
-        client, admission = one_client(address), self._admission
+        client = one_client(address)
+        admission = self._admission
         per_minute, most = admission.client_requests_per_minute, admission.client_streams
         meter = self._of_addresses.of(client, per_minute, max_streams=most)
         if self._keys is None:
             return Caller(f"address {client}", meter, visitor=EVERYBODY)
-        keys, key = self._keys, next(_offered_keys(scope, self._key_headers), None)
+        keys = self._keys
+        key = next(self._offered_keys(scope), None)
         if scope["path"] in EXEMPT and scope.get("method") in _READING and not keys.has(key):
             return Caller(f"address {client}", meter, visitor=STRANGER)
         record = keys.find(key)
@@ -98,6 +105,55 @@ class Door:
 
         visitor = Visitor(record.name, record.admin)
         return Caller(f"key {record.id}", meter, self._meter_of(record), visitor=visitor, check=check)
+
+    def _offered_keys(self, scope: Scope) -> Iterator[str]:
+        """What the request offers as its key, wherever one of the APIs puts it; the first one counts."""
+        headers = Headers(scope=scope)
+        scheme, _, credentials = headers.get("authorization", "").partition(" ")
+        if scheme.lower() in _SCHEMES:
+            yield credentials.strip()
+        yield from (headers[name] for name in self._key_headers if name in headers)
+        if scope["type"] == "websocket":
+            query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+            yield from (query[name] for name in _KEY_PARAMETERS if name in query)
+            for protocol in filter(self._has_key, scope["subprotocols"]):
+                prefix = next((each for each in self._key_protocols if protocol.startswith(each)), "")
+                yield protocol.removeprefix(prefix)
+
+    def _has_key(self, protocol: str) -> bool:
+        return protocol.startswith((*self._key_protocols, KEY_PREFIX))
+
+    def _naming_a_protocol(self, scope: Scope, send: Send) -> Send:
+        """Browsers drop a WebSocket that offered subprotocols and was accepted without one: name one that is no key.
+        Behind the name of a scheme, as in `token, KEY`, stands a key, also one of another service: this one may ask for
+        none.
+        """
+        offered = scope["subprotocols"] if scope["type"] == "websocket" else []
+        named = next((protocol for protocol in offered if not self._has_key(protocol)), None)
+        has_scheme = len(offered) > 1 and offered[0].lower() in _SCHEMES
+        if named is None or not (has_scheme or any(map(self._has_key, offered))):
+            return send
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "websocket.accept" and message.get("subprotocol") is None:
+                message = {**message, "subprotocol": named}
+            await send(message)
+
+        return send_named
+
+    async def _refuse(self, error: TalkrayError, scope: Scope, receive: Receive, send: Send) -> None:
+        """Over HTTP its reply. A WebSocket too many is accepted and closed: a handshake that fails says no reason."""
+        reply = translate(error)
+        state_of(scope).record.error = reply.code
+        if not isinstance(error, Overloaded):  # its meter has counted that one
+            metrics.refused(reply.code)
+        if isinstance(error, Overloaded) and scope["type"] == "websocket":
+            await self._naming_a_protocol(scope, send)({"type": "websocket.accept"})
+            await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": close_reason(error)})
+        elif scope["type"] == "http" or "websocket.http.response" in scope.get("extensions", {}):
+            await reply.response()(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": reply.code})
 
     def _meter_of(self, record: KeyRecord) -> Meter:
         return self._of_keys.of(record.id, record.requests_per_minute, max_streams=record.max_streams)
@@ -128,7 +184,7 @@ def client_address(scope: Scope, *, trusted_proxies: int) -> str:
     peer: str = (scope.get("client") or ("unknown", 0))[0]
     if not trusted_proxies:
         return peer
-    seen = [part.strip() for line in Headers(scope=scope).getlist("x-forwarded-for") for part in line.split(",")]
+    seen = [part.strip() for line in Headers(scope=scope).getlist(FORWARDED_FOR_HEADER) for part in line.split(",")]
     return seen[-trusted_proxies] if len(seen) >= trusted_proxies else peer
 
 
@@ -145,59 +201,9 @@ def one_client(address: str) -> str:
     return str(ipaddress.IPv6Network((int(parsed), _CLIENT_BITS), strict=False))
 
 
-def _offered_keys(scope: Scope, key_headers: Sequence[str]) -> Iterator[str]:
-    """What the request offers as its key, wherever one of the APIs puts it; the first one counts."""
-    headers = Headers(scope=scope)
-    scheme, _, credentials = headers.get("authorization", "").partition(" ")
-    if scheme.lower() in _SCHEMES:
-        yield credentials.strip()
-    yield from (headers[name] for name in key_headers if name in headers)
-    if scope["type"] == "websocket":
-        query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
-        yield from (query[name] for name in _KEY_PARAMETERS if name in query)
-        yield from (protocol.removeprefix(_KEY_PROTOCOL) for protocol in scope["subprotocols"] if _is_key(protocol))
-
-
-def _is_key(protocol: str) -> bool:
-    return protocol.startswith((_KEY_PROTOCOL, KEY_PREFIX))
-
-
 def _host_name(host: str) -> str | None:
     """Without its port, and without the dot that may end a full name."""
     try:
         return (urlsplit(f"//{host}").hostname or "").removesuffix(".")
     except ValueError:
         return None
-
-
-def _naming_a_protocol(scope: Scope, send: Send) -> Send:
-    """Browsers drop a WebSocket that offered subprotocols and was accepted without one: name one that is no key. Behind
-    the name of a scheme, as in `token, KEY`, stands a key, also one of another service: this one may ask for none.
-    """
-    offered = scope["subprotocols"] if scope["type"] == "websocket" else []
-    named = next((protocol for protocol in offered if not _is_key(protocol)), None)
-    has_scheme = len(offered) > 1 and offered[0].lower() in _SCHEMES
-    if named is None or not (has_scheme or any(map(_is_key, offered))):
-        return send
-
-    async def send_named(message: Message) -> None:
-        if message["type"] == "websocket.accept" and message.get("subprotocol") is None:
-            message = {**message, "subprotocol": named}
-        await send(message)
-
-    return send_named
-
-
-async def _refuse(error: TalkrayError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Over HTTP its reply. A WebSocket too many is accepted and closed: a handshake that fails says no reason."""
-    reply = translate(error)
-    state_of(scope).record.error = reply.code
-    if not isinstance(error, Overloaded):  # its meter has counted that one
-        metrics.refused(reply.code)
-    if isinstance(error, Overloaded) and scope["type"] == "websocket":
-        await _naming_a_protocol(scope, send)({"type": "websocket.accept"})
-        await send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": close_reason(error)})
-    elif scope["type"] == "http" or "websocket.http.response" in scope.get("extensions", {}):
-        await reply.response()(scope, receive, send)
-    else:
-        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": reply.code})

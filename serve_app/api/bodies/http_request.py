@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 
 from starlette.requests import Request
-from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from serve_app.api.bodies.client_json import MAX_BODY_BYTES, parse_object
 from serve_app.api.context import state_of
-from serve_app.api.errors import BodyTooSlow, translate
+from serve_app.api.errors import BodyTooSlow
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 
@@ -26,7 +25,8 @@ def idempotency_key(request: Request) -> str | None:
 
 async def read_body(request: Request) -> bytes:
     """The body, given up as soon as it is too large or too slow, whatever its Content-Length says."""
-    body, upload = bytearray(), state_of(request).upload
+    body = bytearray()
+    upload = state_of(request).upload
     try:
         async with upload.arriving(BODY_TIMEOUT_S):
             async for part in request.stream():
@@ -51,16 +51,6 @@ async def read_speech(request: Request, service: SpeechService) -> dict[str, obj
     content = await read_body(request)
     service.models.check_room(state_of(request).caller.name)
     return parse_object(content)
-
-
-async def refuse_handshake(socket: WebSocket, error: Exception, *, reason_header: str | None = None) -> None:
-    """Answers the handshake of a WebSocket with a status; `reason_header` says why, for clients that show a header."""
-    reply = translate(error)
-    state_of(socket).record.error = reply.code
-    response = reply.response()
-    if reason_header is not None:
-        response.headers[reason_header] = reply.message.encode("ascii", "replace").decode().replace("\n", " ")
-    await socket.send_denial_response(response)
 
 
 def text_of(fields: Mapping[str, object], name: str = "text") -> str:

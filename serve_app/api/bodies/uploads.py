@@ -81,7 +81,8 @@ class Upload:
         """`caller` is the name of its sender."""
         self.caller = caller
         self.is_stalled = False  # whether it was ended because it stalled
-        self._uploads, self._is_large = uploads, False
+        self._uploads = uploads
+        self._is_large = False
         self._pace = Pace()
         self._limit: asyncio.Timeout | None = None
 
@@ -100,7 +101,8 @@ class Upload:
         if self._is_large or num_bytes <= _SMALL_BYTES:
             return
         await self._uploads.claim(self)
-        self._is_large, self._pace = True, Pace()
+        self._is_large = True
+        self._pace = Pace()
 
     def end_if_stalled(self) -> None:
         if self._limit is not None and not self.is_stalled and self._pace.is_stalled:

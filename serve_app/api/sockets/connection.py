@@ -16,7 +16,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge, TalkrayError
 from serve_app.api.bodies.client_json import MAX_BODY_BYTES, parse_object
-from serve_app.api.bodies.http_request import refuse_handshake
 from serve_app.api.context import state_of
 from serve_app.api.errors import (
     INTERNAL,
@@ -27,10 +26,10 @@ from serve_app.api.errors import (
     close_reason,
     translate,
 )
+from serve_app.api.requests import ignored_fields
+from serve_app.api.requests.speech_request import SpeechRequest, disclosure
 from serve_app.api.sockets.session import Done, Event, Failed, Session
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.wish import Wish, disclosure
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +65,8 @@ class Connection(ABC):
         self._conversation: Session | None = None
         self._sessions: set[Session] = set()
         self._leaving: asyncio.Task[None] | None = None
-        self._is_ending, self._ended = False, asyncio.Event()
+        self._is_ending = False
+        self._ended = asyncio.Event()
         self._active_s = asyncio.get_running_loop().time()  # when either side sent something last
 
     @classmethod
@@ -281,27 +281,27 @@ class Connection(ABC):
             await self.end_for(error)
 
 
-class WishedConnection(Connection):
-    """A connection whose handshake carries the wish. A bad wish refuses the handshake."""
+class HandshakeConnection(Connection):
+    """A connection whose handshake carries the request, but for the text. A bad request refuses the handshake."""
 
     reason_header: ClassVar[str | None] = None  # the header in which a refusal says why
-    wish: Wish  # set after the handshake
+    speech: SpeechRequest  # set after the handshake
 
     @classmethod
     @abstractmethod
-    async def wished(cls, socket: WebSocket, service: SpeechService) -> Wish:
+    async def speech_request(cls, socket: WebSocket, service: SpeechService) -> SpeechRequest:
         """Raises InvalidRequest."""
 
     @classmethod
     async def run(cls, socket: WebSocket, service: SpeechService) -> None:
         try:
-            wish = await cls.wished(socket, service)
+            speech = await cls.speech_request(socket, service)
         except TalkrayError as error:
             await refuse_handshake(socket, error, reason_header=cls.reason_header)
         else:
             connection = cls(socket, service)
-            connection.wish = wish
-            await connection.serve(wish.headers())
+            connection.speech = speech
+            await connection.serve(speech.headers())
 
 
 class ContextConnection(Connection):
@@ -311,7 +311,7 @@ class ContextConnection(Connection):
         super().__init__(socket, service)
         self._contexts: dict[str, tuple[Session, asyncio.Task[None]]] = {}
         self.untold: dict[str, ignored_fields.Reasons] = {}  # by context: what its next message will say
-        self._takes: dict[str, str] = {}  # by context: `Wish.voice_take`, which its next message will say
+        self._takes: dict[str, str] = {}  # by context: `SpeechRequest.voice_take`, which its next message will say
 
     @abstractmethod
     async def say_in(self, name: str, event: Event) -> None:
@@ -334,7 +334,7 @@ class ContextConnection(Connection):
         session = self._contexts[name][0] if name in self._contexts else None
         return None if session is None or session.has_ended else session
 
-    async def open(self, name: str, wish: Wish) -> Session:
+    async def open(self, name: str, speech: SpeechRequest) -> Session:
         """Open a context. Raises InvalidRequest where MAX_CONTEXTS are open."""
         if name in self._contexts:  # an earlier one of this name has ended, and its last events are being sent
             _, ending = self._contexts[name]
@@ -343,9 +343,9 @@ class ContextConnection(Connection):
         if len(self._contexts) >= MAX_CONTEXTS:
             message = f"{MAX_CONTEXTS} contexts are open; close one before you open another."
             raise InvalidRequest(message, "context_id", "too_many_contexts")
-        session = self.service.session(self.socket, wish, request_id=f"{self.request_id}-{name[:40]}")
-        if wish.voice_take is not None:
-            self._takes[name] = wish.voice_take
+        session = self.service.session(self.socket, speech, request_id=f"{self.request_id}-{name[:40]}")
+        if speech.voice_take is not None:
+            self._takes[name] = speech.voice_take
         task = self.start(self._speak(name, session, is_first=not self._contexts))
         self._contexts[name] = session, task
         task.add_done_callback(lambda done: self._remove(name, done))
@@ -380,6 +380,16 @@ class ContextConnection(Connection):
             del self._contexts[name]
             self._takes.pop(name, None)
             self.untold.pop(name, None)
+
+
+async def refuse_handshake(socket: WebSocket, error: Exception, *, reason_header: str | None = None) -> None:
+    """Answers the handshake of a WebSocket with a status; `reason_header` says why, for clients that show a header."""
+    reply = translate(error)
+    state_of(socket).record.error = reply.code
+    response = reply.response()
+    if reason_header is not None:
+        response.headers[reason_header] = reply.message.encode("ascii", "replace").decode().replace("\n", " ")
+    await socket.send_denial_response(response)
 
 
 def unknown_type(*valid: str) -> InvalidRequest:

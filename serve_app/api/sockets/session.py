@@ -13,14 +13,12 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, PcmChunk
 from serve_app.api.context import RequestState
 from serve_app.api.errors import translate
-from serve_app.api.request_log import RequestRecord, Usage, start_marks
-from serve_app.api.wishes.build_request import build_request
-from serve_app.api.wishes.speech_body import SpeechBody, check_length
-from serve_app.api.wishes.wish import Wish, stored_voice
-from serve_app.config import ApiSettings
+from serve_app.api.records.request_log import RequestRecord, Usage, start_marks
+from serve_app.api.requests.build_utterance import build_utterance
+from serve_app.api.requests.speech_body import SpeechBody, check_length
+from serve_app.api.requests.speech_request import Offer, SpeechRequest, stored_voice
 from serve_app.speech.joints import Continuation
 from serve_app.speech.live_text import LiveText, LiveTexts
-from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.speech.segments import UtteranceRequest
 from serve_app.speech.synthesizer import silence
 from serve_app.speech.word_times import Spoken, Word, WordTimes
@@ -33,7 +31,6 @@ from serve_app.text.characters import (
     without_halves,
 )
 from serve_app.text.spoken_text import SpokenText, read
-from serve_app.voices.library import Voices
 
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
 MAX_AUDIO_BYTES = 4096  # in one event
@@ -181,27 +178,27 @@ class Session:
 
     def __init__(
         self,
-        models: ModelAdmissions,
-        settings: ApiSettings,
-        wish: Wish,
+        offer: Offer,
+        speech: SpeechRequest,
         *,
         asker: RequestState,
         request_id: str,
-        voices: Voices,
         continuation: Continuation,
         live_texts: LiveTexts | None = None,
     ) -> None:
-        """`wish` is everything but the text. With `live_texts` a turn is spoken while it is written, else when it is
+        """`speech`: everything but the text. With `live_texts` a turn is spoken while it is written, else when it is
         complete. Turns have `request_id` with their number after it, that of a session without `live_texts` the bare
         one. `continuation`: what its turns go on from.
         """
-        self._models, self._settings, self._voices, self._wish = models, settings, voices, wish
-        self._info, self._body, self._delivery, self._rules = wish.info, wish.body, wish.delivery, wish.spoken.rules
+        self._offer, self._speech = offer, speech
+        self._info, self._delivery, self._rules = speech.info, speech.delivery, speech.spoken.rules
+        self._body = speech.body  # with the speed of turns that have not begun
         self._asker, self._request_id = asker, request_id
         self._continuation, self._live_texts = continuation, live_texts
         self._turns: deque[Turn] = deque()  # the one that is spoken first
         self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
-        self._num_turns, self._is_closed = 0, False
+        self._num_turns = 0
+        self._is_closed = False  # no more text comes
         self.has_ended = False  # nothing that is written now will be spoken
         self._changed = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue(_MOST_UNSENT)
@@ -355,11 +352,11 @@ class Session:
     async def _chunks(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
         """The turn's audio, which is a moment of silence where its text has nothing to speak."""
         has_spoken = False
-        is_there = turn.is_complete and len(turn.text) <= self._settings.max_input_chars
+        is_there = turn.is_complete and len(turn.text) <= self._offer.settings.max_input_chars
         texts = None if is_there else self._live_texts
         async with self._whole(turn) if texts is None else self._live(turn, texts) as request:
             if request is not None:
-                async with aclosing(self._models.of(request).speak(request, self._info)) as chunks:
+                async with aclosing(self._offer.models.of(request).speak(request, self._info)) as chunks:
                     async for chunk in chunks:
                         has_spoken = has_spoken or bool(chunk.pcm)
                         yield chunk
@@ -373,7 +370,7 @@ class Session:
             turn.changed.clear()
             await turn.changed.wait()
         text = turn.take()
-        check_length("input", text, self._settings)  # before the text is read, which takes as long as the text is
+        check_length("input", text, self._offer.settings)  # before the text is read, which takes as long as the text is
         spoken = read(text, self._rules, field="text")
         if self._live_texts is not None and not is_speakable(spoken.text):
             yield None  # a conversation treats no text as an error
@@ -400,12 +397,12 @@ class Session:
     ) -> UtteranceRequest:
         self._asker.caller.request()
         who = {"request_id": turn.record.request_id, "client": self._asker.caller.name}
-        # A turn may come an hour after the wish: by then its voice may have another version, or be gone.
-        stored = await stored_voice(body, self._info, self._voices)
-        wish = replace(self._wish, body=body, spoken=spoken, stored=stored)
-        request = await build_request(wish, self._settings, self._voices, live=live, **who)
+        # A turn may come an hour after the request: by then its voice may have another version, or be gone.
+        stored = await stored_voice(body, self._info, self._offer.voices)
+        speech = replace(self._speech, body=body, spoken=spoken, stored=stored)
+        request = await build_utterance(self._offer, speech, live=live, **who)
         turn.record.note_speech(request, self._info, stored, speed=body.speed)
-        return start_marks(request, turn.record.received_ns) if self._settings.records.stages else request
+        return start_marks(request, turn.record.received_ns) if self._offer.settings.records.stages else request
 
     def _follow(self, turn: Turn, text: LiveText | SpokenText) -> None:
         if self._body.word_timestamps:

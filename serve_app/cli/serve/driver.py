@@ -31,7 +31,8 @@ class SupervisorLink:
     """The process that started this one, at the other end of two pipes."""
 
     def __init__(self, events: TextIO) -> None:
-        self._events, self._lock = events, threading.Lock()
+        self._events = events
+        self._lock = threading.Lock()
 
     def say(self, kind: str, text: str) -> None:
         """Pass an event on, as long as the supervisor is there."""
@@ -65,7 +66,8 @@ def watch(supervisor: SupervisorLink) -> None:
 def main() -> None:
     """Start, then stay until the supervisor kills this process or ends itself."""
     order: dict[str, Any] = json.loads(sys.stdin.readline())
-    folder, address = RunFolder(Path(order["folder"])), Address(order["host"], order["port"])
+    folder = RunFolder(Path(order["folder"]))
+    address = Address(order["host"], order["port"])
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as events:  # its end says that ours has come, of a traceback too
         ray_settings.apply_local()  # before anybody imports Ray
         os.dup2(2, 1)  # whatever a library prints is no event

@@ -181,7 +181,8 @@ def roll_out(config: AppConfig, report: Report, *, check: Callable[[], None] = l
 
     target = serve.RunTarget(build_app(config), name=APP_NAME, route_prefix="/")
     serve.run_many([target], wait_for_applications_running=False)
-    started_s, last = time.monotonic(), ""
+    started_s = time.monotonic()
+    last = ""
     while (application := serve.status().applications[APP_NAME]).status != "RUNNING":
         if failures := _failures(application):
             raise StartError("\n".join(failures))

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 from deployments.errors import StartError, TalkrayError
-from serve_app.api import request_log
-from serve_app.api.request_log import Entry
+from serve_app.api.records import request_log
+from serve_app.api.records.request_log import Entry
 from serve_app.cli.serve import run_folder
 from serve_app.cli.serve.local_server import Address, Report
 from serve_app.cli.serve.run_folder import RunFolder

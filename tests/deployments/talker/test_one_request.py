@@ -15,8 +15,8 @@ from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, ModelI
 from deployments.serving.failover import with_failover
 from deployments.serving.frames import TalkerAudio
 from deployments.talker.engine.engine import Engine
+from serve_app.api.requests.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService
-from serve_app.api.wishes.wish import Wish
 from serve_app.config import ApiSettings, RecordSettings, VoiceSettings
 from serve_app.speech.admission import Admission
 from serve_app.speech.segments import UtteranceRequest
@@ -33,20 +33,20 @@ async def test_a_request_has_the_forms_of_the_document(
     tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = {name.strip("`"): values for name, values in ROW.findall(PAGE.read_text(encoding="utf-8"))}
-    wish, utterance, asked = await forms_at_the_ingress(shown["JSON"], tmp_path, monkeypatch)
+    speech, utterance, asked = await forms_at_the_ingress(shown["JSON"], tmp_path, monkeypatch)
     generate = await form_for_a_talker(asked)
     sequence = engine.intake.prepare(1, generate)
     assert sequence is not None, "a text that is whole is a sequence at once"
-    body = {name: value for name, value in wish.body if value != type(wish.body).model_fields[name].default}
+    body = {name: value for name, value in speech.body if value != type(speech.body).model_fields[name].default}
     assert shown == {
         "JSON": json.dumps(json.loads(shown["JSON"])),
         "SpeechBody": listed(body),
-        "Wish": listed(
+        "SpeechRequest": listed(
             {
-                "info.name": wish.info.name,
-                **told(wish.delivery, "delivery."),
-                "spoken.text": wish.spoken.text,
-                "ignored": wish.ignored,
+                "info.name": speech.info.name,
+                **told(speech.delivery, "delivery."),
+                "spoken.text": speech.spoken.text,
+                "ignored": speech.ignored,
             }
         ),
         "UtteranceRequest": listed(
@@ -67,18 +67,18 @@ async def test_a_request_has_the_forms_of_the_document(
 
 async def forms_at_the_ingress(
     sent: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Wish, UtteranceRequest, SynthesisRequest]:
+) -> tuple[SpeechRequest, UtteranceRequest, SynthesisRequest]:
     """What the API makes of a JSON body."""
-    wishes, respond = list[Wish](), SpeechService.respond
+    speeches, respond = list[SpeechRequest](), SpeechService.respond
     utterances, speak = list[UtteranceRequest](), Admission.speak
 
     def speaking(admission: Admission, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         utterances.append(utterance)
         return speak(admission, utterance, info)
 
-    async def noting(service: SpeechService, request: object, wish: Wish) -> object:
-        wishes.append(wish)
-        return await respond(service, request, wish)  # type: ignore[arg-type]
+    async def noting(service: SpeechService, request: object, speech: SpeechRequest) -> object:
+        speeches.append(speech)
+        return await respond(service, request, speech)  # type: ignore[arg-type]
 
     monkeypatch.setattr(SpeechService, "respond", noting)
     monkeypatch.setattr(Admission, "speak", speaking)
@@ -88,7 +88,7 @@ async def forms_at_the_ingress(
     async with AsyncClient(transport=ASGITransport(api), base_url="http://127.0.0.1") as client:
         answer = await client.post("/v1/audio/speech", content=sent, headers={"X-Request-ID": "one"})
     assert answer.status_code == 200
-    return wishes[0], utterances[0], synthesizer.requests[0]
+    return speeches[0], utterances[0], synthesizer.requests[0]
 
 
 async def form_for_a_talker(request: SynthesisRequest) -> GenerateRequest:

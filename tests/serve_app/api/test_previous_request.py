@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason
 from serve_app.api.access.keys import create_key
-from serve_app.api.answers import response
+from serve_app.api.responses import speech_response
 from serve_app.config import AccessSettings, ApiSettings, TextSettings
 from tests.serve_app import asgi
 from tests.serve_app.dialects.client import talking
@@ -66,7 +66,7 @@ async def test_a_whole_answer_that_is_made_again_keeps_its_tail(
     synthesizer = FakeSynthesizer(script=utterance(12))
     api = surface(synthesizer)
     first = await post(api)
-    collected, num_bodies = response.collected, 0
+    collected, num_bodies = speech_response.collected, 0
 
     async def counted(*asked: Any, **beside: int) -> bytes:
         nonlocal num_bodies
@@ -76,7 +76,7 @@ async def test_a_whole_answer_that_is_made_again_keeps_its_tail(
             raise Overloaded("no room for a second draw", 1.0)
         return content
 
-    monkeypatch.setattr(response, "collected", counted)
+    monkeypatch.setattr(speech_response, "collected", counted)
     synthesizer.script = [*utterance(12)[:3], chunk(b"", frames=0, finish_reason=FinishReason.EARLY)]
     second = await post(api, previous_request_id=first.headers["x-request-id"], stream=False)
     third = await post(api, previous_request_id=second.headers["x-request-id"])

@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 import soundfile
 
-from serve_app.api.wishes.wish import RAW
-from serve_app.audio.formats import AudioFormat, CompressedEncoder, Filter, RawEncoder, Rendering, factors, open_encoder
+from serve_app.api.requests.speech_request import RAW
+from serve_app.audio.formats import (
+    AudioForm,
+    AudioFormat,
+    CompressedEncoder,
+    Filter,
+    RawEncoder,
+    Rendering,
+    factors,
+    open_encoder,
+)
 from tests.serve_app.fake import CUSTOM_VOICE, tone
 
 pytestmark = pytest.mark.anyio
@@ -61,7 +70,7 @@ def test_soundfile_reads_the_stream(audio_format: AudioFormat) -> None:
 @pytest.mark.parametrize("audio_format", [AudioFormat.FLAC, AudioFormat.WAV])
 async def test_soundfile_reads_a_whole_body_sample_by_sample(audio_format: AudioFormat) -> None:
     pcm = tone(RATE + 777)
-    rendering = Rendering(audio_format, RATE, FRAME, whole=True)
+    rendering = Rendering(AudioForm(audio_format, whole=True), RATE, FRAME)
     body = await rendering.feed(pcm) + await rendering.close()
     assert soundfile.info(io.BytesIO(body)).frames == RATE + 777
     samples, _ = soundfile.read(io.BytesIO(body), dtype="int16")
@@ -188,7 +197,7 @@ def test_another_rate_is_the_same_tone(rate: int) -> None:
 
 
 async def test_a_rendering_that_is_drained_goes_on_afresh() -> None:
-    rendering = Rendering(AudioFormat.PCM, RATE, FRAME, speed=2.0, output_rate=8000)
+    rendering = Rendering(AudioForm(AudioFormat.PCM, speed=2.0, sample_rate=8000), RATE, FRAME)
     turns = [await rendering.feed(tone(RATE)) + await rendering.drain() for _ in range(2)]
     assert turns[0] == turns[1]
     assert len(turns[0]) / 2 == pytest.approx(4000, abs=80)

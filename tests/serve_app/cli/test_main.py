@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from deployments.errors import StartError, TalkrayError
-from serve_app.api import request_log
 from serve_app.api.access.keys import Keys
 from serve_app.api.errors import Unauthorized
+from serve_app.api.records import request_log
 from serve_app.cli import main as module
 from serve_app.cli import ray_settings
 from serve_app.cli.doctor import Finding

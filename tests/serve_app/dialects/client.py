@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from serve_app.config import ApiSettings
+from serve_app.dialects import DIALECTS
 from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
 from tests.serve_app import asgi
@@ -14,6 +15,7 @@ from tests.serve_app.fake import FakeSynthesizer
 from tests.serve_app.one_model import one_api
 
 Json = dict[str, Any]
+AUDIO_FIELDS = {dialect.sample.audio_field for dialect in DIALECTS if dialect.sample is not None} - {""}
 
 
 @asynccontextmanager
@@ -83,7 +85,7 @@ class Client:
 
 def audio_in(message: Json) -> bytes:
     """The audio that a JSON message carries."""
-    encoded = next((message[name] for name in ("audio", "delta", "data") if isinstance(message.get(name), str)), "")
+    encoded = next((message[name] for name in AUDIO_FIELDS if isinstance(message.get(name), str)), "")
     return base64.b64decode(encoded)
 
 

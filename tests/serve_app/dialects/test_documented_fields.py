@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from deployments.protocol import SAMPLING_DEFAULTS, ModelInfo
-from serve_app.api.wishes import build_request as speech_request
+from serve_app.api.requests import build_utterance as speech_request
 from serve_app.config import ApiSettings
 from serve_app.speech.live_text import LiveTexts
 from tests.serve_app import asgi

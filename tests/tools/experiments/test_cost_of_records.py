@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.api.record_keeper import RecordSink
+from serve_app.api.records.record_keeper import RecordSink
 from serve_app.config import RecordSettings
 from tools.experiments.cost_of_records import Switch, SwitchedKeeper, SwitchedRecords, check_kept, verdict
 

@@ -12,7 +12,9 @@ from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api.access.callers import Caller
 from serve_app.api.context import RequestState
-from serve_app.api.request_log import RequestRecord
+from serve_app.api.records.request_log import RequestRecord
+from serve_app.api.requests.speech_body import SpeechBody
+from serve_app.api.requests.speech_request import Delivery, Offer, SpeechRequest
 from serve_app.api.sockets.session import (
     MAX_UNSPOKEN_CHARS,
     Audio,
@@ -24,8 +26,6 @@ from serve_app.api.sockets.session import (
     Started,
     Words,
 )
-from serve_app.api.wishes.speech_body import SpeechBody
-from serve_app.api.wishes.wish import Delivery, Wish
 from serve_app.audio.formats import AudioFormat
 from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.speech.joints import Continuation, Tails
@@ -64,12 +64,16 @@ async def open_session(
     texts, asker = LiveTexts(), RequestState(RequestRecord("talk", 0))
     asker.caller = Caller("test", visitor=STRANGER)
     session = Session(
-        SimpleNamespace(of=lambda utterance: SimpleNamespace(speak=speak)),
-        ApiSettings(),
-        Wish(info, body, delivery or Delivery(AudioFormat.PCM), {}, read("", TextRules(spoken_form=info.spoken_form))),
+        Offer(
+            SimpleNamespace(of=lambda utterance: SimpleNamespace(speak=speak)),
+            ApiSettings(),
+            Voices(None, VoiceSettings()),
+        ),
+        SpeechRequest(
+            info, body, delivery or Delivery(AudioFormat.PCM), {}, read("", TextRules(spoken_form=info.spoken_form))
+        ),
         asker=asker,
         request_id="talk",
-        voices=Voices(None, VoiceSettings()),
         continuation=Continuation(Tails(), joins=False),
         live_texts=texts,
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve_app.api.wishes.field_names import in_our_spelling
+from serve_app.api.requests.speech_body import in_our_spelling
 
 
 @pytest.mark.parametrize(

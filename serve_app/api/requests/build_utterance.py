@@ -1,12 +1,12 @@
-"""From a client's wish to an utterance, checked against the loaded model."""
+"""From a `SpeechRequest` to an utterance, checked against the loaded model."""
 
 import asyncio
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo, ModelKind, Reference, SynthesisRequest
 from serve_app.api import catalogue
-from serve_app.api.wishes.speech_body import SpeechBody, check_length
-from serve_app.api.wishes.wish import Wish
+from serve_app.api.requests.speech_body import SpeechBody, check_length
+from serve_app.api.requests.speech_request import Offer, SpeechRequest
 from serve_app.audio.recordings import read_aside
 from serve_app.audio.reference_doctor import decode_prepared
 from serve_app.config import ApiSettings
@@ -22,24 +22,24 @@ from serve_app.voices.record import StoredVoice
 _MOST_GROWTH = 2
 
 
-async def build_request(
-    wish: Wish,
-    settings: ApiSettings,
-    voices: Voices,
+async def build_utterance(
+    offer: Offer,
+    speech: SpeechRequest,
     *,
     request_id: str,
     client: str,
     live: bool = False,
 ) -> UtteranceRequest:
-    """One utterance for the model that was chosen for the wish. Raises InvalidRequest that names the field.
+    """One utterance for the model that was chosen for the request. Raises InvalidRequest that names the field.
 
     A `live` request has no text yet. The text of others may have nothing to speak, as "..." has: see `is_speakable`.
     """
-    info, spoken, stored = wish.info, wish.spoken, wish.stored
-    if wish.body.ref_audio is not None and info.kind is not ModelKind.BASE:
+    settings = offer.settings
+    info, spoken, stored = speech.info, speech.spoken, speech.stored
+    if speech.body.ref_audio is not None and info.kind is not ModelKind.BASE:
         # Before the missing `voice` is told, which would not help.
         raise InvalidRequest(f"{info.name} does not clone voices: load a Base checkpoint.", "ref_audio")
-    body = wish.body if stored is None else _with_defaults(wish.body, stored, info)
+    body = speech.body if stored is None else _with_defaults(speech.body, stored, info)
     speaker = _speaker(body, info)
     language = _language(body, info, speaker)
     of_each = language == DETECT and not live
@@ -53,7 +53,7 @@ async def build_request(
         text="" if live else _text(body, info, settings, spoken, speaker),
         language=language,
         instructions=_instructions(body, info, settings),
-        reference=await _reference(body, info, settings, stored, voices),
+        reference=await _reference(body, info, settings, stored, offer.voices),
         sampling=body.sampling,
         seed=draw_seed() if body.seed is None else body.seed,
         non_streaming_mode=body.non_streaming_mode,

@@ -8,8 +8,8 @@ import pytest
 
 from deployments.errors import InvalidRequest, ModelNotFound, NotFound
 from deployments.protocol import ModelInfo
+from serve_app.api.requests.model_choice import ModelHints, choose_model
 from serve_app.api.routes import create_api
-from serve_app.api.wishes.model_choice import ModelWish, choose_model
 from serve_app.config import AdmissionSettings, ApiSettings
 from tests.serve_app import fake
 
@@ -23,7 +23,7 @@ ALL = (CUSTOM, BASE, DESIGN)
 
 
 def chosen(models: tuple[ModelInfo, ...] = ALL, *, lenient: bool = False, **wanted: Any) -> str:
-    return choose_model(ModelWish(**wanted), models, SETTINGS, lenient=lenient).name
+    return choose_model(ModelHints(**wanted), models, SETTINGS, lenient=lenient).name
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.api import record_keeper
-from serve_app.api.record_keeper import RecordKeeper, RequestLines
-from serve_app.api.request_log import RequestRecord
+from serve_app.api.records import record_keeper
+from serve_app.api.records.record_keeper import RecordKeeper, RequestLines
+from serve_app.api.records.request_log import RequestRecord
 
 
 def record(request_id: str) -> RequestRecord:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from deployments.serving import metrics
-from serve_app.api.request_log import RequestRecord
+from serve_app.api.records.request_log import RequestRecord
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,8 @@ class RecordKeeper:
     """Hands each record to all sinks."""
 
     def __init__(self, sinks: Sequence[RecordSink]) -> None:
-        self._sinks, self._records = sinks, queue.SimpleQueue[RequestRecord]()
+        self._sinks = sinks
+        self._records = queue.SimpleQueue[RequestRecord]()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="records", daemon=True)
         self._thread.start()

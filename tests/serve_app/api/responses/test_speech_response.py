@@ -6,11 +6,11 @@ import pytest
 from starlette.types import Message
 
 from deployments.protocol import PcmChunk, SynthesisRequest, with_mark
-from serve_app.api.answers.response import SpeechResponse, Usage, audio_body, server_timing
-from serve_app.api.request_log import start_marks
-from serve_app.api.wishes.speech_body import SpeechBody
-from serve_app.api.wishes.wish import negotiate
-from serve_app.audio.formats import AudioFormat, Rendering
+from serve_app.api.records.request_log import start_marks
+from serve_app.api.requests.speech_body import SpeechBody
+from serve_app.api.requests.speech_request import negotiate
+from serve_app.api.responses.speech_response import SpeechResponse, Usage, audio_body, server_timing
+from serve_app.audio.formats import AudioForm, AudioFormat, Rendering
 from serve_app.speech.segments import UtteranceRequest
 from tests.serve_app.fake import FakeSynthesizer
 
@@ -80,7 +80,7 @@ async def test_the_header_tells_of_the_first_marks_that_came_back() -> None:
     ]
     usage, sent = Usage(tells_timing=True), list[Message]()
     body = audio_body(
-        FakeSynthesizer(script=script).synthesize(request), Rendering(AudioFormat.PCM, 24000, 1920), usage
+        FakeSynthesizer(script=script).synthesize(request), Rendering(AudioForm(AudioFormat.PCM), 24000, 1920), usage
     )
 
     async def receive() -> Message:

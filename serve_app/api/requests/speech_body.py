@@ -1,5 +1,6 @@
-"""The body of a speech request in our own fields, and the checks that need no model."""
+"""The body of a speech request: our own fields, other servers' spellings of them, the checks that need no model."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -17,13 +18,19 @@ from pydantic import (
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import Sampling
+from serve_app.api.requests.field_names import Names
 from serve_app.audio.formats import AudioFormat, OutputRate
 from serve_app.audio.reference_doctor import Preparation
 from serve_app.config import LEAST_SEGMENT_CHARS, ApiSettings
 from serve_app.text.characters import without_halves
+from serve_app.text.languages import language_name
 from serve_app.text.markup import Markup
 
 Model = TypeVar("Model", bound=BaseModel)
+
+# tts-1-hd-zh: servers of Qwen3-TTS name the language with the model.
+_WITH_LANGUAGE = re.compile(r"(tts-1(?:-hd)?)-([a-z]{2})")
+_KOKORO_LANGUAGES = {"a": "en-US", "b": "en-GB", "e": "es", "f": "fr", "i": "it", "j": "ja", "p": "pt-BR", "z": "zh"}
 
 
 def _voice_name(value: object) -> object:
@@ -89,6 +96,46 @@ class SpeechBody(BaseModel):
     @property
     def sampling(self) -> Sampling:
         return Sampling(**{option.name: getattr(self, option.name) for option in fields(Sampling)})
+
+
+# Its fields' names, with their aliases.
+SPEECH: Names = {
+    str(choice): name
+    for name, field in SpeechBody.model_fields.items()
+    for choice in (field.validation_alias.choices if isinstance(field.validation_alias, AliasChoices) else [name])
+}
+# With the spellings of Dify and Kokoro-FastAPI, which serve `/v1/audio/speech` too.
+ALL_SPELLINGS: Names = {
+    **SPEECH,
+    "instruction": "instructions",
+    "lang_code": "language",
+    "ssml": None,
+    "normalization_options": None,
+}
+
+
+def in_our_spelling(fields: Mapping[str, object]) -> dict[str, object]:
+    """`fields` with our names in place of the names of other servers of this API. Raises InvalidRequest."""
+    ours = dict(fields)
+    if "instruction" in ours and "instructions" not in ours:  # Dify
+        ours["instructions"] = ours.pop("instruction")
+    code = ours.get("lang_code")
+    if not isinstance(code, str | None):
+        raise InvalidRequest("lang_code must be a string.", "lang_code")
+    if code is not None and "language" not in ours:  # Kokoro-FastAPI
+        ours["language"] = _KOKORO_LANGUAGES.get(code, code)
+        del ours["lang_code"]
+    if ours.get("ssml") is True and "markup" not in ours:  # Kokoro-FastAPI
+        ours["markup"] = "ssml"
+    options = ours.get("normalization_options")
+    if isinstance(options, dict) and isinstance(options.get("normalize"), bool):  # Kokoro-FastAPI
+        ours.setdefault("text_normalization", "on" if options["normalize"] else "off")
+    model = ours.get("model")
+    named = _WITH_LANGUAGE.fullmatch(model) if isinstance(model, str) else None
+    if named and language_name(named[2]) != named[2]:
+        ours["model"] = named[1]
+        ours.setdefault("language", named[2])
+    return ours
 
 
 def parse_speech(fields: Mapping[str, object], settings: ApiSettings) -> SpeechBody:

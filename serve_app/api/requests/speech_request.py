@@ -1,14 +1,15 @@
-"""What a client wishes: which speech, and in which form its audio is delivered."""
+"""A client's request for speech: model, voice and text, and the form in which its audio is delivered."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
 from deployments.protocol import ModelInfo, ModelKind
-from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.speech_body import SpeechBody
+from serve_app.api.headers import SAMPLE_RATE_HEADER, SOURCE_HEADER, TAKE_HEADER, UNBUFFERED_HEADERS, WORD_TIMES_HEADER
+from serve_app.api.requests import ignored_fields
+from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.audio.file_headers import SYNTHETIC
-from serve_app.audio.formats import FORMATS, AudioFormat, CompressedFormat, RawFormat, Rendering
+from serve_app.audio.formats import FORMATS, AudioForm, AudioFormat, CompressedFormat, RawFormat, Rendering
 from serve_app.config import ApiSettings
 from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.text.spoken_text import SpokenText
@@ -16,10 +17,6 @@ from serve_app.voices.library import Voices
 from serve_app.voices.record import StoredVoice
 
 EVENT_STREAM = "text/event-stream"
-TAKE_HEADER = "x-voice-take"
-WORD_TIMES_HEADER = "x-word-times"
-FINISH_HEADER = "x-finish-reason"  # of whole answers
-SOURCE_HEADER = "x-digital-source-type"  # of synthetic speech, where the server discloses it
 L16 = "audio/l16"
 
 CONTENT_TYPES = {audio_format: row.content_type for audio_format, row in FORMATS.items()}
@@ -31,7 +28,7 @@ ACCEPTED = {content_type: audio_format for audio_format, content_type in CONTENT
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a client can wish for here."""
+    """The models, voices and settings that a request is checked against."""
 
     models: ModelAdmissions
     settings: ApiSettings
@@ -39,19 +36,12 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """The form of one response."""
+class Delivery(AudioForm):
+    """The form of one response: its audio, and what carries it."""
 
-    audio_format: AudioFormat
     events: bool = False  # server-sent events instead of bare audio
-    whole: bool = False  # one body of known length instead of a stream
-    speed: float = 1.0
     l16: bool = False  # PCM under its RTP name
-    sample_rate: int | None = None  # None: the model's
-    bit_rate: int | None = None  # None: the format's usual one
-    in_wav: bool = False  # a raw format after a RIFF header
     files: bool = False  # of a session: the audio of each turn is a file of its own, else all of it is one stream
-    disclosed: bool = False  # says that the speech is synthetic
 
     @property
     def has_bit_rate(self) -> bool:
@@ -65,17 +55,7 @@ class Delivery:
 
     def rendering(self, info: ModelInfo) -> Rendering:
         """The rendering that turns the model's audio into its bytes."""
-        return Rendering(
-            self.audio_format,
-            info.sample_rate,
-            info.frame_samples,
-            speed=self.speed,
-            whole=self.whole,
-            output_rate=self.sample_rate,
-            bit_rate=self.bit_rate,
-            in_wav=self.in_wav,
-            disclosed=self.disclosed,
-        )
+        return Rendering(self, info.sample_rate, info.frame_samples)
 
     def content_type(self, sample_rate: int) -> str:
         if self.events:
@@ -89,7 +69,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SpeechRequest:
     """A client's request in our own fields; the text is `body.input`, or comes later."""
 
     info: ModelInfo
@@ -173,7 +153,6 @@ def speech_headers(delivery: Delivery, info: ModelInfo) -> Mapping[str, str]:
     """Headers that keep proxies from buffering and describe raw PCM."""
     return {
         "content-type": delivery.content_type(delivery.rate(info)),
-        "cache-control": "no-cache",
-        "x-accel-buffering": "no",
-        "x-sample-rate": str(delivery.rate(info)),
+        **UNBUFFERED_HEADERS,
+        SAMPLE_RATE_HEADER: str(delivery.rate(info)),
     }

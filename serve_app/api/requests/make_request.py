@@ -1,8 +1,9 @@
-"""From the fields that a client sent to its `Wish`. There are two ways, by what the client can know of this server.
+"""From the fields that a client sent to its `SpeechRequest`, in one of two ways.
 
-`strict_wish` is for clients that can know the models and voices here: an unknown name is an error. `lenient_wish` is
-for clients of other services, which cannot know them: the default speaks instead, and `Wish.ignored` says so. A dialect
-whose fields need a translation has a function `wished`, which translates them and ends in one of the two.
+`strict_request` is for clients that can know the models and voices here: an unknown name is an error.
+`lenient_request` is for clients of other services, which cannot know them: the default speaks instead, and
+`SpeechRequest.ignored` says so. A dialect whose fields need a translation has a function `speech_request`, which
+translates them and calls one of the two.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,19 +12,19 @@ from dataclasses import dataclass, replace
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api import catalogue
-from serve_app.api.wishes import field_names
-from serve_app.api.wishes.ignored_fields import Ignored
-from serve_app.api.wishes.model_choice import ModelWish, choose_model
-from serve_app.api.wishes.read_text import read_text
-from serve_app.api.wishes.speech_body import SpeechBody, parse_speech
-from serve_app.api.wishes.wish import Delivery, Offer, Wish, negotiate, stored_voice
+from serve_app.api.requests import field_names
+from serve_app.api.requests.ignored_fields import Ignored
+from serve_app.api.requests.model_choice import ModelHints, choose_model
+from serve_app.api.requests.read_text import read_text
+from serve_app.api.requests.speech_body import ALL_SPELLINGS, SPEECH, SpeechBody, in_our_spelling, parse_speech
+from serve_app.api.requests.speech_request import Delivery, Offer, SpeechRequest, negotiate, stored_voice
 from serve_app.audio.formats import AudioFormat, check_bit_rate
 from serve_app.voices.record import StoredVoice
 
 _NO_CLONES = "{} does not clone voices: load a Base checkpoint"
 
 
-async def strict_wish(
+async def strict_request(
     offer: Offer,
     fields: Mapping[str, object],
     *,
@@ -31,17 +32,17 @@ async def strict_wish(
     default: AudioFormat = AudioFormat.MP3,
     overrides: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
-) -> Wish:
-    """The wish of a client that can know the models and voices here: unknown names are errors.
+) -> SpeechRequest:
+    """The request of a client that can know the models and voices here: unknown names are errors.
 
     `fields`: a SpeechBody's, as they were sent. `accept`: the Accept header. `default`: the format if neither the
     body nor `accept` names one. `overrides`: fields that the dialect sets itself. `reasons`: why fields have no effect,
     by field. Raises InvalidRequest, ModelNotFound, NotReady.
     """
     overrides = overrides or {}
-    ignored = Ignored(fields, field_names.ALL_SPELLINGS, reasons)
-    given = {**field_names.in_our_spelling(fields), **overrides}
-    known = {name: given[name] for name in field_names.SPEECH if given.get(name) is not None}
+    ignored = Ignored(fields, ALL_SPELLINGS, reasons)
+    given = {**in_our_spelling(fields), **overrides}
+    known = {name: given[name] for name in SPEECH if given.get(name) is not None}
     body = parse_speech(known, offer.settings)
     info = await model_for(offer, body, fields)
     if body.voice is not None:
@@ -53,10 +54,10 @@ async def strict_wish(
         ignored.note("word_timestamps", "only events carry words: stream_format")
         body = body.model_copy(update={"word_timestamps": False})
     stored = await stored_voice(body, info, offer.voices)
-    return await complete_wish(offer, body, info, delivery=delivery, ignored=ignored, stored=stored)
+    return await complete_request(offer, body, info, delivery=delivery, ignored=ignored, stored=stored)
 
 
-async def lenient_wish(
+async def lenient_request(
     offer: Offer,
     sent: Mapping[str, object],
     names: field_names.Names,
@@ -64,10 +65,10 @@ async def lenient_wish(
     delivery: Delivery,
     overrides: Mapping[str, object] | None = None,
     reasons: Mapping[str, str] | None = None,
-) -> Wish:
-    """The wish of a client of another offer, which cannot know the models and voices here.
+) -> SpeechRequest:
+    """The request of a client of another service, which cannot know the models and voices here.
 
-    An unknown model or voice becomes the default one, and `Wish.ignored` names it.
+    An unknown model or voice becomes the default one, and `SpeechRequest.ignored` names it.
 
     `sent`: the fields, flat as `field_names.flat` returns them. `names`: the dialect's names of fields. `overrides`:
     fields of a SpeechBody that the dialect sets itself. `reasons`: why fields have no effect, by field. Raises
@@ -89,22 +90,22 @@ async def lenient_wish(
         ignored.note("bit_rate", f"{delivery.audio_format} has none")
     body = unvoiced.model_copy(update={"voice": voice.name})
     delivery = replace(delivery, speed=body.speed, sample_rate=body.sample_rate or delivery.sample_rate)
-    wish = await complete_wish(offer, body, info, delivery=delivery, ignored=ignored, stored=voice.stored)
+    speech = await complete_request(offer, body, info, delivery=delivery, ignored=ignored, stored=voice.stored)
     if delivery.bit_rate is not None:
         check_bit_rate(delivery.audio_format, delivery.bit_rate)
-    return wish
+    return speech
 
 
-async def wish_in_voice(offer: Offer, wish: Wish, voice: str) -> Wish:
-    """The same lenient wish in another voice; `ignored` is about that voice only."""
-    chosen = await _lenient_voice(offer, voice, wish.body, wish.info)
-    body = wish.body.model_copy(update={"voice": chosen.name})
-    spoken, _ = await read_text(offer, body, wish.info, chosen.stored)
+async def request_in_voice(offer: Offer, speech: SpeechRequest, voice: str) -> SpeechRequest:
+    """The same lenient request in another voice; `ignored` is about that voice only."""
+    chosen = await _lenient_voice(offer, voice, speech.body, speech.info)
+    body = speech.body.model_copy(update={"voice": chosen.name})
+    spoken, _ = await read_text(offer, body, speech.info, chosen.stored)
     ignored = {"voice": chosen.reason} if chosen.reason else {}
-    return replace(wish, body=body, ignored=ignored, spoken=spoken, stored=chosen.stored)
+    return replace(speech, body=body, ignored=ignored, spoken=spoken, stored=chosen.stored)
 
 
-async def complete_wish(
+async def complete_request(
     offer: Offer,
     body: SpeechBody,
     info: ModelInfo,
@@ -112,8 +113,8 @@ async def complete_wish(
     delivery: Delivery,
     ignored: Ignored,
     stored: StoredVoice | None,
-) -> Wish:
-    """The last steps to every wish: a tag of the text chooses the recording, the text is read, and fields without
+) -> SpeechRequest:
+    """The last steps to every request: a tag of the text chooses the recording, the text is read, and fields without
     effect are listed.
 
     `body` was made for the model `info`; the voice `stored` speaks. Raises as `read_text` does.
@@ -126,7 +127,7 @@ async def complete_wish(
     ignored.note_all(unread)
     without_effect = ignored.found(body, info, choosing=choosing_fields(offer), stored=stored)
     delivery = replace(delivery, disclosed=offer.settings.disclose_synthetic)
-    return Wish(info, body, delivery, without_effect, spoken, stored, is_tagged=tagged is not None)
+    return SpeechRequest(info, body, delivery, without_effect, spoken, stored, is_tagged=tagged is not None)
 
 
 async def model_for(offer: Offer, body: SpeechBody, sent: Mapping[str, object]) -> ModelInfo:
@@ -135,7 +136,7 @@ async def model_for(offer: Offer, body: SpeechBody, sent: Mapping[str, object]) 
     """
     info, *others = models = await offer.models.infos()
     if others:
-        wanted = ModelWish(
+        wanted = ModelHints(
             model=body.model,
             has_recording=body.ref_audio is not None or await _is_stored(offer, body.voice, models),
             task_type=sent.get("task_type"),
@@ -168,8 +169,9 @@ async def _lenient_model(
     offer: Offer, model: object, voice: object, given: Mapping[str, object], *, task_type: object
 ) -> ModelInfo:
     """The model for names of another service; `given`: the other fields. Raises NotReady."""
-    name, models = voice if isinstance(voice, str) else None, await offer.models.infos()
-    wanted = ModelWish(
+    name = voice if isinstance(voice, str) else None
+    models = await offer.models.infos()
+    wanted = ModelHints(
         model=model if isinstance(model, str) else None,
         has_recording=given.get("ref_audio") is not None or await _is_stored(offer, name, models),
         task_type=task_type,

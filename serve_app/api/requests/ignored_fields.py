@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 
 from deployments.protocol import FILTERS, SUBTALKER, ModelInfo, ModelKind
-from serve_app.api.wishes.field_names import SPEECH, Names
-from serve_app.api.wishes.speech_body import SpeechBody
+from serve_app.api.headers import IGNORED_HEADER
+from serve_app.api.requests.field_names import Names
+from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.text.languages import DETECT, foreign_letters, has_region, language_name, looks_foreign
 from serve_app.text.spoken_text import SpokenText
 from serve_app.voices.record import StoredVoice
 
-HEADER = "x-ignored"
 PREVIOUS = "previous_request_id"
 
 Reasons = dict[str, str]  # reason by field
@@ -25,7 +25,7 @@ class Ignored:
     """Collects which fields of one request have no effect, and why."""
 
     def __init__(self, sent: Mapping[str, object], names: Names, reasons: Mapping[str, str] | None = None) -> None:
-        """`sent`, `names`: as `find_ignored` takes them. `reasons`: those that the dialect knows, by field."""
+        """`sent`: the fields, under the dialect's `names`. `reasons`: those that the dialect knows, by field."""
         self._sent, self._names, self._reasons = sent, names, dict(reasons or {})
 
     def note(self, field: str, why: str | None) -> None:
@@ -37,36 +37,26 @@ class Ignored:
         self._reasons |= reasons
 
     def found(self, body: SpeechBody, info: ModelInfo, *, choosing: Names, stored: StoredVoice | None) -> Reasons:
-        """All of them, once `body` is complete. `choosing`: further fields that are known: they chose the model."""
-        names = {**self._names, **choosing}
-        return find_ignored(self._sent, body, info, names, reasons=self._reasons, stored=stored)
+        """All of them, by the dialect's names: those noted, those without effect on this model, and those unknown.
 
-
-def find_ignored(
-    sent: Mapping[str, object],
-    body: SpeechBody,
-    info: ModelInfo,
-    names: Names = SPEECH,
-    *,
-    reasons: Mapping[str, str] | None = None,
-    stored: StoredVoice | None = None,
-) -> Reasons:
-    """Fields of `sent`, of which `body` was made, without effect on this model or unknown to `names`. `reasons`:
-    further fields without effect, by the dialect's name or ours; the answer has the dialect's name. `stored` is the
-    voice that speaks.
-    """
-    if stored is not None:
-        has_style = stored.take_named(body.instructions) is not None
-        own = {"ref_text": "the stored voice has its own"} if body.ref_text is not None else {}
-        own |= {"prepare": "it is for recordings that are sent"} if body.prepare is not None else {}
-        reasons = {**own, **(reasons or {})}
-        body = body.model_copy(update={"voice": None, **({"instructions": None} if has_style else {})})
-    theirs = {ours: name for name, ours in reversed(names.items()) if ours is not None and name in sent}
-    found = {**dict(_without_effect(body, info)), **(reasons or {})}
-    spelled = {theirs.get(name, name): reason for name, reason in found.items()}
-    first = {name: theirs[ours] for name, ours in names.items() if ours is not None and name in sent}
-    spelled |= {name: f"{other} is there too" for name, other in first.items() if other != name}
-    return with_unknown(sent, names, spelled)
+        `body` was made of the fields. `choosing`: further fields that are known, because they chose the model.
+        `stored` is the voice that speaks.
+        """
+        sent, names = self._sent, {**self._names, **choosing}
+        of_voice: Reasons = {}
+        if stored is not None:
+            has_style = stored.take_named(body.instructions) is not None
+            if body.ref_text is not None:
+                of_voice["ref_text"] = "the stored voice has its own"
+            if body.prepare is not None:
+                of_voice["prepare"] = "it is for recordings that are sent"
+            body = body.model_copy(update={"voice": None, **({"instructions": None} if has_style else {})})
+        theirs = {ours: name for name, ours in reversed(names.items()) if ours is not None and name in sent}
+        found = {**dict(_without_effect(body, info)), **of_voice, **self._reasons}
+        spelled = {theirs.get(name, name): reason for name, reason in found.items()}
+        first = {name: theirs[ours] for name, ours in names.items() if ours is not None and name in sent}
+        spelled |= {name: f"{other} is there too" for name, other in first.items() if other != name}
+        return with_unknown(sent, names, spelled)
 
 
 def with_unknown(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str, str]) -> Reasons:
@@ -74,7 +64,8 @@ def with_unknown(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str
     Fields that are only counted cost next to nothing: a body may have a million.
     """
     first = {_plain(name): reason for name, reason in list(reasons.items())[:_MOST_NAMED]}
-    room, known = _MOST_NAMED - len(first), list(names)
+    room = _MOST_NAMED - len(first)
+    known = list(names)
     unknown = [name for name in sent if name not in names and name not in reasons]
     first |= {_plain(name): _unknown_reason(name, known) for name in unknown[:room]}
     more = max(len(reasons) - _MOST_NAMED, 0) + max(len(unknown) - room, 0)
@@ -91,7 +82,7 @@ def always_streamed(fields: Mapping[str, object]) -> dict[str, str]:
 def as_header(reasons: Reasons) -> dict[str, str]:
     """For an HTTP response: none where nothing was ignored. A reason may name a stored voice, in any script."""
     told = "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
-    return {HEADER: _CONTROL.sub("?", told)} if reasons else {}
+    return {IGNORED_HEADER: _CONTROL.sub("?", told)} if reasons else {}
 
 
 def entries(reasons: Reasons) -> list[dict[str, str]]:

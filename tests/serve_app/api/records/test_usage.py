@@ -6,9 +6,9 @@ import pytest
 
 from deployments.protocol import FinishReason
 from deployments.serving import metrics
-from serve_app.api.record_keeper import RecordKeeper
-from serve_app.api.request_log import LEFT, RequestRecord, Usage
-from serve_app.api.usage import OTHERS, Bounded, UsageBook, Used, read_usage
+from serve_app.api.records.record_keeper import RecordKeeper
+from serve_app.api.records.request_log import LEFT, RequestRecord, Usage
+from serve_app.api.records.usage import OTHERS, Bounded, UsageBook, Used, read_usage
 from serve_app.voices.store import StoreFailed, VoiceStore
 
 EIGHT = 1_793_606_400.0  # of the clock, 2026-11-02T08 in UTC

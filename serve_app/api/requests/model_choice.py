@@ -18,7 +18,7 @@ _CHECKPOINTS = {  # what would have to be deployed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelWish:
+class ModelHints:
     """The fields of a request that decide; None and False of absent ones."""
 
     model: str | None = None
@@ -28,7 +28,7 @@ class ModelWish:
     instructions: object = None
 
 
-def choose_model(wanted: ModelWish, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool) -> ModelInfo:
+def choose_model(wanted: ModelHints, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool) -> ModelInfo:
     """The model for a request, of `models` with the default first.
 
     A `lenient` dialect's clients cannot know our names: a model or a voice that is not here decides nothing. Raises
@@ -36,14 +36,15 @@ def choose_model(wanted: ModelWish, models: Sequence[ModelInfo], settings: ApiSe
     """
     if len(models) == 1:
         return models[0]
-    return (
-        _by_model(wanted.model, models, settings, lenient=lenient)
-        or (_of_kind(ModelKind.BASE, models, "a recording") if wanted.has_recording else None)
-        or _by_task(wanted.task_type, models)
-        or _by_voice(wanted.voice, models, lenient=lenient)
-        or (_of_kind(ModelKind.VOICE_DESIGN, models, "instructions without a voice") if wanted.instructions else None)
-        or models[0]
-    )
+    named = _by_model(wanted.model, models, settings, lenient=lenient)
+    if named is not None:
+        return named
+    if wanted.has_recording:
+        return _of_kind(ModelKind.BASE, models, "a recording", "ref_audio")
+    chosen = _by_task(wanted.task_type, models) or _by_voice(wanted.voice, models, lenient=lenient)
+    if chosen is None and wanted.instructions:
+        return _of_kind(ModelKind.VOICE_DESIGN, models, "instructions without a voice", "instructions")
+    return chosen or models[0]
 
 
 def _by_model(
@@ -53,7 +54,7 @@ def _by_model(
     if name is None or catalogue.is_alias(name, settings):
         return None
     if name == CLONE_ALIAS:
-        return _of_kind(ModelKind.BASE, models, f"model {CLONE_ALIAS!r}")
+        return _of_kind(ModelKind.BASE, models, f"model {CLONE_ALIAS!r}", "model")
     named = next((info for info in models if info.name == name), None) or _only(
         [info for info in models if catalogue.means(name, info)], f"model {name[:80]!r}", models[0]
     )
@@ -68,7 +69,7 @@ def _by_task(task: object, models: Sequence[ModelInfo]) -> ModelInfo | None:
     kind = _TASKS.get(task.lower()) if isinstance(task, str) else None
     if kind is None:
         raise InvalidRequest(f"task_type: {str(task)[:40]!r} is none of CustomVoice, VoiceDesign, Base.", "task_type")
-    return _of_kind(kind, models, "task_type")
+    return _of_kind(kind, models, "task_type", "task_type")
 
 
 def _by_voice(name: str | None, models: Sequence[ModelInfo], *, lenient: bool) -> ModelInfo | None:
@@ -86,11 +87,11 @@ def _by_voice(name: str | None, models: Sequence[ModelInfo], *, lenient: bool) -
     return found
 
 
-def _of_kind(kind: ModelKind, models: Sequence[ModelInfo], what: str) -> ModelInfo:
-    """The model of a kind that `what` asks for. Raises InvalidRequest if there is none, or no telling which."""
+def _of_kind(kind: ModelKind, models: Sequence[ModelInfo], what: str, param: str) -> ModelInfo:
+    """The model of a kind that `what`, in the field `param`, asks for. Raises InvalidRequest of none and of several."""
     found = _only([info for info in models if info.kind is kind], what, models[0])
     if found is None:
-        raise not_deployed(kind, models, what, _param(what))
+        raise not_deployed(kind, models, what, param)
     return found
 
 
@@ -109,9 +110,3 @@ def _only(candidates: Sequence[ModelInfo], what: str, default: ModelInfo) -> Mod
         names = ", ".join(info.name for info in candidates)
         raise InvalidRequest(f"{what} fits several models ({names}): say which in model.", "model", "ambiguous_model")
     return candidates[0] if candidates else None
-
-
-def _param(what: str) -> str:
-    return {"a recording": "ref_audio", "instructions without a voice": "instructions"}.get(
-        what, what.partition(" ")[0]
-    )

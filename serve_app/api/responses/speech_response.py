@@ -20,10 +20,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from deployments.errors import TalkrayError
 from deployments.protocol import Marks, PcmChunk
-from serve_app.api.answers.whole_answer import Kept, collected, parts_of
 from serve_app.api.errors import ErrorReply, translate
-from serve_app.api.request_log import SEED_HEADER, Usage
-from serve_app.api.wishes.wish import FINISH_HEADER
+from serve_app.api.headers import FINISH_HEADER, SEED_HEADER, TOKENS_HEADER
+from serve_app.api.records.request_log import Usage
+from serve_app.api.responses.whole_audio import Kept, collected, parts_of
 from serve_app.audio.formats import Rendering
 from serve_app.speech.redraw import ended_badly
 from serve_app.speech.word_times import Word, WordTimes, marked
@@ -208,7 +208,8 @@ class WholeResponse(SpeechResponse):
 
     async def _send(self, send: Send) -> None:
         with self._kept as kept:
-            attempt, content = self._attempt, await collected(self._body, kept)
+            attempt = self._attempt
+            content = await collected(self._body, kept)
             if self._retry is not None and ended_badly(self._usage.finish_reason):
                 attempt, content = await self._retried(self._retry(), content)
             if attempt.make_body is None:
@@ -216,7 +217,7 @@ class WholeResponse(SpeechResponse):
             if self._usage.finish_reason is not None:
                 self.headers[FINISH_HEADER] = self._usage.finish_reason
             for name, tokens in self._usage.tokens.items():
-                self.headers[f"x-vllm-omni-{name.replace('_', '-')}"] = str(tokens)
+                self.headers[TOKENS_HEADER.format(name.replace("_", "-"))] = str(tokens)
             await _deliver(send, self._start())
             for part in attempt.parts(content):
                 await _deliver(send, _part(part))

@@ -10,8 +10,8 @@ import pytest
 from fastapi import FastAPI
 
 from serve_app.api.access.callers import FairShare
-from serve_app.api.answers import whole_answer
-from serve_app.api.answers.whole_answer import Kept, object_with
+from serve_app.api.responses import whole_audio
+from serve_app.api.responses.whole_audio import Kept, object_with
 from serve_app.config import AdmissionSettings, ApiSettings
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, tone, utterance
@@ -39,7 +39,7 @@ ROUTES = [
 def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[FairShare]:
     """For three of the largest answers, one and a half of them for one caller."""
     room = FairShare(3 * MAX_BYTES)
-    monkeypatch.setattr(whole_answer, "MAX_WHOLE_BYTES", MAX_BYTES)
+    monkeypatch.setattr(whole_audio, "MAX_WHOLE_BYTES", MAX_BYTES)
     monkeypatch.setattr(Kept, "_room", room)
     yield room
     assert not room._held, "answers that are over keep memory"
@@ -148,7 +148,7 @@ async def test_each_result_of_a_batch_is_sent_when_it_is_there(room: FairShare) 
 def test_audio_in_parts_is_the_same_object() -> None:
     audio = bytes(range(256)) * 1000
     for size in (0, 1, 2, len(audio)):
-        fields = {"a": ["é"], "audio": whole_answer.AUDIO_HERE, "b": whole_answer.AUDIO_HERE}
+        fields = {"a": ["é"], "audio": whole_audio.AUDIO_HERE, "b": whole_audio.AUDIO_HERE}
         told = json.loads(b"".join(object_with(fields, audio[:size])))
         assert b64decode(told["audio"]) == audio[:size]
-        assert told["b"] == whole_answer.AUDIO_HERE
+        assert told["b"] == whole_audio.AUDIO_HERE

@@ -14,7 +14,7 @@ from typing import Self
 from pydantic import BaseModel
 
 from deployments.serving import metrics
-from serve_app.api.request_log import RequestRecord
+from serve_app.api.records.request_log import RequestRecord
 from serve_app.voices.store import StoreFailed, VoiceStore
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,8 @@ class Used:
 
     @classmethod
     def of(cls, record: RequestRecord) -> Self:
-        usage, refused = record.usage, int(record.error in _REFUSALS)
+        usage = record.usage
+        refused = int(record.error in _REFUSALS)
         failed = int(record.is_failure and not refused)
         if not usage.samples:
             return cls(refused=refused, failed=failed)
@@ -107,7 +108,8 @@ class UsageBook:
         self._failure = ""  # of the last flush; said once
 
     def take(self, record: RequestRecord) -> None:
-        usage, used = record.usage, Used.of(record)
+        usage = record.usage
+        used = Used.of(record)
         label = (record.key or "", usage.model or "", usage.voice or "", record.dialect)
         hour = time.strftime("%Y-%m-%dT%H", time.gmtime(self._clock()))
         self._hours.setdefault(hour, Bounded(_MOST_ROWS)).add(label, used)

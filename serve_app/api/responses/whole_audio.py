@@ -10,8 +10,8 @@ from deployments.errors import Overloaded, PayloadTooLarge
 from deployments.protocol import ModelInfo
 from deployments.serving import metrics
 from serve_app.api.access.callers import FairShare
-from serve_app.api.wishes.speech_body import SpeechBody
-from serve_app.api.wishes.wish import Delivery
+from serve_app.api.requests.speech_body import SpeechBody
+from serve_app.api.requests.speech_request import Delivery
 from serve_app.audio.formats import kept_bytes
 
 # Bytes of one whole answer, which is kept until its audio is complete: 23 minutes at 24 kHz, 16 bits.
@@ -29,7 +29,8 @@ class Kept:
 
     def __init__(self, caller: str) -> None:
         """`caller` is the client's name."""
-        self._caller, self._num_bytes = caller, 0
+        self._caller = caller
+        self._num_bytes = 0
 
     def __enter__(self) -> Self:
         return self
@@ -55,11 +56,7 @@ class Kept:
             if (num_bytes := int(samples / delivery.speed * kept_bytes(delivery.audio_format))) > MAX_WHOLE_BYTES:
                 message = f"max_new_tokens: with ignore_eos the audio has {num_bytes} bytes, a whole answer at most"
                 raise PayloadTooLarge(f"{message} {MAX_WHOLE_BYTES}; {_REMEDY}.", "max_new_tokens")
-        self._check_room()
-
-    def _check_room(self) -> None:
-        """Raise Overloaded if not even a first byte may be kept now."""
-        self.keep(1)
+        self.keep(1)  # raises if not even a first byte may be kept now
         self.keep(0)
 
 

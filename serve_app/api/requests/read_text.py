@@ -4,9 +4,9 @@ import asyncio
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo
-from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.speech_body import SpeechBody
-from serve_app.api.wishes.wish import Offer
+from serve_app.api.requests import ignored_fields
+from serve_app.api.requests.speech_body import SpeechBody
+from serve_app.api.requests.speech_request import Offer
 from serve_app.text.languages import DETECT, detected, language_name
 from serve_app.text.lexicon import Lexicon
 from serve_app.text.normalisation import prepare
@@ -22,7 +22,8 @@ async def read_text(
     """What is spoken of `body.input`, and why the rest and some fields about the text have no effect. Raises
     InvalidRequest of bad SSML, of a lexicon, and of figures in an uncertain language.
     """
-    settings, chars = offer.settings.text, body.max_segment_chars
+    settings = offer.settings.text
+    chars = body.max_segment_chars
     reasons: ignored_fields.Reasons = {}
     if chars is not None and chars > info.max_segment_chars:
         reasons["max_segment_chars"] = f"the model takes up to {info.max_segment_chars}"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from deployments.errors import StartError
-from serve_app.api.request_log import RequestRecord
+from serve_app.api.records.request_log import RequestRecord
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -68,7 +68,8 @@ class RequestSpans:
         self._provider = TracerProvider(ParentBasedTraceIdRatio(share), named, shutdown_on_exit=False)
         self._processor = BatchSpanProcessor(exporter)
         self._provider.add_span_processor(self._processor)
-        self._tracer, self._replica = self._provider.get_tracer("talkray"), replica
+        self._tracer = self._provider.get_tracer("talkray")
+        self._replica = replica
 
     def take(self, record: RequestRecord) -> None:
         """The record then has the `traceparent` of its own span."""

@@ -7,9 +7,9 @@ import pytest
 
 from deployments.protocol import ModelInfo
 from serve_app.api.bodies.client_json import parse_object
-from serve_app.api.wishes import ignored_fields
-from serve_app.api.wishes.ignored_fields import Reasons, as_header, find_ignored, of_text
-from serve_app.api.wishes.speech_body import parse_speech
+from serve_app.api.requests import ignored_fields
+from serve_app.api.requests.ignored_fields import Ignored, Reasons, as_header, of_text
+from serve_app.api.requests.speech_body import SPEECH, parse_speech
 from serve_app.config import ApiSettings
 from serve_app.text.spoken_text import TextRules, read
 from tests.processor_time import least_s
@@ -25,7 +25,7 @@ def of(info: ModelInfo, **fields: object) -> Reasons:
     sent = {"input": "Hello.", **fields}
     body = parse_speech(sent, ApiSettings())
     spoken = read(body.input, TextRules("auto", spoken_form=info.spoken_form))
-    return find_ignored(sent, body, info, reasons=of_text(spoken, info))
+    return Ignored(sent, SPEECH, of_text(spoken, info)).found(body, info, choosing={}, stored=None)
 
 
 @pytest.mark.parametrize(
@@ -129,4 +129,6 @@ async def test_so_it_is_on_sockets(path: str, messages: list[dict[str, object]],
 def test_unknown_fields_cost_less_than_their_parsing() -> None:
     sent: dict[str, object] = {"input": "Hello.", **MANY}
     raw, body = json.dumps(sent), parse_speech(sent, ApiSettings())
-    assert least_s(lambda: find_ignored(sent, body, CUSTOM_VOICE)) < least_s(lambda: parse_object(raw))
+    ignored = Ignored(sent, SPEECH)
+    found_s = least_s(lambda: ignored.found(body, CUSTOM_VOICE, choosing={}, stored=None))
+    assert found_s < least_s(lambda: parse_object(raw))

@@ -16,11 +16,11 @@ from urllib.parse import quote
 
 from deployments.protocol import FinishReason, Marks, ModelInfo, PcmChunk
 from deployments.serving import reports
+from serve_app.api.headers import MODEL_HEADER, SEED_HEADER, VOICE_HEADER
 from serve_app.speech.segments import UtteranceRequest
 from serve_app.voices.record import StoredVoice
 
 SAMPLE_BYTES = 2
-SEED_HEADER, MODEL_HEADER, VOICE_HEADER = "x-seed", "x-model", "x-voice"
 
 Entry = dict[str, Any]  # as in `RequestRecord.entry`
 
@@ -60,7 +60,8 @@ class Usage:
         return {name: said for name, said in told.items() if said is not None}
 
     def headers(self) -> dict[str, str]:
-        return {f"x-{name}": quote(str(said), safe=" /(),:") for name, said in self.answer.items()}
+        named = {"seed": SEED_HEADER, "model": MODEL_HEADER, "voice": VOICE_HEADER}
+        return {named[name]: quote(str(said), safe=" /(),:") for name, said in self.answer.items()}
 
     def add(self, chunk: PcmChunk) -> None:
         self.input_tokens = chunk.num_text_tokens
