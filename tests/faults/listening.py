@@ -5,7 +5,7 @@ import re
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,8 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deployments.errors import ReplicaLost
-from deployments.protocol import Codes, FinishReason, GenerateRequest, PcmChunk, Sampling, SynthesisRequest
+from deployments.errors import NotReady, ReplicaLost
+from deployments.protocol import Codes, FinishReason, GenerateRequest, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app import ingress
 from serve_app.cli.serve.local_server import APP_NAME
 from serve_app.ingress import HandleSynthesizer
@@ -25,6 +25,8 @@ from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import UtteranceRequest
 from tests.serve_app.one_model import one_deployed
 from tools.experiments.faults import polite
+
+_DESCRIBED_S = 120.0  # bounds a hang
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Listener:
 
     @asynccontextmanager
     async def _speech(self, request: UtteranceRequest, word_s: float) -> AsyncIterator[AsyncGenerator[PcmChunk, None]]:
-        info = await self._synthesizer.describe()
+        info = await self._model()
         if not word_s:
             yield self._long_text.speak(request, info)
             return
@@ -105,6 +107,13 @@ class Listener:
             await live.wait_for_words()
             yield self._long_text.speak_segments(live.utterance.synthesis, live, info, redraws=False)
             await writing
+
+    async def _model(self) -> ModelInfo:
+        """What an ingress replica knows before it has streams to lose. A busy machine takes its time to tell."""
+        async with asyncio.timeout(_DESCRIBED_S):
+            while True:
+                with suppress(NotReady):
+                    return await self._synthesizer.describe()
 
     async def _count(self) -> None:
         async with self._more_sound:
