@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments.errors import NotReady, ReplicaLost
 from deployments.protocol import Codes, FinishReason, GenerateRequest, ModelInfo, PcmChunk, Sampling, SynthesisRequest
+from deployments.serving import failover
 from serve_app import ingress
 from serve_app.cli.serve.local_server import APP_NAME
 from serve_app.ingress import HandleSynthesizer
@@ -26,7 +27,7 @@ from serve_app.speech.segments import UtteranceRequest
 from tests.serve_app.one_model import one_deployed
 from tools.experiments.faults import polite
 
-_DESCRIBED_S = 120.0  # bounds a hang
+_START_S = 300.0  # of replicas, on a busy machine; bounds a hang
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Listener:
         self._more_sound = asyncio.Condition()
         self._recordings: list[str] = []
         self._read, ingress.read_replica = ingress.read_replica, self._noting
+        failover._GIVE_UP_S = _START_S  # where all replicas die, the streams wait for their successors
 
     async def recordings(self) -> list[str]:
         """How replicas were asked to clone, in turn: "codec samples", "talker prompt"."""
@@ -110,7 +112,7 @@ class Listener:
 
     async def _model(self) -> ModelInfo:
         """What an ingress replica knows before it has streams to lose. A busy machine takes its time to tell."""
-        async with asyncio.timeout(_DESCRIBED_S):
+        async with asyncio.timeout(_START_S):
             while True:
                 with suppress(NotReady):
                     return await self._synthesizer.describe()
