@@ -5,6 +5,7 @@ import ctypes
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextvars import Context
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
 from deployments.config import TalkerConfig
-from deployments.errors import CheckpointError, CodecLost, NotReady, ReplicaLost, Starting, TalkerLost, TalkrayError
+from deployments.errors import CheckpointError, CodecLost, NotReady, ReplicaLost, Starting, TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, with_mark
 from deployments.serving import ray_metrics, ray_private
 from deployments.serving.collector import leave_loaded_alone
@@ -42,8 +43,9 @@ from serve_app.voices.store import VoiceStore
 
 logger = logging.getLogger(__name__)
 
-# A handle call waits for a replica without a limit. A client that asks whether the model is ready waits this long.
-_DESCRIBE_TIMEOUT_S = 2.0
+# A handle call waits for a replica without a limit. A request waits this long for the model's description, and the call
+# that all requests share is made again after the longer time, because its replica may hang.
+_DESCRIBE_TIMEOUT_S, _ASK_TIMEOUT_S = 2.0, 10.0
 # For an answer about jobs; a new job of a long book is checked text by text.
 _JOBS_TIMEOUT_S, _CREATE_TIMEOUT_S = 10.0, 120.0
 _C_LIBRARY = ctypes.CDLL(None)
@@ -101,21 +103,34 @@ class HandleSynthesizer:
     def __init__(self, served: Deployed) -> None:
         self._served = served
         self._info = served.known_info()
-        self._asking: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[ModelInfo] | None = None
 
     async def describe(self) -> ModelInfo:
-        """The loaded checkpoint, asked once; raises NotReady while the pools load."""
+        """The loaded checkpoint, asked once for all requests; raises NotReady while the pools load."""
         if self._info is not None:
             return self._info
-        if self._served.name:  # requests for the others do not wait
-            if self._asking is None or self._asking.done():
-                self._asking = asyncio.create_task(self._remember())
-            raise NotReady("the model is still loading")
+        if self._asking is None or self._asking.done():
+            # In the context of a request Serve would cancel the call when that request's client leaves.
+            self._asking = asyncio.create_task(self._remember(), context=Context())
+            self._asking.add_done_callback(self._log_failure)
+        # Requests for the others of several models do not wait.
+        wait_s = 0.0 if self._served.name else _DESCRIBE_TIMEOUT_S
         try:
-            self._info = await asyncio.wait_for(self._ask(), _DESCRIBE_TIMEOUT_S)
+            return await asyncio.wait_for(asyncio.shield(self._asking), wait_s)
         except TimeoutError:
             raise NotReady("the model is still loading") from None
+
+    async def _remember(self) -> ModelInfo:
+        """One of several models may be at zero, and then the call is what starts it."""
+        if self._served.name:
+            self._info = self._served.remember(await self._ask())
+        else:
+            self._info = await asyncio.wait_for(self._ask(), _ASK_TIMEOUT_S)
         return self._info
+
+    def _log_failure(self, asking: asyncio.Task[ModelInfo]) -> None:
+        if not asking.cancelled() and (error := asking.exception()) is not None:
+            logger.info("the model %s cannot be described yet: %r", self._served.name, error)
 
     async def _ask(self) -> ModelInfo:
         """Waits for a talker, however long that takes."""
@@ -125,12 +140,6 @@ class HandleSynthesizer:
         else:
             info = await ask_replica(self._served.codec, "describe", self._served.name, lost=CodecLost)
         return info
-
-    async def _remember(self) -> None:
-        try:
-            self._info = self._served.remember(await self._ask())
-        except TalkrayError as error:
-            logger.info("the model %s cannot be described yet: %s", self._served.name, error)
 
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """Audio of one segment. Closing the generator ends all calls for it and frees its KV blocks.

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -25,13 +26,13 @@ _PATIENCE_S = 90.0
 
 
 @contextlib.contextmanager
-def host(prefix: list[str], log: Path, *arguments: str) -> Iterator[None]:
+def host(prefix: list[str], log: Path, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
     """A raylet, with the control store if `arguments` say so, that ends with the block."""
     command = [*prefix, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *arguments]
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
-        yield
+        yield process
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -44,26 +45,30 @@ def main(far_namespace: str, scratch: Path) -> None:
     head = ["--head", "--node-ip-address", NEAR_IP, "--port", str(port), "--num-cpus", "5"]
     head += ["--temp-dir", str(scratch / "ray"), "--include-dashboard", "false"]
     far = ["--address", f"{NEAR_IP}:{port}", "--node-ip-address", FAR_IP, "--num-cpus", "2"]
-    with host([], scratch / "head.log", *head):
-        connect(f"{NEAR_IP}:{port}", hosts=1)
-        with host(inside(far_namespace), scratch / "far.log", *far):
-            connect(f"{NEAR_IP}:{port}", hosts=2)
+    with host([], scratch / "head.log", *head) as near:
+        connect(f"{NEAR_IP}:{port}", near)
+        with host(inside(far_namespace), scratch / "far.log", *far) as other:
+            connect(f"{NEAR_IP}:{port}", near, other)
             speak(scratch)
 
 
-def connect(address: str, *, hosts: int) -> None:
-    """Join the cluster once it has so many hosts."""
+def connect(address: str, *hosts: "subprocess.Popen[bytes]") -> None:
+    """Join the cluster once all of the hosts have."""
     until_s, seen = time.monotonic() + _PATIENCE_S, "no control store"
     while time.monotonic() < until_s:
-        with contextlib.suppress(ConnectionError, RuntimeError):
+        ended = [process.returncode for process in hosts if process.poll() is not None]
+        assert not ended, f"a host has ended with {ended[0]}: its log says why"
+        with contextlib.suppress(OSError, RuntimeError):
             if not ray.is_initialized():
+                # Without a control store `ray.init` would wait for a quarter of an hour.
+                socket.create_connection((NEAR_IP, int(address.rpartition(":")[2])), timeout=1).close()
                 ray.init(address=address, _node_ip_address=NEAR_IP, log_to_driver=False, logging_level="warning")
             alive = sum(node["Alive"] for node in ray.nodes())
-            if alive == hosts:
+            if alive == len(hosts):
                 return
             seen = f"{alive} hosts"
         time.sleep(0.5)
-    raise AssertionError(f"there is {seen}, not {hosts} hosts")
+    raise AssertionError(f"there is {seen}, not {len(hosts)} hosts")
 
 
 def speak(scratch: Path) -> None:

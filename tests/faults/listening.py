@@ -5,7 +5,7 @@ import re
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deployments.errors import ReplicaLost
-from deployments.protocol import Codes, FinishReason, GenerateRequest, PcmChunk, Sampling, SynthesisRequest
+from deployments.errors import NotReady, ReplicaLost
+from deployments.protocol import Codes, FinishReason, GenerateRequest, ModelInfo, PcmChunk, Sampling, SynthesisRequest
+from deployments.serving import failover
 from serve_app import ingress
 from serve_app.cli.serve.local_server import APP_NAME
 from serve_app.ingress import HandleSynthesizer
@@ -25,6 +26,8 @@ from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import UtteranceRequest
 from tests.serve_app.one_model import one_deployed
 from tools.experiments.faults import polite
+
+_START_S = 300.0  # of replicas, on a busy machine; bounds a hang
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Listener:
         self._more_sound = asyncio.Condition()
         self._recordings: list[str] = []
         self._read, ingress.read_replica = ingress.read_replica, self._noting
+        failover._GIVE_UP_S = _START_S  # where all replicas die, the streams wait for their successors
 
     async def recordings(self) -> list[str]:
         """How replicas were asked to clone, in turn: "codec samples", "talker prompt"."""
@@ -96,7 +100,7 @@ class Listener:
 
     @asynccontextmanager
     async def _speech(self, request: UtteranceRequest, word_s: float) -> AsyncIterator[AsyncGenerator[PcmChunk, None]]:
-        info = await self._synthesizer.describe()
+        info = await self._model()
         if not word_s:
             yield self._long_text.speak(request, info)
             return
@@ -105,6 +109,13 @@ class Listener:
             await live.wait_for_words()
             yield self._long_text.speak_segments(live.utterance.synthesis, live, info, redraws=False)
             await writing
+
+    async def _model(self) -> ModelInfo:
+        """What an ingress replica knows before it has streams to lose. A busy machine takes its time to tell."""
+        async with asyncio.timeout(_START_S):
+            while True:
+                with suppress(NotReady):
+                    return await self._synthesizer.describe()
 
     async def _count(self) -> None:
         async with self._more_sound:

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, settings
 
 NUM_CASES = int(os.environ.get("TALKRAY_FUZZ_CASES", "40"))
 SEED = int(os.environ.get("TALKRAY_FUZZ_SEED", "0"))
-# Bounds a hang; no case takes nearly as long.
-BOUND_S = 30
+# Bounds a hang; no case takes nearly as long, also where other processes have most of the processor.
+BOUND_S = 120
 MOST_TURN_S = 0.2
 MOST_GROWTH_KIB = 64 << 10
 

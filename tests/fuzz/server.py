@@ -15,7 +15,6 @@ from talkray_tools.released import SHAPES
 from tests.e2e.application import running
 
 AT_ONCE = 8
-BOUND_S = 120
 # Short, so that a case takes milliseconds; long texts do not fit, which they have to be told before a byte is sent.
 MAX_MODEL_LEN = 256
 BLOCK = 16

@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 
 from tests.e2e.speech import PATH, Pools, endless, fetch
-from tests.fuzz.conftest import NUM_CASES, SEED, Cases
-from tests.fuzz.server import AT_ONCE, BOUND_S, FEW_FRAMES
+from tests.fuzz.conftest import BOUND_S, NUM_CASES, SEED, Cases
+from tests.fuzz.server import AT_ONCE, FEW_FRAMES
 from tests.fuzz.texts import body, text
 
 pytestmark = [pytest.mark.anyio, pytest.mark.fuzz]

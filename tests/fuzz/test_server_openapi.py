@@ -11,8 +11,8 @@ from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
 
 from tests.e2e.speech import PATH
-from tests.fuzz.conftest import NUM_CASES, Cases
-from tests.fuzz.server import BOUND_S, FEW_FRAMES
+from tests.fuzz.conftest import BOUND_S, NUM_CASES, Cases
+from tests.fuzz.server import FEW_FRAMES
 
 pytestmark = pytest.mark.fuzz
 

@@ -24,6 +24,7 @@ from deployments.protocol import (
     SynthesisRequest,
 )
 from deployments.serving import ray_private
+from serve_app import ingress
 from serve_app.config import AdmissionSettings
 from serve_app.ingress import Deployed, HandleSynthesizer
 from tests.deployments.serving.test_handles import from_replica
@@ -313,6 +314,36 @@ async def test_a_model_whose_files_are_elsewhere_holds_nobody_up(monkeypatch: py
     assert (info.name, info.checkpoint, info.route) == ("clones", "/elsewhere/Base", "clones")
     later = HandleSynthesizer(deployed("/elsewhere/Base", Describing()))
     assert await later.describe() == info
+
+
+async def test_one_call_describes_the_model_to_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools that answer late, as busy ones do, are not asked again by each request."""
+    monkeypatch.setattr(ingress, "_DESCRIBE_TIMEOUT_S", 0.01)
+    codec = Describing()
+    synthesizer = HandleSynthesizer(one_deployed(codec))
+    with pytest.raises(NotReady):
+        await synthesizer.describe()
+    leaving = asyncio.create_task(synthesizer.describe())
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait((leaving,))
+    codec.may_tell.set()
+    assert synthesizer._asking is not None
+    await synthesizer._asking
+    assert await synthesizer.describe() == CUSTOM_VOICE
+    assert codec.asked == [""]
+
+
+async def test_a_replica_that_hangs_is_not_the_only_one_asked_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingress, "_ASK_TIMEOUT_S", 0.01)
+    codec = Describing()
+    synthesizer = HandleSynthesizer(one_deployed(codec))
+    with pytest.raises(NotReady):
+        await synthesizer.describe()
+    monkeypatch.undo()
+    codec.may_tell.set()
+    assert await synthesizer.describe() == CUSTOM_VOICE
+    assert codec.asked == ["", ""]
 
 
 async def test_a_model_at_zero_is_described_from_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
