@@ -3,7 +3,6 @@
 import resource
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def cloning(tmp_path: Path) -> Iterator[Service]:
 def test_clones_outlive_all_who_have_read_their_recording(cloning: Service, inline: bool) -> None:
     """Samples are sent once; replicas that never had them go on with streams, and speak new ones, as the first did."""
     hiss = np.random.default_rng(inline).normal(0, 0.1, 240_000).astype(np.float32)
-    streams = [replace(each, voice=None, reference=Reference(hiss, "Hiss.")) for each in requests(5, frames=60)]
+    streams = [each.changed(voice=None, reference=Reference(hiss, "Hiss.")) for each in requests(5, frames=60)]
     speaking = Speaking(streams[:1], at_once=4, inline=inline)
     speaking.finish()
     speaking.add(streams)
