@@ -18,7 +18,7 @@ from serve_app.api.requests.speech_request import Offer, SpeechRequest, speech_h
 from serve_app.api.responses.speech_response import (
     AnswerAttempt,
     SpeechResponse,
-    StreamBody,
+    StreamedBody,
     WholeBody,
     WholeResponse,
     audio_body,
@@ -107,42 +107,40 @@ class SpeechService:
         self,
         request: Request,
         speech: SpeechRequest,
+        body: StreamedBody | WholeBody | None = None,
         *,
         parts: Sequence[SpeechRequest] = (),
-        make_body: StreamBody | None = None,
-        make_whole_body: WholeBody | None = None,
-        content_type: str | None = None,
-        previous: str = ignored_fields.PREVIOUS,
     ) -> Response:
         """`speech.body.input` over HTTP, or the `parts` of a dialogue, whose form `speech` has.
 
-        It is sent while it is spoken, or whole if there is a `make_whole_body` or `speech.delivery` says so.
-        `make_body` and `make_whole_body` make the response's body of audio and words, `content_type` is that body's.
-        `previous` is the dialect's name of `previous_request_id`. A text that is sent whole and ends badly is spoken
-        again, once, with another seed; a dialogue is not.
+        `body`: the dialect's own. None: the audio, sent while it is spoken, or whole if `speech.delivery` says so. A
+        text that is sent whole and ends badly is spoken again, once, with another seed; a dialogue is not.
         """
-        utterance, headers = await self._prepared(request, speech, content_type, previous)
-        spoken = await self._dialogue(request, utterance, parts) if parts else [utterance]
-        may_retry = utterance.redraws and not utterance.synthesis.ignore_eos and not parts
+        utterance, ignored = self._continued(await self.begin_speech(request, speech), speech)
         usage = state_of(request).record.usage
-        if make_whole_body is None and not speech.delivery.whole:
+        usage.ignored = ignored_fields.entries(ignored)
+        own_type = {} if body is None else {"content-type": body.content_type}
+        told = replace(speech, ignored=ignored).headers() | usage.headers()
+        headers = {**speech_headers(speech.delivery, speech.info), **told, **own_type}
+        spoken = await self._dialogue(request, utterance, parts) if parts else [utterance]
+        if isinstance(body, StreamedBody) or (body is None and not speech.delivery.whole):
             times = _word_times(parts or [speech])
             audio = self._audio(spoken, speech, usage, times)
-            return SpeechResponse(audio if make_body is None else make_body(audio, times), headers, usage=usage)
+            return SpeechResponse(audio if body is None else body.make(audio, times), headers, usage=usage)
         kept = Kept(state_of(request).caller.name)
         kept.expect(speech.body, speech.delivery, speech.info)
 
         def attempt(spoken: Sequence[UtteranceRequest], usage: Usage) -> AnswerAttempt:
             times = _word_times(parts or [speech])
             audio = self._audio(spoken, speech, usage, times, kept)
-            drop_tail = partial(self._tails.drop, spoken[0].synthesis)
-            return AnswerAttempt(audio, usage, make_whole_body, times, drop_tail=drop_tail)
+            return AnswerAttempt(audio, usage, body, times, drop_tail=partial(self._tails.drop, spoken[0].synthesis))
 
         def retry() -> AnswerAttempt:
             report_redraw(utterance.synthesis.request_id, usage.finish_reason, model=speech.info.route)
             seed = draw_seed()
             return attempt([utterance.redrawn(seed)], usage.another(seed))
 
+        may_retry = utterance.redraws and not utterance.synthesis.ignore_eos and not parts
         return WholeResponse(attempt(spoken, usage), headers, kept=kept, retry=retry if may_retry else None)
 
     def _audio(
@@ -159,20 +157,17 @@ class SpeechService:
         make = event_body if speech.delivery.events else audio_body
         return make(chunks, speech.delivery.rendering(speech.info), usage, times, kept)
 
-    async def _prepared(
-        self, request: Request, speech: SpeechRequest, content_type: str | None, previous: str
-    ) -> tuple[UtteranceRequest, dict[str, str]]:
-        """The utterance, which goes on from the request before it if that is named, and the response's headers."""
-        utterance = await self.make_utterance(request, speech)
-        if (previous_id := speech.body.previous_request_id) is not None:
-            tail = self._tails.find(utterance.synthesis, previous_id)
-            utterance = utterance.changed(tail=tail)
-            if tail is None:
-                speech = replace(speech, ignored={**speech.ignored, previous: NO_TAIL})
-        usage = state_of(request).record.usage
-        usage.ignored = ignored_fields.entries(speech.ignored)
-        headers = {**speech_headers(speech.delivery, speech.info), **speech.headers(), **usage.headers()}
-        return utterance, headers if content_type is None else {**headers, "content-type": content_type}
+    def _continued(
+        self, utterance: UtteranceRequest, speech: SpeechRequest
+    ) -> tuple[UtteranceRequest, ignored_fields.Reasons]:
+        """The utterance, which goes on from the request that `previous_request_id` names, and the request's fields
+        without effect.
+        """
+        if (previous_id := speech.body.previous_request_id) is None:
+            return utterance, speech.ignored
+        tail = self._tails.find(utterance.synthesis, previous_id)
+        no_tail = {speech.previous_field: NO_TAIL} if tail is None else {}
+        return utterance.changed(tail=tail), {**speech.ignored, **no_tail}
 
     async def _dialogue(
         self, request: Request, utterance: UtteranceRequest, parts: Sequence[SpeechRequest]
@@ -185,19 +180,23 @@ class SpeechService:
         ]
         return as_dialogue([first.changed(seed=whole.seed, tail=whole.tail, marks=whole.marks), *later])
 
-    async def make_utterance(
+    async def begin_speech(
         self, request: HTTPConnection, speech: SpeechRequest, *, record: RequestRecord | None = None
     ) -> UtteranceRequest:
-        """The utterance of a request, or of a socket's message with its own `record`. Raises InvalidRequest."""
-        record = record or state_of(request).record
-        client = state_of(request).caller.name
-        asked = await build_utterance(self.offer, speech, request_id=record.request_id, client=client)
-        state_of(request).upload.release()
+        """The utterance of a request, or of a socket's message with its own `record`. Raises InvalidRequest.
+
+        An utterance without an error has two side effects. The room that the request's body took is free for others.
+        The record has the utterance's characters, voice and seed, and is shown as a request that is being spoken.
+        """
+        state = state_of(request)
+        record = record or state.record
+        utterance = await build_utterance(self.offer, speech, request_id=record.request_id, client=state.caller.name)
+        state.upload.release()
         record.characters += len(speech.body.input)
         record.usage.tells_timing = self.settings.server_timing or TIMING_HEADER in request.headers
+        record.note_speech(utterance, speech.info, speech.stored, speed=speech.delivery.speed)
         is_timed = record.usage.tells_timing or self.settings.records.stages
-        record.note_speech(asked, speech.info, speech.stored, speed=speech.delivery.speed)
-        return start_marks(asked, record.received_ns) if is_timed else asked
+        return start_marks(utterance, record.received_ns) if is_timed else utterance
 
 
 def _word_times(parts: Sequence[SpeechRequest]) -> WordTimes | None:

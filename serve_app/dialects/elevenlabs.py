@@ -19,7 +19,7 @@ from serve_app.api.records.request_log import Usage
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.make_request import lenient_request, request_in_voice
 from serve_app.api.requests.speech_request import Delivery, SpeechRequest
-from serve_app.api.responses.speech_response import in_parts
+from serve_app.api.responses.speech_response import StreamedBody, WholeBody, in_parts
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
@@ -73,12 +73,8 @@ def _speaking(
         speech = await speech_request(service, fields, request.query_params, voice=voice, words=timestamps)
         speech, parts = await _dialogue(service, speech, fields.get("inputs"))
         usage = state_of(request).record.usage
-        lines = partial(_lines, usage=usage) if timestamps and stream else None
-        timed = _timed if timestamps and not stream else None
-        form = (_LINES if stream else _JSON) if timestamps else None
-        answer = await service.respond(
-            request, speech, parts=parts, make_body=lines, make_whole_body=timed, content_type=form, previous=_PREVIOUS
-        )
+        timed = StreamedBody(_LINES, partial(_lines, usage=usage)) if stream else WholeBody(_JSON, _timed)
+        answer = await service.respond(request, speech, timed if timestamps else None, parts=parts)
         answer.headers["request-id"] = state_of(request).record.request_id  # for `previous_request_ids`
         return answer
 
@@ -244,7 +240,9 @@ async def speech_request(
             reasons[_PREVIOUS] = _ONLY_HTTP
     reasons |= texts_around(sent)
     delivery = Delivery(audio_format, bit_rate=bit_rate)
-    return await lenient_request(service.offer, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
+    offer = service.offer
+    speech = await lenient_request(offer, sent, names, delivery=delivery, overrides=overrides, reasons=reasons)
+    return replace(speech, previous_field=_PREVIOUS)
 
 
 async def located(service: SpeechService, locators: object, reasons: dict[str, str]) -> dict[str, str]:

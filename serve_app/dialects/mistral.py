@@ -12,7 +12,7 @@ from serve_app.api.records.request_log import Usage
 from serve_app.api.requests import field_names
 from serve_app.api.requests.make_request import lenient_request
 from serve_app.api.requests.speech_request import EVENT_STREAM, Delivery
-from serve_app.api.responses.speech_response import in_parts, named_event
+from serve_app.api.responses.speech_response import StreamedBody, WholeBody, in_parts, named_event
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
@@ -37,13 +37,9 @@ async def speak(service: SpeechService, request: Request, fields: Mapping[str, o
     speech = await lenient_request(service.offer, fields, _NAMES, delivery=Delivery(audio_format))
     usage = state_of(request).record.usage
     if fields.get("stream"):
-        return await service.respond(
-            request,
-            speech,
-            make_body=lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)),
-            content_type=EVENT_STREAM,
-        )
-    return await service.respond(request, speech, make_whole_body=_object, content_type="application/json")
+        events = StreamedBody(EVENT_STREAM, lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)))
+        return await service.respond(request, speech, events)
+    return await service.respond(request, speech, WholeBody("application/json", _object))
 
 
 def _object(audio: bytes, _: WordTimes | None) -> Iterator[bytes]:

@@ -79,6 +79,7 @@ class SpeechRequest:
     spoken: SpokenText  # what is spoken of `body.input`, and the rules for text that comes later
     stored: StoredVoice | None = None  # that speaks
     is_tagged: bool = False  # whether a tag of the text chose its recording
+    previous_field: str = ignored_fields.PREVIOUS  # the client's name of `previous_request_id`
 
     @property
     def voice_take(self) -> str | None:

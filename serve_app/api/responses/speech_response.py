@@ -31,9 +31,22 @@ from serve_app.speech.word_times import Word, WordTimes, marked
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# Make a dialect's body of audio and words: as they come, and of all of them.
-StreamBody = Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
-WholeBody = Callable[[bytes, WordTimes | None], Iterable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedBody:
+    """A dialect's own response body, made of audio and words while they come."""
+
+    content_type: str
+    make: Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class WholeBody:
+    """A dialect's own response body, made of all audio and words once they are complete."""
+
+    content_type: str
+    make: Callable[[bytes, WordTimes | None], Iterable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +55,13 @@ class AnswerAttempt:
 
     body: AsyncGenerator[bytes, None]
     usage: Usage  # what `body` counts
-    make_body: WholeBody | None = None  # makes the answer of all audio; None: the audio is the answer
+    whole: WholeBody | None = None  # None: the audio is the answer
     times: WordTimes | None = None  # the words of `body`
     drop_tail: Callable[[], None] = lambda: None  # called if it is not sent
 
     def parts(self, content: bytes) -> Iterable[bytes]:
         """The answer, of all that `body` made."""
-        return parts_of(content) if self.make_body is None else self.make_body(content, self.times)
+        return parts_of(content) if self.whole is None else self.whole.make(content, self.times)
 
 
 async def audio_body(
@@ -212,7 +225,7 @@ class WholeResponse(SpeechResponse):
             content = await collected(self._body, kept)
             if self._retry is not None and ended_badly(self._usage.finish_reason):
                 attempt, content = await self._retried(self._retry(), content)
-            if attempt.make_body is None:
+            if attempt.whole is None:
                 self.headers["content-length"] = str(len(content))
             if self._usage.finish_reason is not None:
                 self.headers[FINISH_HEADER] = self._usage.finish_reason
