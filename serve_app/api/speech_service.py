@@ -9,6 +9,8 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from deployments.protocol import SynthesisRequest
+from serve_app.api.bodies.client_json import parse_object
+from serve_app.api.bodies.http_request import read_body
 from serve_app.api.context import state_of
 from serve_app.api.headers import TIMING_HEADER
 from serve_app.api.records.request_log import RequestRecord, Usage, start_marks
@@ -68,6 +70,16 @@ class SpeechService:
         if self.jobs is None:
             raise StoreFailed("This server makes no jobs.")
         return await self.jobs(what, VISITOR.get(), *arguments)
+
+    async def read_body(self, request: Request) -> bytes:
+        """The body of a request for speech. Raises Overloaded if no stream has room, whatever the body says."""
+        content = await read_body(request)
+        self.models.check_room(state_of(request).caller.name)
+        return content
+
+    async def read_fields(self, request: Request) -> dict[str, object]:
+        """The JSON object that asks for speech. Raises as `read_body` does, and InvalidRequest."""
+        return parse_object(await self.read_body(request))
 
     def segments(self, speech: SpeechRequest) -> list[Stretch]:
         """The parts in which the text will be asked for, each with the silence before it."""

@@ -15,7 +15,7 @@ from deployments.protocol import FinishReason
 from serve_app.api import catalogue
 from serve_app.api.bodies.client_json import number
 from serve_app.api.bodies.forms import read_form
-from serve_app.api.bodies.http_request import format_named, read_speech, text_of
+from serve_app.api.bodies.http_request import format_named, text_of
 from serve_app.api.context import state_of
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.records.request_log import Usage
@@ -66,7 +66,7 @@ _LANGUAGE |= {"portuguese": "pt", "russian": "ru", "japanese": "ja", "korean": "
 
 async def speak_bytes(service: SpeechService, request: Request) -> Response:
     """Speaks `transcript`."""
-    fields = await read_speech(request, service)
+    fields = await service.read_fields(request)
     text_of(fields, "transcript")
     overrides = {"word_timestamps": False}
     reasons = {"add_timestamps": "/tts/sse tells them"} if fields.get("add_timestamps") else {}
@@ -75,7 +75,7 @@ async def speak_bytes(service: SpeechService, request: Request) -> Response:
 
 async def speak_events(service: SpeechService, request: Request) -> Response:
     """Speaks `transcript` as the messages that a WebSocket would have."""
-    fields = await read_speech(request, service)
+    fields = await service.read_fields(request)
     text_of(fields, "transcript")
     speech = await _speech_request(service, fields)
     usage = state_of(request).record.usage

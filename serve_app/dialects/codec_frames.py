@@ -13,7 +13,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
-from serve_app.api.bodies.http_request import read_speech
 from serve_app.api.context import state_of
 from serve_app.api.headers import UNBUFFERED_HEADERS
 from serve_app.api.records.request_log import Usage
@@ -39,7 +38,7 @@ _OF_AUDIO = ("response_format", "stream_format", "sample_rate", "speed", "word_t
 
 async def speak(service: SpeechService, request: Request) -> Response:
     """Speaks `input` as a stream of records; the other fields are those of `/v1/audio/speech`."""
-    speech = await _speech_request(service, await read_speech(request, service))
+    speech = await _speech_request(service, await service.read_fields(request))
     utterance = await service.begin_speech(request, speech)
     usage = state_of(request).record.usage
     body = _records(service.models.of(utterance).speak(utterance, speech.info), speech.info, usage)

@@ -9,7 +9,7 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
 from serve_app.api.bodies.client_json import number
-from serve_app.api.bodies.http_request import format_named, read_speech, text_of
+from serve_app.api.bodies.http_request import format_named, text_of
 from serve_app.api.context import state_of
 from serve_app.api.records.request_log import Usage
 from serve_app.api.requests import field_names
@@ -48,7 +48,7 @@ _MODES = ("server_commit", "commit")
 
 async def speak_text(service: SpeechService, request: Request) -> Response:
     """Speaks `input.text`: as WAV in JSON, or as PCM in events with `X-DashScope-SSE: enable`."""
-    fields = await read_speech(request, service)
+    fields = await service.read_fields(request)
     sent = field_names.flat(fields, _REST_NAMES)
     if not isinstance(sent.get("input.text"), str):
         raise InvalidRequest("input.text is required, as a string.", "input", "missing_required_parameter")

@@ -11,7 +11,7 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
 from serve_app.api.bodies.client_json import number
-from serve_app.api.bodies.http_request import format_named, read_speech, text_of
+from serve_app.api.bodies.http_request import format_named, text_of
 from serve_app.api.errors import ErrorReply
 from serve_app.api.requests import field_names
 from serve_app.api.requests.make_request import lenient_request
@@ -80,7 +80,7 @@ async def speech_request(
 
 async def speak_text(service: SpeechService, request: Request) -> Response:
     """Speaks `text` of a JSON body, MP3 unless the query says otherwise."""
-    speech = await speech_request(service, request.query_params, body=await read_speech(request, service))
+    speech = await speech_request(service, request.query_params, body=await service.read_fields(request))
     return await service.respond(request, speech)
 
 

@@ -13,7 +13,7 @@ from deployments.errors import InvalidRequest, NotFound
 from serve_app.api import catalogue
 from serve_app.api.bodies.client_json import number, parse_object
 from serve_app.api.bodies.forms import SentForm, read_form
-from serve_app.api.bodies.http_request import format_named, read_speech, text_of
+from serve_app.api.bodies.http_request import format_named, text_of
 from serve_app.api.context import state_of
 from serve_app.api.records.request_log import Usage
 from serve_app.api.requests import field_names, ignored_fields
@@ -68,7 +68,7 @@ def _speaking(
 ) -> Callable[[SpeechService, Request], Awaitable[Response]]:
     async def speak(service: SpeechService, request: Request) -> Response:
         """Speaks `text`, or the `inputs` of a dialogue, MP3 unless `output_format` says otherwise."""
-        fields = await read_speech(request, service)
+        fields = await service.read_fields(request)
         voice = request.path_params.get("voice_id")
         speech = await speech_request(service, fields, request.query_params, voice=voice, words=timestamps)
         speech, parts = await _dialogue(service, speech, fields.get("inputs"))

@@ -5,7 +5,7 @@ from starlette.responses import JSONResponse, Response
 
 from serve_app.api import catalogue
 from serve_app.api.bodies.forms import read_form
-from serve_app.api.bodies.http_request import read_speech, text_of
+from serve_app.api.bodies.http_request import text_of
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.speech_request import Delivery
 from serve_app.api.speech_service import SpeechService
@@ -29,7 +29,7 @@ _CREATED = ("voice_name", "voice_description", "generated_voice_id", "labels", "
 
 async def preview_voices(service: SpeechService, request: Request) -> Response:
     """Three voices of one `voice_description`, that speak `text` or a text of ours."""
-    fields = await read_speech(request, service)
+    fields = await service.read_fields(request)
     text_of(fields, "voice_description")
     if fields.get("auto_generate_text") is True:
         fields.pop("text", None)

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.bodies.http_request import read_speech
 from serve_app.api.context import state_of
 from serve_app.api.requests.make_request import strict_request
 from serve_app.api.responses.speech_response import StreamedBody, WholeBody, in_parts
@@ -23,7 +22,7 @@ async def speak(service: SpeechService, request: Request) -> Response:
     """Speaks `input` as lines of JSON, one line with `stream` false; a word stands in the line where it ends, and how
     speech ended in the last line.
     """
-    fields = await read_speech(request, service)
+    fields = await service.read_fields(request)
     for name in [name for name, value in _ALWAYS.items() if fields.get(name) == value]:
         del fields[name]
     reasons = {name: "lines of JSON with times always come" for name in _ALWAYS if name in fields}

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from serve_app.api.bodies.http_request import read_object, read_speech
+from serve_app.api.bodies.http_request import read_object
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.make_request import strict_request
 from serve_app.api.requests.speech_body import SpeechBody
@@ -16,7 +16,7 @@ from serve_app.text.spoken_text import LEFT_OUT
 
 async def speech(service: SpeechService, request: Request) -> Response:
     """Speaks `input`, streaming unless `stream` is false."""
-    fields = await read_speech(request, service)
+    fields = await service.read_fields(request)
     if "voice_id" in fields:  # Mistral's clients speak at the same path, with their own names of fields
         return await mistral.speak(service, request, fields)
     return await service.respond(request, await strict_request(service.offer, fields, accept=_accept(request)))
@@ -24,7 +24,7 @@ async def speech(service: SpeechService, request: Request) -> Response:
 
 async def speak_deployment(service: SpeechService, request: Request, deployment: str) -> Response:
     """The same for Azure's clients, whose deployments have names of their own."""
-    fields = await read_speech(request, service)
+    fields = await service.read_fields(request)
     reasons = {"model": "a deployment of any name is the loaded model"} if "model" in fields else {}
     speech = await strict_request(
         service.offer, fields, accept=_accept(request), overrides={"model": None}, reasons=reasons

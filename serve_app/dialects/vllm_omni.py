@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, NotReady, Overloaded, TalkrayError
-from serve_app.api.bodies.http_request import read_speech, text_of
+from serve_app.api.bodies.http_request import text_of
 from serve_app.api.context import state_of
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.records.request_log import Usage
@@ -31,7 +31,7 @@ MAX_ITEMS = 64
 
 async def speak_all(service: SpeechService, request: Request) -> Response:
     """Speaks `items`, each with the fields around them unless it has its own: one after the other."""
-    fields = await read_speech(request, service)
+    fields = await service.read_fields(request)
     items = fields.pop("items", None)
     if not isinstance(items, list) or not 0 < len(items) <= MAX_ITEMS:
         raise InvalidRequest(f"items must be a list of 1 to {MAX_ITEMS} objects.", "items")

@@ -8,8 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.bodies.forms import parse_form
-from serve_app.api.bodies.http_request import read_body, text_of
-from serve_app.api.context import state_of
+from serve_app.api.bodies.http_request import text_of
 from serve_app.api.requests import field_names
 from serve_app.api.requests.make_request import lenient_request
 from serve_app.api.requests.speech_request import Delivery, SpeechRequest
@@ -31,9 +30,8 @@ _NAMES: field_names.Names = {
 
 async def generate(service: SpeechService, request: Request) -> Response:
     """Speaks `text` of a form, or of JSON; `audio` is a recording to clone."""
-    content = await read_body(request)
-    service.models.check_room(state_of(request).caller.name)
-    return await service.respond(request, await speech_request(service, await _form_fields(content, request.headers)))
+    fields = await _form_fields(await service.read_body(request), request.headers)
+    return await service.respond(request, await speech_request(service, fields))
 
 
 async def speech_request(service: SpeechService, fields: Mapping[str, object]) -> SpeechRequest:

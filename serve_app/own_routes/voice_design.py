@@ -14,7 +14,6 @@ from starlette.responses import JSONResponse, Response
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelKind, Sampling
 from serve_app.api import catalogue
-from serve_app.api.bodies.http_request import read_speech
 from serve_app.api.context import state_of
 from serve_app.api.records.request_log import Usage
 from serve_app.api.requests import field_names, ignored_fields
@@ -76,7 +75,7 @@ class Candidates:
 
 async def design_voice(service: SpeechService, request: Request) -> Response:
     """Speaks a text with three voices of one description. Each can be locked within an hour."""
-    sent = await read_speech(request, service)
+    sent = await service.read_fields(request)
     overrides = {"any_language": sent.get("any_language", False)}
     speech = await speech_request(
         service, sent, _NAMES, delivery=Delivery(AudioFormat.MP3, whole=True), overrides=overrides

@@ -8,7 +8,6 @@ from deployments.errors import InvalidRequest, PayloadTooLarge
 from serve_app.api.bodies.client_json import MAX_BODY_BYTES, parse_object
 from serve_app.api.context import state_of
 from serve_app.api.errors import BodyTooSlow
-from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 
 _LONGEST_KEY = 255  # of an Idempotency-Key
@@ -44,13 +43,6 @@ async def read_body(request: Request) -> bytes:
 async def read_object(request: Request) -> dict[str, object]:
     """The JSON object that is the body. Raises InvalidRequest."""
     return parse_object(await read_body(request))
-
-
-async def read_speech(request: Request, service: SpeechService) -> dict[str, object]:
-    """The JSON object that asks for speech. Raises InvalidRequest, and Overloaded if no stream has room."""
-    content = await read_body(request)
-    service.models.check_room(state_of(request).caller.name)
-    return parse_object(content)
 
 
 def text_of(fields: Mapping[str, object], name: str = "text") -> str:
