@@ -102,8 +102,7 @@ def create_api(
     # Only for the OpenAPI page: the door has checked the key before.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
     service = SpeechService(models, settings, live_texts=live_texts, voices=voices, tails=tails, jobs=jobs)
-    for dialect in DIALECTS:
-        api.include_router(http_router(dialect, service), dependencies=keyed)
+    api.include_router(http_router(DIALECTS, service), dependencies=keyed)
     api.include_router(status_routes(models, settings, node.is_ready if node else always), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])

@@ -12,6 +12,7 @@ from serve_app.dialects import (
     elevenlabs_sockets,
     flux,
     kokoro,
+    mistral,
     nari,
     native,
     openai_batches,
@@ -24,9 +25,10 @@ from serve_app.dialects import (
 from serve_app.dialects.table import Dialect
 from serve_app.own_routes import jobs, stored_voices, voice_design
 
-# In the order of /docs. Of several keys that a request has, the first header's counts.
+# `Dialect` says what this order decides.
 _MODULES = (
     openai_speech,
+    mistral,
     deepgram,
     flux,
     elevenlabs,

@@ -1,4 +1,4 @@
-"""Mistral's form of `POST /v1/audio/speech`, whose clients send `voice_id`: `openai_speech.py` hands it on to here."""
+"""Mistral's form of OpenAI's `POST /v1/audio/speech`: its clients send `voice_id`."""
 
 import base64
 from collections.abc import Iterator, Mapping
@@ -16,6 +16,7 @@ from serve_app.api.responses.speech_response import StreamedBody, WholeBody, in_
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
+from serve_app.dialects.table import Dialect, Route
 from serve_app.speech.word_times import WordTimes
 
 _FORMATS = {name: AudioFormat(name) for name in ("mp3", "wav", "pcm", "flac", "opus")}
@@ -53,3 +54,12 @@ def _delta(audio: bytes) -> bytes:
 def _done(usage: Usage) -> bytes:
     tokens = dict(zip(("prompt_tokens", "completion_tokens", "total_tokens"), usage.tokens.values(), strict=True))
     return named_event({"type": "speech.audio.done", "usage": tokens, "finish_reason": usage.finish_reason})
+
+
+DIALECT = Dialect(
+    "Mistral",
+    routes=(
+        Route("POST /v1/audio/speech", speak, json_field="voice_id"),
+        Route("POST /openai/v1/audio/speech", speak, json_field="voice_id"),
+    ),
+)

@@ -1,5 +1,7 @@
 """OpenAI's `POST /v1/audio/speech`, also Azure's, and with the fields of servers that follow it."""
 
+from collections.abc import Mapping
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -9,16 +11,12 @@ from serve_app.api.requests.make_request import strict_request
 from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.api.requests.speech_request import CONTENT_TYPES, EVENT_STREAM
 from serve_app.api.speech_service import SpeechService
-from serve_app.dialects import mistral
 from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.text.spoken_text import LEFT_OUT
 
 
-async def speech(service: SpeechService, request: Request) -> Response:
+async def speech(service: SpeechService, request: Request, fields: Mapping[str, object]) -> Response:
     """Speaks `input`, streaming unless `stream` is false."""
-    fields = await service.read_fields(request)
-    if "voice_id" in fields:  # Mistral's clients speak at the same path, with their own names of fields
-        return await mistral.speak(service, request, fields)
     return await service.respond(request, await strict_request(service.offer, fields, accept=_accept(request)))
 
 

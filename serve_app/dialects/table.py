@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
@@ -20,12 +21,16 @@ from serve_app.api.speech_service import SpeechService
 class Route:
     """One HTTP route. `answer` takes the SpeechService, then the arguments that FastAPI gives an endpoint. The `answer`
     of a `POST` returns a Response.
+
+    Several dialects may have the same place. All but one of their routes have a `json_field`: they answer the requests
+    whose JSON body has that field. Each `answer` takes the SpeechService, the request and the body's fields.
     """
 
     place: str  # method and path: "POST /v1/speak"
     answer: Callable[..., Awaitable[object]]
     summary: str | None = None  # None: /docs does not show it
     docs: dict[str, Any] = field(default_factory=dict)  # added to the OpenAPI that FastAPI makes
+    json_field: str | None = None  # None: the route answers all other requests at its place
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One family of clients. The API, its door, `check-client`, the fuzzers and the tests read this declaration."""
+    """One family of clients. The API, its door, `check-client`, the fuzzers and the tests read this declaration.
+
+    The order of DIALECTS, in `__init__.py`, decides three things. The page at /docs shows routes in this order. If
+    several paths fit a request, as `/voices/design` and `/voices/{voice_id}` do, the first one answers. If a request
+    has several keys, the one in `Authorization` counts, else the first of these `key_headers`.
+    """
 
     name: str
     routes: tuple[Route, ...] = ()
@@ -59,18 +69,30 @@ class Dialect:
 
     @property
     def paths(self) -> list[str]:
-        return [*(route.place.split()[1] for route in self.routes), *(path for path, _ in self.sockets)]
+        """Those of which a request is this dialect's before its body is read."""
+        routes = [route.place.split()[1] for route in self.routes if route.json_field is None]
+        return [*routes, *(path for path, _ in self.sockets)]
 
 
-def http_router(dialect: Dialect, service: SpeechService) -> APIRouter:
-    router = APIRouter(tags=[dialect.heading or dialect.name])
-    for route in dialect.routes:
-        method, path = route.place.split()
+def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRouter:
+    """All HTTP routes, in the order of `dialects`."""
+    places: dict[str, dict[str | None, tuple[Dialect, Route]]] = {}  # by `json_field`
+    for dialect in dialects:
+        for route in dialect.routes:
+            sharing = places.setdefault(route.place, {})
+            assert route.json_field not in sharing, f"{dialect.name}: {route.place} is another's: see Route"
+            sharing[route.json_field] = dialect, route
+    router = APIRouter()
+    for place, sharing in places.items():
+        dialect, route = sharing[None]
+        answer = partial(_answer_by_field, sharing) if len(sharing) > 1 else route.answer
+        method, path = place.split()
         returns: dict[str, Any] = {"response_class": Response} if method == "POST" else {"response_model": None}  # JSON
         router.add_api_route(
             path,
-            _endpoint(route.answer, service, dialect.name),
+            _endpoint(route, partial(answer, service), dialect.name),
             methods=[method],
+            tags=[dialect.heading or dialect.name],
             summary=route.summary,
             include_in_schema=route.summary is not None,
             openapi_extra=route.docs,
@@ -92,13 +114,22 @@ def socket_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRou
     return router
 
 
-def _endpoint(
-    answer: Callable[..., Awaitable[object]], service: SpeechService, dialect: str
-) -> Callable[..., Awaitable[object]]:
-    bound = partial(answer, service)
+def _endpoint(route: Route, bound: partial[Awaitable[object]], dialect: str) -> Callable[..., Awaitable[object]]:
     setattr(bound, ENDPOINT_DIALECT, dialect)
-    bound.__name__, bound.__doc__ = answer.__name__, answer.__doc__  # type: ignore[attr-defined]  # shown by /docs
+    bound.__name__, bound.__doc__ = route.answer.__name__, route.answer.__doc__  # type: ignore[attr-defined]  # shown by /docs
     return bound
+
+
+async def _answer_by_field(
+    sharing: Mapping[str | None, tuple[Dialect, Route]], service: SpeechService, request: Request
+) -> Response:
+    """Answers with the route whose `json_field` the body has, else with the one that has none."""
+    fields = await service.read_fields(request)
+    dialect, route = sharing[next((name for name in sharing if name in fields), None)]
+    state_of(request).record.dialect = dialect.name
+    response = await route.answer(service, request, fields)
+    assert isinstance(response, Response)
+    return response
 
 
 async def _converse(kinds: Mapping[type[Connection], str], service: SpeechService, socket: WebSocket) -> None:

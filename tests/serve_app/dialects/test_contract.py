@@ -64,6 +64,17 @@ STORING = {
 }
 
 
+def test_no_route_is_hidden_by_one_before_it() -> None:
+    places = [route.place.split() for dialect in DIALECTS for route in dialect.routes if route.json_field is None]
+    hidden = [
+        (method, path, before)
+        for number, (method, path) in enumerate(places)
+        for other, before in places[:number]
+        if other == method and compile_path(before)[0].match(path)
+    ]
+    assert not hidden
+
+
 def test_each_path_has_a_row() -> None:
     sockets_of = [(path, kind.subprotocol) for dialect in DIALECTS for path, kind in dialect.sockets]
     places = [(row.path.partition("?")[0], *(row.sample.protocols or (None,))) for row in SOCKETS.values()]

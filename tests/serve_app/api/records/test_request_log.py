@@ -212,11 +212,12 @@ async def test_a_record_has_its_dialect_also_where_the_door_refuses_it(tmp_path:
         transport = httpx.ASGITransport(api)
         async with httpx.AsyncClient(transport=transport, base_url="http://talkray") as client:
             await client.post("/v1/audio/speech", json=BODY, headers={"traceparent": "00-1-2-01"})
+            await client.post("/v1/audio/speech", json={"input": SECRET, "voice_id": "ryan"})
             await client.post("/v1/text-to-speech/ryan", json={"text": SECRET})
             await client.post("/nowhere")
     told = [(record.dialect, record.error) for record in kept]
-    assert told[:3] == [("OpenAI", None), ("ElevenLabs", None), ("", "not_found")]
-    assert told[3:] == [("OpenAI", "invalid_api_key"), ("", "invalid_api_key"), ("", "invalid_api_key")]
+    assert told[:4] == [("OpenAI", None), ("Mistral", None), ("ElevenLabs", None), ("", "not_found")]
+    assert told[4:] == [*[("OpenAI", "invalid_api_key")] * 2, *[("", "invalid_api_key")] * 2]
     assert [stage for stage, _ in kept[0].usage.marks] == []  # a synthesizer that is none leaves no marks
     assert (kept[0].characters, kept[0].usage.model, kept[0].usage.voice) == (21, CUSTOM_VOICE.name, "ryan")
     assert kept[0].trace == {"traceparent": "00-1-2-01"}
