@@ -14,7 +14,8 @@ from serve_app.api.errors import Unauthorized, translate
 from serve_app.api.records.request_log import SAMPLE_BYTES, Usage
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.ignored_fields import Ignored
-from serve_app.api.requests.make_request import complete_request, model_for
+from serve_app.api.requests.make_request import complete_request
+from serve_app.api.requests.model_choice import model_for
 from serve_app.api.requests.speech_body import SPEECH, parse_speech, validated
 from serve_app.api.requests.speech_request import Delivery, stored_voice
 from serve_app.api.responses.speech_response import word_entries
@@ -100,7 +101,7 @@ class SpeakMessage:
         if body.previous_request_id is not None or body.seed is not None:  # a seed makes the same again
             self._continuation.previous_id = body.previous_request_id
         self._continuation.sealed = resumption.tail
-        info = await model_for(service.offer, body, fields)
+        info = await model_for(service.offer, dict(body), task_type=fields.get("task_type"))
         reasons = ignored_fields.always_streamed(fields)
         reasons.pop(ignored_fields.PREVIOUS, None)
         ignored = Ignored(fields, _NAMES, reasons)

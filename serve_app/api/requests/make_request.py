@@ -6,7 +6,7 @@
 translates them and calls one of the two.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from deployments.errors import InvalidRequest
@@ -14,7 +14,7 @@ from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api import catalogue
 from serve_app.api.requests import field_names
 from serve_app.api.requests.ignored_fields import Ignored
-from serve_app.api.requests.model_choice import ModelHints, choose_model
+from serve_app.api.requests.model_choice import choosing_fields, model_for
 from serve_app.api.requests.read_text import read_text
 from serve_app.api.requests.speech_body import ALL_SPELLINGS, SPEECH, SpeechBody, in_our_spelling, parse_speech
 from serve_app.api.requests.speech_request import Delivery, Offer, SpeechRequest, negotiate, stored_voice
@@ -44,7 +44,7 @@ async def strict_request(
     given = {**in_our_spelling(fields), **overrides}
     known = {name: given[name] for name in SPEECH if given.get(name) is not None}
     body = parse_speech(known, offer.settings)
-    info = await model_for(offer, body, fields)
+    info = await model_for(offer, dict(body), task_type=fields.get("task_type"))
     if body.voice is not None:
         _check_voice(offer, body.voice, info)
     if isinstance(options := fields.get("normalization_options"), dict) and set(options) - {"normalize"}:
@@ -79,7 +79,8 @@ async def lenient_request(
     model = given.pop("model", None)
     bit_rate = given.pop("bit_rate", None)
     named = given.pop("voice", None)
-    info = await _lenient_model(offer, model, named, given, task_type=sent.get("task_type"))
+    hints = {**given, "model": model, "voice": named}
+    info = await model_for(offer, hints, task_type=sent.get("task_type"), lenient=True)
     known = {name: value for name, value in given.items() if value is not None}
     unvoiced = parse_speech({"input": "", "any_language": True, **known}, offer.settings)
     voice = await _lenient_voice(offer, named, unvoiced, info)
@@ -128,57 +129,6 @@ async def complete_request(
     without_effect = ignored.found(body, info, choosing=choosing_fields(offer), stored=stored)
     delivery = replace(delivery, disclosed=offer.settings.disclose_synthetic)
     return SpeechRequest(info, body, delivery, without_effect, spoken, stored, is_tagged=tagged is not None)
-
-
-async def model_for(offer: Offer, body: SpeechBody, sent: Mapping[str, object]) -> ModelInfo:
-    """The model that answers a strict request of these fields. An unknown model or, with several models, an unknown
-    voice is an error. Raises InvalidRequest, ModelNotFound, NotReady.
-    """
-    info, *others = models = await offer.models.infos()
-    if others:
-        wanted = ModelHints(
-            model=body.model,
-            has_recording=body.ref_audio is not None or await _is_stored(offer, body.voice, models),
-            task_type=sent.get("task_type"),
-            voice=body.voice,
-            instructions=body.instructions,
-        )
-        info = choose_model(wanted, models, offer.settings, lenient=False)
-    catalogue.check_model(body.model, info, offer.settings)
-    return info
-
-
-def choosing_fields(offer: Offer) -> field_names.Names:
-    """Fields that choose the model. They have an effect only if several are deployed."""
-    return {"task_type": None} if len(offer.models) > 1 else {}
-
-
-async def _is_stored(offer: Offer, voice: str | None, models: Sequence[ModelInfo]) -> bool:
-    """Whether `voice` is a stored voice; False with a single model, because then nothing depends on it.
-
-    If a model has a speaker of that name, only voices that this replica already knows count. Most requests name such a
-    speaker, and asking the store would cost each of them a round trip.
-    """
-    if len(models) == 1 or voice is None:
-        return False
-    is_speaker = any(catalogue.is_named(voice, info.voices) for info in models)
-    return (offer.voices.known(voice) if is_speaker else await offer.voices.find(voice)) is not None
-
-
-async def _lenient_model(
-    offer: Offer, model: object, voice: object, given: Mapping[str, object], *, task_type: object
-) -> ModelInfo:
-    """The model for names of another service; `given`: the other fields. Raises NotReady."""
-    name = voice if isinstance(voice, str) else None
-    models = await offer.models.infos()
-    wanted = ModelHints(
-        model=model if isinstance(model, str) else None,
-        has_recording=given.get("ref_audio") is not None or await _is_stored(offer, name, models),
-        task_type=task_type,
-        voice=name,
-        instructions=given.get("instructions"),
-    )
-    return choose_model(wanted, models, offer.settings, lenient=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """Which of several models answers a request. docs/voices.md lists what decides, in this order."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from deployments.errors import InvalidRequest, NotFound
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api import catalogue
+from serve_app.api.requests.field_names import Names
+from serve_app.api.requests.speech_request import Offer
 from serve_app.config import CLONE_ALIAS, ApiSettings
 from serve_app.voices.record import ID
 
@@ -26,6 +28,45 @@ class ModelHints:
     task_type: object = None
     voice: str | None = None
     instructions: object = None
+
+
+async def model_for(
+    offer: Offer, given: Mapping[str, object], *, task_type: object, lenient: bool = False
+) -> ModelInfo:
+    """The model for a request whose fields `given` have the names of a SpeechBody, not yet checked if `lenient`.
+
+    A single model speaks for all. Its name is checked unless `lenient`. Raises as `choose_model` does, NotReady.
+    """
+    models = await offer.models.infos()
+    model, voice = (each if isinstance(each, str) else None for each in (given.get("model"), given.get("voice")))
+    wanted = ModelHints(
+        model=model,
+        has_recording=given.get("ref_audio") is not None or await _is_stored(offer, voice, models),
+        task_type=task_type,
+        voice=voice,
+        instructions=given.get("instructions"),
+    )
+    info = choose_model(wanted, models, offer.settings, lenient=lenient)
+    if not lenient:
+        catalogue.check_model(model, info, offer.settings)
+    return info
+
+
+def choosing_fields(offer: Offer) -> Names:
+    """Fields that choose the model. They have an effect only if several are deployed."""
+    return {"task_type": None} if len(offer.models) > 1 else {}
+
+
+async def _is_stored(offer: Offer, voice: str | None, models: Sequence[ModelInfo]) -> bool:
+    """Whether `voice` is a stored voice; False with a single model, because then nothing depends on it.
+
+    If a model has a speaker of that name, only voices that this replica already knows count. Most requests name such a
+    speaker, and asking the store would cost each of them a round trip.
+    """
+    if len(models) == 1 or voice is None:
+        return False
+    is_speaker = any(catalogue.is_named(voice, info.voices) for info in models)
+    return (offer.voices.known(voice) if is_speaker else await offer.voices.find(voice)) is not None
 
 
 def choose_model(wanted: ModelHints, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool) -> ModelInfo:
