@@ -21,8 +21,8 @@ from serve_app.jobs.planning import BadLine
 from serve_app.jobs.store import JobStore
 from serve_app.jobs.stored_job import SPEECH
 from serve_app.jobs.work import Json, Track
-from serve_app.voices.record import Visitor
 from serve_app.voices.store import VoiceStore
+from serve_app.voices.stored_voice import Visitor
 
 _PATH = re.compile(r"files/(?:-|[0-9a-f]+)/(file-[0-9a-f]{24})\.((?:[0-9a-f]{2})+)")
 _LONGEST_NAME = 100  # bytes: the hex of it is the name of a file

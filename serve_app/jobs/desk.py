@@ -25,8 +25,8 @@ from serve_app.jobs.store import JobStore
 from serve_app.jobs.stored_job import JobState, MadeSegment, SegmentId, SentBatch, StoredJob
 from serve_app.jobs.webhooks import WEBHOOK, Webhooks
 from serve_app.jobs.work import Json, Track, Work
-from serve_app.voices.record import VISITOR, Visitor, now
 from serve_app.voices.store import Damaged, StoreFailed
+from serve_app.voices.stored_voice import VISITOR, Visitor, now
 
 logger = logging.getLogger(__name__)
 

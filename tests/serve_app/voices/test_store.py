@@ -15,8 +15,8 @@ from obstore.store import S3Store
 
 from deployments.errors import StartError
 from deployments.protocol import ClonePrompt
-from serve_app.voices.record import StoredVoice, Take, new_id, new_version, now, pack, unpack
 from serve_app.voices.store import Damaged, StoreFailed, VoiceStore, default_folder, folder_of
+from serve_app.voices.stored_voice import StoredVoice, Take, new_id, new_version, now, pack, unpack
 
 KILLS = 100
 # Forks a writer again and again, and kills it at any moment; prints the ids that it had reported by then.
