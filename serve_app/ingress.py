@@ -39,7 +39,7 @@ from serve_app.scaling.pool_watch import PoolWatch, scrape
 from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.voices.library import Voices
-from serve_app.voices.store import VoiceStore
+from serve_app.voices.voice_store import VoiceStore
 
 logger = logging.getLogger(__name__)
 

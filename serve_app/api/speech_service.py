@@ -37,8 +37,8 @@ from serve_app.speech.segments import Segments, UtteranceRequest
 from serve_app.speech.word_times import WordTimes
 from serve_app.text.spoken_text import Stretch
 from serve_app.voices.library import Voices
-from serve_app.voices.store import StoreFailed
 from serve_app.voices.stored_voice import VISITOR
+from serve_app.voices.voice_store import StoreFailed
 
 NO_TAIL = "no finished request of yours in this voice that is kept has this id"
 

@@ -117,8 +117,8 @@ def export(
     store: Store = None,
 ) -> None:
     """Write a voice with its recordings to one file."""
-    from serve_app.voices.store import write_file
     from serve_app.voices.stored_voice import FILE_SUFFIX, pack
+    from serve_app.voices.voice_store import write_file
 
     async def work(stored: "Voices") -> "tuple[StoredVoice, bytes]":
         found = await stored.get(voice)

@@ -11,7 +11,7 @@ import numpy as np
 from deployments.errors import EngineError, TalkrayError
 from deployments.protocol import Codes, FinishReason, ModelInfo, Reference
 from serve_app.api.records.request_log import RequestRecord, Usage
-from serve_app.jobs.store import packed
+from serve_app.jobs.job_store import packed
 from serve_app.jobs.stored_job import JobPlan, MadeSegment, Manner, Part, SegmentId, StoredJob
 from serve_app.speech.long_text import LongText
 from serve_app.speech.redraw import ended_badly, report_redraw
