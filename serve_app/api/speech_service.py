@@ -36,8 +36,8 @@ from serve_app.speech.redraw import draw_seed, report_redraw
 from serve_app.speech.segments import Segments, UtteranceRequest
 from serve_app.speech.word_times import WordTimes
 from serve_app.text.spoken_text import Stretch
+from serve_app.visitor import VISITOR
 from serve_app.voices.library import Voices
-from serve_app.voices.stored_voice import VISITOR
 from serve_app.voices.voice_store import StoreFailed
 
 NO_TAIL = "no finished request of yours in this voice that is kept has this id"

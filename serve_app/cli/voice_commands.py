@@ -189,8 +189,8 @@ def preview(
 
 def with_voices(store: str | None, owner: str, work: "Callable[[Voices], Awaitable[T]]") -> T:
     """The result of `work` with the voices of all owners; what it makes is `owner`'s."""
+    from serve_app.visitor import VISITOR, Visitor
     from serve_app.voices.library import Voices
-    from serve_app.voices.stored_voice import VISITOR, Visitor
 
     async def run() -> T:
         VISITOR.set(Visitor(owner, sees_all=True))

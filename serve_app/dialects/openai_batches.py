@@ -20,7 +20,7 @@ from serve_app.jobs.batches import BatchFile, BatchFiles, output_of
 from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.stored_job import SPEECH, SentBatch
 from serve_app.jobs.work import Json
-from serve_app.voices.stored_voice import VISITOR
+from serve_app.visitor import VISITOR
 
 _OUTPUT = "file-output-"  # and the hex digits of the batch
 _MOST_FILES = 10_000

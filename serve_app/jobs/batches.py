@@ -21,7 +21,7 @@ from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.planning import BadLine
 from serve_app.jobs.stored_job import SPEECH
 from serve_app.jobs.work import Json, Track
-from serve_app.voices.stored_voice import Visitor
+from serve_app.visitor import Visitor
 from serve_app.voices.voice_store import VoiceStore
 
 _PATH = re.compile(r"files/(?:-|[0-9a-f]+)/(file-[0-9a-f]{24})\.((?:[0-9a-f]{2})+)")

@@ -25,7 +25,8 @@ from serve_app.jobs.planning import DETERMINISTIC, INPUTS, BadLine, Planned, pla
 from serve_app.jobs.stored_job import JobState, MadeSegment, SegmentId, SentBatch, StoredJob
 from serve_app.jobs.webhooks import WEBHOOK, Webhooks
 from serve_app.jobs.work import Json, Track, Work
-from serve_app.voices.stored_voice import VISITOR, Visitor, now
+from serve_app.visitor import VISITOR, Visitor
+from serve_app.voices.stored_voice import now
 from serve_app.voices.voice_store import Damaged, StoreFailed
 
 logger = logging.getLogger(__name__)

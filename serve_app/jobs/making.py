@@ -17,8 +17,8 @@ from serve_app.speech.long_text import LongText
 from serve_app.speech.redraw import ended_badly, report_redraw
 from serve_app.speech.segments import UtteranceRequest, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
+from serve_app.visitor import VISITOR, Visitor
 from serve_app.voices.library import Voices
-from serve_app.voices.stored_voice import VISITOR, Visitor
 
 
 class JobStopped(TalkrayError):

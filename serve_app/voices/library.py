@@ -22,10 +22,10 @@ from serve_app.audio import recordings
 from serve_app.audio.reference_doctor import Preparation
 from serve_app.config import VoiceSettings
 from serve_app.text.lexicon import Lexicon
+from serve_app.visitor import VISITOR
 from serve_app.voices.stored_voice import (
     ID,
     NEUTRAL,
-    VISITOR,
     Consent,
     StoredConsent,
     StoredDesign,
