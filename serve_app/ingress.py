@@ -69,7 +69,7 @@ class Deployed:
 
     def known_info(self) -> ModelInfo | None:
         """What is known of one of several models without its talkers, which a call might start: from its files, else
-        what an ingress has left. None of a single one, whose talkers are asked.
+        what another ingress has noted. None of a single one, whose talkers are asked.
         """
         if not self.name:
             return None
@@ -80,13 +80,13 @@ class Deployed:
             return None
         if info is not None:
             return self._named(info)
-        note = ray_private.left(self._note_key)
+        note = ray_private.get_note(self._note_key)
         return None if note is None else TypeAdapter(ModelInfo).validate_json(note)
 
     def remember(self, info: ModelInfo) -> ModelInfo:
-        """Leaves what a talker has told for other ingresses."""
+        """Notes for other ingresses what a talker has told."""
         info = self._named(info)
-        ray_private.leave(self._note_key, TypeAdapter(ModelInfo).dump_json(info))
+        ray_private.put_note(self._note_key, TypeAdapter(ModelInfo).dump_json(info))
         return info
 
     def _named(self, info: ModelInfo) -> ModelInfo:

@@ -93,7 +93,7 @@ class Handover:
 
     reason: str
     began_s: float  # time.monotonic() of the loss
-    is_loss: bool = True  # False: the reader paused, so the replica was left
+    is_loss: bool = True  # False: the reader paused, so the call was closed
 
 
 class AttemptStage(Enum):
@@ -138,8 +138,8 @@ class Attempts:
         self._losses_untold = ()
         return replace(item, trail=trail)
 
-    def left(self) -> None:
-        """The reader reads again, after the replica was left because the reader paused."""
+    def resume(self) -> None:
+        """The reader reads again, after the call was closed because the reader paused."""
         self._stage = AttemptStage.ASKED
         self._handover = Handover("its reader came back", time.monotonic(), is_loss=False)
 
@@ -181,8 +181,8 @@ async def with_failover(stream: ReplicaStream[C, D]) -> AsyncGenerator[D, None]:
     attempts. Raises other errors, and `lost` if the stream is given up. The stream ends early if `receive` returns a
     finish reason for a chunk without one.
 
-    If the reader takes nothing for UNREAD_S, the replica is left, and one is asked again when the reader goes on. This
-    does not hold for the first item, because a reader that asks ahead takes only that.
+    If the reader takes nothing for UNREAD_S, the call is closed, and a replica is asked again when the reader goes on.
+    This does not hold for the first item, because a reader that asks ahead takes only that.
     """
     attempts = Attempts(stream.lost, stream.request_id)
     has_begun = False
@@ -195,7 +195,7 @@ async def with_failover(stream: ReplicaStream[C, D]) -> AsyncGenerator[D, None]:
                     has_begun = True
                     yield item
                     if await reader.after_yield():
-                        attempts.left()
+                        attempts.resume()
                         break
                     if item.finish_reason is not None and not attempts.has_ended:
                         return

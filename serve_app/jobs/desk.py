@@ -153,7 +153,7 @@ class JobDesk:
             while True:
                 await self._take_turn()
         finally:
-            await asyncio.gather(*map(_leave, self._works.values()))
+            await asyncio.gather(*map(_cancel_tasks, self._works.values()))
 
     async def _take_turn(self) -> None:
         """Begin what there is room for, and wait for a change."""
@@ -278,7 +278,7 @@ class JobDesk:
         await asyncio.to_thread(self._store().write_state, work.job.id, state)
         work.state = state
         if state.cancelled:
-            await _leave(work)
+            await _cancel_tasks(work)
         work.failures.clear()
         work.queue_all()
         self._changed.set()
@@ -342,7 +342,7 @@ class JobDesk:
             )
 
     async def _remove(self, work: Work) -> None:
-        await _leave(work)
+        await _cancel_tasks(work)
         await asyncio.to_thread(self._store().forget, work.job.id)
         self._works.pop(work.job.id, None)
         removing = asyncio.create_task(asyncio.to_thread(self._store().remove, work.job.id))
@@ -367,8 +367,8 @@ def _works_of(store: JobStore) -> list[Work]:
     return works
 
 
-async def _leave(work: Work) -> None:
-    """Leave the segments that run, and a call of its webhook."""
+async def _cancel_tasks(work: Work) -> None:
+    """Cancel the segments that run, and a call of its webhook."""
     tasks = [*work.running.values(), *filter(None, (work.calling,))]
     for task in tasks:
         task.cancel()

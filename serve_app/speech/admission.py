@@ -139,7 +139,7 @@ class Admission:
         client = _Client(info.sample_rate, live)
         end = SpokenEnd()
         is_speaking = False
-        self.room.enter()
+        self.room.add_stream()
         try:
             async with AsyncExitStack() as opened, ReaderWatch(self.room.pause, self.room.resume) as reader:
                 speech = await self._await_first_audio(utterance, info, opened)
@@ -160,7 +160,7 @@ class Admission:
         finally:
             if client.listener.has_begun:
                 metrics.stalled(client.listener.stalled_s, model=self.room.model)
-            self.room.leave(was_speaking=is_speaking)
+            self.room.remove_stream(was_speaking=is_speaking)
 
     async def _await_first_audio(
         self, utterance: UtteranceRequest, info: ModelInfo, opened: AsyncExitStack

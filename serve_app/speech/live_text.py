@@ -189,8 +189,8 @@ class LiveText(Segments):
     def start(self, number: int) -> int:
         return segment_start(self.spoken, [each.text for each in self._mailboxes[:number]])
 
-    def leave(self, number: int) -> None:
-        """The speech of a segment has ended: later text goes into the next segment."""
+    def close_segment(self, number: int) -> None:
+        """Later text goes into the next segment, and that goes on from no tail."""
         if number == len(self._segments) - 1 and self._writing is not None:
             self._split.restart()
             self._end_segment()

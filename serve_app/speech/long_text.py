@@ -67,7 +67,7 @@ class LongText:
             while (segment := look_ahead.pop()) is not None:
                 assembler.start_segment(number, segments.start(number), speed=segments.speed(number))
                 if number and redraws and await segment.hear(listener.due_s):
-                    segments.leave(number)
+                    segments.close_segment(number)
                 while (chunk := await segment.next()) is not None:
                     has_failed = redraws and assembler.has_failed(chunk)
                     part = await assembler.add(chunk, is_last=segments.is_last(number))
@@ -80,7 +80,7 @@ class LongText:
                     if part.pcm:
                         listener.deliver(part.num_samples / info.sample_rate, now_s=time.monotonic())
                     await reader.after_yield()
-                segments.leave(number)
+                segments.close_segment(number)
                 number += 1
                 await look_ahead.ensure_asked(number, segment)
                 if pause_s := segments.pause_s(number):

@@ -114,8 +114,8 @@ class Segments:
         """How fast a segment is played."""
         return self._speeds.get(number, 1.0)
 
-    def leave(self, number: int) -> None:
-        """The speech of a segment has ended."""
+    def close_segment(self, number: int) -> None:
+        """The speech of a segment has ended: it takes no more text."""
 
 
 def segment_start(text: str, before: list[str]) -> int:

@@ -298,8 +298,8 @@ def deployed(checkpoint: str, codec: "Describing") -> Deployed:
 async def test_a_model_whose_files_are_elsewhere_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked for beside requests, and what it tells is left for ingresses that start while it is at zero."""
     notes: dict[str, bytes] = {}
-    monkeypatch.setattr(ray_private, "left", notes.get)
-    monkeypatch.setattr(ray_private, "leave", notes.__setitem__)
+    monkeypatch.setattr(ray_private, "get_note", notes.get)
+    monkeypatch.setattr(ray_private, "put_note", notes.__setitem__)
     codec = Describing()
     synthesizer = HandleSynthesizer(deployed("/elsewhere/Base", codec))
     for _ in range(2):
