@@ -26,7 +26,7 @@ from deployments.protocol import (
 from deployments.serving import ray_private
 from serve_app import ingress
 from serve_app.config import AdmissionSettings
-from serve_app.ingress import Deployed, HandleSynthesizer
+from serve_app.handle_synthesizer import Deployed, HandleSynthesizer
 from tests.deployments.serving.test_handles import from_replica
 from tests.serve_app.fake import CUSTOM_VOICE
 from tests.serve_app.one_model import one_deployed
