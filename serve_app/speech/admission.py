@@ -58,7 +58,7 @@ class _Client:
 
     def excuse(self) -> None:
         """No chunk is late that had to wait for the client."""
-        is_writing = self._live is not None and not self._live.is_over
+        is_writing = self._live is not None and not self._live.is_taken_in
         if self.was_slow or self._was_writing or is_writing:
             self.listener.wait(now_s=time.monotonic())
         self._was_writing = is_writing

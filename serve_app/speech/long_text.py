@@ -33,7 +33,7 @@ class LongText:
         """
         if (live := utterance.live_text) is not None:
             speech = self.speak_segments(utterance.synthesis, live, info, redraws=utterance.redraws)
-            return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_over)
+            return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_taken_in)
         segments = Segments.of(utterance, info.max_segment_chars)
         first = segments.known_segment(0)
         assert first is not None, "a text has a segment"
