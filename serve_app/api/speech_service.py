@@ -32,7 +32,6 @@ from serve_app.speech.dialogue import DialogueTimes, as_dialogue, one_after_anot
 from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.model_admissions import ModelAdmissions
-from serve_app.speech.redraw import draw_seed, report_redraw
 from serve_app.speech.segments import Segments, UtteranceRequest
 from serve_app.speech.word_times import WordTimes
 from serve_app.text.spoken_text import Stretch
@@ -139,9 +138,8 @@ class SpeechService:
             return AnswerAttempt(audio, usage, make_whole_body, times, drop_tail=drop_tail)
 
         def retry() -> AnswerAttempt:
-            report_redraw(utterance.synthesis.request_id, usage.finish_reason, model=speech.info.route)
-            seed = draw_seed()
-            return attempt([utterance.redrawn(seed)], usage.another(seed))
+            second = utterance.redrawn(usage.finish_reason)
+            return attempt([second], usage.another(second.synthesis.seed))
 
         return WholeResponse(attempt(spoken, usage), headers, kept=kept, retry=retry if may_retry else None)
 

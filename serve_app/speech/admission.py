@@ -24,7 +24,7 @@ from serve_app.speech.joints import SpokenEnd, Tails
 from serve_app.speech.live_text import LiveText
 from serve_app.speech.long_text import LongText
 from serve_app.speech.model_state import ModelState, ready
-from serve_app.speech.redraw import draw_seed, ended_badly, report_redraw
+from serve_app.speech.redraw import ended_badly
 from serve_app.speech.room import Room
 from serve_app.speech.segments import UtteranceRequest
 from serve_app.speech.synthesizer import Synthesizer, silence
@@ -118,7 +118,7 @@ class Admission:
         """`tails` keeps the ends of finished requests."""
         self._synthesizer, self._tails = synthesizer, tails
         self.room = Room(settings, is_running=is_running, state=state, model=model)
-        self._long_text = LongText(synthesizer, model=model)
+        self._long_text = LongText(synthesizer)
 
     async def describe(self) -> ModelInfo:
         return await self._synthesizer.describe()
@@ -213,9 +213,8 @@ class Admission:
         speech = await peeked(utterance)
         if not (utterance.redraws and speech.has_failed):
             return speech
-        report_redraw(utterance.synthesis.request_id, speech.reason, model=self.room.model)
-        seed = draw_seed()
-        return await peeked(utterance.redrawn(seed), new_seed=seed)
+        second = utterance.redrawn(speech.reason)
+        return await peeked(second, new_seed=second.synthesis.seed)
 
     @asynccontextmanager
     async def _log_start(self, request_id: str, is_starting: bool) -> AsyncIterator[None]:
