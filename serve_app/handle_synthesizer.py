@@ -108,7 +108,7 @@ class HandleSynthesizer:
             logger.info("the model %s cannot be described yet: %r", self._served.name, error)
 
     async def _ask(self) -> ModelInfo:
-        """Waits for a talker, however long that takes."""
+        """Calls `TalkerReplica.describe` or `CodecReplica.describe`. Waits for a talker, however long that takes."""
         info: ModelInfo
         if self._served.talker is not None:
             info = await ask_replica(self._served.talker, "describe", lost=TalkerLost)
@@ -135,9 +135,11 @@ class HandleSynthesizer:
         return self._served.talker is None or not (has_codes or info.talker_on_gpu)
 
     def _synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
+        """Calls `CodecReplica.synthesize`."""
         return read_replica(self._served.codec, "synthesize", request, lost=CodecLost)
 
     def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+        """Calls `TalkerReplica.generate`."""
         assert self._served.talker is not None
         return read_replica(self._served.talker, "generate", request, lost=TalkerLost)
 

@@ -40,7 +40,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MIB = -1, -3, 1 << 20
 
 
 async def _ask_desk(handle: DeploymentHandle, what: str, *arguments: object) -> Any:
-    """Asks the desk in the one replica that makes jobs."""
+    """Calls `JobsReplica.call`: the desk in the one replica that makes jobs."""
     try:
         calling = ask_replica(handle, "call", what, *arguments, lost=ReplicaLost)
         return await asyncio.wait_for(calling, _CREATE_TIMEOUT_S if what == "create" else _JOBS_TIMEOUT_S)
@@ -49,7 +49,7 @@ async def _ask_desk(handle: DeploymentHandle, what: str, *arguments: object) -> 
 
 
 async def _forget_everywhere(app_name: str, voices: tuple[bytes, ...]) -> None:
-    """Have every replica of the application drop what it keeps of stored voices that are no more.
+    """Calls `forget` of every replica of the application, for stored voices that are no more.
 
     Raises NotReady if a replica does not answer: ask again. A pool without replicas has nothing to drop.
     """

@@ -103,7 +103,7 @@ class PoolWatch:
         return {name: (pool.wanted, len(pool.running)) for name, pool in self._pools.items()}
 
     def notes(self) -> list[bytes]:
-        """What the other ingress replicas have left, also of some that have ended. Blocks."""
+        """What the other ingress replicas have noted, also of some that have ended. Blocks."""
         pool, own = self._pools.get("ingress"), _rank()
         ranks = (rank for rank in range(pool.wanted if pool else 0) if rank != own)
         notes = (ray_private.get_note(_note_of(self._app_name, rank)) for rank in ranks)
