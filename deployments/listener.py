@@ -63,16 +63,16 @@ class ReaderWatch:
     """Notices that the reader of a generator takes nothing, and that it reads again.
 
     The generator says when it yields: `before_yield`, `yield`, `after_yield`. Three on a stream's way do: `Admission`
-    frees the stream's place in the room, `LongText` leaves the segment that it has asked for ahead, and `with_failover`
-    leaves the replica. `leave` is called when an item has waited for UNREAD_S, `come_back` when the reader takes it
-    after that. One timer serves the stream, because a timer for each item costs more than the item.
+    frees the stream's place in the room, `LongText` closes the segment that it has asked for ahead, and `with_failover`
+    closes the call. `pause` is called when an item has waited for UNREAD_S, `resume` when the reader takes it after
+    that. One timer serves the stream, because a timer for each item costs more than the item.
     """
 
-    def __init__(self, leave: Callable[[], Awaitable[None]], come_back: Callable[[], None] = lambda: None) -> None:
-        self._leave, self._come_back = leave, come_back
+    def __init__(self, pause: Callable[[], Awaitable[None]], resume: Callable[[], None] = lambda: None) -> None:
+        self._pause, self._resume = pause, resume
         self._offered_s: float | None = None  # since when an item waits, by the clock of the loop
         self._timer: asyncio.TimerHandle | None = None
-        self._leaving: asyncio.Task[None] | None = None
+        self._pausing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -90,19 +90,19 @@ class ReaderWatch:
             self._timer = self._loop.call_at(self._offered_s + UNREAD_S, self._expire)
 
     async def after_yield(self) -> bool:
-        """The reader has taken the item. Returns whether `leave` was called meanwhile."""
+        """The reader has taken the item. Returns whether `pause` was called meanwhile."""
         self._offered_s = None
-        if self._leaving is None:
+        if self._pausing is None:
             return False
-        leaving, self._leaving = self._leaving, None
+        pausing, self._pausing = self._pausing, None
         try:
-            await asyncio.wait((leaving,))
+            await asyncio.wait((pausing,))
         finally:  # also where the waiting task is cancelled, because a closing cannot begin a second time
-            self._come_back()
-            if not leaving.done():
-                leaving.cancel()
-                await asyncio.wait((leaving,))
-        leaving.result()
+            self._resume()
+            if not pausing.done():
+                pausing.cancel()
+                await asyncio.wait((pausing,))
+        pausing.result()
         return True
 
     def _expire(self) -> None:
@@ -112,4 +112,4 @@ class ReaderWatch:
         if self._loop.time() < self._offered_s + UNREAD_S:
             self._timer = self._loop.call_at(self._offered_s + UNREAD_S, self._expire)
         else:
-            self._leaving = asyncio.ensure_future(self._leave())
+            self._pausing = asyncio.ensure_future(self._pause())

@@ -15,7 +15,8 @@ from deployments.weights.description import clones, tokenizer_of
 from deployments.weights.store import resolve_auto, speakers
 from serve_app.api.catalogue import check_default
 from serve_app.config import AppConfig, PoolConfig
-from serve_app.ingress import Deployed, Ingress
+from serve_app.handle_synthesizer import Deployed
+from serve_app.ingress import Ingress
 from serve_app.jobs.deployment import JobsReplica
 from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 

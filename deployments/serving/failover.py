@@ -18,7 +18,7 @@ import numpy as np
 
 from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost, TalkrayError
 from deployments.listener import Listener, ReaderWatch
-from deployments.protocol import Codes, FrameChunk, Marks, PcmChunk, Progress, SynthesisRequest
+from deployments.protocol import ClonePrompt, FrameChunk, Marks, PcmChunk, Progress, SynthesisRequest
 from deployments.serving import metrics
 
 logger = logging.getLogger(__name__)
@@ -44,22 +44,27 @@ class Received:
         self._was_asked_for = False
         self._listener = Listener()
         self._codes = [] if earlier is None else [earlier.codes]
+        self._clone_prompt: ClonePrompt | None = None
         self.samples = 0 if earlier is None else earlier.samples
 
-    def add(self, codes: Codes, samples: int, *, delivered_s: float = 0.0) -> None:
-        """Add frames. `samples`: delivered so far, with these. `delivered_s`: seconds of audio sent now."""
-        if len(codes):
-            self._codes.append(codes)
+    def add(self, chunk: FrameChunk | PcmChunk, samples: int, *, delivered_s: float = 0.0) -> None:
+        """Add a chunk. `samples`: delivered so far, with its own. `delivered_s`: seconds of audio sent now."""
+        if len(chunk.codes):
+            self._codes.append(chunk.codes)
+        self._clone_prompt = chunk.clone_prompt or self._clone_prompt
         self.samples = samples
         if delivered_s:
             self._listener.deliver(delivered_s, now_s=time.monotonic())
 
     def request_for_rest(self, request: SynthesisRequest) -> SynthesisRequest:
         """The request for what the reader has not got. Each call is one attempt: from the second call on the request
-        says `was_asked_for`, because the replica that was asked before may hang.
+        says `was_asked_for`, because the replica that was asked before may hang. The prompt that a replica made of a
+        recording goes in place of the recording.
         """
         was_asked_for = self._was_asked_for
         self._was_asked_for = True
+        if request.reference is not None and self._clone_prompt is not None:
+            request = replace(request, reference=replace(request.reference, audio=None, prompt=self._clone_prompt))
         return replace(request, resume=self.progress, was_asked_for=was_asked_for)
 
     @property
@@ -93,7 +98,7 @@ class Handover:
 
     reason: str
     began_s: float  # time.monotonic() of the loss
-    is_loss: bool = True  # False: the reader paused, so the replica was left
+    is_loss: bool = True  # False: the reader paused, so the call was closed
 
 
 class AttemptStage(Enum):
@@ -138,8 +143,8 @@ class Attempts:
         self._losses_untold = ()
         return replace(item, trail=trail)
 
-    def left(self) -> None:
-        """The reader reads again, after the replica was left because the reader paused."""
+    def resume(self) -> None:
+        """The reader reads again, after the call was closed because the reader paused."""
         self._stage = AttemptStage.ASKED
         self._handover = Handover("its reader came back", time.monotonic(), is_loss=False)
 
@@ -181,8 +186,8 @@ async def with_failover(stream: ReplicaStream[C, D]) -> AsyncGenerator[D, None]:
     attempts. Raises other errors, and `lost` if the stream is given up. The stream ends early if `receive` returns a
     finish reason for a chunk without one.
 
-    If the reader takes nothing for UNREAD_S, the replica is left, and one is asked again when the reader goes on. This
-    does not hold for the first item, because a reader that asks ahead takes only that.
+    If the reader takes nothing for UNREAD_S, the call is closed, and a replica is asked again when the reader goes on.
+    This does not hold for the first item, because a reader that asks ahead takes only that.
     """
     attempts = Attempts(stream.lost, stream.request_id)
     has_begun = False
@@ -195,7 +200,7 @@ async def with_failover(stream: ReplicaStream[C, D]) -> AsyncGenerator[D, None]:
                     has_begun = True
                     yield item
                     if await reader.after_yield():
-                        attempts.left()
+                        attempts.resume()
                         break
                     if item.finish_reason is not None and not attempts.has_ended:
                         return

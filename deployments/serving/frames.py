@@ -1,8 +1,8 @@
 """Frames of one segment, also where talkers die, and their audio on its way to the client.
 
-The ingress reads `with_failover(TalkerAudio(...))`, a codec replica `with_failover(AllFrames(...))`. For each stream
-`ask` calls a talker, `receive` gets each FrameChunk of it. Where the talker is lost, the next `ask` begins behind the
-codes that came.
+The ingress reads `with_failover(TalkerAudio(...))` or `with_failover(CodecAudio(...))`, a codec replica
+`with_failover(AllFrames(...))`. `ask` calls a replica, and `receive` gets each chunk of it. If the replica is lost, the
+next `ask` begins behind the codes that came.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.audio.speech_detection import EndingGuard, LeadingSilence
-from deployments.errors import EngineError, TalkerLost
+from deployments.errors import CodecLost, EngineError, TalkerLost
 from deployments.protocol import (
     ALL_FRAMES,
     ClonePrompt,
@@ -31,6 +31,7 @@ from deployments.protocol import (
 from deployments.serving.failover import D, Received, ReplicaStream
 
 Generate = Callable[[GenerateRequest], AsyncGenerator[FrameChunk, None]]
+Synthesize = Callable[[SynthesisRequest], AsyncGenerator[PcmChunk, None]]
 Pcm = NDArray[np.int16]  # [samples]
 
 
@@ -51,7 +52,7 @@ class TalkerStream(ReplicaStream[FrameChunk, D]):
         return self._generate(replace(self._request, synthesis=rest, gpu_frames=gpu_frames))
 
     def _keep(self, chunk: FrameChunk) -> None:
-        self._received.add(chunk.codes, self._received.samples + len(chunk.pcm) // 2)
+        self._received.add(chunk, self._received.samples + len(chunk.pcm) // 2)
 
 
 class AllFrames(TalkerStream[FrameChunk]):
@@ -92,6 +93,33 @@ class TalkerAudio(TalkerStream[PcmChunk]):
         item = self._audio.chunk(codes, pcm, chunk.finish_reason)
         self._each_chunk(item)
         return item
+
+
+class CodecAudio(ReplicaStream[PcmChunk, PcmChunk]):
+    """Audio of one segment, made by codec replicas, which ask talkers."""
+
+    def __init__(
+        self,
+        request: SynthesisRequest,
+        synthesize: Synthesize,
+        info: ModelInfo,
+        *,
+        each_chunk: Callable[[PcmChunk], None],
+    ) -> None:
+        super().__init__(request.request_id, CodecLost)
+        self._request, self._synthesize, self._each_chunk = request, synthesize, each_chunk
+        self._sample_rate = info.sample_rate
+        self._received = Received()
+
+    def ask(self) -> AsyncGenerator[PcmChunk, None]:
+        return self._synthesize(self._received.request_for_rest(self._request))
+
+    def receive(self, chunk: PcmChunk) -> PcmChunk | None:
+        self._each_chunk(chunk)
+        if chunk.is_heartbeat:
+            return None
+        self._received.add(chunk, chunk.position, delivered_s=chunk.num_samples / self._sample_rate)
+        return with_mark(chunk, "from-codec")
 
 
 class UntakenFrames:

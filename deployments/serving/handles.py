@@ -1,4 +1,4 @@
-"""Asking another deployment: the one place that knows Ray's exceptions and cancels a stream that is left."""
+"""Asking another deployment: the one place that knows Ray's exceptions and cancels a stream that nobody reads."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ _ACCEPT_S = 4.0
 # closes no connection.
 _PEER_TIMEOUT_S = 3.0
 _CATCH_UP_S = 0.25  # for messages that came while this process could not run
-_left: set[asyncio.Task[None]] = set()  # calls that were left before a replica had taken them
+_cancelling: set[asyncio.Task[None]] = set()  # of calls that were closed before a replica had taken them
 
 T = TypeVar("T")
 
@@ -29,11 +29,11 @@ T = TypeVar("T")
 async def read_replica(
     handle: DeploymentHandle, method: str, request: object, *, lost: type[ReplicaLost]
 ) -> AsyncGenerator[Any, None]:
-    """The items of a streaming method. Leaving the generator cancels the call.
+    """The items of a streaming method. Closing the generator cancels the call.
 
     Raises the method's error; Overloaded or NotReady if no replica takes the call; `lost` if the replica died or
     sends not even heartbeats (`Replica.with_heartbeats`); Moved if Serve cancelled the call. Serve does so if another
-    call of the same HTTP request is left.
+    call of the same HTTP request is cancelled.
     """
     response = handle.options(method_name=method, stream=True).remote(request)
     items = ItemReader(aiter(response))
@@ -60,12 +60,12 @@ async def read_replica(
             response.cancel()
             await items.drop()
         else:
-            leaving = asyncio.create_task(_leave(response, items))
-            _left.add(leaving)
-            leaving.add_done_callback(_left.discard)
+            cancelling = asyncio.create_task(_cancel_once_taken(response, items))
+            _cancelling.add(cancelling)
+            cancelling.add_done_callback(_cancelling.discard)
 
 
-async def _leave(response: Any, items: "ItemReader[Any]") -> None:
+async def _cancel_once_taken(response: Any, items: "ItemReader[Any]") -> None:
     """Cancel a call once a replica has taken it, because Serve may lose a cancellation that comes before."""
     await items.wait(_ACCEPT_S)
     response.cancel()

@@ -28,7 +28,7 @@ class WrittenText:
 
     def __init__(self) -> None:
         self.text = ""
-        self.is_over = False
+        self.is_complete = False
         self._changed = asyncio.Event()
 
     def append(self, text: str) -> None:
@@ -37,12 +37,12 @@ class WrittenText:
         self._wake()
 
     def finish(self) -> None:
-        self.is_over = True
+        self.is_complete = True
         self._wake()
 
     async def wait(self, offset: int) -> str:
         """The text after `offset` characters, as soon as there is any; empty at the end of the text."""
-        while len(self.text) <= offset and not self.is_over:
+        while len(self.text) <= offset and not self.is_complete:
             await self._changed.wait()
         return self.text[offset:]
 

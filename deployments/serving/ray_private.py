@@ -82,13 +82,13 @@ def is_alive(actor_id: str) -> bool:
     return bool(ray._private.state.actors(actor_id).get("State") == "ALIVE")
 
 
-def leave(key: str, note: bytes) -> None:
-    """Leave a note for all processes of the cluster in its control store, in the place of the last one."""
+def put_note(key: str, note: bytes) -> None:
+    """Keep a note for all processes of the cluster in its control store, in the place of the last one."""
     internal_kv._internal_kv_put(key, note, overwrite=True, namespace=_NOTES)
 
 
-def left(key: str) -> bytes | None:
-    """The note that was left, None without one."""
+def get_note(key: str) -> bytes | None:
+    """The latest note under `key`, None without one."""
     note: bytes | None = internal_kv._internal_kv_get(key, namespace=_NOTES)
     return note
 
@@ -96,7 +96,7 @@ def left(key: str) -> bytes | None:
 def shared_key(name: str) -> bytes:
     """Random bytes that all processes of the cluster have under this name: those of the first that asked."""
     internal_kv._internal_kv_put(name, secrets.token_bytes(32), overwrite=False, namespace=_NOTES)
-    key = left(name)
+    key = get_note(name)
     assert key is not None, "it was put there"
     return key
 

@@ -36,7 +36,7 @@ def report_stage(stage: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The latest start of a pool. Its replica leaves this note in the cluster's control store for other processes."""
+    """The latest start of a pool. Its replica keeps this note in the cluster's control store for other processes."""
 
     began_s: float  # time.time()
     stage: str = "starting"

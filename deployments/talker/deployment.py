@@ -26,7 +26,7 @@ class StartNotes:
         if ray_private.this_replica() is not None:
             context = serve.get_replica_context()
             self._key = start_key(context.app_name, context.deployment)
-        last = None if self._key is None else Start.read(ray_private.left(self._key))
+        last = None if self._key is None else Start.read(ray_private.get_note(self._key))
         self._start = Start(time.time()) if last is None else last.next(time.time())
 
     def report(self, stage: str) -> None:
@@ -47,7 +47,7 @@ class StartNotes:
     def _leave(self, start: Start) -> None:
         self._start = start
         if self._key is not None:
-            ray_private.leave(self._key, start.note())
+            ray_private.put_note(self._key, start.note())
 
 
 class TalkerReplica:

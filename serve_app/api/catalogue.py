@@ -8,7 +8,7 @@ from deployments.protocol import ModelInfo, ModelKind
 from serve_app.config import CLONE_ALIAS, ApiSettings
 from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.voices.library import Voices
-from serve_app.voices.record import StoredVoice
+from serve_app.voices.stored_voice import StoredVoice
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from deployments.errors import (
     TalkrayError,
 )
 from serve_app.api.headers import SHOULD_RETRY_HEADER
-from serve_app.voices.store import Damaged, StoreFailed
+from serve_app.voices.voice_store import Damaged, StoreFailed
 
 Envelope = dict[str, dict[str, str | None]]
 

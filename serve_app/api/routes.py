@@ -34,8 +34,8 @@ from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.speech.model_state import ModelState, ModelStatus, ready
 from serve_app.speech.synthesizer import Synthesizer
+from serve_app.visitor import VISITOR
 from serve_app.voices.library import Voices
-from serve_app.voices.record import VISITOR
 
 logger = logging.getLogger(__name__)
 

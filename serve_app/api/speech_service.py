@@ -34,13 +34,12 @@ from serve_app.speech.dialogue import DialogueTimes, as_dialogue, one_after_anot
 from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.model_admissions import ModelAdmissions
-from serve_app.speech.redraw import draw_seed, report_redraw
 from serve_app.speech.segments import Segments, UtteranceRequest
 from serve_app.speech.word_times import WordTimes
 from serve_app.text.spoken_text import Stretch
+from serve_app.visitor import VISITOR
 from serve_app.voices.library import Voices
-from serve_app.voices.record import VISITOR
-from serve_app.voices.store import StoreFailed
+from serve_app.voices.voice_store import StoreFailed
 
 NO_TAIL = "no finished request of yours in this voice that is kept has this id"
 
@@ -148,9 +147,8 @@ class SpeechService:
             return AnswerAttempt(audio, usage, body, times, drop_tail=partial(self._tails.drop, spoken[0].synthesis))
 
         def retry() -> AnswerAttempt:
-            report_redraw(utterance.synthesis.request_id, usage.finish_reason, model=speech.info.route)
-            seed = draw_seed()
-            return attempt([utterance.redrawn(seed)], usage.another(seed))
+            second = utterance.redrawn(usage.finish_reason)
+            return attempt([second], usage.another(second.synthesis.seed))
 
         may_retry = utterance.redraws and not utterance.synthesis.ignore_eos and not parts
         return WholeResponse(attempt(spoken, usage), headers, kept=kept, retry=retry if may_retry else None)

@@ -10,7 +10,7 @@ from serve_app.cli.voice_commands import Store, read_file, with_voices
 
 if TYPE_CHECKING:  # they import what decodes recordings
     from serve_app.voices.library import Voices
-    from serve_app.voices.record import StoredLexicon
+    from serve_app.voices.stored_voice import StoredLexicon
 
 _NAME = "server"
 
@@ -69,7 +69,7 @@ def export(
 
 
 async def _found(stored: "Voices") -> "StoredLexicon | None":
-    from serve_app.voices.record import StoredLexicon
+    from serve_app.voices.stored_voice import StoredLexicon
 
     return next((each for each in await stored.all_of(StoredLexicon) if each.for_all), None)
 
@@ -80,7 +80,7 @@ def _words(store: str | None) -> dict[str, str]:
 
 
 def _keep(store: str | None, words: dict[str, str]) -> "StoredLexicon":
-    from serve_app.voices.record import StoredLexicon, new_id, new_version, now
+    from serve_app.voices.stored_voice import StoredLexicon, new_id, new_version, now
 
     async def work(stored: "Voices") -> StoredLexicon:
         known = await _found(stored) or StoredLexicon(

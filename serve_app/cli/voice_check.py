@@ -17,7 +17,7 @@ from serve_app.audio.reference_doctor import CheckedRecording, HeardWords, check
 from serve_app.text.languages import language_code, language_name
 
 if TYPE_CHECKING:
-    from serve_app.voices.record import Take
+    from serve_app.voices.stored_voice import Take
 
 voices = typer.Typer(help="Check recordings; store, show, move and delete voices to clone.", no_args_is_help=True)
 _STYLES = {"problem": "bold red", "warning": "bold yellow", "note": "bold cyan"}

@@ -15,7 +15,7 @@ from serve_app.config import VoiceSettings
 
 if TYPE_CHECKING:  # they import what decodes recordings
     from serve_app.voices.library import Voices
-    from serve_app.voices.record import StoredVoice
+    from serve_app.voices.stored_voice import StoredVoice
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ def add(
 ) -> None:
     """Store a voice, or with --style a further recording of one."""
     from serve_app.voices.library import Details, SentRecording
-    from serve_app.voices.record import NEUTRAL
+    from serve_app.voices.stored_voice import NEUTRAL
 
     sent = SentRecording(read_file(file), text, style or NEUTRAL, prepare)
 
@@ -117,8 +117,8 @@ def export(
     store: Store = None,
 ) -> None:
     """Write a voice with its recordings to one file."""
-    from serve_app.voices.record import FILE_SUFFIX, pack
-    from serve_app.voices.store import write_file
+    from serve_app.voices.stored_voice import FILE_SUFFIX, pack
+    from serve_app.voices.voice_store import write_file
 
     async def work(stored: "Voices") -> "tuple[StoredVoice, bytes]":
         found = await stored.get(voice)
@@ -145,7 +145,7 @@ def import_voices(
 ) -> None:
     """Store the voice of a file, or a voice for each recording of a folder, named as its file."""
     from serve_app.voices.library import Details, SentRecording
-    from serve_app.voices.record import unpack
+    from serve_app.voices.stored_voice import unpack
 
     async def one(stored: "Voices") -> "list[StoredVoice]":
         voice, files = unpack(source)
@@ -189,8 +189,8 @@ def preview(
 
 def with_voices(store: str | None, owner: str, work: "Callable[[Voices], Awaitable[T]]") -> T:
     """The result of `work` with the voices of all owners; what it makes is `owner`'s."""
+    from serve_app.visitor import VISITOR, Visitor
     from serve_app.voices.library import Voices
-    from serve_app.voices.record import VISITOR, Visitor
 
     async def run() -> T:
         VISITOR.set(Visitor(owner, sees_all=True))

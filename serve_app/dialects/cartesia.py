@@ -31,7 +31,7 @@ from serve_app.dialects.table import Dialect, Route, Sample
 from serve_app.speech.word_times import Word, WordTimes, marked
 from serve_app.text.languages import language_name
 from serve_app.voices.library import Details, SentRecording
-from serve_app.voices.store import StoreFailed
+from serve_app.voices.voice_store import StoreFailed
 
 RAW = {
     "pcm_s16le": AudioFormat.PCM,

@@ -10,7 +10,7 @@ from serve_app.api.bodies.http_request import read_object, text_of
 from serve_app.api.speech_service import SpeechService
 from serve_app.dialects.table import Dialect, Route
 from serve_app.text.lexicon import Lexicon
-from serve_app.voices.record import StoredLexicon, new_version
+from serve_app.voices.stored_voice import StoredLexicon, new_version
 
 Json = dict[str, object]
 

@@ -27,8 +27,8 @@ from serve_app.dialects.table import Dialect, Route
 from serve_app.speech.word_times import Word, WordTimes, marked
 from serve_app.text.characters import is_ideograph, is_speakable
 from serve_app.voices.library import Details, SentRecording
-from serve_app.voices.record import NEUTRAL
-from serve_app.voices.store import StoreFailed
+from serve_app.voices.stored_voice import NEUTRAL
+from serve_app.voices.voice_store import StoreFailed
 
 FORMATS = {
     "mp3": AudioFormat.MP3,

@@ -9,7 +9,7 @@ from serve_app.api.bodies.http_request import read_object, text_of
 from serve_app.api.speech_service import SpeechService
 from serve_app.dialects.table import Dialect, Route
 from serve_app.text.lexicon import Lexicon, from_pls, to_pls
-from serve_app.voices.record import StoredLexicon
+from serve_app.voices.stored_voice import StoredLexicon
 
 Json = dict[str, object]
 

@@ -17,10 +17,10 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.dialects.table import Dialect, Route
 from serve_app.jobs.audio import begun
 from serve_app.jobs.batches import BatchFile, BatchFiles, output_of
-from serve_app.jobs.store import JobStore
+from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.stored_job import SPEECH, SentBatch
 from serve_app.jobs.work import Json
-from serve_app.voices.record import VISITOR
+from serve_app.visitor import VISITOR
 
 _OUTPUT = "file-output-"  # and the hex digits of the batch
 _MOST_FILES = 10_000

@@ -17,12 +17,12 @@ from serve_app.api.requests.speech_request import CONTENT_TYPES
 from serve_app.api.responses.whole_audio import AUDIO_HERE
 from serve_app.audio.formats import AudioFormat
 from serve_app.jobs.audio import StoredAudio, made_of
+from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.planning import BadLine
-from serve_app.jobs.store import JobStore
 from serve_app.jobs.stored_job import SPEECH
 from serve_app.jobs.work import Json, Track
-from serve_app.voices.record import Visitor
-from serve_app.voices.store import VoiceStore
+from serve_app.visitor import Visitor
+from serve_app.voices.voice_store import VoiceStore
 
 _PATH = re.compile(r"files/(?:-|[0-9a-f]+)/(file-[0-9a-f]{24})\.((?:[0-9a-f]{2})+)")
 _LONGEST_NAME = 100  # bytes: the hex of it is the name of a file

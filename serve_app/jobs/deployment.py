@@ -11,7 +11,8 @@ from serve_app.api.records.record_keeper import RecordKeeper
 from serve_app.api.requests.speech_request import Offer
 from serve_app.audio import recordings
 from serve_app.config import ApiSettings
-from serve_app.ingress import Deployed, HandleSynthesizer, record_sinks
+from serve_app.handle_synthesizer import Deployed, HandleSynthesizer
+from serve_app.ingress import record_sinks
 from serve_app.jobs.desk import JobDesk
 from serve_app.jobs.making import SegmentMaker
 from serve_app.scaling.pool_watch import PoolWatch

@@ -19,14 +19,15 @@ from serve_app.api.requests.ignored_fields import Reasons
 from serve_app.api.requests.speech_request import Offer
 from serve_app.config import JobSettings
 from serve_app.jobs.batches import BatchFiles, read_lines
+from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.making import JobStopped, SegmentMaker
 from serve_app.jobs.planning import DETERMINISTIC, INPUTS, BadLine, Planned, planned
-from serve_app.jobs.store import JobStore
 from serve_app.jobs.stored_job import JobState, MadeSegment, SegmentId, SentBatch, StoredJob
 from serve_app.jobs.webhooks import WEBHOOK, Webhooks
 from serve_app.jobs.work import Json, Track, Work
-from serve_app.voices.record import VISITOR, Visitor, now
-from serve_app.voices.store import Damaged, StoreFailed
+from serve_app.visitor import VISITOR, Visitor
+from serve_app.voices.stored_voice import now
+from serve_app.voices.voice_store import Damaged, StoreFailed
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ class JobDesk:
             while True:
                 await self._take_turn()
         finally:
-            await asyncio.gather(*map(_leave, self._works.values()))
+            await asyncio.gather(*map(_cancel_tasks, self._works.values()))
 
     async def _take_turn(self) -> None:
         """Begin what there is room for, and wait for a change."""
@@ -277,7 +278,7 @@ class JobDesk:
         await asyncio.to_thread(self._store().write_state, work.job.id, state)
         work.state = state
         if state.cancelled:
-            await _leave(work)
+            await _cancel_tasks(work)
         work.failures.clear()
         work.queue_all()
         self._changed.set()
@@ -341,7 +342,7 @@ class JobDesk:
             )
 
     async def _remove(self, work: Work) -> None:
-        await _leave(work)
+        await _cancel_tasks(work)
         await asyncio.to_thread(self._store().forget, work.job.id)
         self._works.pop(work.job.id, None)
         removing = asyncio.create_task(asyncio.to_thread(self._store().remove, work.job.id))
@@ -366,8 +367,8 @@ def _works_of(store: JobStore) -> list[Work]:
     return works
 
 
-async def _leave(work: Work) -> None:
-    """Leave the segments that run, and a call of its webhook."""
+async def _cancel_tasks(work: Work) -> None:
+    """Cancel the segments that run, and a call of its webhook."""
     tasks = [*work.running.values(), *filter(None, (work.calling,))]
     for task in tasks:
         task.cancel()

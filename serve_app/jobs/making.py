@@ -11,14 +11,14 @@ import numpy as np
 from deployments.errors import EngineError, TalkrayError
 from deployments.protocol import Codes, FinishReason, ModelInfo, Reference
 from serve_app.api.records.request_log import RequestRecord, Usage
-from serve_app.jobs.store import packed
+from serve_app.jobs.job_store import packed
 from serve_app.jobs.stored_job import JobPlan, MadeSegment, Manner, Part, SegmentId, StoredJob
 from serve_app.speech.long_text import LongText
-from serve_app.speech.redraw import ended_badly, report_redraw
+from serve_app.speech.redraw import ended_badly
 from serve_app.speech.segments import UtteranceRequest, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
+from serve_app.visitor import VISITOR, Visitor
 from serve_app.voices.library import Voices
-from serve_app.voices.record import VISITOR, Visitor
 
 
 class JobStopped(TalkrayError):
@@ -58,10 +58,10 @@ class SegmentMaker:
         utterance = plan.request(job, segment_id, await self._reference(job, manner, info))
         request = utterance.synthesis
         speech = await self._speak(utterance, info)
-        was_redrawn = part.redraws and ended_badly(speech.finish_reason)
+        was_redrawn = utterance.redraws and ended_badly(speech.finish_reason)
         if was_redrawn:
-            report_redraw(request.request_id, speech.finish_reason, model=manner.model)
-            speech = await self._speak(utterance.redrawn(segment_seed(request.seed, 0)), info)
+            second = utterance.redrawn(speech.finish_reason, segment_seed(request.seed, 0))
+            speech = await self._speak(second, info)
         speech.usage.voice = manner.stored_voice or request.voice
         RequestRecord(
             request.request_id,

@@ -16,7 +16,7 @@ import aiohttp
 from deployments.errors import InvalidRequest, StartError
 from serve_app.config import JobSettings, is_loopback
 from serve_app.jobs.work import Json
-from serve_app.voices.record import now
+from serve_app.voices.stored_voice import now
 
 WEBHOOK = "webhook"
 _PREFIX = "whsec_"

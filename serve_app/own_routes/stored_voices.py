@@ -17,7 +17,7 @@ from serve_app.audio.reference_doctor import PREPARATIONS
 from serve_app.dialects.table import Dialect, Route
 from serve_app.voices.designs import lock
 from serve_app.voices.library import Details, SentRecording
-from serve_app.voices.record import FILE_SUFFIX, NEUTRAL, StoredConsent, StoredVoice, pack
+from serve_app.voices.stored_voice import FILE_SUFFIX, NEUTRAL, StoredConsent, StoredVoice, pack
 
 Json = dict[str, object]
 

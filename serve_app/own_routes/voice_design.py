@@ -28,7 +28,7 @@ from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
 from serve_app.text.languages import language_name
 from serve_app.voices.designs import LONGEST_S, SHORTEST_S, Description, DesignedSpeech, keep
-from serve_app.voices.record import StoredDesign
+from serve_app.voices.stored_voice import StoredDesign
 
 Json = dict[str, object]
 

@@ -56,8 +56,8 @@ class Seen:
 class PoolWatch:
     """Knows the pools, on a thread of its own: one replica asks the controller for all, every two seconds.
 
-    That is the ingress of rank 0, which leaves what it has seen in the cluster's control store for the others. Once it
-    has been silent for three looks the others ask for themselves, until a replica of rank 0 leaves an answer. With more
+    That is the ingress of rank 0, which notes what it has seen in the cluster's control store for the others. Once it
+    has been silent for three looks the others ask for themselves, until a replica of rank 0 notes an answer. With more
     than 400 replicas looks are less frequent, and while one of the pools is dead they are more frequent. Each ingress
     asks the control store five times a second whether the few replicas of a small pool live.
     """
@@ -70,7 +70,7 @@ class PoolWatch:
         own_note: Callable[[], bytes] | None = None,
     ) -> None:
         """`models`: the deployments of the talkers and of the codec of each model, by its name. `own_note`: what this
-        replica leaves for the others at each look.
+        replica notes for the others at each look.
         """
         self._own_note = own_note
         self._app_name, self._models = app_name, models
@@ -103,11 +103,11 @@ class PoolWatch:
         return {name: (pool.wanted, len(pool.running)) for name, pool in self._pools.items()}
 
     def notes(self) -> list[bytes]:
-        """What the other ingress replicas have left, also of some that have ended. Blocks."""
+        """What the other ingress replicas have noted, also of some that have ended. Blocks."""
         pool, own = self._pools.get("ingress"), _rank()
         ranks = (rank for rank in range(pool.wanted if pool else 0) if rank != own)
-        left = (ray_private.left(_note_of(self._app_name, rank)) for rank in ranks)
-        return [note for note in left if note is not None]
+        notes = (ray_private.get_note(_note_of(self._app_name, rank)) for rank in ranks)
+        return [note for note in notes if note is not None]
 
     def state(self, model: str) -> ModelState:
         """Whether a model speaks, and how far its start is if not."""
@@ -141,12 +141,12 @@ class PoolWatch:
     def _look(self) -> None:
         """Ask where this replica asks for all. Else take the asking replica's note, or ask where it is silent."""
         if self._own_note is not None and (own := _rank()) is not None:
-            ray_private.leave(_note_of(self._app_name, own), self._own_note())
+            ray_private.put_note(_note_of(self._app_name, own), self._own_note())
         if _asks_for_all():
             self._use(seen := self._ask())
-            ray_private.leave(self._note_key, seen.note())
+            ray_private.put_note(self._note_key, seen.note())
             return
-        note = ray_private.left(self._note_key)
+        note = ray_private.get_note(self._note_key)
         is_news = note is not None and self._note is not None and note != self._note
         self._silence = 0 if is_news else self._silence + 1
         self._note = note
@@ -176,7 +176,7 @@ class PoolWatch:
         """Read the note of the latest start of each model that speaks, which may be asleep, or that does not."""
         for model, (talkers, _) in self._models.items():
             if self.is_running(model) is running:
-                self._starts[model] = Start.read(ray_private.left(start_key(self._app_name, talkers)))
+                self._starts[model] = Start.read(ray_private.get_note(start_key(self._app_name, talkers)))
 
     def _ask_who_lives(self) -> None:
         for name in {pool_of(deployment) for pair in self._models.values() for deployment in pair}:

@@ -24,7 +24,7 @@ from serve_app.speech.joints import SpokenEnd, Tails
 from serve_app.speech.live_text import LiveText
 from serve_app.speech.long_text import LongText
 from serve_app.speech.model_state import ModelState, ready
-from serve_app.speech.redraw import draw_seed, ended_badly, report_redraw
+from serve_app.speech.redraw import ended_badly
 from serve_app.speech.room import Room
 from serve_app.speech.segments import UtteranceRequest
 from serve_app.speech.synthesizer import Synthesizer, silence
@@ -58,7 +58,7 @@ class _Client:
 
     def excuse(self) -> None:
         """No chunk is late that had to wait for the client."""
-        is_writing = self._live is not None and not self._live.is_over
+        is_writing = self._live is not None and not self._live.is_taken_in
         if self.was_slow or self._was_writing or is_writing:
             self.listener.wait(now_s=time.monotonic())
         self._was_writing = is_writing
@@ -118,7 +118,7 @@ class Admission:
         """`tails` keeps the ends of finished requests."""
         self._synthesizer, self._tails = synthesizer, tails
         self.room = Room(settings, is_running=is_running, state=state, model=model)
-        self._long_text = LongText(synthesizer, model=model)
+        self._long_text = LongText(synthesizer)
 
     async def describe(self) -> ModelInfo:
         return await self._synthesizer.describe()
@@ -139,7 +139,7 @@ class Admission:
         client = _Client(info.sample_rate, live)
         end = SpokenEnd()
         is_speaking = False
-        self.room.enter()
+        self.room.add_stream()
         try:
             async with AsyncExitStack() as opened, ReaderWatch(self.room.pause, self.room.resume) as reader:
                 speech = await self._await_first_audio(utterance, info, opened)
@@ -160,7 +160,7 @@ class Admission:
         finally:
             if client.listener.has_begun:
                 metrics.stalled(client.listener.stalled_s, model=self.room.model)
-            self.room.leave(was_speaking=is_speaking)
+            self.room.remove_stream(was_speaking=is_speaking)
 
     async def _await_first_audio(
         self, utterance: UtteranceRequest, info: ModelInfo, opened: AsyncExitStack
@@ -213,9 +213,8 @@ class Admission:
         speech = await peeked(utterance)
         if not (utterance.redraws and speech.has_failed):
             return speech
-        report_redraw(utterance.synthesis.request_id, speech.reason, model=self.room.model)
-        seed = draw_seed()
-        return await peeked(utterance.redrawn(seed), new_seed=seed)
+        second = utterance.redrawn(speech.reason)
+        return await peeked(second, new_seed=second.synthesis.seed)
 
     @asynccontextmanager
     async def _log_start(self, request_id: str, is_starting: bool) -> AsyncIterator[None]:

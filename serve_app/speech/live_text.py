@@ -92,8 +92,8 @@ class LiveText(Segments):
         self._idling: asyncio.TimerHandle | None = None
         self.parts: list[SpokenPiece] = []  # the text so far, as written and as spoken
         self.text = ""  # the text so far, as it was written
-        self.is_written = False  # the client adds no more
-        self.is_over = False  # and all of it has become spoken text
+        self.is_complete = False  # the client adds no more
+        self.is_taken_in = False  # and all of it has become spoken text
         self._begin_segment()
         self._be_patient()
 
@@ -117,7 +117,7 @@ class LiveText(Segments):
         Raises InvalidRequest where the text would become too long, or is no SSML, and adds nothing then. The caller
         adds nothing after `finish`.
         """
-        assert not self.is_written, "a finished text takes no more"
+        assert not self.is_complete, "a finished text takes no more"
         if self._num_chars + len(text) > self._max_chars:
             message = f"The text has more than {self._max_chars} characters: send it in several utterances."
             raise InvalidRequest(message, "text", "string_above_max_length")
@@ -131,8 +131,8 @@ class LiveText(Segments):
 
     def finish(self) -> None:
         """The text is complete. The speech ends when all of it has been spoken."""
-        self.is_written = True
-        if self._next_take_in is None and not self.is_over:
+        self.is_complete = True
+        if self._next_take_in is None and not self.is_taken_in:
             self._finish()
 
     def close(self) -> None:
@@ -147,9 +147,9 @@ class LiveText(Segments):
 
         The word may be incomplete. The talker can prepare while the rest of it comes.
         """
-        while not (self.is_over or self._num_words or self._reader.will_speak):
+        while not (self.is_taken_in or self._num_words or self._reader.will_speak):
             await self._changed.wait()
-        return not self.is_over or self._num_words > 0
+        return not self.is_taken_in or self._num_words > 0
 
     @property
     def spoken(self) -> str:
@@ -158,16 +158,16 @@ class LiveText(Segments):
 
     async def is_plenty(self) -> None:
         """Wait until the text is long enough for first audio, whatever the client writes next."""
-        while not self.is_over and self._num_spoken_chars < _PLENTY_CHARS:
+        while not self.is_taken_in and self._num_spoken_chars < _PLENTY_CHARS:
             await self._changed.wait()
 
     async def segment(self, number: int) -> SynthesisRequest | None:
-        while (known := self.known_segment(number)) is None and not self.is_over:
+        while (known := self.known_segment(number)) is None and not self.is_taken_in:
             await self._changed.wait()
         return known
 
     def is_last(self, number: int) -> bool:
-        return self.is_over and super().is_last(number)
+        return self.is_taken_in and super().is_last(number)
 
     def segment_text(self, number: int) -> str:
         return self._mailboxes[number].text
@@ -184,13 +184,13 @@ class LiveText(Segments):
     def _is_long(self, number: int) -> bool:
         """Whether enough of a segment is written to be spoken behind a tail at once."""
         written = self._mailboxes[number]
-        return written.is_over or len(written.text) >= _JOINED_CHARS
+        return written.is_complete or len(written.text) >= _JOINED_CHARS
 
     def start(self, number: int) -> int:
         return segment_start(self.spoken, [each.text for each in self._mailboxes[:number]])
 
-    def leave(self, number: int) -> None:
-        """The speech of a segment has ended: later text goes into the next segment."""
+    def close_segment(self, number: int) -> None:
+        """Later text goes into the next segment, and that goes on from no tail."""
         if number == len(self._segments) - 1 and self._writing is not None:
             self._split.restart()
             self._end_segment()
@@ -208,7 +208,7 @@ class LiveText(Segments):
         self._waiting = self._waiting[CHARS_AT_ONCE:]
         self._write(part, is_last=False)
         self._next_take_in = asyncio.get_running_loop().call_soon(self._take_in) if self._waiting else None
-        if self._next_take_in is None and self.is_written:
+        if self._next_take_in is None and self.is_complete:
             self._finish()
 
     def _finish(self) -> None:
@@ -265,7 +265,7 @@ class LiveText(Segments):
         self._writing = None
 
     def _end(self) -> None:
-        self.is_written = self.is_over = True
+        self.is_complete = self.is_taken_in = True
         if self._next_take_in is not None:
             self._next_take_in.cancel()
             self._next_take_in = None

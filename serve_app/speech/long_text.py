@@ -4,14 +4,13 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 
 from deployments.errors import Overloaded
 from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.speech.live_text import without_clicks
 from serve_app.speech.look_ahead import LookAhead, SegmentAudio
-from serve_app.speech.redraw import report_redraw
+from serve_app.speech.redraw import redrawn
 from serve_app.speech.segments import Segments, UtteranceRequest, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_assembler import UtteranceAssembler
@@ -23,9 +22,8 @@ _PAUSE_S, _GIVE_UP_S = 0.25, 30.0
 class LongText:
     """Speaks texts of any length with a synthesizer that takes texts of up to the model's `max_segment_chars`."""
 
-    def __init__(self, synthesizer: Synthesizer, *, model: str = "") -> None:
-        """`model` is the name of one of several models."""
-        self._synthesizer, self._model = synthesizer, model
+    def __init__(self, synthesizer: Synthesizer) -> None:
+        self._synthesizer = synthesizer
 
     def speak(self, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, by a call for each segment of its text. It is silent while the client that writes
@@ -33,7 +31,7 @@ class LongText:
         """
         if (live := utterance.live_text) is not None:
             speech = self.speak_segments(utterance.synthesis, live, info, redraws=utterance.redraws)
-            return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_over)
+            return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_taken_in)
         segments = Segments.of(utterance, info.max_segment_chars)
         first = segments.known_segment(0)
         assert first is not None, "a text has a segment"
@@ -67,7 +65,7 @@ class LongText:
             while (segment := look_ahead.pop()) is not None:
                 assembler.start_segment(number, segments.start(number), speed=segments.speed(number))
                 if number and redraws and await segment.hear(listener.due_s):
-                    segments.leave(number)
+                    segments.close_segment(number)
                 while (chunk := await segment.next()) is not None:
                     has_failed = redraws and assembler.has_failed(chunk)
                     part = await assembler.add(chunk, is_last=segments.is_last(number))
@@ -80,7 +78,7 @@ class LongText:
                     if part.pcm:
                         listener.deliver(part.num_samples / info.sample_rate, now_s=time.monotonic())
                     await reader.after_yield()
-                segments.leave(number)
+                segments.close_segment(number)
                 number += 1
                 await look_ahead.ensure_asked(number, segment)
                 if pause_s := segments.pause_s(number):
@@ -93,9 +91,7 @@ class LongText:
 
         def again(reason: FinishReason) -> AsyncGenerator[PcmChunk, None]:
             """With another seed, after an end that is no good one."""
-            report_redraw(request.request_id, reason, model=self._model)
-            other = replace(request, seed=segment_seed(request.seed, 0))
-            return self._ask_patiently(other, info)
+            return self._ask_patiently(redrawn(request, reason, seed=segment_seed(request.seed, 0)), info)
 
         return SegmentAudio(self._ask(request, info), again)
 

@@ -7,8 +7,9 @@ Four places make it, because they know that nothing was sent: `Admission` where 
 
 import logging
 import secrets
+from dataclasses import replace
 
-from deployments.protocol import FinishReason
+from deployments.protocol import FinishReason, SynthesisRequest
 from deployments.serving import metrics
 
 logger = logging.getLogger(__name__)
@@ -26,10 +27,11 @@ def ended_badly(reason: FinishReason | None) -> bool:
     return reason is not None and not reason.is_good
 
 
-def report_redraw(request_id: str, reason: FinishReason | None, *, model: str) -> None:
-    """Counts and logs that a request gets another attempt.
+def redrawn(request: SynthesisRequest, reason: FinishReason | None, *, seed: int) -> SynthesisRequest:
+    """The request for the second attempt, which is counted and logged here.
 
-    `reason`: why the first attempt ended, None if it ended without samples. `model`: the name of one of several.
+    `reason`: why the first attempt ended, None if it ended without samples.
     """
-    metrics.redrawn(reason, model=model)
-    logger.warning("request %s ended before it was sent (%s): another seed", request_id, reason)
+    metrics.redrawn(reason, model=request.model)
+    logger.warning("request %s ended before it was sent (%s): another seed", request.request_id, reason)
+    return replace(request, seed=seed)

@@ -125,7 +125,7 @@ class Room:
         """A chunk was sent. The limit on streams learns from `late` ones."""
         self._limit.delivered(late=late, streams=self.num_streams, now_s=time.monotonic())
 
-    def enter(self) -> None:
+    def add_stream(self) -> None:
         """A stream counts from now on, before its first audio."""
         self._count(+1)
 
@@ -133,7 +133,7 @@ class Room:
         """The first audio of a stream came."""
         self.num_speaking += 1
 
-    def leave(self, *, was_speaking: bool) -> None:
+    def remove_stream(self, *, was_speaking: bool) -> None:
         """A stream is over."""
         self.num_speaking -= was_speaking
         self._count(-1)
@@ -161,12 +161,12 @@ class Room:
 
     async def pause(self) -> None:
         """A stream that is spoken does not count while its reader takes nothing."""
-        self.leave(was_speaking=True)
+        self.remove_stream(was_speaking=True)
 
     def resume(self) -> None:
         """The reader takes audio again. Its stream counts, whatever the limits say."""
         self.begin_speaking()
-        self.enter()
+        self.add_stream()
 
     def _count(self, change: int) -> None:
         self.num_streams += change

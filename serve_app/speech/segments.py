@@ -5,8 +5,9 @@ import re
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from deployments.protocol import SynthesisRequest
+from deployments.protocol import FinishReason, SynthesisRequest
 from serve_app.speech.joints import SpokenEnd
+from serve_app.speech.redraw import draw_seed, redrawn
 from serve_app.text.languages import detected
 from serve_app.text.splitting import split_text
 from serve_app.text.spoken_text import Stretch
@@ -35,9 +36,10 @@ class UtteranceRequest:
         """The same with other values of these fields of `synthesis`."""
         return replace(self, synthesis=replace(self.synthesis, **fields))
 
-    def redrawn(self, seed: int) -> Self:
-        """The second and last attempt at speech that ended badly."""
-        return replace(self.changed(seed=seed), redraws=False)
+    def redrawn(self, reason: FinishReason | None, seed: int | None = None) -> Self:
+        """The second and last attempt at speech that ended badly: see `redraw.redrawn`. Without `seed` it is drawn."""
+        seed = draw_seed() if seed is None else seed
+        return replace(self, synthesis=redrawn(self.synthesis, reason, seed=seed), redraws=False)
 
 
 class Segments:
@@ -114,8 +116,8 @@ class Segments:
         """How fast a segment is played."""
         return self._speeds.get(number, 1.0)
 
-    def leave(self, number: int) -> None:
-        """The speech of a segment has ended."""
+    def close_segment(self, number: int) -> None:
+        """The speech of a segment has ended: it takes no more text."""
 
 
 def segment_start(text: str, before: list[str]) -> int:

@@ -22,10 +22,10 @@ from serve_app.audio import recordings
 from serve_app.audio.reference_doctor import Preparation
 from serve_app.config import VoiceSettings
 from serve_app.text.lexicon import Lexicon
-from serve_app.voices.record import (
+from serve_app.visitor import VISITOR
+from serve_app.voices.stored_voice import (
     ID,
     NEUTRAL,
-    VISITOR,
     Consent,
     StoredConsent,
     StoredDesign,
@@ -36,7 +36,7 @@ from serve_app.voices.record import (
     new_version,
     now,
 )
-from serve_app.voices.store import Record, StoreFailed, VoiceStore, default_folder, folder_of, tried
+from serve_app.voices.voice_store import Record, StoreFailed, VoiceStore, default_folder, folder_of, tried
 
 logger = logging.getLogger(__name__)
 

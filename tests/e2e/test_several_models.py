@@ -18,8 +18,8 @@ import torch
 
 from serve_app.cli.ray_settings import free_port
 from serve_app.config import VoiceSettings
+from serve_app.visitor import EVERYBODY, VISITOR
 from serve_app.voices.library import Voices
-from serve_app.voices.record import EVERYBODY, VISITOR
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from tests.e2e.processes import MARK, marked

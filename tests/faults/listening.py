@@ -20,7 +20,7 @@ from deployments.protocol import Codes, FinishReason, GenerateRequest, ModelInfo
 from deployments.serving import failover
 from serve_app import ingress
 from serve_app.cli.serve.local_server import APP_NAME
-from serve_app.ingress import HandleSynthesizer
+from serve_app.handle_synthesizer import HandleSynthesizer
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import UtteranceRequest

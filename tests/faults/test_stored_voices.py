@@ -13,8 +13,8 @@ from ray import serve
 from deployments.serving.handles import ask_all_replicas
 from serve_app.cli.serve.local_server import APP_NAME
 from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, PoolConfig, VoiceSettings
-from serve_app.voices.record import StoredVoice
-from serve_app.voices.store import VoiceStore
+from serve_app.voices.stored_voice import StoredVoice
+from serve_app.voices.voice_store import VoiceStore
 from tests.e2e.test_two_ingresses import http_ports
 from tests.faults.pools import Service, config, serving, tiny_model
 from tests.serve_app.voices.speakers import wav

@@ -40,7 +40,8 @@ from serve_app.api.records.record_keeper import HAND_ON_S, RecordKeeper, RecordS
 from serve_app.api.records.request_log import RequestRecord
 from serve_app.cli.serve.run_folder import RunFolder
 from serve_app.config import ApiSettings, AppConfig, RecordSettings, read_config
-from serve_app.ingress import Deployed, Ingress
+from serve_app.handle_synthesizer import Deployed
+from serve_app.ingress import Ingress
 from tests.e2e.application import running
 
 LIMIT_MS = 0.2

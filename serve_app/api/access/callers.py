@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 from deployments.errors import Overloaded
 from deployments.serving import metrics
-from serve_app.voices.record import Visitor
+from serve_app.visitor import Visitor
 
 _MINUTE_S = 60.0
 # The settings that raise a limit, by the reason of a refusal.

@@ -18,7 +18,7 @@ from serve_app.api.errors import POLICY_VIOLATION, TRY_AGAIN_LATER, Forbidden, H
 from serve_app.api.headers import FORWARDED_FOR_HEADER
 from serve_app.api.web_pages import PATHS
 from serve_app.config import ApiSettings
-from serve_app.voices.record import EVERYBODY, STRANGER, VISITOR, Visitor
+from serve_app.visitor import EVERYBODY, STRANGER, VISITOR, Visitor
 
 # To be read without a key: probes have none, Open WebUI asks for these two lists without one, and a browser cannot send
 # one with a page.

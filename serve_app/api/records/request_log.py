@@ -18,7 +18,7 @@ from deployments.protocol import FinishReason, Marks, ModelInfo, PcmChunk
 from deployments.serving import reports
 from serve_app.api.headers import MODEL_HEADER, SEED_HEADER, VOICE_HEADER
 from serve_app.speech.segments import UtteranceRequest
-from serve_app.voices.record import StoredVoice
+from serve_app.voices.stored_voice import StoredVoice
 
 SAMPLE_BYTES = 2
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from deployments.serving import metrics
 from serve_app.api.records.request_log import RequestRecord
-from serve_app.voices.store import StoreFailed, VoiceStore
+from serve_app.voices.voice_store import StoreFailed, VoiceStore
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from serve_app.text.characters import clean, is_speakable
 from serve_app.text.languages import DETECT, detected, foreign_language, language_name
 from serve_app.text.spoken_text import SpokenText
 from serve_app.voices.library import Voices
-from serve_app.voices.record import StoredVoice
+from serve_app.voices.stored_voice import StoredVoice
 
 # Figures and signs become words: prose with many of them grows by less than a half, nothing but figures fivefold.
 _MOST_GROWTH = 2

@@ -10,7 +10,7 @@ from serve_app.api.requests.field_names import Names
 from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.text.languages import DETECT, foreign_letters, has_region, language_name, looks_foreign
 from serve_app.text.spoken_text import SpokenText
-from serve_app.voices.record import StoredVoice
+from serve_app.voices.stored_voice import StoredVoice
 
 PREVIOUS = "previous_request_id"
 

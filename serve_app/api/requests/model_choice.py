@@ -9,7 +9,7 @@ from serve_app.api import catalogue
 from serve_app.api.requests.field_names import Names
 from serve_app.api.requests.speech_request import Offer
 from serve_app.config import CLONE_ALIAS, ApiSettings
-from serve_app.voices.record import ID
+from serve_app.voices.stored_voice import ID
 
 _TASKS = {"customvoice": ModelKind.CUSTOM_VOICE, "voicedesign": ModelKind.VOICE_DESIGN, "base": ModelKind.BASE}
 _CHECKPOINTS = {  # what would have to be deployed

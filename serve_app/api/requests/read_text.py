@@ -11,7 +11,7 @@ from serve_app.text.languages import DETECT, detected, language_name
 from serve_app.text.lexicon import Lexicon
 from serve_app.text.normalisation import prepare
 from serve_app.text.spoken_text import SpokenText, TextRules, read
-from serve_app.voices.record import StoredVoice
+from serve_app.voices.stored_voice import StoredVoice
 
 _LONG_CHARS = 1 << 14  # only a job's: to read them takes the event loop 10 ms and more
 

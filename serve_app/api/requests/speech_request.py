@@ -14,7 +14,7 @@ from serve_app.config import ApiSettings
 from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.text.spoken_text import SpokenText
 from serve_app.voices.library import Voices
-from serve_app.voices.record import StoredVoice
+from serve_app.voices.stored_voice import StoredVoice
 
 EVENT_STREAM = "text/event-stream"
 L16 = "audio/l16"

@@ -66,7 +66,7 @@ class Turn:
     @property
     def takes_text(self) -> bool:
         """Whether text may be added. A live text to which nothing was added for long has ended by itself."""
-        return not self.is_complete and not (self.live is not None and self.live.is_written)
+        return not self.is_complete and not (self.live is not None and self.live.is_complete)
 
     def take(self) -> str:
         """The text not taken yet, without spaces between ideographs."""
@@ -89,7 +89,7 @@ class Turn:
 
     def write(self) -> None:
         """Pass new text on to the live text. Raises InvalidRequest where it has become too long."""
-        if self.live is not None and not self.live.is_written:
+        if self.live is not None and not self.live.is_complete:
             self.live.append(self.take())
             if self.is_complete:
                 self.live.finish()

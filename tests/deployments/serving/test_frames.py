@@ -54,14 +54,14 @@ def test_what_is_held_back_as_quiet_is_not_delivered() -> None:
 
 def test_another_replica_goes_on_after_all_that_was_received() -> None:
     received = Received()
-    received.add(NO_CODES, 0)
+    received.add(FrameChunk(NO_CODES, 0), 0)
     assert received.progress is None
     received = Received(Progress(codes(1), SAMPLES))
-    received.add(codes(2, 3), 2 * SAMPLES)
+    received.add(FrameChunk(codes(2, 3), 0), 2 * SAMPLES)
     progress = received.progress
     assert progress is not None
     assert (progress.codes[:, 0].tolist(), progress.samples, progress.in_hand_s) == ([1, 2, 3], 2 * SAMPLES, 0.0)
-    received.add(codes(4), 3 * SAMPLES, delivered_s=60.0)
+    received.add(FrameChunk(codes(4), 0), 3 * SAMPLES, delivered_s=60.0)
     progress = received.progress
     assert progress is not None
     assert 30.0 < progress.in_hand_s <= 60.0

@@ -10,10 +10,10 @@ import uvicorn
 from deployments import listener
 from serve_app.api.transport.taken_http import TakenHttp
 from serve_app.config import ApiSettings
-from serve_app.ingress import HandleSynthesizer
+from serve_app.handle_synthesizer import HandleSynthesizer
 from tests.serve_app.fake import CUSTOM_VOICE
 from tests.serve_app.one_model import one_api, one_deployed
-from tests.serve_app.test_ingress import Codec
+from tests.serve_app.test_handle_synthesizer import Codec
 
 pytestmark = pytest.mark.anyio
 

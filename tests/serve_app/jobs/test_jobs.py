@@ -11,7 +11,7 @@ from deployments.protocol import FinishReason, ModelInfo
 from serve_app.api.access.keys import create_key
 from serve_app.config import AccessSettings, JobSettings
 from serve_app.jobs import desk
-from serve_app.voices.store import VoiceStore
+from serve_app.voices.voice_store import VoiceStore
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED
 from tests.serve_app.jobs.desk import Server, Speaker, files_in, serving, so, started, until
 from tests.serve_app.voices.speakers import store
@@ -207,7 +207,7 @@ async def test_after_a_death_only_running_segments_are_made_again(tmp_path: Path
 
 
 async def test_a_full_store_pauses_and_the_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from serve_app.voices import store as files
+    from serve_app.voices import voice_store as files
 
     written, is_full = files.write_file, True
 

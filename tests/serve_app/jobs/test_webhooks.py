@@ -15,9 +15,9 @@ from aiohttp import web
 from deployments.errors import EngineError, StartError
 from serve_app.config import JobSettings
 from serve_app.jobs import desk
-from serve_app.jobs.store import JobStore
+from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.webhooks import Webhooks
-from serve_app.voices.store import VoiceStore
+from serve_app.voices.voice_store import VoiceStore
 from tests.serve_app.jobs.desk import Server, Speaker, serving, so, started, until
 
 pytestmark = pytest.mark.anyio

@@ -86,8 +86,8 @@ class Cluster:
         monkeypatch.setattr(PoolWatch, "_watch", lambda watch: None)
         monkeypatch.setattr(ray_private, "pools", self.ask)
         monkeypatch.setattr(ray_private, "count_deaths", self.count)
-        monkeypatch.setattr(ray_private, "leave", notes.__setitem__)
-        monkeypatch.setattr(ray_private, "left", notes.get)
+        monkeypatch.setattr(ray_private, "put_note", notes.__setitem__)
+        monkeypatch.setattr(ray_private, "get_note", notes.get)
         context = SimpleNamespace(deployment="Ingress")
         monkeypatch.setattr(serve, "get_replica_context", lambda: context)
         self._context = context
@@ -157,7 +157,7 @@ def test_a_replica_that_becomes_the_first_asks_for_all(cluster: Cluster) -> None
 
 
 def test_a_note_of_a_former_application_is_not_believed(cluster: Cluster) -> None:
-    ray_private.leave("pools of talkray", Seen({"talker": NONE}, {}).note())
+    ray_private.put_note("pools of talkray", Seen({"talker": NONE}, {}).note())
     for _ in range(2):
         cluster.look(1)
         assert cluster.seen(1) == ONE
@@ -195,7 +195,7 @@ def test_an_error_that_nobody_expected_does_not_end_the_watch(monkeypatch: pytes
     monkeypatch.setattr(ray_private, "is_alive", lambda actor: True)
     monkeypatch.setattr(PoolWatch, "_count_deaths", lambda watch: {})
     monkeypatch.setattr(pool_watch, "_asks_for_all", lambda: True)
-    monkeypatch.setattr(ray_private, "leave", lambda key, note: None)
+    monkeypatch.setattr(ray_private, "put_note", lambda key, note: None)
     PoolWatch("talkray", ONE_MODEL)
     assert seen.wait(30.0)
 
@@ -205,7 +205,7 @@ def test_a_model_without_a_talker_is_told_apart_from_the_others(monkeypatch: pyt
     notes = {start_key("talkray", "Talker-base"): start.note()}
     monkeypatch.setattr(PoolWatch, "_watch", lambda watch: None)
     monkeypatch.setattr(ray_private, "is_alive", lambda actor: True)
-    monkeypatch.setattr(ray_private, "left", notes.get)
+    monkeypatch.setattr(ray_private, "get_note", notes.get)
     recorded: list[tuple[str, str]] = []
     monkeypatch.setattr(metrics, "replicas", lambda pool, *, wanted, running, model: recorded.append((pool, model)))
     models = {name: (f"Talker-{name}", "Codec") for name in ("custom", "base", "design")}
@@ -238,8 +238,8 @@ def test_each_ingress_leaves_its_own_note_and_reads_those_of_the_others(monkeypa
     store: dict[str, bytes] = {}
     monkeypatch.setattr(PoolWatch, "_watch", lambda watch: None)
     monkeypatch.setattr(PoolWatch, "_ask", lambda watch: Seen({"ingress": Pool(3, ("a", "b"))}, {}))
-    monkeypatch.setattr(ray_private, "leave", store.__setitem__)
-    monkeypatch.setattr(ray_private, "left", store.get)
+    monkeypatch.setattr(ray_private, "put_note", store.__setitem__)
+    monkeypatch.setattr(ray_private, "get_note", store.get)
     watches = []
     for rank in (0, 1):
         context = SimpleNamespace(deployment="Ingress", rank=SimpleNamespace(rank=rank))

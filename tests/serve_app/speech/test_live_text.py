@@ -141,7 +141,7 @@ async def test_a_long_text_is_taken_in_bounded_parts(
         while True:
             turns.append(worked)
             worked = 0
-            if live.is_over:
+            if live.is_taken_in:
                 break
             await asyncio.sleep(0)
     assert max(turns) <= 4 * (CHARS_AT_ONCE + LONGEST_UNCUT)  # also of spoken text that is longer than what was written
@@ -170,8 +170,8 @@ async def test_what_waits_is_spoken_behind_the_end_and_forgotten_when_it_is_clos
     with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
         live.append(text)
         live.finish()
-        assert live.is_written
-        assert not live.is_over
+        assert live.is_complete
+        assert not live.is_taken_in
     num_parts = len(live.parts)
     await asyncio.sleep(0)
     assert len(live.parts) == num_parts < 100
@@ -216,7 +216,7 @@ async def test_a_writer_that_falls_silent_has_finished(texts: LiveTexts, monkeyp
     with await texts.open(REQUEST, ENGLISH, max_chars=LONG) as live:
         live.append("Hello there")
         assert await spoken(live) == ["Hello there."]
-        assert live.is_over
+        assert live.is_taken_in
 
 
 async def test_a_closed_text_is_read_no_more(texts: LiveTexts, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.speech import admission, room
 from serve_app.speech.admission import Admission
 from serve_app.speech.segments import UtteranceRequest
-from serve_app.voices.record import EVERYBODY, STRANGER, VISITOR, Visitor
+from serve_app.visitor import EVERYBODY, STRANGER, VISITOR, Visitor
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, utterance
 from tests.serve_app.one_model import one_api

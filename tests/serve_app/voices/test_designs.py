@@ -18,8 +18,8 @@ from deployments.protocol import FinishReason
 from serve_app.api.access.keys import create_key
 from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings, VoiceSettings
-from serve_app.voices import designs, record
-from serve_app.voices.store import VoiceStore
+from serve_app.voices import designs, stored_voice
+from serve_app.voices.voice_store import VoiceStore
 from tests.serve_app import asgi
 from tests.serve_app.fake import (
     BASE,
@@ -170,11 +170,11 @@ async def test_after_an_hour_it_is_over_and_swept(folder: Path, monkeypatch: pyt
     async with server.client() as client:
         first, second, _ = await designed(client)
         kept = await client.post(VOICES, json={"design": second["id"], "name": "kept"})
-        later_s = time.time() + record.DESIGN_S + 1
+        later_s = time.time() + stored_voice.DESIGN_S + 1
         monkeypatch.setattr(designs, "now", lambda: int(later_s))
         answer = await client.post(VOICES, json={"design": first["id"], "name": "late"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "design_not_found")
-        monkeypatch.setattr("serve_app.voices.store.time.time", lambda: later_s)
+        monkeypatch.setattr("serve_app.voices.voice_store.time.time", lambda: later_s)
         store = VoiceStore(str(folder))
         assert store.sweep() == 6  # records and recordings
         assert list(store.marks()) == [f"voices/{kept.json()['id']}.json"]

@@ -18,8 +18,9 @@ from serve_app.audio import recordings
 from serve_app.audio.recordings import decode_file, decode_reference
 from serve_app.audio.reference_doctor import decode_prepared
 from serve_app.config import ApiSettings, VoiceSettings
+from serve_app.visitor import EVERYBODY, VISITOR, Visitor
 from serve_app.voices.library import SentRecording, Voices
-from serve_app.voices.record import EVERYBODY, VISITOR, StoredVoice, Visitor
+from serve_app.voices.stored_voice import StoredVoice
 from tests.serve_app import asgi
 from tests.serve_app.dialects.client import Client
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.config import AppConfig, JobSettings, VoiceSettings, read_config
-from serve_app.jobs.store import JobStore
-from serve_app.voices.store import VoiceStore
+from serve_app.jobs.job_store import JobStore
+from serve_app.voices.voice_store import VoiceStore
 from tests.faults.pools import ENGINE, TALKER, Service, serving
 
 PATH, JOBS, SERVER = "/v1/audio/jobs", "Jobs", "server"

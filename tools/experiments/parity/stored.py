@@ -14,9 +14,10 @@ from deployments.protocol import ClonePrompt, GenerateRequest, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from serve_app.audio.reference_doctor import PREPARATIONS
 from serve_app.config import VoiceSettings
+from serve_app.visitor import EVERYBODY, VISITOR
 from serve_app.voices.library import Details, SentRecording, Voices
-from serve_app.voices.record import EVERYBODY, VISITOR, StoredVoice
-from serve_app.voices.store import VoiceStore
+from serve_app.voices.stored_voice import StoredVoice
+from serve_app.voices.voice_store import VoiceStore
 from tools.experiments.parity.cases import SAMPLE_RATE, VOICE_TEXTS, reference_audio
 
 

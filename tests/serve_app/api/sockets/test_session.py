@@ -34,8 +34,8 @@ from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import UtteranceRequest
 from serve_app.speech.word_times import Spoken
 from serve_app.text.spoken_text import TextRules, read
+from serve_app.visitor import STRANGER
 from serve_app.voices.library import Voices
-from serve_app.voices.record import STRANGER
 from tests.serve_app import fake
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from deployments.protocol import Codes
 from serve_app.jobs.stored_job import JOB_ID, JobPlan, JobState, MadeSegment, SegmentId, StoredJob
-from serve_app.voices.store import Damaged, StoreFailed, VoiceStore
+from serve_app.voices.voice_store import Damaged, StoreFailed, VoiceStore
 
 
 @dataclass(frozen=True, slots=True)

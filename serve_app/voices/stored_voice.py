@@ -13,8 +13,7 @@ import secrets
 import time
 import zipfile
 from collections.abc import Mapping
-from contextvars import ContextVar
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -28,6 +27,7 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import Sampling
 from serve_app.audio.reference_doctor import Flaw, Preparation, check_recording
 from serve_app.text.lexicon import Lexicon
+from serve_app.visitor import VISITOR
 
 NEUTRAL = "neutral"  # the style of a voice's first recording
 ID = re.compile(r"(voice|cons|design|lexicon)_[0-9a-f]{24}")
@@ -41,24 +41,6 @@ _SAME_STEM = 5  # letters that "cheerful" and "cheerfully" share at least
 _HOLDS = {"gt": operator.gt, "ge": operator.ge, "le": operator.le, "lt": operator.lt}
 
 Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f]+$")]
-
-
-@dataclass(frozen=True, slots=True)
-class Visitor:
-    """Whose voices a caller may see: its own, or all. `name` is the name of its API key, None without a key, and ""
-    where no keys are asked for.
-    """
-
-    name: str | None
-    sees_all: bool = False
-
-
-STRANGER = Visitor(None)
-EVERYBODY = Visitor("", sees_all=True)
-# The caller of the request that the present task answers. The door, the jobs and the command line set it. It is no
-# argument, because the functions of all dialects would have to pass it on, and one that forgot it would show a voice to
-# a stranger. A task that sets nothing sees no voice.
-VISITOR: ContextVar[Visitor] = ContextVar("visitor", default=STRANGER)
 
 
 class Take(Strict):

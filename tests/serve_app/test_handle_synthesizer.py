@@ -24,9 +24,9 @@ from deployments.protocol import (
     SynthesisRequest,
 )
 from deployments.serving import ray_private
-from serve_app import ingress
+from serve_app import handle_synthesizer
 from serve_app.config import AdmissionSettings
-from serve_app.ingress import Deployed, HandleSynthesizer
+from serve_app.handle_synthesizer import Deployed, HandleSynthesizer
 from tests.deployments.serving.test_handles import from_replica
 from tests.serve_app.fake import CUSTOM_VOICE
 from tests.serve_app.one_model import one_deployed
@@ -298,8 +298,8 @@ def deployed(checkpoint: str, codec: "Describing") -> Deployed:
 async def test_a_model_whose_files_are_elsewhere_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked for beside requests, and what it tells is left for ingresses that start while it is at zero."""
     notes: dict[str, bytes] = {}
-    monkeypatch.setattr(ray_private, "left", notes.get)
-    monkeypatch.setattr(ray_private, "leave", notes.__setitem__)
+    monkeypatch.setattr(ray_private, "get_note", notes.get)
+    monkeypatch.setattr(ray_private, "put_note", notes.__setitem__)
     codec = Describing()
     synthesizer = HandleSynthesizer(deployed("/elsewhere/Base", codec))
     for _ in range(2):
@@ -318,7 +318,7 @@ async def test_a_model_whose_files_are_elsewhere_holds_nobody_up(monkeypatch: py
 
 async def test_one_call_describes_the_model_to_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools that answer late, as busy ones do, are not asked again by each request."""
-    monkeypatch.setattr(ingress, "_DESCRIBE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(handle_synthesizer, "_DESCRIBE_TIMEOUT_S", 0.01)
     codec = Describing()
     synthesizer = HandleSynthesizer(one_deployed(codec))
     with pytest.raises(NotReady):
@@ -335,7 +335,7 @@ async def test_one_call_describes_the_model_to_all_requests(monkeypatch: pytest.
 
 
 async def test_a_replica_that_hangs_is_not_the_only_one_asked_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingress, "_ASK_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(handle_synthesizer, "_ASK_TIMEOUT_S", 0.01)
     codec = Describing()
     synthesizer = HandleSynthesizer(one_deployed(codec))
     with pytest.raises(NotReady):

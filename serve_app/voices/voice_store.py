@@ -31,7 +31,7 @@ from pydantic import BaseModel, ValidationError
 
 from deployments.errors import StartError, TalkrayError
 from deployments.protocol import ClonePrompt
-from serve_app.voices.record import DESIGN_S, ID, StoredConsent, StoredDesign, StoredLexicon, StoredVoice, Take
+from serve_app.voices.stored_voice import DESIGN_S, ID, StoredConsent, StoredDesign, StoredLexicon, StoredVoice, Take
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig

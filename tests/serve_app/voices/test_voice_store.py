@@ -15,15 +15,15 @@ from obstore.store import S3Store
 
 from deployments.errors import StartError
 from deployments.protocol import ClonePrompt
-from serve_app.voices.record import StoredVoice, Take, new_id, new_version, now, pack, unpack
-from serve_app.voices.store import Damaged, StoreFailed, VoiceStore, default_folder, folder_of
+from serve_app.voices.stored_voice import StoredVoice, Take, new_id, new_version, now, pack, unpack
+from serve_app.voices.voice_store import Damaged, StoreFailed, VoiceStore, default_folder, folder_of
 
 KILLS = 100
 # Forks a writer again and again, and kills it at any moment; prints the ids that it had reported by then.
 KILLER = """
 import os, random, signal, sys, time
-from serve_app.voices.store import VoiceStore
-from tests.serve_app.voices.test_store import KILLS, voice
+from serve_app.voices.voice_store import VoiceStore
+from tests.serve_app.voices.test_voice_store import KILLS, voice
 store = VoiceStore(sys.argv[1])
 for number in range(KILLS):
     reading, writing = os.pipe()
