@@ -22,7 +22,7 @@ from torch import Tensor
 
 from deployments.gpu.graphs import Graphs, Staging, buckets
 from deployments.protocol import Codes, Frame
-from deployments.talker.networks.cpu_kernels import fits
+from deployments.talker.kernels.cpu_kernels import fits
 from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.networks.frame_networks import FrameNetworks
 from deployments.talker.runner.prefill import Pass, PrefillInputs, pack

@@ -12,7 +12,7 @@ from transformers.generation.logits_process import (
 )
 
 from deployments.protocol import FILTERS, Sampling
-from deployments.talker.networks import cpu_kernels
+from deployments.talker.kernels import cpu_kernels
 from deployments.talker.state.sampling import (
     OPTION_COLUMNS,
     BatchSampler,
