@@ -104,7 +104,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 READ_BY_INSTALLS := pyproject.toml constraints.txt deployments/cpu.h deployments/codec/backends/cpu_kernels.c \
-  deployments/talker/networks/cpu_kernels.c
+  deployments/talker/kernels/cpu_kernels.c
 
 $(VENV)/.installed: $(BIN)/python $(READ_BY_INSTALLS)
 	@echo "installing into $(VENV): takes a minute or two, torch is large"

@@ -1,6 +1,7 @@
 """The decoder's forward pass: the order of its layers, once for all devices.
 
-A backend computes each layer: `torch.py` by torch, on any device, `triton.py` by few and large kernels for a GPU.
+A backend computes each layer: `torch_backend.py` by torch, on any device, `triton_decoder.py` by few and large kernels
+for a GPU.
 """
 
 from abc import ABC, abstractmethod

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from deployments.codec.backends.torch import TorchBackend
+from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder
 from deployments.codec.encoder import EncoderNetwork

@@ -20,7 +20,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from deployments.codec.backends.torch import TorchBackend
+from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.backends.triton_slots import PRECISIONS, Precision, TritonSlots, fitting_slots
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder, snr_db, to_pcm16

@@ -3,7 +3,7 @@
  * torch takes five passes for a snake (a product, a sine, a square, a sum and a rounding). oneDNN reads the weights of
  * a product of few rows at 10 GB/s, of which a core can read 15, and reaches a third of what its matrix units can do
  * for a convolution of few channels. Built at install time where a compiler is there (pyproject.toml); cpu.py
- * calls it, and torch.py calls torch where it was not built.
+ * calls it, and torch_backend.py calls torch where it was not built.
  */
 #include <stddef.h>
 #include <stdint.h>

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from deployments.codec.backends.torch import TorchBackend
+from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.backends.triton_slots import TritonSlots
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import Backend, CodecDecoder

@@ -1,7 +1,7 @@
 """Triton kernels of the decoder on a GPU: few and large, since a frame is bound by launches.
 
 Rows are [B * time, channels]; a stream's state is found through its slot, so that gathering and scattering state costs
-no copies. `triton.py` launches them; the tests compare them with plain PyTorch.
+no copies. `triton_decoder.py` launches them; the tests compare them with plain PyTorch.
 """
 
 import triton

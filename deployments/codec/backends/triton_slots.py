@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deployments.codec.backends.torch import TorchBackend
+from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.codec_config import MAX_CALL_FRAMES, MAX_FRAMES, DecoderConfig, call_frames
 from deployments.codec.decoder import MIN_SNR_DB, Backend, CodecDecoder, choice, snr_db, to_pcm16
 from deployments.codec.decoder_state import DecoderState
@@ -91,7 +91,7 @@ class TritonSlots(SlotDecoder):
 
         `load_exact` brings the float32 decoder that a stream goes on with once it came to NaN or infinity.
         """
-        from deployments.codec.backends.triton import TritonDecoder  # Triton is there only with a GPU
+        from deployments.codec.backends.triton_decoder import TritonDecoder  # Triton is there only with a GPU
 
         self.decoder = TritonDecoder(
             folded,

@@ -224,18 +224,18 @@ class AudioStreams:
         return stream is not None and stream.num_written < stream.num_wanted
 
     def _dispatch(self) -> None:
-        while len(self._calls) < _MAX_CALLS and (call := self._launch_next()) is not None:
+        while len(self._calls) < _MAX_CALLS and (call := self._start_next_call()) is not None:
             self._calls.append(call)
         self._next_look_s = time.monotonic() + _LOOK_S
 
-    def _launch_next(self) -> _RunningCall | None:
+    def _start_next_call(self) -> _RunningCall | None:
         if not self._streams:
             return None  # and no decoder is loaded for nobody
         streams, largest = self._streams.values(), self._decoder.largest_batch
         chosen = choose_call(streams, time.monotonic(), is_busy=bool(self._calls), largest_batch=largest)
-        return None if chosen is None else self._launch_call(chosen.streams, chosen.frames)
+        return None if chosen is None else self._start_call(chosen.streams, chosen.frames)
 
-    def _launch_call(self, streams: list[AudioStream], frames: int) -> _RunningCall:
+    def _start_call(self, streams: list[AudioStream], frames: int) -> _RunningCall:
         audible = [not stream.is_recalling for stream in streams]
         decode_call = self._decoder.decode([stream.slot for stream in streams], frames)
         for stream, was_audible in zip(streams, audible, strict=True):

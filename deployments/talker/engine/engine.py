@@ -17,13 +17,13 @@ from deployments.talker.engine.load import EngineLoad
 from deployments.talker.engine.outgoing import Outgoing
 from deployments.talker.engine.scheduler import Scheduler
 from deployments.talker.networks.frame_networks import MIN_NEW_TOKENS, NOT_FINITE
-from deployments.talker.runner.model_runner import LaunchedStep, ModelRunner
+from deployments.talker.runner.model_runner import ModelRunner, QueuedStep
 from deployments.talker.state.sequence import Sequence
 from deployments.talker.text.prompt import PromptBuilder
 
 logger = logging.getLogger(__name__)
 
-_LAUNCH_NS = 800_000  # from the host's choice of a step's sequences to the start of the step on the device
+_START_NS = 800_000  # from the host's choice of a step's sequences to the start of the step on the device
 # How often to look for audio while no step is under way.
 _AUDIO_POLL_S = 0.0002
 # With at most so many rows `advance` of a step waits until a first frame is decoded, because a listener waits.
@@ -43,15 +43,15 @@ class StepOutput:
 
 @dataclass(slots=True)
 class StepInFlight:
-    """The step that was launched last, or that of a lane."""
+    """The step that was started last, or that of a lane."""
 
-    launched: LaunchedStep
+    queued: QueuedStep
     runner: ModelRunner
     others: list[Sequence]  # the batch: these, then `decoded_early`, whose frames the decoder has before the host
     decoded_early: list[Sequence]
-    previous: LaunchedStep | None = None  # the step before it, whose `advance` is over once this one has codes
+    previous: QueuedStep | None = None  # the step before it, whose `advance` is over once this one has codes
     is_collected: bool = False  # the host has its frames, and the talker reads them
-    next_launch_ns: int = 0  # when to launch the next step: earlier fewer requests join it, later the device is idle
+    next_start_ns: int = 0  # when to start the next step: earlier fewer requests join it, later the device is idle
 
 
 class Engine:
@@ -62,10 +62,10 @@ class Engine:
 
         talker   | prefill | predict 1 | advance 1     | predict 2 | advance 2      |
         codec    |                     | first frames 1 | other frames 1 | ...
-        host     | launch 1 | wait     | collect 1: codes leave, ends are found | launch 2 at `next_launch_ns` | wait
+        host     | start 1 | wait      | collect 1: codes leave, ends are found | start 2 at `next_start_ns` | wait
 
-    `_launch_step` queues both halves, so the device has work while the host collects. A GPU decodes a sequence's first
-    frames without asking the host. On a CPU `_launch_step` returns when the frames exist, `_collect_step` hands them
+    `_start_step` queues both halves, so the device has work while the host collects. A GPU decodes a sequence's first
+    frames without asking the host. On a CPU `_start_step` returns when the frames exist, `_collect_step` hands them
     on, and the runner puts `advance` off until the next call: no listener waits for it.
 
     A GPU has lanes too. A newcomer that comes while a step runs does not wait for it:
@@ -74,8 +74,8 @@ class Engine:
         codec              |         | its first frame |
         talker   | predict 1  | advance 1    | predict 2 | advance 2 | predict 3, with the newcomer | ...
 
-    `_launch_lane` takes it from the line. `_collect_lane` takes its frame, and lets it join the next step once the lane
-    has run `advance`.
+    `_start_lane_step` takes it from the line. `_collect_lane` takes its frame, and lets it join the next step once the
+    lane has run `advance`.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Engine:
         """For how long the host may wait for new requests before the device is idle."""
         if self._step is None or self._is_running or self._lane_steps:
             return 0.0
-        return min(max(0.0, (self._step.next_launch_ns - time.perf_counter_ns()) / 1e9), _AUDIO_POLL_S)
+        return min(max(0.0, (self._step.next_start_ns - time.perf_counter_ns()) / 1e9), _AUDIO_POLL_S)
 
     def add(self, sequence_id: int, request: GenerateRequest) -> None:
         """Queue a request. Raises InvalidRequest if it can never run, and Overloaded if the waiting line is full.
@@ -161,7 +161,7 @@ class Engine:
         the engine itself is at fault.
         """
         self.runner.run_pending_advance()
-        self._launch_step()
+        self._start_step()
         if self._work_until_codes(meanwhile):
             self._collect_step()
         chunks = self.outgoing.take(self.scheduler.find)
@@ -199,10 +199,10 @@ class Engine:
         """Whether the device makes frames of the last step which the host has not taken."""
         return self._step is not None and not self._step.is_collected
 
-    def _launch_step(self) -> None:
+    def _start_step(self) -> None:
         """Start the next step, unless one runs or the device has work enough for now."""
         last = self._step
-        if last is not None and (self._is_running or time.perf_counter_ns() < last.next_launch_ns):
+        if last is not None and (self._is_running or time.perf_counter_ns() < last.next_start_ns):
             return
         batch = self.scheduler.schedule()
         if batch is None:
@@ -211,10 +211,10 @@ class Engine:
         failed = self._admit(batch.prefill, self.runner)
         decode = [sequence for sequence in batch.decode if sequence not in failed] if failed else batch.decode
         if decode:
-            self._step = self._launch(decode, self.runner)
-            self._step.previous = None if last is None else last.launched
+            self._step = self._start_batch(decode, self.runner)
+            self._step.previous = None if last is None else last.queued
 
-    def _launch_lane(self) -> None:
+    def _start_lane_step(self) -> None:
         """Make first frames of newcomers beside the step that runs, which they would have to wait for."""
         step = self._step
         if not self.runner.lanes or step is None or not self.scheduler.waiting:
@@ -223,7 +223,7 @@ class Engine:
         lane = next((lane for lane in self.runner.lanes if lane not in busy), None)
         if lane is None:
             return
-        if sum(not sequence.is_background for sequence in step.launched.sequences) > _MOST_BESIDE_LANE:
+        if sum(not sequence.is_background for sequence in step.queued.sequences) > _MOST_BESIDE_LANE:
             return
         newcomers = self.scheduler.start_beside(lane.takes, most=lane.buckets[-1])
         if not newcomers:
@@ -231,15 +231,15 @@ class Engine:
         failed = self._admit(newcomers, lane)
         ready = [sequence for sequence in newcomers if sequence not in failed]
         if ready:
-            self._lane_steps.append(self._launch(ready, lane))
+            self._lane_steps.append(self._start_batch(ready, lane))
 
-    def _launch(self, sequences: list[Sequence], runner: ModelRunner) -> StepInFlight:
+    def _start_batch(self, sequences: list[Sequence], runner: ModelRunner) -> StepInFlight:
         """A GPU decodes frames below MIN_NEW_TOKENS at once: a listener waits, and speech cannot end there."""
         early = [] if runner.device.type == "cpu" else [each for each in sequences if each.num_frames < MIN_NEW_TOKENS]
         decoded_early = [each for each in early if not each.is_background]
         others = [each for each in sequences if each not in decoded_early] if decoded_early else sequences
-        launched = runner.launch(others + decoded_early, partial(self._decode_early, decoded_early))
-        return StepInFlight(launched, runner, others, decoded_early)
+        queued = runner.queue_step(others + decoded_early, partial(self._decode_early, decoded_early))
+        return StepInFlight(queued, runner, others, decoded_early)
 
     def _admit(self, sequences: list[Sequence], runner: ModelRunner) -> list[Sequence]:
         """Prefill sequences that have a row now, and open them at the decoder. Returns those that failed."""
@@ -292,9 +292,9 @@ class Engine:
         """
         start = time.perf_counter_ns()
         while True:
-            self._launch_lane()
+            self._start_lane_step()
             took = any(self._collect_lane(step) for step in [*self._lane_steps])
-            has_codes = self._step is not None and self._is_running and self._step.launched.has_codes
+            has_codes = self._step is not None and self._is_running and self._step.queued.has_codes
             if took or has_codes or not self._is_running or self.audio.has_audio:
                 break
             meanwhile()  # this keeps a core busy: waking up from a sleep would take longer
@@ -304,41 +304,41 @@ class Engine:
     def _collect_step(self) -> None:
         step = self._step
         assert step is not None
-        frames = step.launched.result()
+        frames = step.queued.result()
         step.is_collected, self.num_steps = True, self.num_steps + 1
         if step.previous is not None:
             took_ns, size = step.previous.advance_ns(), _size(step.previous)
             known_ns = self._advance_ns.get(size, took_ns)
             self._advance_ns[size] = min(took_ns, (7 * known_ns + took_ns) // 8)  # beside a lane it takes longer
-        step.next_launch_ns = time.perf_counter_ns() + self._advance_ns.get(_size(step.launched), 0) - _LAUNCH_NS
+        step.next_start_ns = time.perf_counter_ns() + self._advance_ns.get(_size(step.queued), 0) - _START_NS
         self._decode_others(step, frames)
         if step.previous is not None:
             self._follow_text(step.previous)
-        self._append_frames(step.launched.sequences, frames)
-        self.scheduler.retire(step.launched.sequences)
+        self._append_frames(step.queued.sequences, frames)
+        self.scheduler.retire(step.queued.sequences)
 
     def _collect_lane(self, step: StepInFlight) -> bool:
         """Take a lane's frames; its sequences join the others after `advance`. Returns whether there were frames."""
-        if not step.launched.has_codes:
+        if not step.queued.has_codes:
             return False
         if not step.is_collected:
             step.is_collected = True
-            frames = step.launched.result()
+            frames = step.queued.result()
             self._decode_others(step, frames)
-            self._append_frames(step.launched.sequences, frames)
-            if any(sequence.finish_reason is not None for sequence in step.launched.sequences):
+            self._append_frames(step.queued.sequences, frames)
+            if any(sequence.finish_reason is not None for sequence in step.queued.sequences):
                 self.runner.await_lanes()  # it still reads and writes the rows that are free now
-            self.scheduler.retire(step.launched.sequences)
+            self.scheduler.retire(step.queued.sequences)
             return True
         step.runner.run_pending_advance()
-        if step.launched.is_over:
+        if step.queued.is_over:
             self._lane_steps.remove(step)
-            self._follow_text(step.launched)
-            self.scheduler.join(step.launched.sequences)
+            self._follow_text(step.queued)
+            self.scheduler.join(step.queued.sequences)
         return False
 
     def _await_lane_of(self, sequence_id: int) -> None:
-        """If a lane has this sequence: steps that are launched from now on wait for the lane."""
+        """If a lane has this sequence: steps that are queued from now on wait for the lane."""
         if sequence_id in self.scheduler.in_lane:
             self.runner.await_lanes()
 
@@ -347,7 +347,7 @@ class Engine:
         rows = [row for row in range(len(step.others)) if frames[row, 0] not in (NOT_FINITE, self.model.codes.eos)]
         self.audio.add_frames([step.others[row].id for row in rows], torch.from_numpy(frames[rows]))
 
-    def _follow_text(self, step: LaunchedStep) -> None:
+    def _follow_text(self, step: QueuedStep) -> None:
         """Find out where in their texts `advance` of `step` read: there the next frames are spoken."""
         for sequence, (mass, moment) in zip(step.sequences, step.readings(), strict=False):
             if self.scheduler.holds(sequence):
@@ -382,6 +382,6 @@ class Engine:
         return TalkerLost("the stream came to NaN or infinity on this talker")
 
 
-def _size(step: LaunchedStep) -> int:
+def _size(step: QueuedStep) -> int:
     """Steps of one size take about as long."""
     return len(step.sequences) // 16

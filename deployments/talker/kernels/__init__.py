@@ -1,1 +1,1 @@
-"""Triton kernels of the decode loop, each beside the plain PyTorch it has to equal. Imported only where Triton is."""
+"""Kernels of the decode loop, equal to plain PyTorch: Triton's, imported only where Triton is, and C's for CPUs."""

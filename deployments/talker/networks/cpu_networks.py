@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from deployments.talker.kernels.cpu_kernels import CpuStack, RowCache, RowProduct
 from deployments.talker.model.predictor import SampleCode
-from deployments.talker.networks.cpu_kernels import CpuStack, RowCache, RowProduct
 from deployments.talker.networks.frame_networks import FrameNetworks, PrefillTensors
 from deployments.talker.state.batch_state import BatchState, Context
 from deployments.talker.state.kv_cache import KVCache

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from deployments.talker.kernels import cpu_kernels
 from deployments.talker.model.layers import attend_rows
 from deployments.talker.model.predictor import SampleCode
-from deployments.talker.networks import cpu_kernels
 from deployments.talker.state.batch_state import BatchState, Context
 from deployments.talker.state.kv_cache import KVCache
 from deployments.talker.state.sampling import (

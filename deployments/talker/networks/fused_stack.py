@@ -37,7 +37,11 @@ class PackedLayer:
 
 
 class PackedStack:
-    """The weights of a `DecoderStack` as the kernels read them. No kernel writes them."""
+    """The weights of a `DecoderStack` as the kernels read them. No kernel writes them.
+
+    Constructing one changes the stack: its layers then read these matrices, and norms that are folded in become ones.
+    It computes the same function as before.
+    """
 
     def __init__(self, stack: DecoderStack, config: TransformerConfig, *, positions: int) -> None:
         """`positions`: one more than the largest position ever asked for."""

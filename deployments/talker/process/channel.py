@@ -1,13 +1,22 @@
-"""Messages between the talker replica and its engine process, over a socket pair."""
+"""Messages between the talker replica and its engine process: over a socket pair, but for `EngineStart`."""
 
 import pickle
 import struct
 from dataclasses import dataclass
 
+from deployments.config import Strict, TalkerConfig
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
 from deployments.talker.engine.load import EngineLoad
 
 _LENGTH = struct.Struct("<I")
+
+
+class EngineStart(Strict):
+    """What an engine process is to load: an argument of its command line, as JSON."""
+
+    model: str
+    config: TalkerConfig
+    makes_audio: bool  # False where no stream asks for audio
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,8 @@ class EngineClient:
         self._report = report
         self._socket, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "deployments.talker.process.engine_process", str(theirs.fileno()), model]
-            command += [config.model_dump_json(), str(makes_audio)]
+            command = [sys.executable, "-m", "deployments.talker.process.engine_process", str(theirs.fileno())]
+            command.append(channel.EngineStart(model=model, config=config, makes_audio=makes_audio).model_dump_json())
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         self._unpacker = channel.Unpacker()
         self._streams: dict[int, asyncio.Queue[Item]] = {}

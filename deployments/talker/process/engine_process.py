@@ -1,4 +1,4 @@
-"""The engine's own process: `python -m deployments.talker.process.engine_process SOCKET MODEL CONFIG MAKES_AUDIO`.
+"""The engine's own process: `python -m deployments.talker.process.engine_process SOCKET START`.
 
 A busy Python thread beside the replica's event loop triples the time to the first byte; a child process costs nothing.
 The process ends when its socket does, so it never outlives its replica, and it starts no session of its own. A thread
@@ -16,11 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from deployments.config import TalkerConfig
 from deployments.errors import EngineError, TalkrayError
-from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, with_mark
+from deployments.protocol import FrameChunk, GenerateRequest, Mark, ModelInfo
 from deployments.serving.collector import leave_loaded_alone
 from deployments.serving.starvation import ThreadWork
 from deployments.talker.engine.engine import Engine
@@ -86,19 +85,27 @@ class Watchdog:
             self._give_up(EXIT_CODE)
 
 
+@dataclass(slots=True)
+class _MarkedRequest:
+    marks: list[Mark]
+    has_audio: bool  # the engine makes audio too; else a codec replica decodes the codes
+
+    def add(self, stage: str) -> None:
+        self.marks.append((stage, time.time_ns()))
+
+
 class FirstAudioMarks:
     """Marks of requests whose first audio has not left the engine process."""
 
     def __init__(self) -> None:
-        self._requests: dict[int, GenerateRequest] = {}
+        self._requests: dict[int, _MarkedRequest] = {}
 
-    @contextmanager
-    def begin(self, sequence_id: int, request: GenerateRequest) -> Iterator[None]:
-        """Around the preparation of a request that has arrived. A request that raises there has none."""
-        marked = with_mark(request.synthesis, "to-engine")
-        yield
-        if marked.marks:
-            self._requests[sequence_id] = replace(request, synthesis=with_mark(marked, "prompt"))
+    def begin(self, sequence_id: int, request: GenerateRequest, *, came_ns: int) -> None:
+        """Follow a request, if it has marks: it came at `came_ns` (time.time_ns()), and the engine has its prompt."""
+        if request.synthesis.marks:
+            marked = _MarkedRequest([*request.synthesis.marks, ("to-engine", came_ns)], bool(request.gpu_frames))
+            marked.add("prompt")
+            self._requests[sequence_id] = marked
 
     def follow(self, chunks: tuple[tuple[int, FrameChunk], ...]) -> tuple[tuple[int, FrameChunk], ...]:
         """`chunks`, where the first audio of each request with marks brings them."""
@@ -113,13 +120,14 @@ class FirstAudioMarks:
         request = self._requests.get(sequence_id)
         if request is None:
             return chunk
-        if len(chunk.codes) and request.synthesis.marks[-1][0] != "codes":
-            request = self._requests[sequence_id] = replace(request, synthesis=with_mark(request.synthesis, "codes"))
-        if request.gpu_frames and not chunk.pcm and chunk.finish_reason is None:
+        if len(chunk.codes) and request.marks[-1][0] != "codes":
+            request.add("codes")
+        if request.has_audio and not chunk.pcm and chunk.finish_reason is None:
             return chunk  # its audio comes with a later chunk
         self.end(sequence_id)
-        marked = with_mark(request.synthesis, "audio") if request.gpu_frames else request.synthesis
-        return replace(chunk, marks=marked.marks)
+        if request.has_audio:
+            request.add("audio")
+        return replace(chunk, marks=tuple(request.marks))
 
 
 class EngineProcess:
@@ -132,10 +140,10 @@ class EngineProcess:
         self._sending = threading.Lock()  # the watchdog sends too
         self._unsent = bytearray()  # reports for which the socket had no room yet
 
-    def run(self, model: str, config: TalkerConfig, *, makes_audio: bool = True) -> None:
+    def run(self, start: channel.EngineStart) -> None:
         """Load the model, then serve until the socket closes."""
         try:
-            engine, info = self._load(model, config, makes_audio=makes_audio)
+            engine, info = self._load(start)
         except Exception as error:
             told = error if isinstance(error, TalkrayError) else EngineError(f"the engine does not start: {error!r}")
             self._send(channel.RequestFailed(None, told))  # of others, not all can be unpickled
@@ -179,8 +187,9 @@ class EngineProcess:
             return
         try:
             if isinstance(command, channel.Submit):
-                with self.first_audio_marks.begin(sequence_id, command.request):
-                    engine.add(sequence_id, command.request)
+                came_ns = time.time_ns()
+                engine.add(sequence_id, command.request)
+                self.first_audio_marks.begin(sequence_id, command.request, came_ns=came_ns)
             else:
                 engine.append_text(sequence_id, command.text, is_last=command.is_last)
         except TalkrayError as error:
@@ -192,17 +201,17 @@ class EngineProcess:
             failure = EngineError(f"the engine failed on this request: {error!r}")
             self._send(channel.RequestFailed(sequence_id, failure))
 
-    def _load(self, model: str, config: TalkerConfig, *, makes_audio: bool) -> tuple[Engine, ModelInfo]:
-        self._send(channel.Loading(f"looking for {model}"))
-        directory = locate(model, report=lambda line: self._send(channel.Loading(line)))
+    def _load(self, start: channel.EngineStart) -> tuple[Engine, ModelInfo]:
+        self._send(channel.Loading(f"looking for {start.model}"))
+        directory = locate(start.model, report=lambda line: self._send(channel.Loading(line)))
         clock = StartClock(lambda stage: self._send(channel.Loading(stage)))
-        engine = load_engine(directory, config, clock, makes_audio=makes_audio)
+        engine = load_engine(directory, start.config, clock, makes_audio=start.makes_audio)
         frame_s = engine.info.frame_samples / engine.info.sample_rate
         room = f"room for {engine.scheduler.blocks.capacity * frame_s / 60:.0f} minutes of speech at once"
         self._send(channel.Loading(f"{engine.runner.networks.name} on {engine.runner.device}, {room}"))
         self._send(channel.Loading(clock.summary()))
         leave_loaded_alone()
-        return engine, replace(engine.info, name=model)
+        return engine, replace(engine.info, name=start.model)
 
     def _receive(self, *, timeout_s: float | None) -> list[channel.Command]:
         """The commands that have arrived. Waits at most `timeout_s` for a first byte, and _REST_S for the rest of a
@@ -253,13 +262,12 @@ class EngineProcess:
                 del self._unsent[: self.connection.send(self._unsent, socket.MSG_DONTWAIT)]
 
 
-def main(descriptor: int, model: str, config: str, makes_audio: str) -> None:
-    """`config`: the talker's settings as JSON; `makes_audio`: "True" or "False"."""
+def main(descriptor: int, start: str) -> None:
+    """`descriptor`: of the socket to the replica; `start`: a `channel.EngineStart` as JSON."""
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))  # compiled kernels outlive the process
     with socket.socket(fileno=descriptor) as connection, contextlib.suppress(ConnectionError):
-        settings = TalkerConfig.model_validate_json(config)
-        EngineProcess(connection).run(model, settings, makes_audio=makes_audio == "True")
+        EngineProcess(connection).run(channel.EngineStart.model_validate_json(start))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])
+    main(int(sys.argv[1]), sys.argv[2])

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from deployments.gpu.graphs import Graphs, Staging, buckets
 from deployments.protocol import Codes, Frame
-from deployments.talker.networks.cpu_kernels import fits
+from deployments.talker.kernels.cpu_kernels import fits
 from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.networks.frame_networks import FrameNetworks
 from deployments.talker.runner.prefill import Pass, PrefillInputs, pack
@@ -76,17 +76,17 @@ class _HostResults:
     def __init__(self, networks: FrameNetworks, *, pinned: bool) -> None:
         self.codes = torch.zeros_like(networks.codes, device="cpu", pin_memory=pinned)  # [rows, groups] int16
         self.readings = torch.zeros(networks.readings.shape, pin_memory=pinned)  # [rows, 2] float32
-        self.owner: LaunchedStep | None = None
+        self.owner: QueuedStep | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LaunchedStep:
-    """A step that may still run. Its results can be read until so many more as _KEPT_STEPS are launched."""
+class QueuedStep:
+    """A step that may still run. Its results can be read until so many more as _KEPT_STEPS are queued."""
 
     sequences: list[Sequence]
     _results: _HostResults
     _has_readings: bool  # whether the talker has an alignment head
-    _codes_event: torch.cuda.Event | None  # the codes are there; None on a CPU, where `launch` waits for them
+    _codes_event: torch.cuda.Event | None  # the codes are there; None on a CPU, where `queue_step` waits for them
     _advance_event: torch.cuda.Event | None  # `advance` is over
 
     @property
@@ -172,7 +172,7 @@ class ModelRunner:
         return torch.cuda.stream(self.cuda_stream)
 
     def begin_step(self) -> None:
-        """Later work of the lanes waits for the work so far, and not for the step that is launched now."""
+        """Later work of the lanes waits for the work so far, and not for the step that is queued now."""
         for lane in self.lanes:
             if lane.cuda_stream is not None:
                 lane.cuda_stream.wait_stream(torch.cuda.current_stream())
@@ -241,40 +241,37 @@ class ModelRunner:
                 self._retrace(sequences)
 
     @torch.inference_mode()
-    def launch(self, sequences: list[Sequence], on_codes: OnCodes | None = None) -> LaunchedStep:
-        """Start the step that makes each sequence's next frame.
+    def queue_step(self, sequences: list[Sequence], on_codes: OnCodes | None = None) -> QueuedStep:
+        """Queue the step that makes each sequence's next frame; a CPU makes the frames before this returns.
 
         `on_codes` is called with the frames [sequences, groups] int16 on the device, after their computation is queued
         and before later work is.
         """
         self.run_pending_advance()
         with self.on_stream():
-            return self._launch(sequences, on_codes)
-
-    def _launch(self, sequences: list[Sequence], on_codes: OnCodes | None) -> LaunchedStep:
-        batch = self._as_batch(sequences)
-        positions = [sequence.num_positions for sequence in sequences]
-        for sequence, position in zip(sequences, positions, strict=True):
-            if position % self.blocks.block_size == 0:
-                self._send_block(sequence)
-        self._predict(batch)
-        frames = self.networks.codes[: len(sequences)]
-        self._results.rotate()
-        results = self._results[0]
-        has_readings = self.networks.config.text.alignment_head is not None
-        results.codes[: len(sequences)].copy_(frames, non_blocking=True)
-        codes_event = self._event_now()
-        if on_codes is not None:
-            on_codes(frames)
-        length = self._length(max(positions) + 1)
-        readings = results.readings[: len(sequences)] if has_readings else None
-        advance = partial(self._advance, batch, length=length, readings=readings)
-        if self._on_cpu:
-            self._pending = sequences, advance
-        else:
-            advance()
-        results.owner = LaunchedStep(sequences, results, has_readings, codes_event, self._event_now())
-        return results.owner
+            batch = self._as_batch(sequences)
+            positions = [sequence.num_positions for sequence in sequences]
+            for sequence, position in zip(sequences, positions, strict=True):
+                if position % self.blocks.block_size == 0:
+                    self._send_block(sequence)
+            self._predict(batch)
+            frames = self.networks.codes[: len(sequences)]
+            self._results.rotate()
+            results = self._results[0]
+            has_readings = self.networks.config.text.alignment_head is not None
+            results.codes[: len(sequences)].copy_(frames, non_blocking=True)
+            codes_event = self._event_now()
+            if on_codes is not None:
+                on_codes(frames)
+            length = self._length(max(positions) + 1)
+            readings = results.readings[: len(sequences)] if has_readings else None
+            advance = partial(self._advance, batch, length=length, readings=readings)
+            if self._on_cpu:
+                self._pending = sequences, advance
+            else:
+                advance()
+            results.owner = QueuedStep(sequences, results, has_readings, codes_event, self._event_now())
+            return results.owner
 
     @property
     def has_pending_advance(self) -> bool:
@@ -380,8 +377,8 @@ class ModelRunner:
 def build_runner(tables: InputTables, cache: KVCache, blocks: BlockManager, shape: RunnerShape) -> ModelRunner:
     """The runner of one talker, and its lanes where it has any.
 
-    Lanes share its weights, keys, values and rows. What a launch writes besides them is in `FusedNetworks` and
-    `ModelRunner`, of which each lane has its own, because two launches may run at once.
+    Lanes share its weights, keys, values and rows. What a step writes besides them is in `FusedNetworks` and
+    `ModelRunner`, of which each lane has its own, because two steps may run at once.
     """
     config = tables.talker.config
     size = StateSize(shape.max_num_seqs, shape.max_model_len, blocks.block_size)

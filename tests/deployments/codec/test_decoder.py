@@ -6,7 +6,7 @@ from torch import Tensor
 
 from deployments.codec.backends import products
 from deployments.codec.backends.table import load_decoder
-from deployments.codec.backends.torch import TorchBackend, piece_rows
+from deployments.codec.backends.torch_backend import TorchBackend, piece_rows
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.fold import FoldedDecoder
 from talkray_tools.unfolded_codec import DecoderNetwork

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deployments.codec.backends.table import load_decoder
-from deployments.codec.backends.torch import TorchBackend
+from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.batch import DecodeTask, decode_batch
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db
 from deployments.codec.decoder_state import DecoderState

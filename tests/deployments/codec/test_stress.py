@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deployments.codec.backends.table import load_decoder
-from deployments.codec.backends.torch import TorchBackend
+from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.backends.triton_slots import PRECISIONS, Precision, TritonSlots, every_code, fitting_slots
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
@@ -96,7 +96,7 @@ def test_a_cpu_rounds_where_it_has_units_for_it_and_nobody_hears_it(
     flags: list[str], noise_db: float, precision: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-    monkeypatch.setattr("deployments.codec.backends.torch._cpu_flags", lambda: flags)
+    monkeypatch.setattr("deployments.codec.backends.torch_backend._cpu_flags", lambda: flags)
     monkeypatch.setattr(codec, "noise", lambda decoder, exact: noise_db)
     monkeypatch.setattr(codec, "report_stage", lines.append)
     assert codec._load_decoder(directory, CodecConfig(), "cpu").precision == precision

@@ -124,20 +124,20 @@ class Observed:
 
 
 def observe(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Observed:
-    seen, launch, preempt = Observed(), engine.runner.launch, engine.scheduler._preempt
+    seen, queue_step, preempt = Observed(), engine.runner.queue_step, engine.scheduler._preempt
 
-    def launched(sequences: list[Sequence], *more: object) -> object:
+    def queueing(sequences: list[Sequence], *more: object) -> object:
         seen.buckets.add(next(size for size in engine.runner.buckets if size >= len(sequences)))
         for sequence in sequences:
             assert sequence.row is not None
             seen.rows.setdefault(sequence.row, set()).add(sequence.id)
-        return launch(sequences, *more)  # type: ignore[arg-type]
+        return queue_step(sequences, *more)  # type: ignore[arg-type]
 
     def preempted(sequence: Sequence) -> None:
         seen.preempted += sequence.num_frames > 0
         preempt(sequence)
 
-    monkeypatch.setattr(engine.runner, "launch", launched)
+    monkeypatch.setattr(engine.runner, "queue_step", queueing)
     monkeypatch.setattr(engine.scheduler, "_preempt", preempted)
     return seen
 
@@ -374,7 +374,7 @@ def stepped(engine: Engine, size: int, seed: int, delays: np.ndarray) -> tuple[t
             torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
             with torch.cuda.stream(beside):
                 noise @ noise
-        codes = runner.launch(sequences).result()
+        codes = runner.queue_step(sequences).result()
         made.append(torch.from_numpy(codes.copy()))
         for sequence, frame in zip(sequences, codes, strict=True):
             sequence.frames.append(frame)
@@ -429,13 +429,13 @@ def beside_the_lane(
     codes, first = [], None
     for number in range(3):
         piece(runner)
-        step = runner.launch(old)
+        step = runner.queue_step(old)
         if number == 0:
             piece(lane)
             lane.prefill(new)
         if number == 1:
             piece(lane)
-            first = lane.launch(new)
+            first = lane.queue_step(new)
         codes.append(step.result())
         for sequence, frame in zip(old, codes[-1], strict=True):
             sequence.frames.append(frame)

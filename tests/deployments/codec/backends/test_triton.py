@@ -29,7 +29,7 @@ def network(config: SpeechTokenizerConfig) -> DecoderNetwork:
 
 def test_kernels_compute_what_the_checkpoint_says(network: DecoderNetwork, device: torch.device) -> None:
     """Streams in different slots and at different positions, one of them a successor in its slot."""
-    from deployments.codec.backends.triton import TritonDecoder
+    from deployments.codec.backends.triton_decoder import TritonDecoder
 
     folded = fold(network.state_dict(), network.config)
     decoder = TritonDecoder(folded, num_slots=3, code_ring=8, device=device, dtype=torch.float32)
@@ -56,7 +56,7 @@ def test_kernels_compute_what_the_checkpoint_says(network: DecoderNetwork, devic
 
 
 def test_a_slot_goes_on_from_what_another_one_remembered(network: DecoderNetwork, device: torch.device) -> None:
-    from deployments.codec.backends.triton import TritonDecoder
+    from deployments.codec.backends.triton_decoder import TritonDecoder
 
     decoder = TritonDecoder(
         fold(network.state_dict(), network.config), num_slots=3, code_ring=8, device=device, dtype=torch.float32
@@ -88,7 +88,7 @@ def test_buckets_cover_every_batch() -> None:
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # the interpreter's numpy
 def test_only_a_stream_that_is_not_finite_is_flagged(network: DecoderNetwork, device: torch.device) -> None:
-    from deployments.codec.backends.triton import TritonDecoder
+    from deployments.codec.backends.triton_decoder import TritonDecoder
 
     folded = fold(network.state_dict(), network.config)
     decoder = TritonDecoder(folded, num_slots=3, code_ring=8, device=device, dtype=torch.float32)
@@ -106,7 +106,7 @@ def test_only_a_stream_that_is_not_finite_is_flagged(network: DecoderNetwork, de
 @pytest.mark.parametrize("columns", [96, 192, 288, 384, 1536, 6144])
 def test_tiles_fit_the_gpu_and_waste_few_columns(rows: int, columns: int) -> None:
     pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
-    from deployments.codec.backends.triton import choose_tiles
+    from deployments.codec.backends.triton_decoder import choose_tiles
 
     shared_bytes = 232_448  # of an H200
     tiles = choose_tiles(rows, 192, columns, value_bytes=2, weights=1, shared_bytes=shared_bytes)

@@ -24,7 +24,7 @@ from deployments.talker.model.predictor import CodePredictor
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.networks.frame_networks import FrameNetworks
-from deployments.talker.runner.model_runner import LaunchedStep
+from deployments.talker.runner.model_runner import QueuedStep
 from deployments.talker.state.kv_cache import KVCache
 from deployments.talker.state.sequence import Sequence
 from tests.deployments.talker.conftest import CONFIG
@@ -377,7 +377,7 @@ def test_who_comes_or_leaves_while_the_device_works_disturbs_nobody(
     engine: Engine, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = itertools.count()
-    monkeypatch.setattr(LaunchedStep, "has_codes", property(lambda step: next(looks) % 2 == 1))
+    monkeypatch.setattr(QueuedStep, "has_codes", property(lambda step: next(looks) % 2 == 1))
     changes = iter((lambda: engine.add(2, MIX[2]), lambda: engine.abort(1), lambda: engine.add(3, MIX[3])))
     for number in (0, 1):
         engine.add(number, MIX[number])

@@ -77,24 +77,24 @@ class Lane:
     """What the lane was given."""
 
     prefilled: list[int] = field(default_factory=list)
-    launched: list[list[int]] = field(default_factory=list)
+    queued: list[list[int]] = field(default_factory=list)
 
 
 @pytest.fixture
 def lane(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Lane:
     seen, [runner] = Lane(), engine.runner.lanes
-    prefill, launch = runner.prefill, runner.launch
+    prefill, queue_step = runner.prefill, runner.queue_step
 
     def prefilling(sequences: list[Sequence]) -> None:
         seen.prefilled += [sequence.id for sequence in sequences]
         prefill(sequences)
 
-    def launching(sequences: list[Sequence], *more: object) -> object:
-        seen.launched.append([sequence.id for sequence in sequences])
-        return launch(sequences, *more)  # type: ignore[arg-type]
+    def queueing(sequences: list[Sequence], *more: object) -> object:
+        seen.queued.append([sequence.id for sequence in sequences])
+        return queue_step(sequences, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(runner, "prefill", prefilling)
-    monkeypatch.setattr(runner, "launch", launching)
+    monkeypatch.setattr(runner, "queue_step", queueing)
     return seen
 
 
@@ -133,13 +133,13 @@ def test_a_newcomer_has_its_first_frame_before_the_step_that_runs_has_its_own(
     engine: Engine, clock: Clock, lane: Lane
 ) -> None:
     alone = [speak(engine, each).codes for each in (OLD, NEW)]
-    assert lane.launched == []  # nothing ran beside them
+    assert lane.queued == []  # nothing ran beside them
     chunks = beside(engine, clock, lambda: engine.add(1, NEW))
     assert [number for number, _ in chunks] == [0, 1]
     assert list(engine.scheduler.in_lane) == [1]
     assert engine.scheduler.num_running == 2
     rest = drain(engine)
-    assert lane.launched == [[1]]
+    assert lane.queued == [[1]]
     for number in (0, 1):
         np.testing.assert_array_equal(joined(chunks, rest, number), alone[number])
         assert rest[number].reason is FinishReason.LENGTH
@@ -155,7 +155,7 @@ def test_newcomers_that_come_together_share_the_lane(engine: Engine, clock: Cloc
 
     chunks = beside(engine, clock, add_all, old=requests[0])
     rest = drain(engine)
-    assert lane.launched == [[1, 2, 3]]
+    assert lane.queued == [[1, 2, 3]]
     for number in range(4):
         np.testing.assert_array_equal(joined(chunks, rest, number), alone[number])
 
@@ -165,7 +165,7 @@ def test_a_newcomer_waits_for_the_lane_if_that_is_free_before_the_step_is_over(
 ) -> None:
     chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.add(2, NEW))
     rest = drain(engine)
-    assert lane.launched == [[1], [2]]
+    assert lane.queued == [[1], [2]]
     np.testing.assert_array_equal(joined(chunks, rest, 1), joined(chunks, rest, 2))
 
 
@@ -178,7 +178,7 @@ def test_a_newcomer_joins_the_next_step_if_that_begins_before_the_lane_is_free(
     chunks += engine.step().chunks
     assert [sequence.id for sequence in engine.scheduler.running.values()] == [0, 2]
     rest = drain(engine)
-    assert lane.launched == [[1]]
+    assert lane.queued == [[1]]
     np.testing.assert_array_equal(joined(chunks, rest, 1), joined(chunks, rest, 2))
 
 
@@ -189,7 +189,7 @@ def test_a_newcomer_takes_another_lane_while_one_is_busy(engine: Engine, clock: 
     assert list(engine.scheduler.in_lane) == [1, 2]
     assert engine.runner.lanes[1].has_pending_advance
     rest = drain(engine)
-    assert lane.launched == [[1]]  # by the first one
+    assert lane.queued == [[1]]  # by the first one
     for number in (1, 2):
         np.testing.assert_array_equal(joined(chunks, rest, number), alone)
 
@@ -202,7 +202,7 @@ def test_a_stream_that_ends_with_its_first_frames_ends(
     monkeypatch.setattr(engine.runner, "await_lanes", lambda: awaited.append(1))
     chunks = beside(engine, clock, lambda: engine.add(1, ask(frames=frames, ignore_eos=True)))
     rest = drain(engine)
-    assert lane.launched == [[1]]
+    assert lane.queued == [[1]]
     assert len(joined(chunks, rest, 1)) == frames
     assert [chunk.finish_reason for number, chunk in chunks if number == 1] == (
         [FinishReason.LENGTH] if frames == 1 else [None]
@@ -218,7 +218,7 @@ def test_a_newcomer_that_is_aborted_in_the_lane_leaves_nothing(
     alone = speak(engine, OLD).codes
     free = engine.scheduler.blocks.num_free
     chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.abort(1))
-    assert lane.launched == [[1]]
+    assert lane.queued == [[1]]
     assert awaited == [1]
     rest = drain(engine)
     assert [number for number, _ in chunks] == [0]
@@ -256,7 +256,7 @@ def test_a_prefill_that_raises_in_the_lane_ends_its_request_alone(
     beside(engine, clock, add_both, failures=failures)
     assert [(number, type(error)) for number, error in failures.items()] == [(2, EngineError)]
     assert "tripped" in str(failures[2])
-    assert lane.launched == [[1]]
+    assert lane.queued == [[1]]
     assert sorted(drain(engine)) == [0, 1]
 
 
@@ -274,20 +274,20 @@ def test_a_newcomer_without_a_decoder_slot_is_refused_alone(
     beside(engine, clock, add, failures=failures)
     assert [(number, type(error)) for number, error in failures.items()] == [(1, Overloaded)]
     assert sorted(drain(engine)) == [0]
-    assert (lane.prefilled, lane.launched) == ([1], [])
+    assert (lane.prefilled, lane.queued) == ([1], [])
 
 
 def test_a_state_that_is_not_finite_in_the_lane_is_reported(
     engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [beside_it] = engine.runner.lanes
-    launch = beside_it.launch
+    queue_step = beside_it.queue_step
 
     def breaking(sequences: list[Sequence], *more: object) -> object:
         engine.runner.state.hidden[sequences[0].row, 3] = torch.nan
-        return launch(sequences, *more)  # type: ignore[arg-type]
+        return queue_step(sequences, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(beside_it, "launch", breaking)
+    monkeypatch.setattr(beside_it, "queue_step", breaking)
     failures: dict[int, Exception] = {}
     beside(engine, clock, lambda: engine.add(1, NEW), failures=failures)
     assert [(number, type(error)) for number, error in failures.items()] == [(1, TalkerLost)]
@@ -305,7 +305,7 @@ def test_text_that_is_written_while_its_first_frame_is_made_is_spoken(engine: En
     chunks = beside(engine, clock, begin, lambda: engine.append_text(1, text[7:], is_last=True))
     assert list(engine.scheduler.in_lane) == [1]
     rest = drain(engine)
-    assert lane.launched == [[1]]
+    assert lane.queued == [[1]]
     np.testing.assert_array_equal(joined(chunks, rest, 1), expected)
 
 
@@ -334,7 +334,7 @@ def test_beside_a_job_of_any_size_a_listener_takes_the_lane(
     monkeypatch.setattr(engine_module, "_MOST_BESIDE_LANE", 0)
     background = replace(OLD, synthesis=replace(OLD.synthesis, background=True))
     beside(engine, clock, lambda: engine.add(1, NEW), old=background)
-    assert lane.launched == [[1]]
+    assert lane.queued == [[1]]
     drain(engine)
 
 
@@ -351,7 +351,7 @@ def test_rows_that_the_running_step_uses_are_not_for_the_lane(engine: Engine, cl
 
     rows: list[int | None] = []
     beside(engine, clock, change)
-    assert lane.launched == [[8]]
+    assert lane.queued == [[8]]
     [newcomer] = engine.scheduler.in_lane.values()
     assert newcomer.row not in rows
     assert sorted(drain(engine)) == [0, 1, 2, 8, 9]
@@ -379,6 +379,6 @@ def test_where_it_read_with_its_first_frame_is_known(
         else:
             engine.add(1, NEW)
         drain(engine)
-    assert lane.launched == [[1]]
+    assert lane.queued == [[1]]
     assert len(read[False]) == NEW_FRAMES - 1
     np.testing.assert_allclose(read[True], read[False], atol=1e-5)

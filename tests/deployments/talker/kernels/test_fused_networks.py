@@ -67,7 +67,7 @@ def speak(made_by: ModelRunner, speaking: list[Sequence], *, count: int) -> list
     made_by.prefill(speaking)
     made = []
     for _ in range(count):
-        codes = made_by.launch(speaking).result()
+        codes = made_by.queue_step(speaking).result()
         made.append(codes.tolist())
         for sequence, frame in zip(speaking, codes, strict=True):
             sequence.frames.append(frame)
@@ -80,8 +80,8 @@ def test_readings_are_those_of_the_plain_step(talker: Talker) -> None:
     for networks in ("fused", "plain"):
         made_by = runner(talker, networks)
         made_by.prefill(speaking := prepared(made_by, talker, count=2))
-        step = made_by.launch(speaking)
-        made_by.launch(speaking).result()  # by then the first one is over
+        step = made_by.queue_step(speaking)
+        made_by.queue_step(speaking).result()  # by then the first one is over
         found.append(step.readings())
     assert np.array(found[1])[:, 0].min() > 0.01
     np.testing.assert_allclose(*found, rtol=2e-3, atol=1e-5)
@@ -102,11 +102,11 @@ def test_the_lane_and_a_step_do_not_disturb_each_other(talker: Talker) -> None:
     for made_by in (quiet, beside):
         *old, new = prepared(made_by, talker, count=1)
         made_by.prefill(old)
-        step = made_by.launch(old)  # `advance` is still to come
+        step = made_by.queue_step(old)  # `advance` is still to come
         if made_by is quiet:
             made_by.run_pending_advance()
         made_by.lanes[0].prefill([new])
-        first = made_by.lanes[0].launch([new])
+        first = made_by.lanes[0].queue_step([new])
         if made_by is beside:
             made_by.run_pending_advance()
         made_by.lanes[0].run_pending_advance()

@@ -10,8 +10,8 @@ import torch
 from deployments.config import TalkerConfig
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.loading import build_engine
-from deployments.talker.networks import cpu_kernels
-from deployments.talker.networks.cpu_kernels import RowProduct
+from deployments.talker.kernels import cpu_kernels
+from deployments.talker.kernels.cpu_kernels import RowProduct
 from deployments.talker.runner import model_runner as runner
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES

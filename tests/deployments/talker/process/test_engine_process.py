@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from deployments.protocol import FrameChunk, Reference
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.engine.loading import build_engine
 from deployments.talker.process import channel
+from deployments.talker.process.channel import EngineStart
 from deployments.talker.process.engine_process import EngineProcess
 from deployments.talker.runner.model_runner import ModelRunner
 from deployments.talker.state.sequence import Sequence
@@ -29,11 +29,8 @@ from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import Spoken, ask, speak
 
 
-class Start(NamedTuple):
-    """What a process is to load."""
-
-    model: str
-    config: TalkerConfig
+def starts(model: str, config: TalkerConfig) -> EngineStart:
+    return EngineStart(model=model, config=config, makes_audio=True)
 
 
 class Replica:
@@ -64,7 +61,7 @@ class Replica:
 
 
 @contextmanager
-def engine_process(start: Start, ends_with: type[Exception] = ConnectionError) -> Iterator[Replica]:
+def engine_process(start: EngineStart, ends_with: type[Exception] = ConnectionError) -> Iterator[Replica]:
     """The replica's end of a process that runs in a thread; it ends with the socket."""
     ours, theirs = socket.socketpair()
     ended: list[BaseException] = []
@@ -72,7 +69,7 @@ def engine_process(start: Start, ends_with: type[Exception] = ConnectionError) -
     def run() -> None:
         with theirs:
             try:
-                EngineProcess(theirs).run(*start)
+                EngineProcess(theirs).run(start)
             except (ConnectionError, CheckpointError, ends_with) as error:
                 ended.append(error)
 
@@ -89,7 +86,7 @@ def is_ready(report: channel.Report) -> bool:
 
 
 @contextmanager
-def loaded(start: Start, ends_with: type[Exception] = ConnectionError) -> Iterator[Replica]:
+def loaded(start: EngineStart, ends_with: type[Exception] = ConnectionError) -> Iterator[Replica]:
     """As `engine_process`, once it takes requests."""
     with engine_process(start, ends_with) as replica:
         replica.until(is_ready)
@@ -118,8 +115,8 @@ def checkpoint(tiny_checkpoint: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture
-def start(checkpoint: Path) -> Start:
-    return Start(str(checkpoint), CONFIG.model_copy(update={"max_num_seqs": 1, "max_num_waiting": 1}))
+def start(checkpoint: Path) -> EngineStart:
+    return starts(str(checkpoint), CONFIG.model_copy(update={"max_num_seqs": 1, "max_num_waiting": 1}))
 
 
 class WithPlace(Exception):
@@ -129,7 +126,7 @@ class WithPlace(Exception):
         super().__init__(f"no instruction for this at {line}:{column}")
 
 
-def test_any_error_of_the_start_is_told_in_its_own_words(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_error_of_the_start_is_told_in_its_own_words(start: EngineStart, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> Engine:
         raise WithPlace(3, 4)
 
@@ -141,7 +138,7 @@ def test_any_error_of_the_start_is_told_in_its_own_words(start: Start, monkeypat
     assert str(last.error) == "the engine does not start: WithPlace('no instruction for this at 3:4')"
 
 
-def test_it_tells_what_it_loads_and_then_what_it_loaded(start: Start, engine: Engine) -> None:
+def test_it_tells_what_it_loads_and_then_what_it_loaded(start: EngineStart, engine: Engine) -> None:
     with engine_process(start) as replica:
         *loading, ready = replica.until(is_ready)
         stages = [report.stage for report in loading if isinstance(report, channel.Loading)]
@@ -154,7 +151,7 @@ def test_it_tells_what_it_loads_and_then_what_it_loaded(start: Start, engine: En
         assert ready.info == replace(engine.info, name=start.model)
 
 
-def test_it_speaks_as_its_engine_does(start: Start, checkpoint: Path) -> None:
+def test_it_speaks_as_its_engine_does(start: EngineStart, checkpoint: Path) -> None:
     with loaded(start) as replica:
         replica.send(channel.Submit(4, ask()))
         reports = replica.until(is_last(4))
@@ -164,7 +161,7 @@ def test_it_speaks_as_its_engine_does(start: Start, checkpoint: Path) -> None:
     assert (reports[-1].load.num_running, reports[-1].load.num_waiting) == (0, 0)
 
 
-def test_it_counts_who_runs_and_who_waits(start: Start) -> None:
+def test_it_counts_who_runs_and_who_waits(start: EngineStart) -> None:
     with loaded(start) as replica:
         replica.send(channel.Submit(1, ask(ignore_eos=True)), channel.Submit(2, ask(ignore_eos=True)))
         first = replica.until(has_frames)[-1]
@@ -172,13 +169,13 @@ def test_it_counts_who_runs_and_who_waits(start: Start) -> None:
         assert (first.load.num_running, first.load.num_waiting) == (1, 1)
 
 
-def test_an_idle_engine_still_reports(start: Start) -> None:
+def test_an_idle_engine_still_reports(start: EngineStart) -> None:
     with loaded(start) as replica:
         for _ in range(2):
             assert replica.until(lambda report: isinstance(report, channel.Alive)) == [channel.Alive()]
 
 
-def test_what_it_refuses_fails_alone(start: Start) -> None:
+def test_what_it_refuses_fails_alone(start: EngineStart) -> None:
     with loaded(start) as replica:
         requests = {1: ask(" "), 2: ask(frames=8, ignore_eos=True), 3: ask(frames=8, ignore_eos=True), 4: ask()}
         replica.send(*(channel.Submit(number, request) for number, request in requests.items()))
@@ -191,7 +188,7 @@ def test_what_it_refuses_fails_alone(start: Start) -> None:
     assert [len(chunks_of(reports, number)) for number in (2, 3)] == [8, 8]
 
 
-def test_abort_makes_room_for_the_next(start: Start) -> None:
+def test_abort_makes_room_for_the_next(start: EngineStart) -> None:
     with loaded(start) as replica:
         replica.send(channel.Submit(1, ask("Hello there. " * 10, frames=400, ignore_eos=True)))
         replica.until(has_frames)
@@ -202,7 +199,7 @@ def test_abort_makes_room_for_the_next(start: Start) -> None:
         assert {chunk.finish_reason for chunk in chunks_of(reports, 1)} <= {None}  # cut off, not finished
 
 
-def test_it_says_that_nothing_runs_after_the_last_abort(start: Start) -> None:
+def test_it_says_that_nothing_runs_after_the_last_abort(start: EngineStart) -> None:
     def is_free(report: channel.Report) -> bool:
         return isinstance(report, channel.Produced) and (report.load.num_running, report.load.num_waiting) == (0, 0)
 
@@ -213,10 +210,10 @@ def test_it_says_that_nothing_runs_after_the_last_abort(start: Start) -> None:
         assert not chunks_of(replica.until(is_free)[-1:], 1)
 
 
-def test_a_checkpoint_that_does_not_load_is_reported(start: Start, checkpoint: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_load_is_reported(start: EngineStart, checkpoint: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
     (copy / "config.json").write_text("{}")
-    with engine_process(Start(str(copy), start.config)) as replica:
+    with engine_process(starts(str(copy), start.config)) as replica:
         failed = replica.until(lambda report: isinstance(report, channel.RequestFailed))[-1]
         assert isinstance(failed, channel.RequestFailed)
         assert failed.sequence_id is None
@@ -225,7 +222,7 @@ def test_a_checkpoint_that_does_not_load_is_reported(start: Start, checkpoint: P
         assert list(replica.reports) == []  # nothing behind it, and the socket closes
 
 
-def test_it_ends_with_its_socket(start: Start) -> None:
+def test_it_ends_with_its_socket(start: EngineStart) -> None:
     """While it loads, while it is idle, and while it speaks."""
     with engine_process(start):
         pass
@@ -236,7 +233,7 @@ def test_it_ends_with_its_socket(start: Start) -> None:
         speaking.until(has_frames)
 
 
-def test_a_request_that_trips_the_engine_fails_alone(start: Start) -> None:
+def test_a_request_that_trips_the_engine_fails_alone(start: EngineStart) -> None:
     with loaded(start) as replica:
         replica.send(channel.Submit(1, ask(language="klingon")), channel.Submit(2, ask(frames=4, ignore_eos=True)))
         reports = replica.until(is_last(2))
@@ -246,7 +243,7 @@ def test_a_request_that_trips_the_engine_fails_alone(start: Start) -> None:
     assert "klingon" in str(failed.error)
 
 
-def test_a_request_that_trips_its_prefill_fails_alone(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_trips_its_prefill_fails_alone(start: EngineStart, monkeypatch: pytest.MonkeyPatch) -> None:
     prefill = ModelRunner.prefill
 
     def tripping(runner: ModelRunner, sequences: list[Sequence]) -> None:
@@ -256,7 +253,7 @@ def test_a_request_that_trips_its_prefill_fails_alone(start: Start, monkeypatch:
 
     monkeypatch.setattr(ModelRunner, "prefill", tripping)
     config = start.config.model_copy(update={"max_num_seqs": 2})
-    with loaded(Start(start.model, config)) as replica:
+    with loaded(starts(start.model, config)) as replica:
         replica.send(*(channel.Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
         reports = replica.until(is_last(1))
     [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
@@ -280,10 +277,10 @@ def break_state(monkeypatch: pytest.MonkeyPatch, number: int, *, after: int) -> 
     monkeypatch.setattr(Engine, "step", breaking_step)
 
 
-def test_a_stream_that_comes_to_nan_is_sent_away_alone(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_comes_to_nan_is_sent_away_alone(start: EngineStart, monkeypatch: pytest.MonkeyPatch) -> None:
     break_state(monkeypatch, 1, after=5)
     config = start.config.model_copy(update={"max_num_seqs": 2})
-    with loaded(Start(start.model, config)) as replica:
+    with loaded(starts(start.model, config)) as replica:
         replica.send(*(channel.Submit(number, ask(frames=12, ignore_eos=True)) for number in (1, 2)))
         reports = replica.until(is_last(2))
     [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
@@ -295,7 +292,7 @@ def test_a_stream_that_comes_to_nan_is_sent_away_alone(start: Start, monkeypatch
     assert np.array_equal(broken, sound[:5])
 
 
-def test_a_second_one_ends_the_process(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_one_ends_the_process(start: EngineStart, monkeypatch: pytest.MonkeyPatch) -> None:
     """One stream may have itself to blame, two have the same GPU."""
     break_state(monkeypatch, 1, after=5)
     break_state(monkeypatch, 2, after=3)
@@ -305,7 +302,7 @@ def test_a_second_one_ends_the_process(start: Start, monkeypatch: pytest.MonkeyP
     assert [len(chunks_of(reports, number)) for number in (1, 2)] == [5, 3]
 
 
-def test_an_error_of_the_device_ends_the_process(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_device_ends_the_process(start: EngineStart, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken_step(engine: Engine, meanwhile: Callable[[], None] = lambda: None) -> StepOutput:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 

@@ -12,14 +12,13 @@ from transformers.generation.logits_process import (
 )
 
 from deployments.protocol import FILTERS, Sampling
-from deployments.talker.networks import cpu_kernels
+from deployments.talker.kernels import cpu_kernels
 from deployments.talker.state.sampling import (
     OPTION_COLUMNS,
     BatchSampler,
     Draw,
     FilterOptions,
     _first_words,
-    _first_words_numpy,
     penalise_repetition,
     philox4x32,
     philox_noise,
@@ -98,8 +97,9 @@ def test_a_cpu_draws_what_a_gpu_draws() -> None:
     seeds = torch.randint(-(2**63), 2**63 - 1, (9,), generator=generator)
     frames = torch.randint(2**20, (9, 2), generator=generator)[:, 1]  # a column, as in the state of a batch
     for codebook in (0, 15):
-        drawn = Draw(seeds, frames, codebook)
-        assert torch.equal(_first_words_numpy(drawn, codes), _first_words(drawn, codes))
+        counter = (codes, torch.full_like(codes, codebook), frames[:, None], torch.zeros_like(codes))
+        by_torch = philox4x32(counter, (seeds[:, None] & 0xFFFFFFFF, seeds[:, None] >> 32 & 0xFFFFFFFF))[0]
+        assert torch.equal(_first_words(Draw(seeds, frames, codebook), codes), by_torch)
 
 
 def test_noise_counts_code_codebook_and_frame_under_the_seed() -> None:

@@ -35,7 +35,7 @@ class _Cache(ctypes.Structure):
 
 
 def _suited_library() -> ctypes.CDLL | None:
-    library = built_library("deployments.talker.networks._cpu_kernels", _PARAMETERS, interface=_INTERFACE)
+    library = built_library("deployments.talker.kernels._cpu_kernels", _PARAMETERS, interface=_INTERFACE)
     return library if library is not None and library.suits() else None
 
 
