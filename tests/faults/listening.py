@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from deployments.errors import NotReady, ReplicaLost
 from deployments.protocol import Codes, FinishReason, GenerateRequest, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from deployments.serving import failover
-from serve_app import ingress
+from serve_app import handle_synthesizer
 from serve_app.cli.serve.local_server import APP_NAME
 from serve_app.handle_synthesizer import HandleSynthesizer
 from serve_app.speech.live_text import LiveText, LiveTexts
@@ -54,7 +54,7 @@ class Listener:
         self._num_sounding = 0  # streams that have brought audio
         self._more_sound = asyncio.Condition()
         self._recordings: list[str] = []
-        self._read, ingress.read_replica = ingress.read_replica, self._noting
+        self._read, handle_synthesizer.read_replica = handle_synthesizer.read_replica, self._noting
         failover._GIVE_UP_S = _START_S  # where all replicas die, the streams wait for their successors
 
     async def recordings(self) -> list[str]:
