@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments.errors import NotReady, ReplicaLost
 from deployments.protocol import Codes, FinishReason, GenerateRequest, ModelInfo, PcmChunk, Sampling, SynthesisRequest
-from deployments.serving import failover
+from deployments.serving import failover, handles
 from serve_app import handle_synthesizer
 from serve_app.cli.serve.local_server import APP_NAME
 from serve_app.handle_synthesizer import HandleSynthesizer
@@ -54,7 +54,8 @@ class Listener:
         self._num_sounding = 0  # streams that have brought audio
         self._more_sound = asyncio.Condition()
         self._recordings: list[str] = []
-        self._read, handle_synthesizer.read_replica = handle_synthesizer.read_replica, self._noting
+        self._read = handles.read_replica
+        handle_synthesizer.read_replica = self._noting  # type: ignore[attr-defined]  # a name that it imports
         failover._GIVE_UP_S = _START_S  # where all replicas die, the streams wait for their successors
 
     async def recordings(self) -> list[str]:
@@ -178,7 +179,7 @@ class Speaking:
     ) -> None:
         """Where a word takes time, texts are written while they are spoken. `inline` as in Listener."""
         self._word_s = word_s
-        self._listener = Listener.options(scheduling_strategy=_here()).remote(inline=inline)
+        self._listener = Listener.options(scheduling_strategy=_here()).remote(inline=inline)  # type: ignore[attr-defined]
         self._at_once = at_once
         self._left = deque(streams)
         self._going: list[Any] = []

@@ -32,7 +32,7 @@ def one_asks(found: Known) -> bool:
 async def test_one_ingress_asks_for_all_and_its_successor_after_it() -> None:
     with started():
         await asyncio.to_thread(deploy, CLUSTER)
-        client = Client.remote()
+        client = Client.remote()  # type: ignore[attr-defined]  # Ray's
         found = await until(client, one_asks)
         assert all(watching.running == {"talker": 1, "codec": 1, "ingress": 3} for watching in found.values())
         os.kill(found[0].process, signal.SIGKILL)
