@@ -40,7 +40,7 @@ class Listener:
         self.stalled_s += late_s
         return late_s
 
-    def pause(self, taken_s: float) -> None:
+    def postpone(self, taken_s: float) -> None:
         """The reader took so long to ask for more: the listener has not waited, and no audio was late."""
         if self.due_s is not None:
             self.due_s += taken_s

@@ -15,8 +15,8 @@ from deployments.errors import CheckpointError, CodecLost, NotReady, TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import ray_private
 from deployments.serving.failover import with_failover
-from deployments.serving.frames import CodecAudio, TalkerAudio
 from deployments.serving.handles import ask_replica, read_replica
+from deployments.serving.replica_streams import CodecAudio, TalkerAudio
 from deployments.weights.description import describe
 from serve_app.audio.recordings import by_prompt, keep_clone_prompt
 from serve_app.config import AdmissionSettings

@@ -56,7 +56,7 @@ class Received:
         if delivered_s:
             self._listener.deliver(delivered_s, now_s=time.monotonic())
 
-    def request_for_rest(self, request: SynthesisRequest) -> SynthesisRequest:
+    def next_request(self, request: SynthesisRequest) -> SynthesisRequest:
         """The request for what the reader has not got. Each call is one attempt: from the second call on the request
         says `was_asked_for`, because the replica that was asked before may hang. The prompt that a replica made of a
         recording goes in place of the recording.

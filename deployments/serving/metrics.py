@@ -62,7 +62,7 @@ RTF = Instrument(
 )  # fmt: skip
 ENDINGS = Instrument("talkray_endings_total", "Streams that came to their end, by finish_reason.", tags=_REASON)
 REDRAWN = Instrument(
-    "talkray_redrawn_total", "Requests over before any sound and made again with another seed, by finish_reason.",
+    "talkray_redrawn_total", "Speech made again with another seed, because it ended badly unsent, by finish_reason.",
     tags=_REASON,
 )  # fmt: skip
 STREAMS = Instrument("talkray_ingress_streams", "Requests that an ingress replica speaks or that wait there.")

@@ -26,7 +26,7 @@ from serve_app.api.responses.speech_response import (
     audio_body,
     event_body,
 )
-from serve_app.api.responses.whole_audio import Kept
+from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.sockets.session import Session
 from serve_app.config import ApiSettings
 from serve_app.jobs.desk import AskDesk
@@ -125,7 +125,8 @@ class SpeechService:
         """`speech.body.input` over HTTP, or the `parts` of a dialogue, whose form `speech` has.
 
         `body`: the dialect's own. None: the audio, sent while it is spoken, or whole if `speech.delivery` says so. A
-        text that is sent whole and ends badly is spoken again, once, with another seed; a dialogue is not.
+        text that is sent whole and ends badly is spoken again, once, with another seed. A dialogue of several parts is
+        not.
         """
         utterance, ignored = self._continued(await self.begin_speech(request, speech), speech)
         usage = state_of(request).record.usage
@@ -138,19 +139,34 @@ class SpeechService:
             times = _word_times(parts or [speech])
             audio = self._audio(spoken, speech, usage, times)
             return SpeechResponse(audio if body is None else body.make(audio, times), headers, usage=usage)
-        kept = Kept(state_of(request).caller.name)
+        return self._whole(request, speech, spoken, headers, body=body, parts=parts or [speech])
+
+    def _whole(
+        self,
+        request: Request,
+        speech: SpeechRequest,
+        spoken: Sequence[UtteranceRequest],
+        headers: dict[str, str],
+        *,
+        body: WholeBody | None,
+        parts: Sequence[SpeechRequest],
+    ) -> WholeResponse:
+        """All audio in one body. What one part says is made again, once, if it ended badly."""
+        first = spoken[0]
+        usage = state_of(request).record.usage
+        kept = ByteQuota(state_of(request).caller.name)
         kept.expect(speech.body, speech.delivery, speech.info)
 
         def attempt(spoken: Sequence[UtteranceRequest], usage: Usage) -> AnswerAttempt:
-            times = _word_times(parts or [speech])
+            times = _word_times(parts)
             audio = self._audio(spoken, speech, usage, times, kept)
             return AnswerAttempt(audio, usage, body, times, drop_tail=partial(self._tails.drop, spoken[0].synthesis))
 
         def retry() -> AnswerAttempt:
-            second = utterance.redrawn(usage.finish_reason)
+            second = first.redrawn(usage.finish_reason)
             return attempt([second], usage.another(second.synthesis.seed))
 
-        may_retry = utterance.redraws and not utterance.synthesis.ignore_eos and not parts
+        may_retry = first.redraws and not first.synthesis.ignore_eos and len(spoken) == 1
         return WholeResponse(attempt(spoken, usage), headers, kept=kept, retry=retry if may_retry else None)
 
     def _audio(
@@ -159,7 +175,7 @@ class SpeechService:
         speech: SpeechRequest,
         usage: Usage,
         times: WordTimes | None,
-        kept: Kept | None = None,
+        kept: ByteQuota | None = None,
     ) -> AsyncGenerator[bytes, None]:
         """The parts' audio in the form that was asked for: bare, or as events."""
         speak = partial(self.models.of(parts[0]).speak, info=speech.info)

@@ -20,7 +20,7 @@ from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.make_request import strict_request
 from serve_app.api.requests.speech_request import SpeechRequest
 from serve_app.api.responses.speech_response import AnswerAttempt, SpeechResponse, WholeResponse
-from serve_app.api.responses.whole_audio import Kept
+from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.sockets.connection import Connection, unknown_type
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
@@ -45,7 +45,7 @@ async def speak(service: SpeechService, request: Request) -> Response:
     headers = {"content-type": CONTENT_TYPE, **UNBUFFERED_HEADERS}
     headers |= ignored_fields.as_header(speech.ignored) | usage.headers()
     if speech.delivery.whole:
-        return WholeResponse(AnswerAttempt(body, usage), headers, kept=Kept(state_of(request).caller.name))
+        return WholeResponse(AnswerAttempt(body, usage), headers, kept=ByteQuota(state_of(request).caller.name))
     return SpeechResponse(body, headers, usage=usage)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
+from inspect import signature
 from string import Template
 from typing import Any
 
@@ -19,11 +20,13 @@ from serve_app.api.speech_service import SpeechService
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One HTTP route. `answer` takes the SpeechService, then the arguments that FastAPI gives an endpoint. The `answer`
-    of a `POST` returns a Response.
+    """One HTTP route. The `answer` of a `POST` returns a Response. It takes the SpeechService, then one of these:
 
-    Several dialects may have the same place. All but one of their routes have a `json_field`: they answer the requests
-    whose JSON body has that field. Each `answer` takes the SpeechService, the request and the body's fields.
+    - `request` and `fields`: the JSON body, which was read within the limits of size, time and room;
+    - any arguments that FastAPI gives an endpoint: it reads the body itself.
+
+    Several dialects may have the same place, each with the first form. All but one of their routes have a
+    `json_field`: they answer the requests whose body has that field.
     """
 
     place: str  # method and path: "POST /v1/speak"
@@ -85,7 +88,9 @@ def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRoute
     router = APIRouter()
     for place, sharing in places.items():
         dialect, route = sharing[None]
-        answer = partial(_answer_by_field, sharing) if len(sharing) > 1 else route.answer
+        takes_fields = ["fields" in signature(each.answer).parameters for _, each in sharing.values()]
+        assert len(sharing) == 1 or all(takes_fields), f"{place} is shared: each `answer` has to take `fields`"
+        answer = partial(_answer_by_field, sharing) if takes_fields[0] else route.answer
         method, path = place.split()
         returns: dict[str, Any] = {"response_class": Response} if method == "POST" else {"response_model": None}  # JSON
         router.add_api_route(

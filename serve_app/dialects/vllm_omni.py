@@ -17,7 +17,7 @@ from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.make_request import strict_request
 from serve_app.api.requests.speech_request import CONTENT_TYPES
 from serve_app.api.responses.speech_response import SpeechResponse, audio_body
-from serve_app.api.responses.whole_audio import AUDIO_HERE, Kept, collected, object_with
+from serve_app.api.responses.whole_audio import AUDIO_HERE, ByteQuota, collected, object_with
 from serve_app.api.sockets.connection import Connection, unknown_type
 from serve_app.api.sockets.session import Audio, Event, Flushed, Session, Started
 from serve_app.api.speech_service import SpeechService
@@ -49,7 +49,7 @@ async def _spoken(
     """
     num_failed = 0
     for index, item in enumerate(items):
-        with Kept(state_of(request).caller.name) as kept:
+        with ByteQuota(state_of(request).caller.name) as kept:
             result: Json = {"index": index}
             audio = b""
             try:
@@ -82,7 +82,7 @@ def _fields(item: object) -> Json:
 
 
 async def _speak_item(
-    request: Request, service: SpeechService, fields: Json, kept: Kept, *, number: int
+    request: Request, service: SpeechService, fields: Json, kept: ByteQuota, *, number: int
 ) -> tuple[Json, bytes]:
     """Its result, with AUDIO_HERE for its audio, and that."""
     asked = {"stream": fields.get("stream") is True, "stream_format": fields.get("stream_format") == "sse"}

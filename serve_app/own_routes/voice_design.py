@@ -22,7 +22,7 @@ from serve_app.api.requests.model_choice import choosing_fields, not_deployed
 from serve_app.api.requests.read_text import read_text
 from serve_app.api.requests.speech_request import Delivery, SpeechRequest
 from serve_app.api.responses.speech_response import unless_left
-from serve_app.api.responses.whole_audio import Kept
+from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.table import Dialect, Route
@@ -140,7 +140,7 @@ async def candidates(service: SpeechService, request: Request, speech: SpeechReq
     caller = state_of(request).caller
     for _ in range(NUM_CANDIDATES - 1):  # the door has counted one
         caller.request()
-    with Kept(caller.name) as kept:
+    with ByteQuota(caller.name) as kept:
         kept.keep(int(NUM_CANDIDATES * LONGEST_S * _BYTES_PER_S))
         spoken = await unless_left(_speak_all(service, request, speech), request.receive)
         usable = [each for each, fault in spoken if fault is None]

@@ -69,7 +69,7 @@ class _Client:
 
     def ask(self) -> None:
         """The client wants the next chunk."""
-        self.listener.pause(time.monotonic() - self._given_s)
+        self.listener.postpone(time.monotonic() - self._given_s)
 
 
 class PeekedSpeech:

@@ -155,6 +155,6 @@ def segment_request(request: SynthesisRequest, number: int) -> SynthesisRequest:
 
 
 def segment_seed(seed: int, number: int) -> int:
-    """The seed of a later segment, from 2."""
+    """The seed of segment or part `number`, from 2, of speech whose seed is `seed`; 0: of its second attempt."""
     digest = hashlib.blake2b(f"{seed}.{number}".encode(), digest_size=_SEED_BYTES)
     return int.from_bytes(digest.digest())

@@ -42,7 +42,7 @@ def test_stalls_add_up_and_are_never_made_up_for() -> None:
 
 def test_the_time_a_reader_takes_is_no_stall() -> None:
     listener = Listener()
-    listener.pause(5.0)  # nobody hears anything yet
+    listener.postpone(5.0)  # nobody hears anything yet
     listener.deliver(0.5, now_s=10.0)
-    listener.pause(2.0)
+    listener.postpone(2.0)
     assert listener.deliver(0.5, now_s=12.4) == 0.0

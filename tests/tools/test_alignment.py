@@ -13,7 +13,7 @@ import torch
 from deployments.config import TalkerConfig
 from deployments.protocol import Codes, GenerateRequest, Reference, Sampling, SynthesisRequest
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import build_engine
+from deployments.talker.engine.startup import build_engine
 from deployments.weights.description import OWN_FACTS
 from deployments.weights.store import locate
 from talkray_tools.alignment import find_head

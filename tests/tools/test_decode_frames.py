@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from deployments.codec.backends.table import load_decoder
+from deployments.codec.backends.registry import load_decoder
 from deployments.codec.pool.service import CodecService
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.config import ApiSettings

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.codec.backends.table import load_decoder
+from deployments.codec.backends.registry import load_decoder
 from deployments.codec.decoder import snr_db
 from deployments.weights.checkpoint import read_tensors
 from talkray_tools import stress

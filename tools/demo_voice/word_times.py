@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from deployments.config import TalkerConfig
 from deployments.protocol import GenerateRequest, PcmChunk, SynthesisRequest
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import build_engine
+from deployments.talker.engine.startup import build_engine
 from deployments.weights.store import locate
 from serve_app.speech.word_times import WordTimes
 from serve_app.text.spoken_text import TextRules, read

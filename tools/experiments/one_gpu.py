@@ -34,12 +34,12 @@ from deployments.protocol import (
 )
 from deployments.serving import failover, metrics
 from deployments.serving.failover import with_failover
-from deployments.serving.frames import TalkerAudio
+from deployments.serving.replica_streams import TalkerAudio
 from deployments.talker.audio import audio_streams
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine import scheduler
-from deployments.talker.engine.loading import _MAX_LEAD_S
 from deployments.talker.engine.scheduler import Scheduler
+from deployments.talker.engine.startup import _MAX_LEAD_S
 from deployments.talker.state.kv_cache import BlockManager
 from deployments.talker.state.sequence import FrameLimit
 from deployments.talker.state.sequence import Sequence as Spoken

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deployments.codec.backends.table import load_decoder
+from deployments.codec.backends.registry import load_decoder
 from deployments.codec.decoder import CodecDecoder
 from deployments.config import TalkerConfig
 from deployments.protocol import Codes, FinishReason, GenerateRequest, PcmChunk, Reading, SynthesisRequest
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import build_engine
+from deployments.talker.engine.startup import build_engine
 from deployments.weights.store import locate
 from serve_app.speech.joints import SpokenEnd
 from serve_app.speech.segments import segment_seed

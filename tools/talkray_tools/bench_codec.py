@@ -28,7 +28,7 @@ from deployments.codec.fold import FoldedDecoder, fold, map_tensors
 from deployments.codec.plan import GPU_RAMP
 from deployments.codec.slots import Pcm
 from deployments.errors import EngineError
-from deployments.talker.engine.loading import prepare_nothing
+from deployments.talker.engine.startup import prepare_nothing
 from talkray_tools.arguments import checkpoint
 from talkray_tools.random_codec import Stress, randomize_decoder
 from talkray_tools.released import SHAPES

@@ -28,7 +28,7 @@ import torch
 from deployments.config import TalkerConfig
 from deployments.protocol import ALL_FRAMES, Codes, GenerateRequest, ModelKind, Sampling, SynthesisRequest, Tail
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import StartClock, load_engine
+from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.talker.state.kv_cache import KVCache
 from talkray_tools.arguments import checkpoint
 from talkray_tools.random_checkpoint import Options, write_checkpoint

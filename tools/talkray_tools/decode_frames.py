@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deployments.codec.backends.table import load_decoder
+from deployments.codec.backends.registry import load_decoder
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.errors import TalkrayError
 from talkray_tools.arguments import checkpoint

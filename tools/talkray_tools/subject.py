@@ -25,7 +25,7 @@ from deployments.protocol import (
     SynthesisRequest,
 )
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import StartClock, load_engine, throttled
+from deployments.talker.engine.startup import StartClock, load_engine, throttled
 
 logger = logging.getLogger(__name__)
 

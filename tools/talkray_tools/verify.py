@@ -47,7 +47,7 @@ from deployments.protocol import (
     SynthesisRequest,
 )
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import build_engine, throttled
+from deployments.talker.engine.startup import build_engine, throttled
 from deployments.weights.store import locate
 from talkray_tools.alignment import find_head, write_head
 from talkray_tools.arguments import run_command

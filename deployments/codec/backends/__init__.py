@@ -1,1 +1,1 @@
-"""The codec decoder for each kind of device: `table.py` names all."""
+"""The codec decoder for each kind of device: `registry.py` names all."""

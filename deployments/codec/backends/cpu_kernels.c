@@ -11,7 +11,7 @@
 
 #include "../../cpu.h"
 
-/* That of all functions here, as cpu.py has it: one built for another one is not called. */
+/* Version of this file's functions. A library with another version than cpu.py's is not called. */
 int interface(void) { return 4; }
 
 ALWAYS_INLINE float widened(uint16_t half) {

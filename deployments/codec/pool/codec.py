@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from deployments.audio.recording_cache import ByRecording
-from deployments.codec.backends.table import load_decoder
+from deployments.codec.backends.registry import load_decoder
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, WarmUpResult, choice, snr_db, warm_up
 from deployments.codec.decoder_state import DecoderState

@@ -15,7 +15,7 @@ from deployments.limits import StreamLimit
 from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
 from deployments.records import CodecRecord
 from deployments.serving import metrics
-from deployments.serving.frames import Generate
+from deployments.serving.replica_streams import Generate
 
 if TYPE_CHECKING:  # torch stays out of processes that only compose the application
     from deployments.codec.batch import DecodeTask

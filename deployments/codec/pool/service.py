@@ -19,7 +19,7 @@ from deployments.config import CodecConfig, CodecPlacement
 from deployments.protocol import ALL_FRAMES, Codes, GenerateRequest, PcmChunk, Progress, SynthesisRequest
 from deployments.serving import metrics
 from deployments.serving.failover import with_failover
-from deployments.serving.frames import AllFrames, Generate
+from deployments.serving.replica_streams import AllFrames, Generate
 
 
 class Placement:

@@ -18,7 +18,7 @@ from deployments.errors import EngineError
 from deployments.listener import Listener
 from deployments.protocol import Codes, FrameChunk, PcmChunk
 from deployments.serving import metrics
-from deployments.serving.frames import OutgoingAudio, Pcm, UntakenFrames
+from deployments.serving.replica_streams import OutgoingAudio, Pcm, UntakenFrames
 
 Decode = Callable[[DecodeTask], Awaitable[Decoded]]
 

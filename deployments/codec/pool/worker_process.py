@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from deployments.codec.backends.table import load_decoder
+from deployments.codec.backends.registry import load_decoder
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder, warm_up
 from deployments.codec.decoder_state import DecoderState, SharedStates

@@ -12,8 +12,8 @@ from torch import Tensor
 from deployments.errors import EngineError, Overloaded, TalkerLost, TalkrayError
 from deployments.protocol import Codes, FrameChunk, GenerateRequest, ModelInfo
 from deployments.talker.audio.audio_streams import AudioStreams
+from deployments.talker.engine.engine_load import EngineLoad
 from deployments.talker.engine.intake import Intake, LengthLimits
-from deployments.talker.engine.load import EngineLoad
 from deployments.talker.engine.outgoing import Outgoing
 from deployments.talker.engine.scheduler import Scheduler
 from deployments.talker.networks.frame_networks import MIN_NEW_TOKENS, NOT_FINITE
@@ -47,8 +47,8 @@ class StepInFlight:
 
     queued: QueuedStep
     runner: ModelRunner
-    others: list[Sequence]  # the batch: these, then `decoded_early`, whose frames the decoder has before the host
-    decoded_early: list[Sequence]
+    decoded_late: list[Sequence]  # first in the batch: the codec gets their frames when the host has them
+    decoded_early: list[Sequence]  # behind them: the codec gets their frames on the device, at once
     previous: QueuedStep | None = None  # the step before it, whose `advance` is over once this one has codes
     is_collected: bool = False  # the host has its frames, and the talker reads them
     next_start_ns: int = 0  # when to start the next step: earlier fewer requests join it, later the device is idle
@@ -237,9 +237,9 @@ class Engine:
         """A GPU decodes frames below MIN_NEW_TOKENS at once: a listener waits, and speech cannot end there."""
         early = [] if runner.device.type == "cpu" else [each for each in sequences if each.num_frames < MIN_NEW_TOKENS]
         decoded_early = [each for each in early if not each.is_background]
-        others = [each for each in sequences if each not in decoded_early] if decoded_early else sequences
-        queued = runner.queue_step(others + decoded_early, partial(self._decode_early, decoded_early))
-        return StepInFlight(queued, runner, others, decoded_early)
+        decoded_late = [each for each in sequences if each not in decoded_early] if decoded_early else sequences
+        queued = runner.queue_step(decoded_late + decoded_early, partial(self._decode_early, decoded_early))
+        return StepInFlight(queued, runner, decoded_late, decoded_early)
 
     def _admit(self, sequences: list[Sequence], runner: ModelRunner) -> list[Sequence]:
         """Prefill sequences that have a row now, and open them at the decoder. Returns those that failed."""
@@ -311,7 +311,7 @@ class Engine:
             known_ns = self._advance_ns.get(size, took_ns)
             self._advance_ns[size] = min(took_ns, (7 * known_ns + took_ns) // 8)  # beside a lane it takes longer
         step.next_start_ns = time.perf_counter_ns() + self._advance_ns.get(_size(step.queued), 0) - _START_NS
-        self._decode_others(step, frames)
+        self._decode_late(step, frames)
         if step.previous is not None:
             self._follow_text(step.previous)
         self._append_frames(step.queued.sequences, frames)
@@ -324,7 +324,7 @@ class Engine:
         if not step.is_collected:
             step.is_collected = True
             frames = step.queued.result()
-            self._decode_others(step, frames)
+            self._decode_late(step, frames)
             self._append_frames(step.queued.sequences, frames)
             if any(sequence.finish_reason is not None for sequence in step.queued.sequences):
                 self.runner.await_lanes()  # it still reads and writes the rows that are free now
@@ -342,10 +342,11 @@ class Engine:
         if sequence_id in self.scheduler.in_lane:
             self.runner.await_lanes()
 
-    def _decode_others(self, step: StepInFlight, frames: Codes) -> None:
+    def _decode_late(self, step: StepInFlight, frames: Codes) -> None:
         """Have the codec make samples of the frames that `_decode_early` left."""
-        rows = [row for row in range(len(step.others)) if frames[row, 0] not in (NOT_FINITE, self.model.codes.eos)]
-        self.audio.add_frames([step.others[row].id for row in rows], torch.from_numpy(frames[rows]))
+        no_frame = (NOT_FINITE, self.model.codes.eos)
+        rows = [row for row in range(len(step.decoded_late)) if frames[row, 0] not in no_frame]
+        self.audio.add_frames([step.decoded_late[row].id for row in rows], torch.from_numpy(frames[rows]))
 
     def _follow_text(self, step: QueuedStep) -> None:
         """Find out where in their texts `advance` of `step` read: there the next frames are spoken."""

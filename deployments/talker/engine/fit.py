@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-from deployments.codec.backends.table import choose_codec_backend
+from deployments.codec.backends.registry import choose_codec_backend
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError, TalkrayError
 from deployments.gpu.card import SMALL_BYTES
 from deployments.talker.audio.audio_streams import SLOTS_PER_RECORDING
-from deployments.talker.engine.loading import block_size_of, dtype_of, gpu_share
+from deployments.talker.engine.startup import block_size_of, dtype_of, gpu_share
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.state.kv_cache import BESIDE_BYTES, CONTEXT_BYTES, KVCache
 from deployments.weights.checkpoint import read_shapes

@@ -22,7 +22,7 @@
 
 typedef float vector __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
 
-/* That of all functions here, as cpu_kernels.py has it: one built for another one is not called. */
+/* Version of this file's functions. A library whose version is not `_INTERFACE` of cpu_kernels.py is not called. */
 int interface(void) { return 3; }
 
 /* Whether this CPU has such vectors; without them torch is faster. */

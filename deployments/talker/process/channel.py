@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from deployments.config import Strict, TalkerConfig
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
-from deployments.talker.engine.load import EngineLoad
+from deployments.talker.engine.engine_load import EngineLoad
 
 _LENGTH = struct.Struct("<I")
 

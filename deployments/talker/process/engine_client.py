@@ -19,7 +19,7 @@ from deployments.protocol import FrameChunk, GenerateRequest, Mailbox, ModelInfo
 from deployments.serving import mailbox, metrics
 from deployments.serving.reports import report_stage
 from deployments.serving.starvation import any_runnable
-from deployments.talker.engine.load import EngineLoad
+from deployments.talker.engine.engine_load import EngineLoad
 from deployments.talker.process import channel
 from deployments.weights.store import Report
 

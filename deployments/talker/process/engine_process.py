@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import assert_never
 
 from deployments.errors import EngineError, TalkrayError
 from deployments.protocol import FrameChunk, GenerateRequest, Mark, ModelInfo
 from deployments.serving.collector import leave_loaded_alone
 from deployments.serving.starvation import ThreadWork
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import StartClock, load_engine
+from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.talker.process import channel
 from deployments.weights.store import cache_directory, locate
 
@@ -190,8 +191,10 @@ class EngineProcess:
                 came_ns = time.time_ns()
                 engine.add(sequence_id, command.request)
                 self.first_audio_marks.begin(sequence_id, command.request, came_ns=came_ns)
-            else:
+            elif isinstance(command, channel.Append):
                 engine.append_text(sequence_id, command.text, is_last=command.is_last)
+            else:
+                assert_never(command)
         except TalkrayError as error:
             engine.abort(sequence_id)
             self._send(channel.RequestFailed(sequence_id, error))

@@ -91,7 +91,7 @@ def choose_model(wanted: ModelHints, models: Sequence[ModelInfo], settings: ApiS
 def _by_model(
     name: str | None, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool
 ) -> ModelInfo | None:
-    """None of no name, and of an alias: that decides nothing by itself."""
+    """None if `name` is missing or an alias such as "tts-1": other fields decide then."""
     if name is None or catalogue.is_alias(name, settings):
         return None
     if name == CLONE_ALIAS:
@@ -129,7 +129,7 @@ def _by_voice(name: str | None, models: Sequence[ModelInfo], *, lenient: bool) -
 
 
 def _of_kind(kind: ModelKind, models: Sequence[ModelInfo], what: str, param: str) -> ModelInfo:
-    """The model of a kind that `what`, in the field `param`, asks for. Raises InvalidRequest of none and of several."""
+    """The model of a kind that `what`, in the field `param`, asks for. Raises InvalidRequest for none or several."""
     found = _only([info for info in models if info.kind is kind], what, models[0])
     if found is None:
         raise not_deployed(kind, models, what, param)

@@ -23,7 +23,7 @@ from deployments.protocol import Marks, PcmChunk
 from serve_app.api.errors import ErrorReply, translate
 from serve_app.api.headers import FINISH_HEADER, SEED_HEADER, TOKENS_HEADER
 from serve_app.api.records.request_log import Usage
-from serve_app.api.responses.whole_audio import Kept, collected, parts_of
+from serve_app.api.responses.whole_audio import ByteQuota, collected, parts_of
 from serve_app.audio.formats import Rendering
 from serve_app.speech.redraw import ended_badly
 from serve_app.speech.word_times import Word, WordTimes, marked
@@ -69,7 +69,7 @@ async def audio_body(
     rendering: Rendering,
     usage: Usage,
     times: WordTimes | None = None,
-    kept: Kept | None = None,
+    kept: ByteQuota | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Bare audio. `usage` and `times` follow the chunks, `kept` the bytes of a whole answer."""
     async with aclosing(chunks):
@@ -91,7 +91,7 @@ async def event_body(
     rendering: Rendering,
     usage: Usage,
     times: WordTimes | None = None,
-    kept: Kept | None = None,
+    kept: ByteQuota | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Audio as server-sent events, with words if `times` are given.
 
@@ -212,7 +212,7 @@ class WholeResponse(SpeechResponse):
         attempt: AnswerAttempt,
         headers: Mapping[str, str],
         *,
-        kept: Kept,
+        kept: ByteQuota,
         retry: Callable[[], AnswerAttempt] | None = None,
     ) -> None:
         """`kept` counts the bytes that are kept. `retry` makes another attempt if the first one ends badly."""

@@ -22,7 +22,7 @@ _PART_BYTES = 96 << 10  # of one ASGI message; a multiple of 3, so that the base
 AUDIO_HERE = "audio-in-base64"  # the place of the audio in an object: see `object_with`
 
 
-class Kept:
+class ByteQuota:
     """Counts the bytes of one whole answer while they are kept. Leaving the context gives them back."""
 
     _room: ClassVar[FairShare] = FairShare(MAX_ALL_WHOLE_BYTES)
@@ -63,8 +63,8 @@ class Kept:
 _REMEDY = "ask for a stream, or for less"
 
 
-async def collected(parts: AsyncGenerator[bytes, None], kept: Kept, *, beside: int = 0) -> bytes:
-    """All of a body, which is closed also after an error; `beside` bytes are kept too. Raises as `Kept.keep` does."""
+async def collected(parts: AsyncGenerator[bytes, None], kept: ByteQuota, *, beside: int = 0) -> bytes:
+    """All of a body, which is closed also after an error; `beside` bytes count too. Raises as `ByteQuota.keep` does."""
     content = bytearray()
     async with aclosing(parts):
         async for part in parts:

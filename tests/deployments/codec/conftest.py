@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from deployments.codec.backends.table import load_decoder
+from deployments.codec.backends.registry import load_decoder
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder
 from deployments.codec.encoder import EncoderNetwork

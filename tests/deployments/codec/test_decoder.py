@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from deployments.codec.backends import products
-from deployments.codec.backends.table import load_decoder
+from deployments.codec.backends.registry import load_decoder
 from deployments.codec.backends.torch_backend import TorchBackend, piece_rows
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.fold import FoldedDecoder

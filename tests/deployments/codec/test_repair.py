@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deployments.codec.backends.table import load_decoder
+from deployments.codec.backends.registry import load_decoder
 from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.batch import DecodeTask, decode_batch
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.codec.backends.table import load_decoder
+from deployments.codec.backends.registry import load_decoder
 from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.backends.triton_slots import PRECISIONS, Precision, TritonSlots, every_code, fitting_slots
 from deployments.codec.codec_config import SpeechTokenizerConfig
@@ -16,7 +16,7 @@ from deployments.codec.fold import fold
 from deployments.codec.plan import GPU_RAMP
 from deployments.codec.pool import codec
 from deployments.config import CodecConfig
-from deployments.talker.engine.loading import prepare_nothing
+from deployments.talker.engine.startup import prepare_nothing
 from talkray_tools.random_codec import Stress, randomize_decoder
 from talkray_tools.released import SHAPES
 from talkray_tools.unfolded_codec import DecoderNetwork

@@ -11,7 +11,7 @@ from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError
 from deployments.protocol import FinishReason, GenerateRequest, ModelKind, SynthesisRequest
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import build_engine
+from deployments.talker.engine.startup import build_engine
 from deployments.weights import store
 from deployments.weights.store import embedded_path, missing_files, write_embedded
 

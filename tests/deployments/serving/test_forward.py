@@ -18,7 +18,7 @@ from deployments.protocol import (
     SynthesisRequest,
 )
 from deployments.serving.failover import with_failover
-from deployments.serving.frames import TalkerAudio
+from deployments.serving.replica_streams import TalkerAudio
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ import pytest
 
 from deployments.config import TalkerConfig
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import build_engine
+from deployments.talker.engine.startup import build_engine
 
 CONFIG = TalkerConfig(device="cpu", max_num_seqs=4, max_model_len=512, kv_block_size=8)
 

@@ -9,7 +9,7 @@ import torch
 from deployments.config import TalkerConfig
 from deployments.protocol import Sampling
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import build_engine, warm_up
+from deployments.talker.engine.startup import build_engine, warm_up
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from tests.deployments.talker.driving import GREEDY, Spoken, ask, speak_all

@@ -9,7 +9,7 @@ import torch
 from deployments.config import TalkerConfig
 from deployments.protocol import GenerateRequest, Sampling
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import build_engine, warm_up
+from deployments.talker.engine.startup import build_engine, warm_up
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.state.kv_cache import KVCache
 from deployments.talker.state.sequence import Sequence

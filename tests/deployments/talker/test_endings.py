@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deployments.protocol import FinishReason, GenerateRequest
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import TalkerConfig, build_engine
+from deployments.talker.engine.startup import TalkerConfig, build_engine
 from deployments.talker.networks.frame_networks import FrameNetworks
 from deployments.talker.state.sampling import Breadth
 from deployments.weights.store import embedded_path

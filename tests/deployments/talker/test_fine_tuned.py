@@ -14,7 +14,7 @@ from torch import Tensor
 from deployments.errors import CheckpointError
 from deployments.protocol import GenerateRequest, ModelKind, Sampling, SynthesisRequest
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import build_engine
+from deployments.talker.engine.startup import build_engine
 from deployments.weights.store import locate
 from tests.deployments.talker.conftest import CONFIG
 

@@ -14,7 +14,7 @@ import pytest
 from deployments.errors import InvalidRequest
 from deployments.protocol import Codes, FinishReason, FrameChunk, GenerateRequest, Mailbox, Reference
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import build_engine
+from deployments.talker.engine.startup import build_engine
 from deployments.talker.text.tokenizer import LiveTokens, TextTokenizer
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import Spoken, ask, resumed, speak

@@ -13,7 +13,7 @@ from httpx import ASGITransport, AsyncClient
 from deployments.errors import InvalidRequest
 from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.failover import with_failover
-from deployments.serving.frames import TalkerAudio
+from deployments.serving.replica_streams import TalkerAudio
 from deployments.talker.engine.engine import Engine
 from serve_app.api.requests.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService

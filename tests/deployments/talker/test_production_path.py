@@ -14,7 +14,7 @@ from deployments.codec.decoder import MIN_SNR_DB, snr_db, to_pcm16
 from deployments.config import TalkerConfig
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, GenerateRequest, Sampling
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import build_engine, warm_up
+from deployments.talker.engine.startup import build_engine, warm_up
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.runner.model_runner import ModelRunner
 from deployments.talker.state.kv_cache import KVCache

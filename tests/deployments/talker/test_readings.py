@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.protocol import GenerateRequest
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import TalkerConfig, build_engine
+from deployments.talker.engine.startup import TalkerConfig, build_engine
 from deployments.weights.store import embedded_path
 from tests.deployments.talker.driving import ask, chunks_of
 

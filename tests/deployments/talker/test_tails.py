@@ -9,7 +9,7 @@ import pytest
 
 from deployments.protocol import GenerateRequest, Reference, Tail
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import build_engine
+from deployments.talker.engine.startup import build_engine
 from deployments.talker.text.prompt import MAX_PASS_POSITIONS
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import ask, resumed, speak

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError
-from deployments.talker.engine.loading import build_engine
+from deployments.talker.engine.startup import build_engine
 from deployments.weights.description import clones, describe, tokenizer_of
 from deployments.weights.store import embedded_path
 

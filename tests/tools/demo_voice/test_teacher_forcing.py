@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from deployments.protocol import FinishReason, GenerateRequest, SynthesisRequest
-from deployments.talker.engine.loading import load_talker
+from deployments.talker.engine.startup import load_talker
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.talker import Talker
 from deployments.talker.runner.model_runner import ModelRunner, RunnerShape, build_runner

@@ -16,7 +16,7 @@ from deployments.config import TalkerConfig
 from deployments.protocol import ALL_FRAMES, GenerateRequest, Sampling, SynthesisRequest
 from deployments.serving.collector import leave_loaded_alone
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import StartClock, load_engine
+from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.talker.runner.model_runner import ModelRunner
 from talkray_tools.bench_engine import LENGTH_SIGMA, STREAM_FRAMES, TEXT
 from talkray_tools.random_checkpoint import Options, write_checkpoint

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deployments.codec.backends.table import load_decoder
+from deployments.codec.backends.registry import load_decoder
 from deployments.config import TalkerConfig
 from deployments.protocol import Codes, GenerateRequest, Reference, Sampling, SynthesisRequest
 from deployments.talker.engine.intake import complete
-from deployments.talker.engine.loading import build_engine
+from deployments.talker.engine.startup import build_engine
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.state.sampling import Draw
 from deployments.weights.checkpoint import read_tensors

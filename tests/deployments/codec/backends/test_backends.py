@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deployments.codec.backends.cpu import MATRIX_UNITS
-from deployments.codec.backends.table import choose_codec_backend
+from deployments.codec.backends.registry import choose_codec_backend
 from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.backends.triton_slots import PRECISIONS, Precision, TritonSlots
 from deployments.codec.codec_config import SpeechTokenizerConfig

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import conv1d, gelu, layer_norm, silu
 
 from deployments.codec.backends import cpu, products, torch_backend
-from deployments.codec.backends.table import load_decoder
+from deployments.codec.backends.registry import load_decoder
 from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db

@@ -13,7 +13,7 @@ from deployments.codec.pool.service import Placement
 from deployments.config import CodecConfig
 from deployments.listener import Listener
 from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
-from deployments.serving.frames import Generate
+from deployments.serving.replica_streams import Generate
 from tests.deployments.codec.pool.test_gate import NOWHERE, FakeDecoder, gate_of, send, until
 
 pytestmark = pytest.mark.anyio

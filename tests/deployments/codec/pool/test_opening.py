@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deployments.codec.backends.table import load_decoder
+from deployments.codec.backends.registry import load_decoder
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
 from deployments.codec.plan import ChunkPlan
@@ -27,7 +27,7 @@ from deployments.protocol import (
     SynthesisRequest,
 )
 from deployments.serving.failover import with_failover
-from deployments.serving.frames import AllFrames
+from deployments.serving.replica_streams import AllFrames
 
 pytestmark = pytest.mark.anyio
 SAMPLE_RATE = 300

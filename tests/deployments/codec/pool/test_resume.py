@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.codec.backends.table import load_decoder
+from deployments.codec.backends.registry import load_decoder
 from deployments.codec.decoder import to_pcm16
 from deployments.codec.pool.service import CodecService
 from deployments.errors import TalkerLost

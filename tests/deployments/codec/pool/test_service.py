@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from deployments.audio.recording_cache import VOICE_BYTES
-from deployments.codec.backends.table import load_decoder
+from deployments.codec.backends.registry import load_decoder
 from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder import CodecDecoder, WarmUpResult, to_pcm16
 from deployments.codec.decoder_state import DecoderState

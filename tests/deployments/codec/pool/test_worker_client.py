@@ -164,7 +164,7 @@ _REPLICA = """
 import json, os, signal, sys
 from pathlib import Path
 from deployments.codec.pool.worker_client import DecoderChoice
-from deployments.codec.backends.table import load_decoder
+from deployments.codec.backends.registry import load_decoder
 from deployments.codec.pool.worker_client import WorkerProcesses
 choice = DecoderChoice(**json.loads(sys.argv[1]))
 processes = WorkerProcesses(2, load_decoder(Path(choice.directory)), choice)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deployments.audio.recording_cache import VOICE_BYTES
-from deployments.codec.backends.table import load_decoder
+from deployments.codec.backends.registry import load_decoder
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.encoder import CodecEncoder
@@ -20,7 +20,7 @@ from deployments.talker.audio import audio_streams, codec_pacing
 from deployments.talker.audio.audio_stream import AudioStream
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine.engine import Engine, StepOutput
-from deployments.talker.engine.loading import build_engine
+from deployments.talker.engine.startup import build_engine
 from deployments.talker.state.sequence import Sequence as Spoken
 from tests.clock import Clock
 from tests.deployments.talker.conftest import CONFIG

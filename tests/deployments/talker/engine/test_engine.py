@@ -19,7 +19,7 @@ from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, Ge
 from deployments.talker.engine import pacing
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.engine.intake import complete
-from deployments.talker.engine.loading import build_engine, warm_up
+from deployments.talker.engine.startup import build_engine, warm_up
 from deployments.talker.model.predictor import CodePredictor
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.cpu_networks import CpuNetworks

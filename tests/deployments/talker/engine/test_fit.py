@@ -20,7 +20,7 @@ from deployments.config import TalkerConfig
 from deployments.errors import EngineError
 from deployments.protocol import GenerateRequest, Sampling, SynthesisRequest
 from deployments.talker.engine.fit import Fit, choose, main, predict
-from deployments.talker.engine.loading import StartClock, load_engine
+from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.talker import Talker
 from talkray_tools.random_checkpoint import Options, write_checkpoint

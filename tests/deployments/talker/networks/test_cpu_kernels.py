@@ -9,7 +9,7 @@ import torch
 
 from deployments.config import TalkerConfig
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import build_engine
+from deployments.talker.engine.startup import build_engine
 from deployments.talker.kernels import cpu_kernels
 from deployments.talker.kernels.cpu_kernels import RowProduct
 from deployments.talker.runner import model_runner as runner

@@ -3,7 +3,7 @@ import pytest
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, FrameChunk
-from deployments.talker.engine.load import EngineLoad
+from deployments.talker.engine.engine_load import EngineLoad
 from deployments.talker.process import channel
 from tests.deployments.talker.driving import ask
 

@@ -24,9 +24,9 @@ from deployments.gpu import asleep
 from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, GenerateRequest, Mailbox
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from deployments.talker.deployment import TalkerReplica
-from deployments.talker.engine import loading
+from deployments.talker.engine import startup
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import build_engine
+from deployments.talker.engine.startup import build_engine
 from deployments.talker.process import engine_process as process
 from deployments.talker.process.engine_client import EngineClient, _next_chunk
 from talkray_tools.random_checkpoint import Options, write_checkpoint
@@ -175,7 +175,7 @@ def test_what_a_replica_is_told_of_audio_reaches_the_codec_decoder(
     monkeypatch.setattr(subprocess, "Popen", start)
     ours, replica, engine = socket.socketpair(), *socket.socketpair()
     monkeypatch.setattr(socket, "socketpair", lambda: ours)
-    monkeypatch.setattr(loading, "_load_audio", load_audio)
+    monkeypatch.setattr(startup, "_load_audio", load_audio)
     monkeypatch.setenv("TRITON_CACHE_DIR", "unused")  # else the process sets it for good
     with ours[0], pytest.raises(RuntimeError, match="max_num_seqs") as started:
         TalkerReplica(model, SMALL, makes_audio=makes_audio)

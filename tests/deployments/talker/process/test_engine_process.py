@@ -19,7 +19,7 @@ from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.protocol import FrameChunk, Reference
 from deployments.talker.engine.engine import Engine, StepOutput
-from deployments.talker.engine.loading import build_engine
+from deployments.talker.engine.startup import build_engine
 from deployments.talker.process import channel
 from deployments.talker.process.channel import EngineStart
 from deployments.talker.process.engine_process import EngineProcess

@@ -11,7 +11,7 @@ from deployments.config import TalkerConfig
 from deployments.gpu.graphs import buckets
 from deployments.protocol import GenerateRequest
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import build_engine
+from deployments.talker.engine.startup import build_engine
 from deployments.talker.runner.model_runner import BATCHES, NetworkKind, RunnerShape, build_runner
 from deployments.talker.runner.prefill import pack
 from deployments.talker.state.kv_cache import KVCache

@@ -9,7 +9,7 @@ import torch
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, GenerateRequest, ModelKind, Reference, Sampling, SynthesisRequest
 from deployments.talker.engine.engine import Engine
-from deployments.talker.engine.loading import build_engine
+from deployments.talker.engine.startup import build_engine
 from deployments.talker.runner.prefill import PrefillInputs, SequencePart
 from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import Prompt, PromptBuilder, full_text

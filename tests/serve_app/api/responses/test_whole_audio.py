@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from serve_app.api.access.callers import FairShare
 from serve_app.api.responses import whole_audio
-from serve_app.api.responses.whole_audio import Kept, object_with
+from serve_app.api.responses.whole_audio import ByteQuota, object_with
 from serve_app.config import AdmissionSettings, ApiSettings
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, tone, utterance
@@ -40,7 +40,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[FairShare]:
     """For three of the largest answers, one and a half of them for one caller."""
     room = FairShare(3 * MAX_BYTES)
     monkeypatch.setattr(whole_audio, "MAX_WHOLE_BYTES", MAX_BYTES)
-    monkeypatch.setattr(Kept, "_room", room)
+    monkeypatch.setattr(ByteQuota, "_room", room)
     yield room
     assert not room._held, "answers that are over keep memory"
 

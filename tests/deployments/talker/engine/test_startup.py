@@ -9,13 +9,13 @@ import torch
 
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
-from deployments.talker.engine import loading
-from deployments.talker.engine.loading import StartClock, build_engine, throttled, turn_on_gpu
+from deployments.talker.engine import startup
+from deployments.talker.engine.startup import StartClock, build_engine, throttled, turn_on_gpu
 
 
 def test_phases_do_not_count_what_happens_within_them_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 3.0, 4.0, 4.0, 5.0, 10.0])
-    monkeypatch.setattr(loading.time, "perf_counter", lambda: next(now, 10.0))
+    monkeypatch.setattr(startup.time, "perf_counter", lambda: next(now, 10.0))
     heard: list[str] = []
     clock = StartClock(heard.append)
     with clock.phase("outer"):
@@ -36,7 +36,7 @@ def test_more_positions_than_the_checkpoint_has_are_an_error(tiny_checkpoint: Ca
 
 def test_progress_is_told_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(loading.time, "monotonic", lambda: now)
+    monkeypatch.setattr(startup.time, "monotonic", lambda: now)
     heard: list[str] = []
     progress = throttled("compiling kernels", heard.append)
     progress(0, 3)
@@ -67,11 +67,11 @@ def test_an_engine_runs_on_the_cpus_near_its_gpu(
         (folder / "local_cpulist").write_text(listed)
     pinned: list[set[int]] = []
     properties = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x9B, pci_device_id=0)
-    monkeypatch.setattr(loading, "_SYSFS", tmp_path)
+    monkeypatch.setattr(startup, "_SYSFS", tmp_path)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(allowed))
     monkeypatch.setattr(os, "sched_setaffinity", lambda process, cpus: pinned.append(cpus))
-    said = loading._use_cpus_near(torch.device("cuda"))
+    said = startup._use_cpus_near(torch.device("cuda"))
     assert pinned == ([] if used is None else [used])
     assert said == (None if used is None else f"{len(used)} of {len(set(allowed))} CPUs, those near GPU 0001:9b:00.0")
 
@@ -89,13 +89,13 @@ def test_a_talker_that_makes_no_audio_has_no_codec_on_its_gpu(tmp_path: Path, mo
             return cls()
 
     chosen = SimpleNamespace(slots=Slots, backend=None)
-    monkeypatch.setattr(loading, "choose_codec_backend", lambda config, device: chosen)
+    monkeypatch.setattr(startup, "choose_codec_backend", lambda config, device: chosen)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
-    monkeypatch.setattr(loading.SpeechTokenizerConfig, "load", lambda folder: SimpleNamespace(frame_s=0.08))
+    monkeypatch.setattr(startup.SpeechTokenizerConfig, "load", lambda folder: SimpleNamespace(frame_s=0.08))
     for makes_audio, expected in ((False, ["emptied"]), (True, ["loaded", "emptied"])):
         done.clear()
-        start = torch.device("cuda"), StartClock(), loading.prepare_nothing
-        loading._load_audio(tmp_path, 16, *start, makes_audio=makes_audio)
+        start = torch.device("cuda"), StartClock(), startup.prepare_nothing
+        startup._load_audio(tmp_path, 16, *start, makes_audio=makes_audio)
         assert done == expected
 
 

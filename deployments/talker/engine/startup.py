@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from deployments.codec.backends.table import choose_codec_backend
+from deployments.codec.backends.registry import choose_codec_backend
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.slots import Prepare

@@ -48,7 +48,7 @@ class TalkerStream(ReplicaStream[FrameChunk, D]):
         gpu_frames = self._request.gpu_frames
         if gpu_frames < ALL_FRAMES:
             gpu_frames = max(0, gpu_frames - (self._received.samples - self._start) // self._frame_samples)
-        rest = self._received.request_for_rest(self._request.synthesis)
+        rest = self._received.next_request(self._request.synthesis)
         return self._generate(replace(self._request, synthesis=rest, gpu_frames=gpu_frames))
 
     def _keep(self, chunk: FrameChunk) -> None:
@@ -112,7 +112,7 @@ class CodecAudio(ReplicaStream[PcmChunk, PcmChunk]):
         self._received = Received()
 
     def ask(self) -> AsyncGenerator[PcmChunk, None]:
-        return self._synthesize(self._received.request_for_rest(self._request))
+        return self._synthesize(self._received.next_request(self._request))
 
     def receive(self, chunk: PcmChunk) -> PcmChunk | None:
         self._each_chunk(chunk)
