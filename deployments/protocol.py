@@ -137,6 +137,12 @@ class Reference:
         assert self.audio is not None, "either samples or a prompt"
         return self.audio
 
+    def by_prompt(self, prompt: ClonePrompt | None) -> "Reference":
+        """The same by `prompt` instead of samples, if that has all that the request needs; else as it is."""
+        if self.prompt is not None or prompt is None or (prompt.codes is None and not self.x_vector_only):
+            return self
+        return replace(self, audio=None, prompt=prompt)
+
 
 @dataclass(frozen=True, slots=True)
 class Tail:

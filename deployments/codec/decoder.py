@@ -78,6 +78,11 @@ class CodecDecoder:
         self.backend, self.config, self.precision = backend, backend.config, backend.precision
         self.repaired = 0  # calls of a stream that came to NaN or infinity, and were made again in float32
 
+    @classmethod
+    def load(cls, backend: type[Backend], directory: Path, *, device: torch.device, precision: str = "float32") -> Self:
+        """From `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
+        return cls(backend.load(directory, device=device, precision=precision))
+
     @property
     def device(self) -> torch.device:
         return self.backend.device

@@ -63,8 +63,8 @@ class Received:
         """
         was_asked_for = self._was_asked_for
         self._was_asked_for = True
-        if request.reference is not None and self._clone_prompt is not None:
-            request = replace(request, reference=replace(request.reference, audio=None, prompt=self._clone_prompt))
+        if request.reference is not None:
+            request = replace(request, reference=request.reference.by_prompt(self._clone_prompt))
         return replace(request, resume=self.progress, was_asked_for=was_asked_for)
 
     @property

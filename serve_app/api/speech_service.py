@@ -125,8 +125,7 @@ class SpeechService:
         """`speech.body.input` over HTTP, or the `parts` of a dialogue, whose form `speech` has.
 
         `body`: the dialect's own. None: the audio, sent while it is spoken, or whole if `speech.delivery` says so. A
-        text that is sent whole and ends badly is spoken again, once, with another seed. A dialogue of several parts is
-        not.
+        text that is sent whole and ends badly is spoken again, once, with another seed; a dialogue is not.
         """
         utterance, ignored = self._continued(await self.begin_speech(request, speech), speech)
         usage = state_of(request).record.usage
@@ -139,7 +138,7 @@ class SpeechService:
             times = _word_times(parts or [speech])
             audio = self._audio(spoken, speech, usage, times)
             return SpeechResponse(audio if body is None else body.make(audio, times), headers, usage=usage)
-        return self._whole(request, speech, spoken, headers, body=body, parts=parts or [speech])
+        return self._whole(request, speech, spoken, headers, body=body, parts=parts)
 
     def _whole(
         self,
@@ -151,14 +150,14 @@ class SpeechService:
         body: WholeBody | None,
         parts: Sequence[SpeechRequest],
     ) -> WholeResponse:
-        """All audio in one body. What one part says is made again, once, if it ended badly."""
+        """All audio in one body. A text, not a dialogue of `parts`, is spoken again, once, if it ended badly."""
         first = spoken[0]
         usage = state_of(request).record.usage
         kept = ByteQuota(state_of(request).caller.name)
         kept.expect(speech.body, speech.delivery, speech.info)
 
         def attempt(spoken: Sequence[UtteranceRequest], usage: Usage) -> AnswerAttempt:
-            times = _word_times(parts)
+            times = _word_times(parts or [speech])
             audio = self._audio(spoken, speech, usage, times, kept)
             return AnswerAttempt(audio, usage, body, times, drop_tail=partial(self._tails.drop, spoken[0].synthesis))
 
@@ -166,7 +165,7 @@ class SpeechService:
             second = first.redrawn(usage.finish_reason)
             return attempt([second], usage.another(second.synthesis.seed))
 
-        may_retry = first.redraws and not first.synthesis.ignore_eos and len(spoken) == 1
+        may_retry = first.redraws and not first.synthesis.ignore_eos and not parts
         return WholeResponse(attempt(spoken, usage), headers, kept=kept, retry=retry if may_retry else None)
 
     def _audio(

@@ -82,10 +82,7 @@ def _read(ref_audio: str, text: str | None, info: ModelInfo, x_vector_only: bool
 
 def by_prompt(reference: Reference) -> Reference:
     """`reference` by its prompt, where the prompt is known and has all that the request needs."""
-    prompt = None if reference.prompt is not None else _PROMPTS.find(reference.key)
-    if prompt is None or (prompt.codes is None and not reference.x_vector_only):
-        return reference
-    return replace(reference, audio=None, prompt=prompt)
+    return reference.by_prompt(None if reference.prompt is not None else _PROMPTS.find(reference.key))
 
 
 def keep_clone_prompt(reference: Reference, prompt: ClonePrompt) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from ray import cloudpickle
 
-from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, PcmChunk, Reading
+from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, PcmChunk, Reading, Reference
 
 CODES = np.arange(-16, 16, dtype=np.int16).reshape(2, 16)
 PROMPT = ClonePrompt(np.ones(4, np.float32), CODES[:1])
@@ -46,3 +46,24 @@ def test_a_chunk_without_frames_keeps_its_width(groups: int) -> None:
     nothing = np.zeros((0, groups), np.int16)
     for chunk in (FrameChunk(nothing, 0), PcmChunk(b"", nothing, 0)):
         assert pickle.loads(pickle.dumps(chunk)).codes.shape == (0, groups)
+
+
+@pytest.mark.parametrize(
+    ("x_vector_only", "prompt", "is_enough"),
+    [
+        (False, PROMPT, True),
+        (False, ClonePrompt(PROMPT.speaker, None), False),  # the samples are still needed for codes
+        (True, ClonePrompt(PROMPT.speaker, None), True),
+        (False, None, False),
+    ],
+)
+def test_a_prompt_goes_in_place_of_samples_if_it_is_enough(
+    x_vector_only: bool, prompt: ClonePrompt | None, is_enough: bool
+) -> None:
+    reference = Reference(np.zeros(8, np.float32), "Hi.", x_vector_only)
+    given = reference.by_prompt(prompt)
+    if is_enough:
+        assert (given.audio, given.prompt, given.key) == (None, prompt, reference.key)
+        assert given.by_prompt(ClonePrompt(PROMPT.speaker, None)) is given
+    else:
+        assert given is reference

@@ -70,8 +70,8 @@ class _SlotStream:
 class TritonSlots(SlotDecoder):
     """Slots over captured calls on a CUDA stream of their own.
 
-    `capture` captures `TritonDecoder.decode` for each `CallShape` before any stream comes. `decode` launches a call: it
-    replays what was captured for the call's shape. The `_GpuCall` that it returns has the call's buffers on the host.
+    `capture` makes a graph of `TritonDecoder.decode` for each `CallShape` before any stream comes. `decode` launches a
+    call: it replays the graph of the call's shape. The `_GpuCall` that it returns has the call's buffers on the host.
 
     When codes are written the stream waits for the work queued on the current stream, so that a frame starts the moment
     its codes exist.
@@ -125,10 +125,7 @@ class TritonSlots(SlotDecoder):
     ) -> "TritonSlots":  # fmt: skip
         """Load in the first of PRECISIONS that comes close enough to float32 on this checkpoint."""
         folded = FoldedDecoder.load(directory, device=device)
-
-        def load_exact() -> CodecDecoder:
-            return CodecDecoder(backend.load(directory, device=device, precision="float32"))
-
+        load_exact = partial(CodecDecoder.load, backend, directory, device=device)
         slots = fitting_slots(
             CodecDecoder(TorchBackend(folded)),
             lambda kind: cls(folded, num_slots=num_slots, device=device, precision=kind, load_exact=load_exact),

@@ -47,8 +47,8 @@ class StepInFlight:
 
     queued: QueuedStep
     runner: ModelRunner
-    decoded_late: list[Sequence]  # first in the batch: the codec gets their frames when the host has them
-    decoded_early: list[Sequence]  # behind them: the codec gets their frames on the device, at once
+    # First in the batch: the codec gets their frames when the host has them. It has got those of the others by then.
+    decoded_late: list[Sequence]
     previous: QueuedStep | None = None  # the step before it, whose `advance` is over once this one has codes
     is_collected: bool = False  # the host has its frames, and the talker reads them
     next_start_ns: int = 0  # when to start the next step: earlier fewer requests join it, later the device is idle
@@ -239,7 +239,7 @@ class Engine:
         decoded_early = [each for each in early if not each.is_background]
         decoded_late = [each for each in sequences if each not in decoded_early] if decoded_early else sequences
         queued = runner.queue_step(decoded_late + decoded_early, partial(self._decode_early, decoded_early))
-        return StepInFlight(queued, runner, decoded_late, decoded_early)
+        return StepInFlight(queued, runner, decoded_late)
 
     def _admit(self, sequences: list[Sequence], runner: ModelRunner) -> list[Sequence]:
         """Prefill sequences that have a row now, and open them at the decoder. Returns those that failed."""

@@ -198,7 +198,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        """Run everything that `capture` captures once, without capturing it. Lanes launch the same kernels."""
+        """Run once, without a capture, everything that `capture` makes graphs of. Lanes launch the same kernels."""
         for _, work in self._shapes():
             work()
 
