@@ -21,6 +21,7 @@ _FEW_STREAMS = 15  # with more streams, some steps of the ramp are left out
 _SHARING = 4
 _BULK_FRAMES = 96
 _MANY_STREAMS = 128
+_BACKGROUND_FRAMES = 48  # of a call of background streams beside listeners, whose newcomers wait for its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,8 @@ def _background_call(candidates: list[_Candidate], streams: Collection[AudioStre
     frames = last[0].frames
     alike = [each.stream for each in last if each.frames == frames]
     most = _most_sharing(streams, frames)
+    if not all(stream.is_background for stream in streams):
+        most = min(most, max(1, _BACKGROUND_FRAMES // frames))
     return ChosenCall(alike[: _power_of_two(min(most, len(alike)))], frames)
 
 

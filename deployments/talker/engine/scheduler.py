@@ -3,7 +3,7 @@
 Segments of jobs are called background sequences. They wait in a line of their own:
 
 - They enter one a step, if no other sequence waits.
-- They have at most seven eighths of the rows. Beside other sequences they have at most half of them and at most 24,
+- They have at most seven eighths of the rows. Beside other sequences they have at most half of them and at most 18,
   and the more others there are the fewer.
 - They are preempted only if another sequence would have no row or no blocks else.
 
@@ -29,9 +29,9 @@ from deployments.talker.state.kv_cache import BlockManager
 from deployments.talker.state.sequence import Sequence
 
 _RESERVED = 8  # one row in so many is left free by background sequences
-# Rows of the background beside one listener, one fewer for every third listener, and never fewer than the last number.
+# Rows of the background beside one listener, one fewer for every fourth listener, and never fewer than the last number.
 # A step with more rows takes longer for all of them, and their samples take the device's time from listeners.
-_MOST_BESIDE, _LISTENERS_A_ROW, _FEWEST_BESIDE = 24, 3, 4
+_MOST_BESIDE, _LISTENERS_A_ROW, _FEWEST_BESIDE = 18, 4, 4
 
 
 @dataclass(frozen=True, slots=True)

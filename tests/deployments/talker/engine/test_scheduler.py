@@ -391,7 +391,7 @@ def test_jobs_enter_one_a_step_and_leave_an_eighth_of_the_rows_free() -> None:
     assert 100 in decoded(line), "a listener finds a free row at once"
 
 
-@pytest.mark.parametrize(("listeners", "most"), [(1, 24), (30, 14), (90, 4)])
+@pytest.mark.parametrize(("listeners", "most"), [(1, 18), (30, 11), (90, 4)])
 def test_the_more_listeners_there_are_the_fewer_rows_have_jobs(listeners: int, most: int) -> None:
     line = scheduler(blocks=4000, max_num_seqs=256, max_num_waiting=256)
     for number in range(40):
