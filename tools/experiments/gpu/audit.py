@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from deployments.weights.store import locate
 from loadtest.arrivals import Phase, ScheduledRequest, SpeechLengths
 from loadtest.settings import Settings
 from serve_app.config import AppConfig, read_config
+from serve_app.speech.segments import UtteranceRequest
 from talkray_tools.unfolded_codec import DecoderNetwork
 from tests.faults.listening import Heard, Listener
 from tests.faults.pools import serving
@@ -79,16 +80,18 @@ class Audit:
         return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
-def asked(planned: ScheduledRequest) -> SynthesisRequest:
+def asked(planned: ScheduledRequest) -> UtteranceRequest:
     """A length of its own; the seed is the request's number."""
     frames = planned.frames
-    return SynthesisRequest(
-        f"r{planned.index}",
-        planned.text,
-        sampling=Sampling(max_new_tokens=None if frames is None else frames + 1),
-        seed=planned.index,
-        ignore_eos=frames is not None,
-        leading_silence=planned.index % 2 == 0,
+    return UtteranceRequest(
+        SynthesisRequest(
+            f"r{planned.index}",
+            planned.text,
+            sampling=Sampling(max_new_tokens=None if frames is None else frames + 1),
+            seed=planned.index,
+            ignore_eos=frames is not None,
+            leading_silence=planned.index % 2 == 0,
+        )
     )
 
 
@@ -99,7 +102,7 @@ def under_load(schedule: Sequence[ScheduledRequest], *, voice: str | None, inlin
     said_s = began_s = time.monotonic()
     for planned in schedule:
         time.sleep(max(0.0, planned.planned_s - (time.monotonic() - began_s)))
-        coming.append(listener.listen.remote(replace(asked(planned), voice=voice)))
+        coming.append(listener.listen.remote(asked(planned).changed(voice=voice)))
         if time.monotonic() - said_s > 5:
             said_s = time.monotonic()
             print(f"asked for {len(coming)} of {len(schedule)}", flush=True)

@@ -21,22 +21,25 @@ from deployments.protocol import Sampling, SynthesisRequest
 from loadtest.arrivals import Phase, ScheduledRequest, SpeechLengths
 from loadtest.settings import Settings
 from serve_app.config import AppConfig, read_config
+from serve_app.speech.segments import UtteranceRequest
 from tests.faults.listening import Heard, Listener
 from tests.faults.pools import serving
 
 
-def asked(planned: ScheduledRequest) -> SynthesisRequest:
+def asked(planned: ScheduledRequest) -> UtteranceRequest:
     """Streamed text and a length of its own; the seed is the request's number."""
     assert planned.frames is not None
-    return SynthesisRequest(
-        f"r{planned.index}",
-        planned.text,
-        voice="ryan",
-        language="english",
-        sampling=Sampling(max_new_tokens=planned.frames + 1),
-        seed=planned.index,
-        non_streaming_mode=False,
-        ignore_eos=True,
+    return UtteranceRequest(
+        SynthesisRequest(
+            f"r{planned.index}",
+            planned.text,
+            voice="ryan",
+            language="english",
+            sampling=Sampling(max_new_tokens=planned.frames + 1),
+            seed=planned.index,
+            non_streaming_mode=False,
+            ignore_eos=True,
+        )
     )
 
 
