@@ -3,7 +3,7 @@
 It prints when the request first passes each function of the table "One request" of docs/architecture.md, then every
 frame as it is made: its codes, and how loud each 10 ms of its samples are. Ingress and engine are those of a server,
 here in one process. So the stops 5 to 7, which lead from process to process, are left out, and a CPU has other classes
-at 11 and 13.
+at 11 and 13. Watching takes time too, up to the first frame.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.runner.model_runner import ModelRunner
 from deployments.weights.store import locate
+from serve_app.api.requests.make_request import strict_request
 from serve_app.api.routes import create_api
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import AdmissionSettings, ApiSettings
-from serve_app.dialects import openai_speech
 from serve_app.speech.admission import Admission
 from serve_app.speech.long_text import LongText
 
 STOPS: dict[Callable[..., object], int] = {
-    openai_speech.speech: 1,
+    strict_request: 1,
     SpeechService.respond: 2,
     Admission.speak: 3,
     LongText.speak: 4,
