@@ -159,11 +159,11 @@ class Room:
         how = "its start failed, /v1/models says why" if failed else f"{state.status}{percent}"
         return Starting(f"{name} is not ready: {how}.", state.ready_in_s)
 
-    async def pause(self) -> None:
+    async def give_up_place(self) -> None:
         """A stream that is spoken does not count while its reader takes nothing."""
         self.remove_stream(was_speaking=True)
 
-    def resume(self) -> None:
+    def take_place_again(self) -> None:
         """The reader takes audio again. Its stream counts, whatever the limits say."""
         self.begin_speaking()
         self.add_stream()

@@ -408,13 +408,13 @@ async def test_a_reader_that_takes_nothing_gives_its_place_back(monkeypatch: pyt
     line = Line(AdmissionSettings(max_streams=1, max_line_s=1000, max_wait_s=1000))
     line.gate.set()
     left = asyncio.Event()
-    make_room = line.admission.room.pause
+    make_room = line.admission.room.give_up_place
 
     async def tell_and_make_room() -> None:
         await make_room()
         left.set()
 
-    monkeypatch.setattr(line.admission.room, "pause", tell_and_make_room)
+    monkeypatch.setattr(line.admission.room, "give_up_place", tell_and_make_room)
     async with aclosing(line.admission.speak(REQUEST, CUSTOM_VOICE)) as paused:
         heard = [await anext(paused)]
         await asyncio.wait_for(left.wait(), 5.0)
