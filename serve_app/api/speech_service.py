@@ -161,12 +161,12 @@ class SpeechService:
             audio = self._audio(spoken, speech, usage, times, kept)
             return AnswerAttempt(audio, usage, body, times, drop_tail=partial(self._tails.drop, spoken[0].synthesis))
 
-        def retry() -> AnswerAttempt:
+        def redraw() -> AnswerAttempt:
             second = first.redrawn(usage.finish_reason)
             return attempt([second], usage.another(second.synthesis.seed))
 
-        may_retry = first.redraws and not first.synthesis.ignore_eos and not parts
-        return WholeResponse(attempt(spoken, usage), headers, kept=kept, retry=retry if may_retry else None)
+        redraws = first.redraws and not parts
+        return WholeResponse(attempt(spoken, usage), headers, kept=kept, redraw=redraw if redraws else None)
 
     def _audio(
         self,

@@ -213,18 +213,18 @@ class WholeResponse(SpeechResponse):
         headers: Mapping[str, str],
         *,
         kept: ByteQuota,
-        retry: Callable[[], AnswerAttempt] | None = None,
+        redraw: Callable[[], AnswerAttempt] | None = None,
     ) -> None:
-        """`kept` counts the bytes that are kept. `retry` makes another attempt if the first one ends badly."""
+        """`kept` counts the bytes that are kept. `redraw` makes another attempt if the first one ends badly."""
         super().__init__(attempt.body, headers, usage=attempt.usage)
-        self._attempt, self._kept, self._retry = attempt, kept, retry
+        self._attempt, self._kept, self._redraw = attempt, kept, redraw
 
     async def _send(self, send: Send) -> None:
         with self._kept as kept:
             attempt = self._attempt
             content = await collected(self._body, kept)
-            if self._retry is not None and ended_badly(self._usage.finish_reason):
-                attempt, content = await self._retried(self._retry(), content)
+            if self._redraw is not None and ended_badly(self._usage.finish_reason):
+                attempt, content = await self._redrawn(self._redraw(), content)
             if attempt.whole is None:
                 self.headers["content-length"] = str(len(content))
             if self._usage.finish_reason is not None:
@@ -236,16 +236,16 @@ class WholeResponse(SpeechResponse):
                 await _deliver(send, _part(part))
             await _deliver(send, _part(b"", more=False))
 
-    async def _retried(self, other: AnswerAttempt, content: bytes) -> tuple[AnswerAttempt, bytes]:
-        """The other attempt at an answer that ended badly and was not sent; the first if that one fails."""
+    async def _redrawn(self, second: AnswerAttempt, content: bytes) -> tuple[AnswerAttempt, bytes]:
+        """The second attempt at an answer that ended badly and was not sent, the first if the second one fails."""
         try:
-            content = await collected(other.body, self._kept, beside=len(content))
+            content = await collected(second.body, self._kept, beside=len(content))
         except TalkrayError as error:
-            other.drop_tail()
+            second.drop_tail()
             logger.warning("an answer that ended badly (%s) stays: %s", self._usage.finish_reason, error)
             return self._attempt, content
-        self._usage.become(other.usage)
-        return other, content
+        self._usage.become(second.usage)
+        return second, content
 
 
 async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:
