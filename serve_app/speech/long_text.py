@@ -15,8 +15,8 @@ from serve_app.speech.segments import Segments, UtteranceRequest, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_assembler import UtteranceAssembler
 
-# A later segment that is refused is asked for again after each pause, until the patience has ended.
-_PAUSE_S, _GIVE_UP_S = 0.25, 30.0
+# A later segment that is refused is asked for again so often, and for so long.
+_RETRY_AFTER_S, _GIVE_UP_AFTER_S = 0.25, 30.0
 
 
 class LongText:
@@ -47,8 +47,8 @@ class LongText:
         joins this one, has ended.
 
         Sampling options hold for each segment on its own: `max_new_tokens` bounds a segment, not the whole. With
-        `redraws`, speech ends where its first segment ends badly and can be made again by the caller. Later ones are
-        made again here.
+        `redraws`, speech that ends badly with its first audio ends there: the caller redraws it. Segments after the
+        first audio are redrawn here.
         """
         assembler = UtteranceAssembler(info)
         listener = Listener()
@@ -61,10 +61,10 @@ class LongText:
         async with look_ahead, ReaderWatch(look_ahead.drop) as reader:
             look_ahead.ask(first)
             if pause_s := segments.pause_s(0):
-                yield assembler.pause(pause_s)
+                yield assembler.silence(pause_s)
             while (segment := look_ahead.pop()) is not None:
                 assembler.start_segment(number, segments.start(number), speed=segments.speed(number))
-                if number and redraws and await segment.hear(listener.due_s):
+                if redraws and assembler.has_audio and await segment.read_ahead(listener.due_s):
                     segments.close_segment(number)
                 while (chunk := await segment.next()) is not None:
                     has_failed = redraws and assembler.has_failed(chunk)
@@ -82,30 +82,30 @@ class LongText:
                 number += 1
                 await look_ahead.ensure_asked(number, segment)
                 if pause_s := segments.pause_s(number):
-                    yield assembler.pause(pause_s)
+                    yield assembler.silence(pause_s)
             if not assembler.has_ended:  # the end was not known when the last chunk came
                 yield assembler.end()
 
     def _open_segment(self, request: SynthesisRequest, info: ModelInfo) -> SegmentAudio:
         """The segment's audio, which is asked for now."""
 
-        def again(reason: FinishReason) -> AsyncGenerator[PcmChunk, None]:
+        def redraw(reason: FinishReason) -> AsyncGenerator[PcmChunk, None]:
             """With another seed, after an end that is no good one."""
-            return self._ask_patiently(redrawn(request, reason, seed=segment_seed(request.seed, 0)), info)
+            return self._ask_with_retries(redrawn(request, reason, seed=segment_seed(request.seed, 0)), info)
 
-        return SegmentAudio(self._ask(request, info), again)
+        return SegmentAudio(self._ask(request, info), redraw)
 
     def _ask(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         if request.continues:
-            return self._ask_patiently(request, info)
+            return self._ask_with_retries(request, info)
         return self._synthesizer.synthesize(request, info)
 
-    async def _ask_patiently(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    async def _ask_with_retries(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of a later segment, asked for again if it is refused: the segment before it still plays, and
-        even a pause is better than an end in the middle.
+        even a stall is better than an end in the middle.
         """
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + _GIVE_UP_S
+        until_s = loop.time() + _GIVE_UP_AFTER_S
         while True:
             has_delivered = False
             try:
@@ -117,4 +117,4 @@ class LongText:
             except Overloaded:
                 if has_delivered or loop.time() >= until_s:
                     raise
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_RETRY_AFTER_S)

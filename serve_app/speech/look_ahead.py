@@ -11,53 +11,53 @@ from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from serve_app.speech.joints import SpokenEnd
 from serve_app.speech.segments import Segments
 
-# A later segment is heard by the server before it is sent, as long as so much audio is sent and not played.
+# A later segment is read ahead of its sending as long as so much audio is sent and not played.
 _LEAD_S = 1.0
 
-Again = Callable[[FinishReason], AsyncGenerator[PcmChunk, None]]
+Redraw = Callable[[FinishReason], AsyncGenerator[PcmChunk, None]]
 
 
 class SegmentAudio:
     """One segment's audio. Its first chunk is asked for at once, the others as they are read."""
 
-    def __init__(self, chunks: AsyncGenerator[PcmChunk, None], again: Again) -> None:
-        """`again` makes it with another seed."""
+    def __init__(self, chunks: AsyncGenerator[PcmChunk, None], redraw: Redraw) -> None:
+        """`redraw` asks for it with another seed."""
         self._chunks = chunks
-        self._again = again
+        self._redraw = redraw
         self.end = SpokenEnd()
-        self._heard: deque[PcmChunk] = deque()
+        self._ahead: deque[PcmChunk] = deque()
         self._next: asyncio.Task[PcmChunk | None] | None = self._start_next()
 
     async def next(self) -> PcmChunk | None:
         """The next chunk, None after the last one."""
-        if self._heard:
-            return self._heard.popleft()
+        if self._ahead:
+            return self._ahead.popleft()
         if (task := self._next) is None:
             return await self._read_one()
         chunk = await task
         self._next = None
         return chunk
 
-    async def hear(self, due_s: float | None) -> bool:
-        """Read ahead until its listener soon needs it, by the monotonic clock: if it ends badly, it is made again.
+    async def read_ahead(self, due_s: float | None) -> bool:
+        """Read until the listener soon needs it, at `due_s` of the monotonic clock. If it ends badly, it is redrawn.
 
-        Returns whether an end was heard: what is written from then on is not of this segment.
+        Returns whether its end was read: text that is written from then on belongs to the next segment.
         """
         while (task := self._next) is not None:
             left_s = 0.0 if due_s is None else due_s - _LEAD_S - time.monotonic()
-            patience_s = max(0.0, left_s) if self._heard else None
+            patience_s = max(0.0, left_s) if self._ahead else None
             await asyncio.wait((task,), timeout=patience_s)
             if not task.done() or task.exception() is not None or (chunk := task.result()) is None:
                 return False
-            self._heard.append(chunk)
+            self._ahead.append(chunk)
             self._next = None if chunk.finish_reason is not None else self._start_next()
-        if not self._heard or (reason := self._heard[-1].finish_reason) is None:
+        if not self._ahead or (reason := self._ahead[-1].finish_reason) is None:
             return False
         if reason.is_good:
             return True
         await self._chunks.aclose()
-        self._heard.clear()
-        self._chunks = self._again(reason)
+        self._ahead.clear()
+        self._chunks = self._redraw(reason)
         self.end = SpokenEnd()
         self._next = self._start_next()
         return True

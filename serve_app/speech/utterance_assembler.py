@@ -27,7 +27,7 @@ class UtteranceAssembler:
         self._tokens = 0  # in it
         self._cut_short: FinishReason | None = None
         self._nothing = PcmChunk(b"", np.zeros((0, info.num_code_groups), np.int16), 0)  # as the last chunk, but empty
-        self.has_sound = False
+        self.has_audio = False
         self.has_ended = False
 
     def start_segment(self, number: int, start: int, *, speed: float) -> None:
@@ -39,10 +39,10 @@ class UtteranceAssembler:
         self._tokens = 0
 
     def has_failed(self, chunk: PcmChunk) -> bool:
-        """Whether the chunk ends the utterance without sound, or ends its first segment badly, and nothing was sent."""
-        if chunk.finish_reason is None or self.has_sound:
+        """Whether the chunk ends speech of which nothing was sent, badly or without audio."""
+        if chunk.finish_reason is None or self.has_audio:
             return False
-        return not chunk.pcm or (self._number == 0 and ended_badly(chunk.finish_reason))
+        return not chunk.pcm or ended_badly(chunk.finish_reason)
 
     async def add(self, chunk: PcmChunk, *, is_last: bool) -> PcmChunk:
         """A chunk of the current segment, which is the last one or may have others after it."""
@@ -51,7 +51,7 @@ class UtteranceAssembler:
             chunk = replace(chunk, pcm=await asyncio.to_thread(_filtered, self._filter, chunk))
         self._timeline.deliver(chunk.num_samples)
         self._tokens = chunk.num_text_tokens
-        self.has_sound = self.has_sound or bool(chunk.pcm)
+        self.has_audio = self.has_audio or bool(chunk.pcm)
         if chunk.finish_reason is not FinishReason.STOP:
             self._cut_short = self._cut_short or chunk.finish_reason
         self.has_ended = chunk.finish_reason is not None and is_last
@@ -65,7 +65,9 @@ class UtteranceAssembler:
             segment=self._number,
         )
 
-    def pause(self, seconds: float) -> PcmChunk:
+    def silence(self, seconds: float) -> PcmChunk:
+        """A pause of the text, in front of a segment or at the end."""
+        self.has_audio = True
         return self._empty(pcm=self._timeline.silence(seconds))
 
     def end(self) -> PcmChunk:

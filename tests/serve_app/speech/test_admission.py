@@ -16,6 +16,7 @@ from serve_app.speech import admission, room
 from serve_app.speech.admission import Admission
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.segments import UtteranceRequest
+from serve_app.text.spoken_text import Stretch
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
 
@@ -399,6 +400,17 @@ async def test_a_long_text_whose_first_segment_is_not_heard_begins_again() -> No
     request = replace(REQUEST.changed(text="One two. Three four."), redraws=True)
     chunks = [item async for item in Admission(synthesizer, PROMPT).speak(request, synthesizer.info)]
     assert pcm_of(chunks) == 2 * pcm_of(utterance(2))
+    assert [asked.text for asked in synthesizer.requests] == ["One two.", "One two.", "Three four."]
+    assert chunks[-1].finish_reason is FinishReason.STOP
+
+
+async def test_a_first_segment_behind_a_pause_is_made_again_and_the_others_follow() -> None:
+    synthesizer = SeedDependent(FinishReason.EARLY, sound=b"11")
+    stretches = (Stretch("One two.", pause_s=0.1), Stretch("Three four.", pause_s=0.1))
+    request = replace(REQUEST.changed(text="One two. Three four."), stretches=stretches, redraws=True)
+    chunks = [item async for item in Admission(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
+    pause = bytes(2 * int(0.1 * CUSTOM_VOICE.sample_rate))
+    assert pcm_of(chunks) == 2 * (pause + pcm_of(utterance(2)))
     assert [asked.text for asked in synthesizer.requests] == ["One two.", "One two.", "Three four."]
     assert chunks[-1].finish_reason is FinishReason.STOP
 

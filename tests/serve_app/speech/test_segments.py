@@ -222,7 +222,7 @@ class FullAtFirst(Recorder):
 
 
 async def test_a_later_segment_that_is_refused_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.speech.long_text._PAUSE_S", 0.0)
+    monkeypatch.setattr("serve_app.speech.long_text._RETRY_AFTER_S", 0.0)
     full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP], segment=".2", refusals=3)
     chunks = [item async for item in LongText(full).speak(REQUEST, INFO)]
     assert pcm_of(chunks) == b"112233"
@@ -230,7 +230,7 @@ async def test_a_later_segment_that_is_refused_is_asked_for_again(monkeypatch: p
 
 
 async def test_patience_with_a_full_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.speech.long_text._GIVE_UP_S", 0.0)
+    monkeypatch.setattr("serve_app.speech.long_text._GIVE_UP_AFTER_S", 0.0)
     full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [STOP], segment=".2", refusals=1)
     async with aclosing(LongText(full).speak(REQUEST, INFO)) as chunks:
         assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"
