@@ -19,7 +19,7 @@ from deployments.serving import metrics
 from deployments.serving.ray_private import this_replica
 from serve_app.api.access.callers import Caller
 from serve_app.api.bodies.uploads import Upload
-from serve_app.api.errors import translate
+from serve_app.api.error_replies import translate
 from serve_app.api.headers import CLOSE_HEADER, REQUEST_ID_HEADER
 from serve_app.api.records.request_log import LEFT, RequestRecord
 

@@ -19,7 +19,7 @@ from serve_app.api.access.door import Door
 from serve_app.api.catalogue import check_default, check_model, not_loaded
 from serve_app.api.cluster_status import ClusterStatus, cluster_routes
 from serve_app.api.context import RequestContext, state_of
-from serve_app.api.errors import INTERNAL, translate
+from serve_app.api.error_replies import INTERNAL, translate
 from serve_app.api.headers import EXPOSED_HEADERS
 from serve_app.api.records.request_log import RequestRecord
 from serve_app.api.speech_service import SpeechService

@@ -7,7 +7,7 @@ from typing import ClassVar
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api.errors import ErrorReply
+from serve_app.api.error_replies import ErrorReply
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.make_request import request_in_voice
 from serve_app.api.requests.read_text import read_text

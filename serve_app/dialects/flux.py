@@ -7,7 +7,7 @@ from hashlib import blake2b
 from deployments.errors import InvalidRequest
 from serve_app.api.bodies.client_json import number
 from serve_app.api.bodies.http_request import text_of
-from serve_app.api.errors import ErrorReply
+from serve_app.api.error_replies import ErrorReply
 from serve_app.api.sockets.connection import unknown_type
 from serve_app.api.sockets.session import Audio, Cleared, Event, Flushed, Started, Turn
 from serve_app.dialects.deepgram import RAW, TurnSocket, plain, speak_text

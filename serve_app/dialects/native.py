@@ -10,7 +10,7 @@ from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, Overloaded
 from serve_app.api.context import state_of
-from serve_app.api.errors import Unauthorized, translate
+from serve_app.api.error_replies import Unauthorized, translate
 from serve_app.api.records.request_log import SAMPLE_BYTES, Usage
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.ignored_fields import Ignored

@@ -13,7 +13,7 @@ import pytest
 from deployments.errors import Overloaded, ReplicaLost
 from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import read
-from serve_app.api.errors import translate
+from serve_app.api.error_replies import translate
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.speech.live_text import LiveTexts
 from tests.fuzz.conftest import BOUND_S, Cases, unstalled

@@ -14,7 +14,14 @@ from serve_app.api.access.callers import Caller, Meter, Meters
 from serve_app.api.access.keys import KEY_PREFIX, KeyRecord, Keys
 from serve_app.api.bodies.uploads import Upload, Uploads
 from serve_app.api.context import state_of
-from serve_app.api.errors import POLICY_VIOLATION, TRY_AGAIN_LATER, Forbidden, HeadersTooLarge, close_reason, translate
+from serve_app.api.error_replies import (
+    POLICY_VIOLATION,
+    TRY_AGAIN_LATER,
+    Forbidden,
+    HeadersTooLarge,
+    close_reason,
+    translate,
+)
 from serve_app.api.headers import FORWARDED_FOR_HEADER
 from serve_app.api.web_pages import PATHS
 from serve_app.config import ApiSettings

@@ -24,7 +24,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from deployments.config import Strict
-from serve_app.api.errors import Unauthorized
+from serve_app.api.error_replies import Unauthorized
 from serve_app.config import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from deployments.errors import TalkrayError
 from deployments.protocol import Marks, PcmChunk
-from serve_app.api.errors import ErrorReply, translate
+from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.headers import FINISH_HEADER, SEED_HEADER, TOKENS_HEADER
 from serve_app.api.records.request_log import Usage
 from serve_app.api.responses.whole_audio import ByteQuota, collected, parts_of

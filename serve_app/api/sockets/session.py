@@ -12,7 +12,7 @@ from starlette.websockets import WebSocketDisconnect
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, PcmChunk
 from serve_app.api.context import RequestState
-from serve_app.api.errors import translate
+from serve_app.api.error_replies import translate
 from serve_app.api.records.request_log import RequestRecord, Usage, start_marks
 from serve_app.api.requests.build_utterance import build_utterance
 from serve_app.api.requests.speech_body import SpeechBody, check_length

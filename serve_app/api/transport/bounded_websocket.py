@@ -11,7 +11,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from serve_app.api.access.callers import FairShare
 from serve_app.api.access.door import client_address, one_client
 from serve_app.api.bodies.uploads import Pace
-from serve_app.api.errors import TRY_AGAIN_LATER
+from serve_app.api.error_replies import TRY_AGAIN_LATER
 from serve_app.api.sockets.connection import LEAVING, MAX_MESSAGE_BYTES
 
 # Bytes that the larger unfinished messages of all connections hold together: three recordings on their way.

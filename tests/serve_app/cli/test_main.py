@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from deployments.errors import StartError, TalkrayError
 from serve_app.api.access.keys import Keys
-from serve_app.api.errors import Unauthorized
+from serve_app.api.error_replies import Unauthorized
 from serve_app.api.records import request_log
 from serve_app.cli import main as module
 from serve_app.cli import ray_settings

@@ -12,7 +12,7 @@ from starlette.routing import compile_path
 from starlette.types import Message
 
 from deployments.errors import Overloaded, ReplicaLost
-from serve_app.api.errors import translate
+from serve_app.api.error_replies import translate
 from serve_app.api.sockets import connection as sockets
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS

@@ -13,7 +13,7 @@ from deployments.errors import Overloaded
 from deployments.serving import metrics
 from serve_app.api.access import door
 from serve_app.api.access.keys import create_key, revoke_keys
-from serve_app.api.errors import close_reason
+from serve_app.api.error_replies import close_reason
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from tests.serve_app import asgi
 from tests.serve_app.dialects.test_native import SPEAK, Socket, code_of

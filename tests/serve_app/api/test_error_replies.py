@@ -12,7 +12,7 @@ from deployments.errors import (
     PayloadTooLarge,
     TalkerLost,
 )
-from serve_app.api.errors import translate
+from serve_app.api.error_replies import translate
 
 
 @pytest.mark.parametrize(
