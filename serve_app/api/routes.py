@@ -26,7 +26,7 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.api.web_pages import page_routes
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
-from serve_app.dialects.table import http_router, socket_router
+from serve_app.dialects.dialect import http_router, socket_router
 from serve_app.jobs.desk import AskDesk
 from serve_app.speech.admission import Admission, always
 from serve_app.speech.joints import Tails

@@ -10,7 +10,7 @@ import aiohttp
 
 from deployments.errors import TalkrayError
 from serve_app.dialects import DIALECTS
-from serve_app.dialects.table import Sample
+from serve_app.dialects.dialect import Sample
 
 _TEXT = "Hello."
 _BOUND_S = 30.0

@@ -22,7 +22,7 @@ from serve_app.dialects import (
     vllm_omni,
     voxserve,
 )
-from serve_app.dialects.table import Dialect
+from serve_app.dialects.dialect import Dialect
 from serve_app.own_routes import jobs, stored_voices, voice_design
 
 # `Dialect` says what this order decides.

@@ -24,7 +24,7 @@ from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.sockets.connection import Connection, unknown_type
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
-from serve_app.dialects.table import Dialect, Route
+from serve_app.dialects.dialect import Dialect, Route
 
 CONTENT_TYPE = "application/x-talkray-frames"
 MAGIC, VERSION = b"TRCF", 1

@@ -16,6 +16,7 @@ from serve_app.api.sockets.connection import MAX_CONTEXTS, ContextConnection, Ha
 from serve_app.api.sockets.session import Audio, Done, Event, Failed, Flushed, Rest, Session, Words
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
+from serve_app.dialects.dialect import Dialect, Sample
 from serve_app.dialects.elevenlabs import (
     LOCATORS,
     NAMES,
@@ -27,7 +28,6 @@ from serve_app.dialects.elevenlabs import (
     speech_request,
     unknown,
 )
-from serve_app.dialects.table import Dialect, Sample
 from serve_app.speech.word_times import Word, marked
 
 _ONLY = ""  # the name of the one context of stream-input

@@ -11,7 +11,7 @@ from serve_app.api.error_replies import ErrorReply
 from serve_app.api.sockets.connection import unknown_type
 from serve_app.api.sockets.session import Audio, Cleared, Event, Flushed, Started, Turn
 from serve_app.dialects.deepgram import RAW, TurnSocket, plain, speak_text
-from serve_app.dialects.table import Dialect, Route, Sample
+from serve_app.dialects.dialect import Dialect, Route, Sample
 
 _MOST_MS = 10**9
 _SLOWEST, _FASTEST, _STEP = 0.5, 1.5, 0.05

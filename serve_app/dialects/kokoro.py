@@ -11,7 +11,7 @@ from serve_app.api.context import state_of
 from serve_app.api.requests.make_request import strict_request
 from serve_app.api.responses.speech_response import StreamedBody, WholeBody, in_parts
 from serve_app.api.speech_service import SpeechService
-from serve_app.dialects.table import Dialect, Route, Sample
+from serve_app.dialects.dialect import Dialect, Route, Sample
 from serve_app.speech.word_times import WordTimes, marked
 
 # Parts of every answer, and the fields for them, whose other values have no effect.

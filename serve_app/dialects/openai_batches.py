@@ -14,7 +14,7 @@ from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.speech_body import validated
 from serve_app.api.responses.listing import page_of
 from serve_app.api.speech_service import SpeechService
-from serve_app.dialects.table import Dialect, Route
+from serve_app.dialects.dialect import Dialect, Route
 from serve_app.jobs.audio import begun
 from serve_app.jobs.batches import BatchFile, BatchFiles, output_of
 from serve_app.jobs.job_store import JobStore

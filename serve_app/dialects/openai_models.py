@@ -9,7 +9,7 @@ from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api.catalogue import Voice, all_voices, means, not_loaded
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import CLONE_ALIAS
-from serve_app.dialects.table import Dialect, Route
+from serve_app.dialects.dialect import Dialect, Route
 from serve_app.speech.model_state import ModelState
 
 Json = dict[str, object]

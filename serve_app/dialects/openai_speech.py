@@ -11,7 +11,7 @@ from serve_app.api.requests.make_request import strict_request
 from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.api.requests.speech_request import CONTENT_TYPES, EVENT_STREAM
 from serve_app.api.speech_service import SpeechService
-from serve_app.dialects.table import Dialect, Route, Sample
+from serve_app.dialects.dialect import Dialect, Route, Sample
 from serve_app.text.spoken_text import LEFT_OUT
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from serve_app.dialects import DIALECTS
-from serve_app.dialects.table import Sample
+from serve_app.dialects.dialect import Sample
 
 Json = dict[str, Any]
 
