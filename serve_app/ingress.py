@@ -20,7 +20,7 @@ from serve_app.api.bodies.client_json import MAX_BODY_BYTES
 from serve_app.api.cluster_status import ClusterStatus, Recent
 from serve_app.api.records.record_keeper import RecordKeeper, RecordSink, RequestLines
 from serve_app.api.records.tracing import RequestSpans, otlp_exporter
-from serve_app.api.records.usage import UsageBook
+from serve_app.api.records.usage_counts import UsageBook
 from serve_app.api.routes import Node, create_api
 from serve_app.api.transport.bounded_websocket import BoundedWebSocket
 from serve_app.api.transport.taken_http import TakenHttp

@@ -23,7 +23,7 @@ from serve_app.dialects import (
     voxserve,
 )
 from serve_app.dialects.dialect import Dialect
-from serve_app.own_routes import jobs, stored_voices, voice_design
+from serve_app.own_routes import designed_voices, jobs, stored_voices
 
 # `Dialect` says what this order decides.
 _MODULES = (
@@ -40,7 +40,7 @@ _MODULES = (
     realtime,
     dashscope,
     vllm_omni,
-    voice_design,  # before stored_voices, for which design would be the name of a voice
+    designed_voices,  # before stored_voices, for which design would be the name of a voice
     stored_voices,
     voxserve,
     kokoro,

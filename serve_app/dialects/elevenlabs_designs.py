@@ -11,7 +11,7 @@ from serve_app.api.requests.speech_request import Delivery
 from serve_app.api.speech_service import SpeechService
 from serve_app.dialects.dialect import Dialect, Route
 from serve_app.dialects.elevenlabs import DEFAULT_FORMAT, encoded, output, voice_entry
-from serve_app.own_routes.voice_design import candidates, speech_request
+from serve_app.own_routes.designed_voices import candidates, speech_request
 from serve_app.voices.designs import find, lock
 from serve_app.voices.library import Details
 

@@ -15,9 +15,9 @@ from serve_app.api.requests.speech_body import validated
 from serve_app.api.responses.listing import page_of
 from serve_app.api.speech_service import SpeechService
 from serve_app.dialects.dialect import Dialect, Route
-from serve_app.jobs.audio import begun
 from serve_app.jobs.batches import BatchFile, BatchFiles, output_of
 from serve_app.jobs.job_store import JobStore
+from serve_app.jobs.stored_audio import begun
 from serve_app.jobs.stored_job import SPEECH, SentBatch
 from serve_app.jobs.work import Json
 from serve_app.visitor import VISITOR

@@ -14,7 +14,7 @@ from serve_app.config import ApiSettings
 from serve_app.handle_synthesizer import Deployed, HandleSynthesizer
 from serve_app.ingress import record_sinks
 from serve_app.jobs.desk import JobDesk
-from serve_app.jobs.making import SegmentMaker
+from serve_app.jobs.segment_maker import SegmentMaker
 from serve_app.scaling.pool_watch import PoolWatch
 from serve_app.speech.admission import Admission
 from serve_app.speech.model_admissions import ModelAdmissions

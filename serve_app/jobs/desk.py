@@ -20,8 +20,8 @@ from serve_app.api.requests.speech_request import Offer
 from serve_app.config import JobSettings
 from serve_app.jobs.batches import BatchFiles, read_lines
 from serve_app.jobs.job_store import JobStore
-from serve_app.jobs.making import JobStopped, SegmentMaker
 from serve_app.jobs.planning import DETERMINISTIC, INPUTS, BadLine, Planned, planned
+from serve_app.jobs.segment_maker import JobStopped, SegmentMaker
 from serve_app.jobs.stored_job import JobState, MadeSegment, SegmentId, SentBatch, StoredJob
 from serve_app.jobs.webhooks import WEBHOOK, Webhooks
 from serve_app.jobs.work import Json, Track, Work

@@ -15,8 +15,8 @@ from serve_app.api.requests.speech_request import CONTENT_TYPES, RAW, disclosure
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Route
-from serve_app.jobs.audio import StoredAudio, begun, parts_of, words_of
 from serve_app.jobs.job_store import JobStore
+from serve_app.jobs.stored_audio import StoredAudio, begun, parts_of, words_of
 from serve_app.jobs.work import Json, Track
 
 _MOST_VALUES = 1 << 20  # of a body: the texts of a book have many commas

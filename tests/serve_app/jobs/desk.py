@@ -13,7 +13,7 @@ from serve_app.api.records.request_log import RequestRecord
 from serve_app.api.requests.speech_request import Offer
 from serve_app.config import AccessSettings, ApiSettings, JobSettings, VoiceSettings
 from serve_app.jobs.desk import JobDesk
-from serve_app.jobs.making import SegmentMaker
+from serve_app.jobs.segment_maker import SegmentMaker
 from serve_app.speech.admission import Admission
 from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.voices.library import Voices

@@ -8,7 +8,7 @@ from deployments.protocol import FinishReason
 from deployments.serving import metrics
 from serve_app.api.records.record_keeper import RecordKeeper
 from serve_app.api.records.request_log import LEFT, RequestRecord, Usage
-from serve_app.api.records.usage import OTHERS, Bounded, UsageBook, Used, read_usage
+from serve_app.api.records.usage_counts import OTHERS, Bounded, UsageBook, Used, read_usage
 from serve_app.voices.voice_store import StoreFailed, VoiceStore
 
 EIGHT = 1_793_606_400.0  # of the clock, 2026-11-02T08 in UTC
