@@ -73,8 +73,8 @@ def _chosen(own: AppConfig) -> AppConfig:
 def _check_default_voice(config: AppConfig, models: list[str]) -> None:
     """Against the checkpoints, where all of them are here."""
     known = [speakers(model) for model in models]
-    if all(each is not None for each in known):
-        named = [voice for each in known for voice in each or ()]
+    if all(voices is not None for voices in known):
+        named = [voice for voices in known for voice in voices or ()]
         check_default(config.api, ", ".join(models), named, clones=any(map(clones, models)))
 
 

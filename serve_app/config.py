@@ -314,14 +314,14 @@ class AppConfig(Strict):
     @property
     def num_gpus(self) -> float:
         """GPUs that all pools ask for at the start; of several codec pools it counts one."""
-        talkers = [(each.talker_pool, each.talker_scaling) for each in self.by_model().values()]
+        talkers = [(config.talker_pool, config.talker_scaling) for config in self.by_model().values()]
         pools = (*talkers, (self.codec_pool, self.codec_scaling))
         return sum(pool.num_gpus * (scaling.min_replicas if scaling else pool.replicas) for pool, scaling in pools)
 
     @property
     def ingress_requests(self) -> int:
         """Requests that an ingress replica may have, with open sockets and requests about to be refused."""
-        return 2 * sum(each.api.admission.max_streams for each in self.by_model().values())
+        return 2 * sum(config.api.admission.max_streams for config in self.by_model().values())
 
     @property
     def talker_requests(self) -> int:
@@ -363,7 +363,7 @@ def _with_sizes(application: Mapping[str, Any]) -> dict[str, Any]:
     args = copy.deepcopy(application.get("args") or {})
     for entry in application.get("deployments") or ():
         kind, _, model = str(entry.get("name")).partition("-")
-        served = next((each for each in args.get("models") or () if each.get("name") == model), None)
+        served = next((served for served in args.get("models") or () if served.get("name") == model), None)
         if kind not in POOLS or (model and (kind != "Talker" or served is None)):
             raise ConfigError(f"deployments: {entry.get('name')!r} is no pool with a size of its own")
         own: dict[str, Any] = args if served is None else served

@@ -39,11 +39,11 @@ _C_LIBRARY = ctypes.CDLL(None)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MIB = -1, -3, 1 << 20
 
 
-async def _ask_desk(handle: DeploymentHandle, what: str, *arguments: object) -> Any:
+async def _ask_desk(handle: DeploymentHandle, method: str, *arguments: object) -> Any:
     """Calls `JobsReplica.call`: the desk in the one replica that makes jobs."""
     try:
-        calling = ask_replica(handle, "call", what, *arguments, lost=ReplicaLost)
-        return await asyncio.wait_for(calling, _CREATE_TIMEOUT_S if what == "create" else _JOBS_TIMEOUT_S)
+        calling = ask_replica(handle, "call", method, *arguments, lost=ReplicaLost)
+        return await asyncio.wait_for(calling, _CREATE_TIMEOUT_S if method == "create" else _JOBS_TIMEOUT_S)
     except TimeoutError:
         raise Starting("The replica that makes jobs does not answer: it is starting.", 1.0) from None
 
@@ -78,7 +78,7 @@ class Ingress:
 
     def __init__(self, settings: ApiSettings, models: Sequence[Deployed], jobs: DeploymentHandle) -> None:
         """The default one of the `models` is the first."""
-        ray_metrics.install(pool="ingress", models=tuple(each.name for each in models))
+        ray_metrics.install(pool="ingress", models=tuple(model.name for model in models))
         ray_private.give_uvicorn(
             http=TakenHttp,
             ws=partial(BoundedWebSocket, trusted_proxies=settings.admission.trusted_proxies),
@@ -91,7 +91,7 @@ class Ingress:
         app_name = serve.get_replica_context().app_name
         recent = Recent(time.time)
         recent.follow()
-        watch = PoolWatch(app_name, {each.name: each.deployments for each in models}, own_note=recent.note)
+        watch = PoolWatch(app_name, {model.name: model.deployments for model in models}, own_note=recent.note)
         forget = partial(_forget_everywhere, app_name)
         self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes(), forget=forget)
         self._keeper = RecordKeeper(record_sinks(settings.records, self._voices.store))
@@ -103,7 +103,7 @@ class Ingress:
             status=ClusterStatus(recent, watch.sizes, watch.notes),
         )
         self._api = create_api(
-            {each.name: (HandleSynthesizer(each), each.admission) for each in models},
+            {model.name: (HandleSynthesizer(model), model.admission) for model in models},
             settings,
             echo_request_id=False,
             node=node,

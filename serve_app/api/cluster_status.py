@@ -47,23 +47,23 @@ class Recent:
 
     def follow(self) -> None:
         """Counts from now on what the metrics record."""
-        for instrument, take in (
+        for instrument, count in (
             (metrics.TTFA, lambda elapsed_s, _: self.count_first_audio(elapsed_s)),
             (metrics.REFUSALS, lambda _, tags: self._count(f"{_REFUSED}{tags['reason']}")),
             (metrics.ENDINGS, lambda *_: self._count("ended")),
             (metrics.UNDERRUNS, lambda *_: self._count("late")),
             (metrics.AUDIO, lambda audio_s, _: self._count("audio_s", audio_s)),
         ):
-            instrument.record = _both(instrument.record, take)
+            instrument.record = _both(instrument.record, count)
 
     def count_first_audio(self, elapsed_s: float) -> None:
         self._count(f"{_FIRST}{round(math.log(max(elapsed_s, 1e-3) * 1000) / _STEP)}")
 
-    def _count(self, what: str, amount: float = 1) -> None:
+    def _count(self, name: str, amount: float = 1) -> None:
         number = int(self._clock() // _SLICE_S)
         if not self._slices or self._slices[-1][0] != number:
             self._slices.append((number, Counter()))
-        self._slices[-1][1][what] += amount  # type: ignore[assignment]  # seconds are counted too
+        self._slices[-1][1][name] += amount  # type: ignore[assignment]  # seconds are counted too
 
     def note(self) -> bytes:
         """For the control store."""
@@ -92,8 +92,8 @@ class ClusterStatus:
     def read(self) -> Json:
         """Streams, refusals and first audio of all replicas. Blocks."""
         own = json.loads(self.recent.note())
-        others = [json.loads(note) for note in self.notes()]
-        fresh = [own, *(each for each in others if own["at"] - each["at"] < _STALE_S)]
+        other_notes = [json.loads(note) for note in self.notes()]
+        fresh = [own, *(note for note in other_notes if own["at"] - note["at"] < _STALE_S)]
         sizes = self.sizes()
         pools = {name: {"wanted": wanted, "running": running} for name, (wanted, running) in sizes.items()}
         return {"at": own["at"], "pools": pools, **summed(fresh, now_s=own["at"]), "ingresses_heard": len(fresh)}
@@ -110,13 +110,17 @@ def summed(notes: Sequence[Mapping[str, Any]], *, now_s: float) -> Json:
             if oldest <= number < oldest + _SLICES:
                 in_each[number - oldest].update(counts)
     quarter, now = sum(in_each, Counter()), sum(in_each[-_NOW_SLICES:], Counter())
-    told = {"last_minute": _told(now), "last_quarter_hour": _told(quarter), "slices": list(map(_told, in_each))}
-    return {"streams": dict(streams), **told}
+    windows = {
+        "last_minute": _window(now),
+        "last_quarter_hour": _window(quarter),
+        "slices": [_window(counts) for counts in in_each],
+    }
+    return {"streams": dict(streams), **windows}
 
 
-def _told(counts: Counter[str]) -> Json:
-    first = Counter({int(what[len(_FIRST) :]): count for what, count in counts.items() if what.startswith(_FIRST)})
-    refused = {what[len(_REFUSED) :]: count for what, count in counts.items() if what.startswith(_REFUSED)}
+def _window(counts: Counter[str]) -> Json:
+    first = Counter({int(name[len(_FIRST) :]): count for name, count in counts.items() if name.startswith(_FIRST)})
+    refused = {name[len(_REFUSED) :]: count for name, count in counts.items() if name.startswith(_REFUSED)}
     ms = {"count": first.total(), "p50": _percentile(first, 0.5), "p95": _percentile(first, 0.95)}
     ends = {"streams_ended": counts["ended"], "late_chunks": counts["late"], "audio_s": round(counts["audio_s"], 1)}
     return {"first_audio_ms": ms, "refused": refused, **ends}
@@ -137,15 +141,15 @@ def cluster_routes(models: ModelAdmissions, status: ClusterStatus) -> APIRouter:
     router = APIRouter()
     version = importlib.metadata.version("talkray")
     room = asyncio.Lock()
-    kept: Json = {}
+    cached: Json = {}
 
     @router.get("/status", summary="The cluster's models, pools, streams and first audio")
     async def cluster_status() -> Json:
         """The state of all ingress replicas, as they were at most a few seconds ago; the page shows it."""
         async with room:  # many open pages are one reading a second
-            if time.time() - float(str(kept.get("at", 0))) >= _SUMMED_S:
-                kept.update(await run_in_threadpool(status.read))
+            if time.time() - float(str(cached.get("at", 0))) >= _SUMMED_S:
+                cached.update(await run_in_threadpool(status.read))
         states = {name or "model": state.as_json() for name, state in models.states().items()}
-        return {"version": version, "models": states, **kept}
+        return {"version": version, "models": states, **cached}
 
     return router

@@ -70,8 +70,8 @@ def with_sane_id(app: ASGIApp) -> ASGIApp:
         if scope["type"] != "lifespan":
             offered = [value for name, value in scope["headers"] if name == id_header]
             request_id = sane_id(offered[0].decode("latin-1") if len(offered) == 1 else "")
-            others = [header for header in scope["headers"] if header[0] != id_header]
-            scope["headers"] = [*others, (id_header, request_id.encode())]
+            other_headers = [header for header in scope["headers"] if header[0] != id_header]
+            scope["headers"] = [*other_headers, (id_header, request_id.encode())]
         await app(scope, receive, send)
 
     return named_app

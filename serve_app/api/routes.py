@@ -79,7 +79,7 @@ def create_api(
     voices = voices or Voices.of(settings.voices)
     tails = tails or Tails()
     models = ModelAdmissions(
-        {name: _admission(name, *each, node=node, tails=tails) for name, each in synthesizers.items()}
+        {name: _admission(name, *pools, node=node, tails=tails) for name, pools in synthesizers.items()}
     )
     api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # FastAPI's page loads its scripts from a CDN
     key_headers = tuple(name for dialect in DIALECTS for name in dialect.key_headers)
@@ -179,14 +179,14 @@ async def _ready_of(models: ModelAdmissions, settings: ApiSettings, name: str | 
     known = await models.infos()
     named = [voice for info in known for voice in info.voices]
     check_default(settings, "any model", named, clones=any(info.kind is ModelKind.BASE for info in known))
-    asked = list(states.items()) if name is None else [(each, state) for each, state in states.items() if each == name]
-    if not asked:
+    wanted = [(model, state) for model, state in states.items() if name in (None, model)]
+    if not wanted:
         raise not_loaded(str(name), known, settings)
-    speaking = [each for each, state in asked if state.status in _SPEAKING]
+    speaking = [model for model, state in wanted if state.status in _SPEAKING]
     if not speaking:
-        waits = [state.ready_in_s for _, state in asked if state.ready_in_s is not None]
-        raise Starting("; ".join(f"{each} is {state}" for each, state in asked) + ".", min(waits, default=1.0))
-    return {"status": "ready", "model": speaking[0], "models": {each: state.as_json() for each, state in asked}}
+        waits = [state.ready_in_s for _, state in wanted if state.ready_in_s is not None]
+        raise Starting("; ".join(f"{model} is {state}" for model, state in wanted) + ".", min(waits, default=1.0))
+    return {"status": "ready", "model": speaking[0], "models": {model: state.as_json() for model, state in wanted}}
 
 
 def metrics_routes(node: Node) -> APIRouter:

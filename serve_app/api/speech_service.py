@@ -64,11 +64,11 @@ class SpeechService:
         self.models, self.settings, self.live_texts, self.voices = models, settings, live_texts, voices
         self._tails, self.jobs = tails, jobs
 
-    async def ask_jobs(self, what: str, *arguments: object) -> Any:
+    async def ask_jobs(self, method: str, *arguments: object) -> Any:
         """A method of the desk of jobs, on behalf of the caller. Raises as that does."""
         if self.jobs is None:
             raise StoreFailed("This server makes no jobs.")
-        return await self.jobs(what, VISITOR.get(), *arguments)
+        return await self.jobs(method, VISITOR.get(), *arguments)
 
     async def read_body(self, request: Request) -> bytes:
         """The body of a request for speech. Raises Overloaded if no stream has room, whatever the body says."""
@@ -83,11 +83,11 @@ class SpeechService:
     def segments(self, speech: SpeechRequest) -> list[Stretch]:
         """The parts in which the text will be asked for, each with the silence before it."""
         spoken = speech.spoken
-        wanted = spoken.rules.max_segment_chars
-        asked = UtteranceRequest(
-            SynthesisRequest("", spoken.text), stretches=spoken.stretches, max_segment_chars=wanted
+        max_chars = spoken.rules.max_segment_chars
+        utterance = UtteranceRequest(
+            SynthesisRequest("", spoken.text), stretches=spoken.stretches, max_segment_chars=max_chars
         )
-        return Segments.of(asked, speech.info.max_segment_chars).plan()
+        return Segments.of(utterance, speech.info.max_segment_chars).plan()
 
     def continuation(self) -> Continuation:
         """What the utterances of one conversation go on from."""
@@ -131,8 +131,8 @@ class SpeechService:
         usage = state_of(request).record.usage
         usage.ignored = ignored_fields.entries(ignored)
         own_type = {} if body is None else {"content-type": body.content_type}
-        told = replace(speech, ignored=ignored).headers() | usage.headers()
-        headers = {**speech_headers(speech.delivery, speech.info), **told, **own_type}
+        notes = replace(speech, ignored=ignored).headers() | usage.headers()
+        headers = {**speech_headers(speech.delivery, speech.info), **notes, **own_type}
         spoken = await self._dialogue(request, utterance, parts) if parts else [utterance]
         if isinstance(body, StreamedBody) or (body is None and not speech.delivery.whole):
             times = _word_times(parts or [speech])
@@ -153,12 +153,12 @@ class SpeechService:
         """All audio in one body. A text, not a dialogue of `parts`, is spoken again, once, if it ended badly."""
         first = spoken[0]
         usage = state_of(request).record.usage
-        kept = ByteQuota(state_of(request).caller.name)
-        kept.expect(speech.body, speech.delivery, speech.info)
+        quota = ByteQuota(state_of(request).caller.name)
+        quota.expect(speech.body, speech.delivery, speech.info)
 
         def attempt(spoken: Sequence[UtteranceRequest], usage: Usage) -> AnswerAttempt:
             times = _word_times(parts or [speech])
-            audio = self._audio(spoken, speech, usage, times, kept)
+            audio = self._audio(spoken, speech, usage, times, quota)
             return AnswerAttempt(audio, usage, body, times, drop_tail=partial(self._tails.drop, spoken[0].synthesis))
 
         def redraw() -> AnswerAttempt:
@@ -166,7 +166,7 @@ class SpeechService:
             return attempt([second], usage.another(second.synthesis.seed))
 
         redraws = first.redraws and not parts
-        return WholeResponse(attempt(spoken, usage), headers, kept=kept, redraw=redraw if redraws else None)
+        return WholeResponse(attempt(spoken, usage), headers, quota=quota, redraw=redraw if redraws else None)
 
     def _audio(
         self,
@@ -174,13 +174,13 @@ class SpeechService:
         speech: SpeechRequest,
         usage: Usage,
         times: WordTimes | None,
-        kept: ByteQuota | None = None,
+        quota: ByteQuota | None = None,
     ) -> AsyncGenerator[bytes, None]:
         """The parts' audio in the form that was asked for: bare, or as events."""
         speak = partial(self.models.of(parts[0]).speak, info=speech.info)
         chunks = one_after_another(parts, speak) if len(parts) > 1 else speak(parts[0])
         make = event_body if speech.delivery.events else audio_body
-        return make(chunks, speech.delivery.rendering(speech.info), usage, times, kept)
+        return make(chunks, speech.delivery.rendering(speech.info), usage, times, quota)
 
     def _continued(
         self, utterance: UtteranceRequest, speech: SpeechRequest
@@ -199,11 +199,11 @@ class SpeechService:
     ) -> list[UtteranceRequest]:
         """The parts of a dialogue, whose text and first voice `utterance` has."""
         client = state_of(request).caller.name
-        whole = utterance.synthesis
+        opening = utterance.synthesis
         first, *later = [
-            await build_utterance(self.offer, part, request_id=whole.request_id, client=client) for part in parts
+            await build_utterance(self.offer, part, request_id=opening.request_id, client=client) for part in parts
         ]
-        return as_dialogue([first.changed(seed=whole.seed, tail=whole.tail, marks=whole.marks), *later])
+        return as_dialogue([first.changed(seed=opening.seed, tail=opening.tail, marks=opening.marks), *later])
 
     async def begin_speech(
         self, request: HTTPConnection, speech: SpeechRequest, *, record: RequestRecord | None = None
@@ -229,5 +229,5 @@ def _word_times(parts: Sequence[SpeechRequest]) -> WordTimes | None:
     body, info = parts[0].body, parts[0].info
     if not body.word_timestamps:
         return None
-    texts = [each.spoken for each in parts]
+    texts = [part.spoken for part in parts]
     return DialogueTimes(texts, info, speed=body.speed) if texts[1:] else WordTimes(texts[0], info, speed=body.speed)

@@ -101,7 +101,7 @@ class CheckedRecording:
         """All but the samples."""
         measures = asdict(self.measures) | {"speech_s": self.measures.speech_s, "snr_db": self.measures.snr_db}
         return {
-            "measures": {key: round(each, 4) if isinstance(each, float) else each for key, each in measures.items()},
+            "measures": {key: round(item, 4) if isinstance(item, float) else item for key, item in measures.items()},
             "flaws": [asdict(flaw) for flaw in self.flaws],
             "changes": list(self.changes),
             "stored_seconds": round(self.audio.size / self.sample_rate, 4),
@@ -185,7 +185,7 @@ def _bandwidth(audio: Samples, sample_rate: int) -> int:
     loud = pieces[pieces.std(axis=1) >= np.median(pieces.std(axis=1))]
     power = np.abs(np.fft.rfft(loud * np.hanning(size))) ** 2
     band = (np.fft.rfftfreq(size, 1 / sample_rate) // _BAND_HZ).astype(int)
-    strong = np.array([np.percentile(power[:, band == each].mean(axis=1), 95) for each in range(band[-1])])
+    strong = np.array([np.percentile(power[:, band == index].mean(axis=1), 95) for index in range(band[-1])])
     is_empty = np.append(strong < strong.max() * 1e-6, True)
     ends = np.flatnonzero(is_empty[:-1] & is_empty[1:])
     return int(ends[0]) * _BAND_HZ if ends.size else sample_rate // 2
@@ -217,7 +217,7 @@ def _prepared(audio: Samples, measures: Measures) -> tuple[Samples, tuple[str, .
     """A copy without silence at its edges, at a common loudness, with silence behind it; and what was done."""
     rate = measures.sample_rate
     changes = []
-    lead, tail = (round(max(0.0, each) * rate) for each in (measures.lead_s - _LEAD_S, measures.tail_s - _TAIL_S))
+    lead, tail = (round(max(0.0, span) * rate) for span in (measures.lead_s - _LEAD_S, measures.tail_s - _TAIL_S))
     gain_db = min(LOUDNESS_LUFS - measures.loudness_lufs, PEAK_DBFS - measures.peak_dbfs)
     audio = audio[lead : audio.size - tail] * np.float32(10 ** (gain_db / 20))
     fade = np.linspace(0, 1, round(_FADE_S * rate), dtype=np.float32)
@@ -241,63 +241,63 @@ def _flaws(measures: Measures, transcript: str | None, heard: HeardWords | None)
         yield from _flaws_of_sound(measures)
         yield from _flaws_of_words(measures.spoken_s, transcript, heard)
     else:
-        found = "Nobody speaks in it: it is silent, or one steady sound."
-        yield Flaw("no_speech", "problem", found, "Check the microphone and the file.")
+        finding = "Nobody speaks in it: it is silent, or one steady sound."
+        yield Flaw("no_speech", "problem", finding, "Check the microphone and the file.")
 
 
 def _flaws_of_length(measures: Measures) -> Iterator[Flaw]:
-    found = f"It holds {measures.speech_s:.1f} s of speech."
+    finding = f"It holds {measures.speech_s:.1f} s of speech."
     if measures.speech_s < 5:
-        yield Flaw("short", "warning" if measures.speech_s < 3 else "note", found, "Record 5 to 15 s.")
+        yield Flaw("short", "warning" if measures.speech_s < 3 else "note", finding, "Record 5 to 15 s.")
     if measures.speech_s > 15:
         advice = "Keep the best 5 to 15 s in whole sentences: more delays the first audio of every clone."
-        yield Flaw("long", "note", found, advice)
+        yield Flaw("long", "note", finding, advice)
     if measures.longest_pause_s > 1.5:
-        found = f"It has a pause of {measures.longest_pause_s:.1f} s."
-        yield Flaw("pause", "warning", found, "Speak without long pauses: clones copy them.")
+        finding = f"It has a pause of {measures.longest_pause_s:.1f} s."
+        yield Flaw("pause", "warning", finding, "Speak without long pauses: clones copy them.")
     if measures.cut_off:
-        found = f"The file's {' and '.join(measures.cut_off)} lies within speech."
+        finding = f"The file's {' and '.join(measures.cut_off)} lies within speech."
         advice = "Begin and end with whole words, and leave half a second of quiet around them."
-        yield Flaw("cut_off", "warning", found, advice)
+        yield Flaw("cut_off", "warning", finding, advice)
 
 
 def _flaws_of_sound(measures: Measures) -> Iterator[Flaw]:
     if measures.clipped_share:
         severity: Severity = "problem" if measures.clipped_share > 0.01 else "warning"
-        found = f"It is clipped: {measures.clipped_share:.2%} of it is as loud as can be."
-        yield Flaw("clipped", severity, found, "Record with less gain: peaks at -6 dBFS are loud enough.")
+        finding = f"It is clipped: {measures.clipped_share:.2%} of it is as loud as can be."
+        yield Flaw("clipped", severity, finding, "Record with less gain: peaks at -6 dBFS are loud enough.")
     if measures.snr_db < 20:
         severity = "problem" if measures.snr_db < 10 else "warning"
-        found = f"Noise or echo is only {measures.snr_db:.0f} dB below speech."
+        finding = f"Noise or echo is only {measures.snr_db:.0f} dB below speech."
         advice = "Record without music in a quiet, furnished room, a hand's width from the microphone."
-        yield Flaw("noisy", severity, found, advice)
+        yield Flaw("noisy", severity, finding, advice)
     if measures.loudness_lufs < -40:
-        found = f"It is very quiet: {measures.loudness_lufs:.0f} LUFS."
+        finding = f"It is very quiet: {measures.loudness_lufs:.0f} LUFS."
         advice = "Speak closer to the microphone: making a recording louder makes its noise louder too."
-        yield Flaw("quiet", "warning", found, advice)
+        yield Flaw("quiet", "warning", finding, advice)
     if measures.bandwidth_hz < 7000:
         code, severity = ("telephone", "warning") if measures.bandwidth_hz <= 4500 else ("dull", "note")
-        found = f"It has no sound above {measures.bandwidth_hz / 1000:g} kHz."
+        finding = f"It has no sound above {measures.bandwidth_hz / 1000:g} kHz."
         advice = "Record at 24 kHz or more, and not through a telephone or headset: clones sound as dull."
-        yield Flaw(code, severity, found, advice)
+        yield Flaw(code, severity, finding, advice)
 
 
-def _flaws_of_words(spoken_s: float, transcript: str | None, heard: HeardWords | None) -> Iterator[Flaw]:
+def _flaws_of_words(spoken_s: float, transcript: str | None, recognised: HeardWords | None) -> Iterator[Flaw]:
     if transcript is None:
-        found = "It has no transcript." + (f" A recogniser hears: {heard.text}" if heard else "")
+        finding = "It has no transcript." + (f" A recogniser hears: {recognised.text}" if recognised else "")
         advice = "Write down exactly what is said: clones then take over the manner, not only the voice."
-        yield Flaw("no_transcript", "note", found, advice)
+        yield Flaw("no_transcript", "note", finding, advice)
         return
     expected_s = reading_time_s(transcript)
-    found = f"The transcript takes about {expected_s:.1f} s to say, and the recording speaks for {spoken_s:.1f} s."
+    finding = f"The transcript takes about {expected_s:.1f} s to say, and the recording speaks for {spoken_s:.1f} s."
     advice = "Write down exactly what is said, no more and no less: else clones skip or repeat words."
     if expected_s > 2 * spoken_s + 1:
-        yield Flaw("transcript_long", "problem", found, advice)
+        yield Flaw("transcript_long", "problem", finding, advice)
     if spoken_s > 2 * expected_s + 1:
-        yield Flaw("transcript_short", "problem", found, advice)
-    if heard is not None and heard.errors > _WRONG_SHARE * heard.words:
-        found = f"A recogniser hears other words ({heard.errors} of {heard.words}): {heard.text}"
-        yield Flaw("other_words", "warning", found, advice)
+        yield Flaw("transcript_short", "problem", finding, advice)
+    if recognised is not None and recognised.errors > _WRONG_SHARE * recognised.words:
+        finding = f"A recogniser hears other words ({recognised.errors} of {recognised.words}): {recognised.text}"
+        yield Flaw("other_words", "warning", finding, advice)
 
 
 def reading_time_s(text: str) -> float:

@@ -112,8 +112,8 @@ async def clone_voice(service: SpeechService, request: Request) -> Response:
     recording = SentRecording(clips[0].data, text, prepare=form.preparation())
     voice = await service.voices.add(details, [recording], field="clip")
     without_effect = ignored_fields.with_unknown([*form.fields, "clip"], _CLONED, {})
-    told = {**_voice(catalogue.stored_voice(voice)), "takes": [take.told() for take in voice.takes]}
-    return JSONResponse(told, headers=ignored_fields.as_header(without_effect))
+    answer = {**_voice(catalogue.stored_voice(voice)), "takes": [take.told() for take in voice.takes]}
+    return JSONResponse(answer, headers=ignored_fields.as_header(without_effect))
 
 
 async def remove_voice(service: SpeechService, voice_id: str) -> Response:
@@ -152,19 +152,19 @@ async def _speech_request(
     sent = field_names.flat(fields, names)
     _check_phonemes(sent.get("transcript"))
     container = str(sent.get("output_format.container", "raw"))
-    found = dict(reasons or {})
+    ignored = dict(reasons or {})
     if _DICTIONARY in sent:
-        overrides = {**(overrides or {}), "lexicon": await _words(service, sent[_DICTIONARY], found)}
+        overrides = {**(overrides or {}), "lexicon": await _words(service, sent[_DICTIONARY], ignored)}
     audio_format = format_named("output_format.encoding", str(sent.get("output_format.encoding", "pcm_s16le")), RAW)
     if container != "raw" and format_named("output_format.container", container, _CONTAINERS) is AudioFormat.MP3:
         audio_format = AudioFormat.MP3
         if "output_format.encoding" in sent:
-            found["output_format.encoding"] = "mp3 is one"
+            ignored["output_format.encoding"] = "mp3 is one"
     if sent.get("voice.mode", "id") != "id":
-        found["voice.mode"] = "voices have ids here"
+        ignored["voice.mode"] = "voices have ids here"
     bit_rate = number("output_format.bit_rate", sent.get("output_format.bit_rate"))
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate), in_wav=container == "wav")
-    return await lenient_request(service.offer, sent, names, delivery=delivery, overrides=overrides, reasons=found)
+    return await lenient_request(service.offer, sent, names, delivery=delivery, overrides=overrides, reasons=ignored)
 
 
 async def _words(service: SpeechService, dictionary_id: object, reasons: dict[str, str]) -> dict[str, str]:
@@ -178,9 +178,9 @@ async def _words(service: SpeechService, dictionary_id: object, reasons: dict[st
 
 def _check_phonemes(text: object) -> None:
     """Raises InvalidRequest of words that are written in phonemes between angle brackets."""
-    if isinstance(text, str) and (found := _PHONEMES.search(text)):
+    if isinstance(text, str) and (phonemes := _PHONEMES.search(text)):
         reason = "no model here reads phonemes: write the word, or a respelling"
-        message = f"transcript: {found[0][:40]!r} at character {found.start()}: {reason}."
+        message = f"transcript: {phonemes[0][:40]!r} at character {phonemes.start()}: {reason}."
         raise InvalidRequest(message, "transcript", "phonemes_not_supported")
 
 
@@ -266,13 +266,13 @@ class CartesiaSocket(ContextConnection):
         speech = await _speech_request(self.service, fields, _SOCKET_NAMES, overrides={"input": ""})
         session = await self.open(name, speech)
         self._flushes[name] = set()
-        self.untold[name] = speech.ignored
+        self.pending_notes[name] = speech.ignored
         return session
 
     async def say_in(self, name: str, event: Event) -> None:
         match event:
             case Audio(_, data):
-                await self.socket.send_json(_chunk(name, data) | self.told(name))
+                await self.socket.send_json(_chunk(name, data) | self.notes(name))
             case Words():
                 await self.socket.send_json(_timestamps(name, event.in_session()))
             case Flushed(turn) if turn.number in self._flushes.get(name, ()):
@@ -281,10 +281,10 @@ class CartesiaSocket(ContextConnection):
                 await self.socket.send_json({**flushed, "context_id": name, "status_code": 206, "done": False})
             case Failed(error):
                 self._flushes.pop(name, None)
-                await self.socket.send_json(_error(name, self.failure(error, self.request_id)) | self.told(name))
+                await self.socket.send_json(_error(name, self.failure(error, self.request_id)) | self.notes(name))
             case Done(reason, answer):
                 self._flushes.pop(name, None)
-                await self.socket.send_json(_done(name, reason, answer) | self.told(name))
+                await self.socket.send_json(_done(name, reason, answer) | self.notes(name))
 
 
 _OUTPUT = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": 24000}

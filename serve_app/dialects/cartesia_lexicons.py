@@ -24,7 +24,7 @@ async def add(service: SpeechService, request: Request) -> Response:
     made = await service.voices.keep_lexicon(
         StoredLexicon.named(text_of(fields, "name"), _words(fields.get("items") or []))
     )
-    return JSONResponse(_told(made))
+    return JSONResponse(_entry(made))
 
 
 async def change(service: SpeechService, request: Request, dictionary_id: str) -> Json:
@@ -33,18 +33,18 @@ async def change(service: SpeechService, request: Request, dictionary_id: str) -
     changes: Json = {"version": new_version()}
     changes |= {} if fields.get("name") is None else {"name": text_of(fields, "name")}
     changes |= {} if fields.get("items") is None else {"words": _words(fields["items"])}
-    return _told(await service.voices.change_lexicon(dictionary_id, lambda found: found.changed(**changes)))
+    return _entry(await service.voices.change_lexicon(dictionary_id, lambda old: old.changed(**changes)))
 
 
 async def show(service: SpeechService, dictionary_id: str) -> Json:
     """One dictionary with its items."""
-    return _told(await service.voices.get_lexicon(dictionary_id))
+    return _entry(await service.voices.get_lexicon(dictionary_id))
 
 
 async def list_all(service: SpeechService, starting_after: str = "") -> Json:
     """All of them on one page."""
     known = [] if starting_after else await service.voices.all_of(StoredLexicon)
-    return {"data": list(map(_told, known)), "has_more": False}
+    return {"data": list(map(_entry, known)), "has_more": False}
 
 
 async def remove(service: SpeechService, dictionary_id: str) -> Response:
@@ -65,7 +65,7 @@ def _words(items: object) -> dict[str, str]:
     return Lexicon.checked(words, "items").words
 
 
-def _told(lexicon: StoredLexicon) -> Json:
+def _entry(lexicon: StoredLexicon) -> Json:
     said = lexicon.words.items()
     items = [{"text": word, "alias": alias, "case_sensitive": word != word.lower()} for word, alias in said]
     made = datetime.fromtimestamp(lexicon.created_at, UTC).isoformat()

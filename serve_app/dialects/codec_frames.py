@@ -45,7 +45,7 @@ async def speak(service: SpeechService, request: Request) -> Response:
     headers = {"content-type": CONTENT_TYPE, **UNBUFFERED_HEADERS}
     headers |= ignored_fields.as_header(speech.ignored) | usage.headers()
     if speech.delivery.whole:
-        return WholeResponse(AnswerAttempt(body, usage), headers, kept=ByteQuota(state_of(request).caller.name))
+        return WholeResponse(AnswerAttempt(body, usage), headers, quota=ByteQuota(state_of(request).caller.name))
     return SpeechResponse(body, headers, usage=usage)
 
 
@@ -60,7 +60,7 @@ async def _speech_request(
         **({ignored_fields.PREVIOUS: "for audio only"} if fields.get(ignored_fields.PREVIOUS) else {}),
     }
     speech = await strict_request(service.offer, fields, default=AudioFormat.PCM, reasons=reasons)
-    if any(each.speed != 1 for each in speech.spoken.stretches):
+    if any(stretch.speed != 1 for stretch in speech.spoken.stretches):
         raise InvalidRequest("input: a rate changes audio, and frames have none: leave <prosody rate> out.", "input")
     if speech.body.ref_audio is not None and not speech.body.x_vector_only_mode:
         reason = "speech goes on from the recording's own frames, which are not sent; x_vector_only_mode needs none"
@@ -144,8 +144,8 @@ class FramesSocket(Connection):
                 async for data in records:
                     await self.socket.send_bytes(data)
             frames, reason = record.usage.frames, record.usage.finish_reason
-            told = speech.notes() | record.usage.answer
-            await self.send("done", request_id=request_id, finish_reason=reason, frames=frames, **told)
+            notes = speech.notes() | record.usage.answer
+            await self.send("done", request_id=request_id, finish_reason=reason, frames=frames, **notes)
         except (WebSocketDisconnect, RuntimeError):  # the client left
             raise
         except Exception as error:

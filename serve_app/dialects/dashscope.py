@@ -78,12 +78,12 @@ async def _speech_request(
     default: str = "pcm",
 ) -> SpeechRequest:
     """The request of a session, or of a body. Raises InvalidRequest."""
-    given = {name.rpartition(".")[2]: sent[name] for name in reversed(list(names)) if name in sent}
-    bit_rate = number("bit_rate", given.get("bit_rate"))  # kbit/s
-    audio_format = format_named("response_format", str(given.get("response_format", default)), _FORMATS)
+    flat = {name.rpartition(".")[2]: sent[name] for name in reversed(list(names)) if name in sent}
+    bit_rate = number("bit_rate", flat.get("bit_rate"))  # kbit/s
+    audio_format = format_named("response_format", str(flat.get("response_format", default)), _FORMATS)
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate * 1000), files=True)
-    if isinstance(given.get("enable_tn"), bool):
-        overrides = {**(overrides or {}), "text_normalization": "on" if given["enable_tn"] else "off"}
+    if isinstance(flat.get("enable_tn"), bool):
+        overrides = {**(overrides or {}), "text_normalization": "on" if flat["enable_tn"] else "off"}
     return await lenient_request(service.offer, sent, names, delivery=delivery, overrides=overrides)
 
 
@@ -99,7 +99,7 @@ class DashScopeSocket(ResponseSocket):
         self._session: Session | None = None
         self._buffer = ""  # text that waits for a commit
         self._begun: set[int] = set()  # turns that are responses to the client
-        self._has_told, self._untold = False, Json()  # `SpeechRequest.notes`
+        self._has_sent_notes, self._pending_notes = False, Json()  # `SpeechRequest.notes`
 
     @property
     def owes_speech(self) -> bool:
@@ -141,7 +141,7 @@ class DashScopeSocket(ResponseSocket):
         updated = field_names.flat({**self._settings, **settings}, _SESSION_NAMES)
         speech = await self._speech_request(updated)
         self._settings = {name: value for name, value in updated.items() if name in _SESSION_NAMES}
-        self._has_told = True
+        self._has_sent_notes = True
         await self.tell("session.updated", session=self._shown(), **speech.notes())
 
     async def _speech_request(self, settings: Json) -> SpeechRequest:
@@ -150,7 +150,7 @@ class DashScopeSocket(ResponseSocket):
     async def _opened_session(self) -> Session:
         if self._session is None:
             speech = await self._speech_request(self._settings)
-            self._untold = {} if self._has_told else speech.notes()
+            self._pending_notes = {} if self._has_sent_notes else speech.notes()
             session = self.service.session(self.socket, speech, request_id=self.request_id)
             self._session = self.converse(session, self.say)
         return self._session
@@ -176,8 +176,8 @@ class DashScopeSocket(ResponseSocket):
         match event:
             case Started(turn):
                 self._begun.add(turn.number)
-                untold, self._untold = self._untold, {}
-                await self.tell("response.created", response=response(turn, "in_progress"), **untold)
+                notes, self._pending_notes = self._pending_notes, {}
+                await self.tell("response.created", response=response(turn, "in_progress"), **notes)
                 await self.tell_begun(turn)
             case Audio(turn, data):
                 await self.tell_audio(turn, data)
@@ -196,9 +196,9 @@ class DashScopeSocket(ResponseSocket):
 
 
 def _output(audio: bytes, usage: Usage, request_id: str, characters: int, *, over: bool) -> Iterator[bytes]:
-    told = {"data": AUDIO_HERE, "url": "", "id": f"audio_{request_id}", "expires_at": 0}
+    audio_fields = {"data": AUDIO_HERE, "url": "", "id": f"audio_{request_id}", "expires_at": 0}
     reason = (usage.finish_reason or "stop") if over else "null"
-    shown: Json = {"output": {"audio": told, "finish_reason": reason}, "request_id": request_id}
+    shown: Json = {"output": {"audio": audio_fields, "finish_reason": reason}, "request_id": request_id}
     return object_with(shown | {"usage": {"characters": characters, **usage.tokens}}, audio)
 
 

@@ -121,8 +121,8 @@ class AuraSocket(TurnSocket):
         await super().opened()
         self._num_flushed = self._num_cleared = 0
         name = self.speech.info.name
-        told = {"model_version": "1", "model_uuid": self.request_id, **self.speech.notes()}
-        await self.send("Metadata", request_id=self.request_id, model_name=name, **told)
+        notes = {"model_version": "1", "model_uuid": self.request_id, **self.speech.notes()}
+        await self.send("Metadata", request_id=self.request_id, model_name=name, **notes)
 
     async def obey(self, fields: dict[str, object]) -> None:
         match fields.get("type"):
@@ -150,8 +150,8 @@ class AuraSocket(TurnSocket):
             case Audio(_, data):
                 await self.socket.send_bytes(data)
             case Flushed(turn):
-                told = {"finish_reason": turn.finish_reason, **turn.usage.answer}
-                await self.send("Flushed", sequence_id=self._num_flushed, **told)
+                notes = {"finish_reason": turn.finish_reason, **turn.usage.answer}
+                await self.send("Flushed", sequence_id=self._num_flushed, **notes)
                 self._num_flushed += 1
             case Cleared():
                 await self.send("Cleared", sequence_id=self._num_cleared)

@@ -50,7 +50,7 @@ class Sample:
     clients: tuple[str, ...] = ()  # how to configure each client that was tried
 
     def filled(self, **words: str) -> "Sample":
-        return Sample(**{each.name: _filled(getattr(self, each.name), words) for each in fields(self)})
+        return Sample(**{attribute.name: _filled(getattr(self, attribute.name), words) for attribute in fields(self)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRoute
     router = APIRouter()
     for place, sharing in places.items():
         dialect, route = sharing[None]
-        takes_fields = ["fields" in signature(each.answer).parameters for _, each in sharing.values()]
+        takes_fields = ["fields" in signature(other.answer).parameters for _, other in sharing.values()]
         assert len(sharing) == 1 or all(takes_fields), f"{place} is shared: each `answer` has to take `fields`"
         answer = partial(_answer_by_field, sharing) if takes_fields[0] else route.answer
         method, path = place.split()

@@ -91,15 +91,15 @@ def beside_text(sent: Iterable[str]) -> dict[str, str]:
     return texts_around(sent) | ({_PREVIOUS: _ONLY_HTTP} if _PREVIOUS in sent else {})
 
 
-def _ways(path: str, what: str) -> tuple[Route, ...]:
+def _ways(path: str, summary: str) -> tuple[Route, ...]:
     return (
-        Route(f"POST {path}", _speaking(), what),
-        Route(f"POST {path}/stream", _speaking(stream=True), f"{what}, streamed"),
-        Route(f"POST {path}/with-timestamps", _speaking(timestamps=True), f"{what}, with times"),
+        Route(f"POST {path}", _speaking(), summary),
+        Route(f"POST {path}/stream", _speaking(stream=True), f"{summary}, streamed"),
+        Route(f"POST {path}/with-timestamps", _speaking(timestamps=True), f"{summary}, with times"),
         Route(
             f"POST {path}/stream/with-timestamps",
             _speaking(stream=True, timestamps=True),
-            f"{what}, streamed, with times",
+            f"{summary}, streamed, with times",
         ),
     )
 
@@ -126,8 +126,8 @@ async def add_voice(service: SpeechService, request: Request) -> Response:
         provenance="elevenlabs",
     )
     voice = await service.voices.add(details, _takes(form, is_new=True), field="files")
-    told = {"takes": [take.told() for take in voice.takes]}
-    return _stored({"voice_id": voice.id, "requires_verification": False, **told}, form)
+    takes = {"takes": [take.told() for take in voice.takes]}
+    return _stored({"voice_id": voice.id, "requires_verification": False, **takes}, form)
 
 
 async def edit_voice(service: SpeechService, request: Request, voice_id: str) -> Response:
@@ -139,8 +139,8 @@ async def edit_voice(service: SpeechService, request: Request, voice_id: str) ->
     voice = await service.voices.get(voice_id)
     added = _takes(form, is_new=False)
     changed = await service.voices.change(voice, changes, added=added, field="files")
-    told = {"takes": [take.told() for take in changed.takes[-len(added) :]]} if added else {}
-    return _stored({"status": "ok", **told}, form)
+    takes = {"takes": [take.told() for take in changed.takes[-len(added) :]]} if added else {}
+    return _stored({"status": "ok", **takes}, form)
 
 
 async def remove_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
@@ -250,18 +250,18 @@ async def located(service: SpeechService, locators: object, reasons: dict[str, s
     InvalidRequest.
     """
     named = locators if isinstance(locators, list) else [None]
-    if len(named) > _MOST_LOCATORS or not all(isinstance(each, dict) for each in named):
+    if len(named) > _MOST_LOCATORS or not all(isinstance(locator, dict) for locator in named):
         raise InvalidRequest(f"{LOCATORS} must be a list of up to {_MOST_LOCATORS} objects.", LOCATORS)
     words: dict[str, str] = {}
-    for each in reversed(named):
+    for locator in reversed(named):
         try:
-            found = await service.voices.get_lexicon(str(each.get("pronunciation_dictionary_id")))
+            lexicon = await service.voices.get_lexicon(str(locator.get("pronunciation_dictionary_id")))
         except (NotFound, StoreFailed) as error:
             reasons[LOCATORS] = str(error)
             continue
-        words |= found.words
-        if each.get("version_id") not in (None, found.version):
-            reasons[LOCATORS] = f"of {found.id} only the newest version is kept"
+        words |= lexicon.words
+        if locator.get("version_id") not in (None, lexicon.version):
+            reasons[LOCATORS] = f"of {lexicon.id} only the newest version is kept"
     return words
 
 
@@ -290,8 +290,8 @@ def dialogue(inputs: object) -> tuple[str, str | None]:
 def unknown(inputs: object) -> dict[str, str]:
     """Fields of a dialogue's inputs without effect, and the reasons."""
     parts = [part for part in inputs if isinstance(part, Mapping)] if isinstance(inputs, list) else []
-    others = (name for part in parts for name in part if name not in ("text", "voice_id"))
-    return {f"inputs.{name}": "unknown field" for name in others}
+    names = (name for part in parts for name in part if name not in ("text", "voice_id"))
+    return {f"inputs.{name}": "unknown field" for name in names}
 
 
 async def _dialogue(

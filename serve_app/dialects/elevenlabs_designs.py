@@ -36,7 +36,7 @@ async def preview_voices(service: SpeechService, request: Request) -> Response:
     audio_format, sample_rate, bit_rate = output(request.query_params.get("output_format", DEFAULT_FORMAT))
     delivery = Delivery(audio_format, whole=True, sample_rate=sample_rate, bit_rate=bit_rate)
     speech = await speech_request(service, {**request.query_params, **fields}, _NAMES, delivery=delivery)
-    found = await candidates(service, request, speech)
+    designed = await candidates(service, request, speech)
     previews = [
         {
             "audio_base_64": "" if fields.get("stream_previews") is True else encoded(audio),
@@ -45,9 +45,9 @@ async def preview_voices(service: SpeechService, request: Request) -> Response:
             "duration_secs": design.take.seconds,
             "language": design.language,
         }
-        for design, audio in found.made
+        for design, audio in designed.made
     ]
-    return JSONResponse({"previews": previews, "text": found.text}, headers=ignored_fields.as_header(speech.ignored))
+    return JSONResponse({"previews": previews, "text": designed.text}, headers=ignored_fields.as_header(speech.ignored))
 
 
 async def hear_preview(service: SpeechService, generated_voice_id: str) -> Response:

@@ -20,7 +20,7 @@ async def add_from_rules(service: SpeechService, request: Request) -> Response:
     """Stores a dictionary of `rules` with a `name`."""
     fields = await read_object(request)
     made = await service.voices.keep_lexicon(StoredLexicon.named(text_of(fields, "name"), _words(fields.get("rules"))))
-    return JSONResponse(_told(made))
+    return JSONResponse(_entry(made))
 
 
 async def add_from_file(service: SpeechService, request: Request) -> Response:
@@ -32,14 +32,14 @@ async def add_from_file(service: SpeechService, request: Request) -> Response:
     made = await service.voices.keep_lexicon(
         StoredLexicon.named(form.required("name"), from_pls(files[0].data, "file"))
     )
-    return JSONResponse(_told(made))
+    return JSONResponse(_entry(made))
 
 
 async def add_rules(service: SpeechService, request: Request, dictionary_id: str) -> Response:
     """Adds `rules`; a rule of the same spelling goes."""
     rules = _words((await read_object(request)).get("rules"))
-    changed = await service.voices.change_lexicon(dictionary_id, lambda found: found.with_words(found.words | rules))
-    return JSONResponse(_told(changed))
+    changed = await service.voices.change_lexicon(dictionary_id, lambda old: old.with_words(old.words | rules))
+    return JSONResponse(_entry(changed))
 
 
 async def remove_rules(service: SpeechService, request: Request, dictionary_id: str) -> Response:
@@ -48,31 +48,31 @@ async def remove_rules(service: SpeechService, request: Request, dictionary_id: 
     if not isinstance(gone, list):
         raise InvalidRequest("rule_strings must be a list of strings.", "rule_strings")
 
-    def change(found: StoredLexicon) -> StoredLexicon:
-        return found.with_words({word: said for word, said in found.words.items() if word not in gone})
+    def change(old: StoredLexicon) -> StoredLexicon:
+        return old.with_words({word: said for word, said in old.words.items() if word not in gone})
 
-    return JSONResponse(_told(await service.voices.change_lexicon(dictionary_id, change)))
+    return JSONResponse(_entry(await service.voices.change_lexicon(dictionary_id, change)))
 
 
 async def show(service: SpeechService, dictionary_id: str) -> Json:
     """One dictionary with its rules."""
-    found = await service.voices.get_lexicon(dictionary_id)
-    rules = [{"string_to_replace": word, "type": "alias", "alias": said} for word, said in found.words.items()]
-    return {**_told(found), "rules": rules}
+    lexicon = await service.voices.get_lexicon(dictionary_id)
+    rules = [{"string_to_replace": word, "type": "alias", "alias": said} for word, said in lexicon.words.items()]
+    return {**_entry(lexicon), "rules": rules}
 
 
 async def list_all(service: SpeechService) -> Json:
     """All of them on one page."""
     known = await service.voices.all_of(StoredLexicon)
-    return {"pronunciation_dictionaries": list(map(_told, known)), "has_more": False, "next_cursor": None}
+    return {"pronunciation_dictionaries": list(map(_entry, known)), "has_more": False, "next_cursor": None}
 
 
 async def download(service: SpeechService, dictionary_id: str, version_id: str) -> Response:
     """The newest version as a PLS file."""
-    found = await service.voices.get_lexicon(dictionary_id)
-    if version_id != found.version:
-        raise InvalidRequest(f"version_id: only {found.version}, the newest version, is kept.", "version_id")
-    return Response(to_pls(found.words.items(), "en"), media_type="application/pls+xml")
+    lexicon = await service.voices.get_lexicon(dictionary_id)
+    if version_id != lexicon.version:
+        raise InvalidRequest(f"version_id: only {lexicon.version}, the newest version, is kept.", "version_id")
+    return Response(to_pls(lexicon.words.items(), "en"), media_type="application/pls+xml")
 
 
 def _words(rules: object) -> dict[str, str]:
@@ -91,7 +91,7 @@ def _words(rules: object) -> dict[str, str]:
     return Lexicon.checked(words, "rules").words
 
 
-def _told(lexicon: StoredLexicon) -> Json:
+def _entry(lexicon: StoredLexicon) -> Json:
     version = {"version_id": lexicon.version, "latest_version_id": lexicon.version}
     counts = {"version_rules_num": len(lexicon.words), "latest_version_rules_num": len(lexicon.words)}
     made = {"created_by": lexicon.owner, "creation_time_unix": lexicon.created_at, "description": None}

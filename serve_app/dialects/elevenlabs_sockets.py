@@ -80,7 +80,7 @@ class _Contexts(ContextConnection, HandshakeConnection):
         session = self.find(name)
         has_no_effect = name in self._draining if session else not text
         if has_no_effect:
-            if name in self.untold or len(self.untold) < MAX_CONTEXTS:
+            if name in self.pending_notes or len(self.pending_notes) < MAX_CONTEXTS:
                 self._note(name, fields, {_SPEED: "it counts with the first text"})
             return  # a keepalive, or a message that comes too late
         session = session or await self._open(name, fields)
@@ -108,11 +108,11 @@ class _Contexts(ContextConnection, HandshakeConnection):
     def _note(self, name: str, fields: Mapping[str, object], reasons: Mapping[str, str]) -> None:
         """Fields without effect are told with the next message of their context."""
         sent = field_names.flat(fields, _FIELDS)
-        found = {field: reason for field, reason in reasons.items() if field != _SPEED or field in sent}
-        found |= beside_text(sent)
-        told = ignored_fields.with_unknown(sent, _FIELDS, {**found, **_unheard(fields.get("inputs"))})
-        if told:
-            self.untold[name] = {**self.untold.get(name, {}), **told}
+        ignored = {field: reason for field, reason in reasons.items() if field != _SPEED or field in sent}
+        ignored |= beside_text(sent)
+        unsaid = ignored_fields.with_unknown(sent, _FIELDS, {**ignored, **_unheard(fields.get("inputs"))})
+        if unsaid:
+            self.pending_notes[name] = {**self.pending_notes.get(name, {}), **unsaid}
 
     async def _speech_for(self, name: str, fields: Mapping[str, object]) -> SpeechRequest:
         if LOCATORS not in fields:
@@ -153,11 +153,11 @@ class _Contexts(ContextConnection, HandshakeConnection):
         self._draining.discard(name)
         self._words.pop(name, None)
         self._clocks_ms.pop(name, None)
-        await self._send_final(name, {**ended, **self.told(name)})
+        await self._send_final(name, {**ended, **self.notes(name)})
 
     async def _send_audio(self, name: str, audio: bytes) -> None:
         timed = {**self._timed(name, audio), "contextId": name, "isFinal": None}
-        await self.socket.send_json({**timed, **self.told(name)})
+        await self.socket.send_json({**timed, **self.notes(name)})
 
     def _timed(self, name: str, audio: bytes) -> dict[str, object]:
         """Audio and the words that have become known. Clients without a common clock add up the times of messages."""
@@ -172,11 +172,11 @@ class _Contexts(ContextConnection, HandshakeConnection):
         """Characters of the words that are to be told, and their times in milliseconds of the context's clock."""
         chars, starts_s, ends_s = characters(self._words.pop(name, []))
         clock_ms = round(self._clocks_ms.get(name, 0))
-        starts_ms, ends_ms = ([round(1000 * each) - clock_ms for each in times_s] for times_s in (starts_s, ends_s))
+        starts_ms, ends_ms = ([round(1000 * time_s) - clock_ms for time_s in times_s] for times_s in (starts_s, ends_s))
         return chars, starts_ms, [end - start for start, end in zip(starts_ms, ends_ms, strict=True)]
 
-    async def _send_final(self, name: str, told: Mapping[str, object]) -> None:
-        await self.socket.send_json({"contextId": name, "isFinal": True, **told})
+    async def _send_final(self, name: str, notes: Mapping[str, object]) -> None:
+        await self.socket.send_json({"contextId": name, "isFinal": True, **notes})
 
     async def _tell(self, name: str, reply: ErrorReply) -> None:
         await self.socket.send_json({"contextId": name or None, "error": reply.message, "code": reply.code})
@@ -197,10 +197,10 @@ class _OneText(_Contexts):
         session.close()
 
     async def _send_audio(self, name: str, audio: bytes) -> None:
-        await self.socket.send_json({**self._timed(name, audio), "isFinal": None, **self.told(name)})
+        await self.socket.send_json({**self._timed(name, audio), "isFinal": None, **self.notes(name)})
 
-    async def _send_final(self, name: str, told: Mapping[str, object]) -> None:
-        await self.socket.send_json({"isFinal": True, **told})
+    async def _send_final(self, name: str, notes: Mapping[str, object]) -> None:
+        await self.socket.send_json({"isFinal": True, **notes})
         await self.end()
 
 
@@ -229,10 +229,10 @@ class _Dialogues(_Contexts):
         timed = {"chars": chars, "char_start_times_ms": starts_ms, "char_durations_ms": durations_ms}
         self._clocks_ms[name] = self._clocks_ms.get(name, 0) + 8000 * len(audio) / self._bit_rate
         alignment = {"alignment": timed, **mark} if chars else {}
-        await self.socket.send_json({"context_id": name, "audio": encoded(audio), **alignment, **self.told(name)})
+        await self.socket.send_json({"context_id": name, "audio": encoded(audio), **alignment, **self.notes(name)})
 
-    async def _send_final(self, name: str, told: Mapping[str, object]) -> None:
-        await self.socket.send_json({"context_id": name, "is_final": True, **told})
+    async def _send_final(self, name: str, notes: Mapping[str, object]) -> None:
+        await self.socket.send_json({"context_id": name, "is_final": True, **notes})
 
     async def _tell(self, name: str, reply: ErrorReply) -> None:
         said = {"error": reply.code, "message": reply.message, "code": reply.code}

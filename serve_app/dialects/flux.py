@@ -69,8 +69,8 @@ class FluxSocket(TurnSocket):
             )
 
     async def _interrupt(self, playback_offset: object) -> None:
-        told = playback_offset.get("value") if isinstance(playback_offset, Mapping) else playback_offset
-        offset_ms = number("playback_offset", told)
+        sent = playback_offset.get("value") if isinstance(playback_offset, Mapping) else playback_offset
+        offset_ms = number("playback_offset", sent)
         if offset_ms is not None and not 0 <= offset_ms <= _MOST_MS:
             message = f"playback_offset: its value must be milliseconds, from 0 to {_MOST_MS}."
             raise InvalidRequest(message, "playback_offset")
@@ -141,7 +141,7 @@ class FluxSocket(TurnSocket):
         self._told_ms = self._interrupted_ms = played_ms
         self._is_interrupting = False
         metadata = self._metadata(self._speech_id(turn), samples=samples, characters=len(turn.text))
-        texts = {} if spoken is None else spoken.told()
+        texts = {} if spoken is None else spoken.as_json()
         await self.send("SpeechInterrupted", audio_played_ms=played_ms, **texts, metadata=metadata)
 
     def _metadata(self, speech_id: str, *, samples: int, characters: int) -> dict[str, object]:

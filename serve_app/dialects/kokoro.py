@@ -48,8 +48,8 @@ def _line(audio: bytes, times: WordTimes | None, audio_format: str, **more: obje
     timestamps = [
         {"word": word.text, "start_time": round(word.start_s, 3), "end_time": round(word.end_s, 3)} for word in words
     ]
-    told = {"audio": base64.b64encode(audio).decode(), "audio_format": audio_format, "timestamps": timestamps}
-    return json.dumps({**told, **marked(words), **more}).encode() + b"\n"
+    fields = {"audio": base64.b64encode(audio).decode(), "audio_format": audio_format, "timestamps": timestamps}
+    return json.dumps({**fields, **marked(words), **more}).encode() + b"\n"
 
 
 DIALECT = Dialect(

@@ -60,14 +60,14 @@ class NariSocket(HandshakeConnection):
     async def _start(self, fields: dict[str, object]) -> None:
         if self._session is not None:
             raise InvalidRequest("The request has started already: one for each socket.", "type", "busy")
-        asked = {name: value for name, value in fields.items() if name != "type"}
-        reasons = ignored_fields.always_streamed(asked)
-        if asked.get("response_format") not in (None, AudioFormat.PCM):
+        sent = {name: value for name, value in fields.items() if name != "type"}
+        reasons = ignored_fields.always_streamed(sent)
+        if sent.get("response_format") not in (None, AudioFormat.PCM):
             reasons["response_format"] = "audio comes as pcm"
-        if asked.get("word_timestamps"):
+        if sent.get("word_timestamps"):
             reasons["word_timestamps"] = "this protocol tells none"
         overrides = {"input": "", "response_format": AudioFormat.PCM, "word_timestamps": False}
-        speech = await strict_request(self.service.offer, asked, overrides=overrides, reasons=reasons)
+        speech = await strict_request(self.service.offer, sent, overrides=overrides, reasons=reasons)
         self._audio["sample_rate"] = speech.delivery.rate(speech.info)
         self._session = self.converse(self.service.session(self.socket, speech, request_id=self.request_id), self.say)
         await self.send("request.configured", request_id=self.request_id, **speech.notes())
@@ -86,8 +86,8 @@ class NariSocket(HandshakeConnection):
         return text
 
     async def _acknowledge(self, fields: dict[str, object]) -> None:
-        told = {"event": fields["type"], "sequence": fields.get("sequence", self._sequence)}
-        await self.send("input_text.ack", request_id=self.request_id, **told)
+        answer = {"event": fields["type"], "sequence": fields.get("sequence", self._sequence)}
+        await self.send("input_text.ack", request_id=self.request_id, **answer)
 
     async def say(self, event: Event) -> None:
         match event:

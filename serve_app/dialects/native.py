@@ -149,7 +149,7 @@ class SpeakMessage:
 
     def _joint(self, turn: Turn) -> dict[str, object]:
         """What it goes on from, where it does."""
-        return {} if turn.request is None else self._continuation.told(turn.request.synthesis)
+        return {} if turn.request is None else self._continuation.as_fields(turn.request.synthesis)
 
     def _notes(self, turn: Turn) -> dict[str, object]:
         speech = self._speech
@@ -225,7 +225,7 @@ class SpeechSocket(Connection):
         frames, samples = (stopped.usage.frames, stopped.samples) if stopped else (0, 0)
         turn = self._utterance.turn if self._utterance is not None else None
         spoken = turn.spoken(played_ms / 1000) if turn is not None and played_ms is not None else None
-        texts = {} if spoken is None else spoken.told()
+        texts = {} if spoken is None else spoken.as_json()
         await self.send("cancelled", request_id=request_id, frames=frames, samples=samples, **texts)
 
 

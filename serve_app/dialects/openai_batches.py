@@ -51,8 +51,8 @@ async def list_files(
     files = await asyncio.to_thread(_files(service).all)
     files += filter(None, map(_output, await service.ask_jobs("all_of")))
     files.sort(key=lambda file: (file.created_at, file.id), reverse=order != "asc")
-    found = [_described(service, file) for file in files if purpose in ("", file.purpose)]
-    return page_of(found, after, limit, most=_MOST_FILES)
+    entries = [_described(service, file) for file in files if purpose in ("", file.purpose)]
+    return page_of(entries, after, limit, most=_MOST_FILES)
 
 
 async def show_file(service: SpeechService, file_id: str) -> Json:
@@ -91,8 +91,8 @@ async def create_batch(service: SpeechService, request: Request) -> Response:
     key = idempotency_key(request)
     fields = await read_object(request)
     known = {name: fields[name] for name in SentBatch.model_fields if name in fields}
-    kept = {"output_expires_after": _KEPT} if "output_expires_after" in fields else {}
-    ignored = ignored_fields.with_unknown(fields, SentBatch.model_fields, kept)
+    ignored_reasons = {"output_expires_after": _KEPT} if "output_expires_after" in fields else {}
+    ignored = ignored_fields.with_unknown(fields, SentBatch.model_fields, ignored_reasons)
     job, unused = await service.ask_jobs("create", known, key, validated(SentBatch, known))
     return JSONResponse(_batch(job), headers=ignored_fields.as_header(ignored | unused))
 
@@ -117,11 +117,11 @@ def _files(service: SpeechService) -> BatchFiles:
     return BatchFiles(service.voices.files(), VISITOR.get())
 
 
-async def _job_of(service: SpeechService, digits: str, what: str) -> Any:
-    """The job of a batch after `what`. Raises NotFound."""
+async def _job_of(service: SpeechService, digits: str, action: str) -> Any:
+    """The job of a batch after `action`. Raises NotFound."""
     with contextlib.suppress(NotFound):
-        job = await service.ask_jobs("ask", what, f"job_{digits}")
-        if what == "delete" or job["batch"] is not None:
+        job = await service.ask_jobs("ask", action, f"job_{digits}")
+        if action == "delete" or job["batch"] is not None:
             return job
     raise NotFound(f"There is no batch {digits[:80]!r}, or it is not yours.", "batch_id", "batch_not_found")
 
@@ -142,7 +142,7 @@ def _batch(job: Any) -> Json:
         "output_file_id": output and output.id,
         "error_file_id": None,
         "created_at": job["created_at"],
-        **{f"{each}_at": job["ended_at"] if each == status else None for each in _ENDED},
+        **{f"{end}_at": job["ended_at"] if end == status else None for end in _ENDED},
         "request_counts": {"total": parts["total"], "completed": parts["done"], "failed": 0},
     }
 
@@ -151,10 +151,9 @@ def _output(job: Any) -> BatchFile | None:
     """The file that a batch has made; None before its end, and of what has made nothing."""
     if job["batch"] is None or job["status"] not in _ENDED or not job["parts"]["done"]:
         return None
-    digits = _digits(job)
-    return BatchFile(
-        _OUTPUT + digits, f"batch_{digits}.jsonl", job["bytes"], job["ended_at"] or job["created_at"], "batch_output"
-    )
+    digits, created_at = _digits(job), job["ended_at"] or job["created_at"]
+    file_id, name = _OUTPUT + digits, f"batch_{digits}.jsonl"
+    return BatchFile(file_id, name, num_bytes=job["bytes"], created_at=created_at, purpose="batch_output")
 
 
 def _described(service: SpeechService, file: BatchFile) -> Json:

@@ -45,9 +45,9 @@ async def show_text(service: SpeechService, request: Request) -> Response:
         "markup": spoken.rules.markup,
         "sent": spoken.sent,
         "spoken": spoken.text,
-        "left_out": [{"what": what, "count": count} for what, count in spoken.left_out.items()],
+        "left_out": [{"what": kind, "count": count} for kind, count in spoken.left_out.items()],
         "segments": [
-            {"text": each.text, "pause_s": each.pause_s, "speed": each.speed} for each in service.segments(speech)
+            {"text": part.text, "pause_s": part.pause_s, "speed": part.speed} for part in service.segments(speech)
         ],
         "changed": [
             {"written": piece.written.replace(LEFT_OUT, "").strip(), "spoken": piece.spoken.strip()}

@@ -74,8 +74,8 @@ def response(turn: Turn, status: str, details: Mapping[str, object] | None = Non
     output = [_item(turn, "completed" if status == "completed" else "incomplete")]
     usage = {**turn.usage.tokens, "characters": len(turn.text)}
     ended = {"status_details": details, "finish_reason": turn.usage.finish_reason}
-    told = {"metadata": {name: str(said) for name, said in turn.usage.answer.items()}}
-    return {**shown, **ended, "output": output, "usage": usage, **told}
+    metadata = {"metadata": {name: str(said) for name, said in turn.usage.answer.items()}}
+    return {**shown, **ended, "output": output, "usage": usage, **metadata}
 
 
 def _item(turn: Turn, status: str) -> Json:
@@ -111,10 +111,10 @@ class RealtimeSocket(ResponseSocket):
             case "session.update":
                 await self._update(_object(fields, "session"))
             case "conversation.item.create":
-                await self._keep(_object(fields, "item"), fields)
+                await self._add_item(_object(fields, "item"), fields)
             case "response.create":
-                given = fields.get("response")
-                await self._respond(given if isinstance(given, Mapping) else {})
+                options = fields.get("response")
+                await self._respond(options if isinstance(options, Mapping) else {})
             case "response.cancel":
                 await self._cancel()
             case _:
@@ -131,53 +131,53 @@ class RealtimeSocket(ResponseSocket):
         named = {"id": f"sess_{self.request_id}", "object": "realtime.session", "type": "realtime"}
         return {**named, "model": self._model, "output_modalities": ["audio"], "audio": {"output": output}}
 
-    async def _update(self, given: Mapping[str, object]) -> None:
-        settings = {**self._settings, **_settings(given)}
-        speech = await self._speech_request(given, _NAMES, settings)
+    async def _update(self, sent: Mapping[str, object]) -> None:
+        settings = {**self._settings, **_settings(sent)}
+        speech = await self._speech_request(sent, _NAMES, settings)
         self._settings = settings
         await self.tell("session.updated", session=self._session(), **speech.notes())
 
     async def _speech_request(
-        self, given: Mapping[str, object], names: field_names.Names, settings: Json
+        self, sent: Mapping[str, object], names: field_names.Names, settings: Json
     ) -> SpeechRequest:
-        """The request of `given`; `settings` are all so far, its own included. Raises InvalidRequest."""
-        sent = field_names.flat(given, names)
+        """The request of `sent`; `settings` are all so far, its own included. Raises InvalidRequest."""
+        flat = field_names.flat(sent, names)
         rate = _rate(settings)
-        reasons = _unspoken("input", sent.get("input"))
-        if "instructions" in sent:
+        reasons = _unspoken("input", flat.get("input"))
+        if "instructions" in flat:
             reasons["instructions"] = "a text is spoken as it is, in the voice's own style"
         for name in ("output_modalities", "modalities"):
-            if "audio" not in _list(sent.get(name, ["audio"])):
+            if "audio" not in _list(flat.get(name, ["audio"])):
                 reasons[name] = "audio comes"
         for name in ("audio.output.format.rate", "format.rate"):
-            if sent.get(name, rate) != rate:
+            if flat.get(name, rate) != rate:
                 reasons[name] = f"this format has {rate} Hz"
         overrides = {"voice": settings.get("voice"), "speed": settings.get("speed"), "sample_rate": rate}
         delivery = Delivery(_FORMATS[str(settings.get("format", "audio/pcm"))])
         overrides["model"] = self._model
         return await lenient_request(
-            self.service.offer, sent, names, delivery=delivery, overrides=overrides, reasons=reasons
+            self.service.offer, flat, names, delivery=delivery, overrides=overrides, reasons=reasons
         )
 
-    async def _keep(self, item: Mapping[str, object], message: Mapping[str, object]) -> None:
+    async def _add_item(self, item: Mapping[str, object], message: Mapping[str, object]) -> None:
         self._waiting += _texts([item])
         if sum(map(len, self._waiting)) > MAX_UNSPOKEN_CHARS:
             self._waiting.clear()
             raise InvalidRequest("Too much text waits for a response.", "item", "string_above_max_length")
-        kept = {**item, "id": item.get("id") or f"item_{secrets.token_hex(8)}", "status": "completed"}
-        told = ignored_fields.in_message(ignored_fields.with_unknown(message, _ITEM_NAMES, _unspoken("item", [item])))
-        await self.tell("conversation.item.added", previous_item_id=None, item=kept, **told)
-        await self.tell("conversation.item.done", previous_item_id=None, item=kept)
+        item_entry = {**item, "id": item.get("id") or f"item_{secrets.token_hex(8)}", "status": "completed"}
+        notes = ignored_fields.in_message(ignored_fields.with_unknown(message, _ITEM_NAMES, _unspoken("item", [item])))
+        await self.tell("conversation.item.added", previous_item_id=None, item=item_entry, **notes)
+        await self.tell("conversation.item.done", previous_item_id=None, item=item_entry)
 
-    async def _respond(self, asked: Mapping[str, object]) -> None:
+    async def _respond(self, options: Mapping[str, object]) -> None:
         if self._turn is not None:
             code = "conversation_already_has_active_response"
             raise InvalidRequest("A response is being spoken; cancel it or wait for its end.", "response", code)
-        given = asked.get("input")
-        text = " ".join(self._waiting if given is None else _texts(given))
+        items = options.get("input")
+        text = " ".join(self._waiting if items is None else _texts(items))
         if not text:
             raise InvalidRequest("There is no input_text to speak.", "response.input", "missing_required_parameter")
-        speech = await self._speech_request(asked, _RESPONSE_NAMES, {**self._settings, **_settings(asked)})
+        speech = await self._speech_request(options, _RESPONSE_NAMES, {**self._settings, **_settings(options)})
         self._num_turns += 1
         own_id = f"{self.request_id}-{self._num_turns}"
         session = self.service.session(
@@ -186,9 +186,9 @@ class RealtimeSocket(ResponseSocket):
         session.append(text)
         self._turn = session.flush()
         session.close()
-        self._waiting = self._waiting if given is not None else []
-        told = speech.notes()
-        await self.tell("response.created", response=response(self._turn, "in_progress"), **told)
+        self._waiting = self._waiting if items is not None else []
+        notes = speech.notes()
+        await self.tell("response.created", response=response(self._turn, "in_progress"), **notes)
         self.start(self.pass_on(session, self._say))
 
     async def _cancel(self) -> None:
@@ -228,16 +228,16 @@ def _settings(fields: Mapping[str, object]) -> Json:
     """Voice, format and speed, of the present shape or of the one before it. Raises InvalidRequest."""
     audio = fields.get("audio")
     output = audio.get("output") if isinstance(audio, Mapping) else None
-    given = {**fields, **output} if isinstance(output, Mapping) else dict(fields)
-    named, voice = given.get("format", fields.get("output_audio_format")), given.get("voice")
-    asked: Json = {
+    sent = {**fields, **output} if isinstance(output, Mapping) else dict(fields)
+    named, voice = sent.get("format", fields.get("output_audio_format")), sent.get("voice")
+    settings: Json = {
         "format": named.get("type") if isinstance(named, Mapping) else named,
         "voice": voice.get("id") if isinstance(voice, Mapping) else voice,
-        "speed": given.get("speed"),
+        "speed": sent.get("speed"),
     }
-    if asked["format"] is not None:
-        format_named("format", str(asked["format"]), _FORMATS)
-    return {name: value for name, value in asked.items() if value is not None}
+    if settings["format"] is not None:
+        format_named("format", str(settings["format"]), _FORMATS)
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _rate(settings: Mapping[str, object]) -> int:

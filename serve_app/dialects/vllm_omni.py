@@ -49,14 +49,14 @@ async def _spoken(
     """
     num_failed = 0
     for index, item in enumerate(items):
-        with ByteQuota(state_of(request).caller.name) as kept:
+        with ByteQuota(state_of(request).caller.name) as quota:
             result: Json = {"index": index}
             audio = b""
             try:
                 if index:
                     state_of(request).caller.request()
-                asked = {**fields, **_fields(item)}
-                spoken, audio = await _speak_item(request, service, asked, kept, number=index + 1)
+                item_fields = {**fields, **_fields(item)}
+                spoken, audio = await _speak_item(request, service, item_fields, quota, number=index + 1)
                 result |= {"status": "success", **spoken}
             except TalkrayError as error:
                 if not index and isinstance(error, Overloaded | NotReady):
@@ -82,11 +82,11 @@ def _fields(item: object) -> Json:
 
 
 async def _speak_item(
-    request: Request, service: SpeechService, fields: Json, kept: ByteQuota, *, number: int
+    request: Request, service: SpeechService, fields: Json, quota: ByteQuota, *, number: int
 ) -> tuple[Json, bytes]:
     """Its result, with AUDIO_HERE for its audio, and that."""
-    asked = {"stream": fields.get("stream") is True, "stream_format": fields.get("stream_format") == "sse"}
-    reasons = {name: "items are answered whole" for name, is_asked in asked.items() if is_asked}
+    wants_stream = {"stream": fields.get("stream") is True, "stream_format": fields.get("stream_format") == "sse"}
+    reasons = {name: "items are answered whole" for name, is_asked in wants_stream.items() if is_asked}
     if fields.get(ignored_fields.PREVIOUS) is not None:
         reasons[ignored_fields.PREVIOUS] = "items stand by themselves"
     speech = await strict_request(service.offer, fields, default=AudioFormat.WAV, reasons=reasons)
@@ -94,13 +94,13 @@ async def _speak_item(
     utterance = utterance.changed(request_id=f"{utterance.synthesis.request_id}-{number}")
     usage = Usage()
     rendering = replace(speech.delivery, whole=True).rendering(speech.info)
-    kept.expect(speech.body, speech.delivery, speech.info)
+    quota.expect(speech.body, speech.delivery, speech.info)
     content = await collected(
-        audio_body(service.models.of(utterance).speak(utterance, speech.info), rendering, usage, kept=kept), kept
+        audio_body(service.models.of(utterance).speak(utterance, speech.info), rendering, usage, quota=quota), quota
     )
     state_of(request).record.usage.include(usage)
-    told = {"audio_data": AUDIO_HERE, "media_type": CONTENT_TYPES[speech.delivery.audio_format]}
-    return {**told, "usage": usage.tokens, **speech.notes()}, content
+    audio_fields = {"audio_data": AUDIO_HERE, "media_type": CONTENT_TYPES[speech.delivery.audio_format]}
+    return {**audio_fields, "usage": usage.tokens, **speech.notes()}, content
 
 
 class OmniSocket(Connection):
@@ -132,21 +132,21 @@ class OmniSocket(Connection):
                 raise unknown_type("session.config", "input.text", "input.done", "session.close")
 
     async def tell_error(self, reply: ErrorReply) -> None:
-        told = {"message": reply.message, "code": reply.code, "partial_audio": self._num_bytes > 0}
-        await self.send("error", **told, action="discard")
+        details = {"message": reply.message, "code": reply.code, "partial_audio": self._num_bytes > 0}
+        await self.send("error", **details, action="discard")
 
     async def _configure(self, fields: Json) -> None:
         if self._session is not None:
             raise InvalidRequest("session.config comes once, before the text.", "type")
-        asked = {name: value for name, value in fields.items() if name != "type"}
-        reasons = ignored_fields.always_streamed(asked)
-        if asked.get("stream_audio") is True:
-            del asked["stream_audio"]
-        if asked.get("word_timestamps"):
+        sent = {name: value for name, value in fields.items() if name != "type"}
+        reasons = ignored_fields.always_streamed(sent)
+        if sent.get("stream_audio") is True:
+            del sent["stream_audio"]
+        if sent.get("word_timestamps"):
             reasons["word_timestamps"] = "this protocol tells none"
         overrides = {"input": "", "word_timestamps": False}
         speech = await strict_request(
-            self.service.offer, asked, default=AudioFormat.WAV, overrides=overrides, reasons=reasons
+            self.service.offer, sent, default=AudioFormat.WAV, overrides=overrides, reasons=reasons
         )
         self._format = {"format": speech.delivery.audio_format, "sample_rate": speech.delivery.rate(speech.info)}
         self._format |= speech.notes()
@@ -173,8 +173,8 @@ class OmniSocket(Connection):
                 self._num_done += 1
                 await self.send("audio.done", **number, sentence_index=0, total_bytes=num_bytes, error=False)
                 tokens = {"input_tokens": turn.usage.input_tokens, "output_tokens": turn.usage.frames}
-                told = {"usage": tokens, "finish_reason": turn.finish_reason, **turn.usage.answer}
-                await self.send("session.done", **number, total_sentences=1, **told)
+                notes = {"usage": tokens, "finish_reason": turn.finish_reason, **turn.usage.answer}
+                await self.send("session.done", **number, total_sentences=1, **notes)
 
 
 DIALECT = Dialect(

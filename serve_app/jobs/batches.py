@@ -41,9 +41,9 @@ class BatchFile:
 
     def described(self, retention_s: float) -> Json:
         """OpenAI's object of a file."""
-        told = {"id": self.id, "object": "file", "bytes": self.num_bytes, "filename": self.name}
+        fields = {"id": self.id, "object": "file", "bytes": self.num_bytes, "filename": self.name}
         times = {"created_at": self.created_at, "expires_at": self.created_at + int(retention_s)}
-        return {**told, "purpose": self.purpose, "status": "processed", **times}
+        return {**fields, "purpose": self.purpose, "status": "processed", **times}
 
 
 class BatchFiles:
@@ -54,13 +54,13 @@ class BatchFiles:
         self._folder = f"files/{(visitor.name or '').encode().hex() or '-'}/"
 
     def all(self) -> list[BatchFile]:
-        found = []
+        files = []
         for meta in self._store.listed("files/" if self._sees_all else self._folder):
             if named := _PATH.fullmatch(meta["path"]):
                 name = bytes.fromhex(named[2]).decode("utf-8", "replace")
                 created_at = int(meta["last_modified"].timestamp())
-                found.append(BatchFile(named[1], name, meta["size"], created_at, path=meta["path"]))
-        return found
+                files.append(BatchFile(named[1], name, meta["size"], created_at, path=meta["path"]))
+        return files
 
     def add(self, name: str, content: bytes, *, most: int) -> BatchFile:
         """Raises InvalidRequest, and Conflict where the visitor has `most` files."""
@@ -75,10 +75,10 @@ class BatchFiles:
 
     def find(self, file_id: str) -> BatchFile:
         """Raises NotFound."""
-        found = next((file for file in self.all() if file.id == file_id), None)
-        if found is None:
+        match = next((file for file in self.all() if file.id == file_id), None)
+        if match is None:
             raise NotFound(f"There is no file {file_id[:80]!r}, or it is not yours.", "file_id", "file_not_found")
-        return found
+        return match
 
     def content(self, file_id: str) -> bytes:
         """Raises NotFound."""
@@ -100,25 +100,25 @@ def read_lines(content: bytes) -> tuple[list[Json], list[int]]:
         if not line.strip():
             continue
         try:
-            asked = parse_object(line)
-            body = _body_of(asked)
-            if (other := numbers.setdefault(asked["custom_id"], number)) != number:
-                raise InvalidRequest(f"custom_id: line {other} has the same one.", "custom_id", "duplicate_custom_id")
+            fields = parse_object(line)
+            body = _body_of(fields)
+            if (first := numbers.setdefault(fields["custom_id"], number)) != number:
+                raise InvalidRequest(f"custom_id: line {first} has the same one.", "custom_id", "duplicate_custom_id")
         except InvalidRequest as error:
             raise BadLine(number, error) from None
-        entries.append({**body, "custom_id": asked["custom_id"]})
+        entries.append({**body, "custom_id": fields["custom_id"]})
     if not entries:
         raise BadLine(1, InvalidRequest("The file has no line with a request.", None, "empty_file"))
     return entries, list(numbers.values())
 
 
-def _body_of(asked: Json) -> Json:
-    custom_id, body = asked.get("custom_id"), asked.get("body")
+def _body_of(fields: Json) -> Json:
+    custom_id, body = fields.get("custom_id"), fields.get("body")
     if not isinstance(custom_id, str) or not custom_id:
         raise InvalidRequest("custom_id must be a string, which no other line has.", "custom_id")
-    if (method := asked.get("method")) != "POST":
+    if (method := fields.get("method")) != "POST":
         raise InvalidRequest(f"method: {str(method)[:40]!r} is not POST.", "method")
-    if (url := asked.get("url")) != SPEECH:
+    if (url := fields.get("url")) != SPEECH:
         raise InvalidRequest(f"url: {str(url)[:80]!r} is not {SPEECH}.", "url")
     if not isinstance(body, dict):
         raise InvalidRequest(f"body must be an object, as {SPEECH} takes it.", "body")
@@ -129,14 +129,14 @@ async def output_of(store: JobStore, job_id: str, *, disclosed: bool) -> AsyncGe
     """A line of JSON for each part, with its audio in base64, or with an error. It is made as it is read, so that
     memory does not grow with the job. `disclosed` as in `open_encoder`. Raises Damaged and StoreFailed.
     """
-    job, plan, found = await asyncio.to_thread(made_of, store, job_id)
+    job, plan, made_by_part = await asyncio.to_thread(made_of, store, job_id)
     infos = {model: job.info(model) for model in job.models}
     for number, part in enumerate(plan.parts):
-        done, info = found.get(number, []), infos[plan.manners[part.manner].model]
+        done, info = made_by_part.get(number, []), infos[plan.manners[part.manner].model]
         line: Json = {"id": f"{job_id}.{number}", "custom_id": part.custom_id}
         if len(done) < len(part.segments):
-            told = f"{len(done)} of {len(part.segments)} segments were made when the batch ended"
-            yield _line({**line, "response": None, "error": {"code": "not_finished", "message": told}})
+            message = f"{len(done)} of {len(part.segments)} segments were made when the batch ended"
+            yield _line({**line, "response": None, "error": {"code": "not_finished", "message": message}})
             continue
         audio_format = part.response_format or AudioFormat.MP3
         track = Track(job_id, info.sample_rate, info.frame_samples, tuple(done))
@@ -148,9 +148,9 @@ async def output_of(store: JobStore, job_id: str, *, disclosed: bool) -> AsyncGe
         rest = b""
         async for piece in audio.encoded():
             rest += piece
-            whole = len(rest) // 3 * 3  # the base64 of such parts joins without padding
-            yield base64.b64encode(rest[:whole])
-            rest = rest[whole:]
+            end = len(rest) // 3 * 3  # the base64 of such parts joins without padding
+            yield base64.b64encode(rest[:end])
+            rest = rest[end:]
         yield base64.b64encode(rest) + after
 
 

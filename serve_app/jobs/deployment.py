@@ -32,10 +32,10 @@ class JobsReplica:
         ray_metrics.install()
         app_name = serve.get_replica_context().app_name
         self._waking = waking
-        self._watch = PoolWatch(app_name, {each.name: each.deployments for each in models})
+        self._watch = PoolWatch(app_name, {model.name: model.deployments for model in models})
         self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes())
-        synthesizers = {each.name: HandleSynthesizer(each) for each in models}
-        admissions = {name: Admission(each, settings.admission) for name, each in synthesizers.items()}
+        synthesizers = {model.name: HandleSynthesizer(model) for model in models}
+        admissions = {name: Admission(synthesizer, settings.admission) for name, synthesizer in synthesizers.items()}
         offer = Offer(ModelAdmissions(admissions), settings, self._voices)
         self._keeper = RecordKeeper(record_sinks(settings.records, self._voices.store))
         maker = SegmentMaker(synthesizers, self._voices, self._keeper.keep)
@@ -53,8 +53,8 @@ class JobsReplica:
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work())
 
-    async def call(self, what: str, *arguments: object) -> Any:
-        return await self._desk.call(what, *arguments)
+    async def call(self, method: str, *arguments: object) -> Any:
+        return await self._desk.call(method, *arguments)
 
     async def forget(self, voices: tuple[bytes, ...]) -> None:
         """Drop what this process keeps of stored voices that are no more."""

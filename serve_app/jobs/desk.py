@@ -67,10 +67,10 @@ class JobDesk:
         self._has_read = False
         self._swept_s = 0.0
 
-    async def call(self, what: str, *arguments: object) -> Any:
-        asked: dict[str, Callable[..., Awaitable[Any]]]
-        asked = {"create": self.create, "all_of": self.all_of, "ask": self.ask, "track": self.track}
-        return await asked[what](*arguments)
+    async def call(self, method: str, *arguments: object) -> Any:
+        methods: dict[str, Callable[..., Awaitable[Any]]]
+        methods = {"create": self.create, "all_of": self.all_of, "ask": self.ask, "track": self.track}
+        return await methods[method](*arguments)
 
     async def create(
         self, visitor: Visitor, fields: Json, key: str | None, batch: SentBatch | None
@@ -115,8 +115,8 @@ class JobDesk:
         content = await asyncio.to_thread(files.content, batch.input_file_id)
         try:
             entries, lines = await asyncio.to_thread(read_lines, content)
-            asked = {INPUTS: entries, DETERMINISTIC: batch.deterministic}
-            return await planned(self._offer, asked, lines), JobState()
+            fields = {INPUTS: entries, DETERMINISTIC: batch.deterministic}
+            return await planned(self._offer, fields, lines), JobState()
         except BadLine as error:
             return Planned(), JobState(failed=str(error), mistake=error.mistake, ended_at=now())
 
@@ -126,14 +126,14 @@ class JobDesk:
         visible = [work for work in self._works.values() if _sees(visitor, work)]
         return [self._as_json(work) for work in sorted(visible, key=_age, reverse=True)]
 
-    async def ask(self, visitor: Visitor, what: str, job_id: str) -> Json:
+    async def ask(self, visitor: Visitor, action: str, job_id: str) -> Json:
         """The job after `what` was done: "get", "cancel", "resume" or "delete". Raises NotFound, StoreFailed."""
         work = await self._find(visitor, job_id)
-        if what == "cancel" and not work.is_complete:
+        if action == "cancel" and not work.is_complete:
             await self._change(work, JobState(cancelled=True, ended_at=now()))
-        elif what == "resume" and not work.is_complete:
+        elif action == "resume" and not work.is_complete:
             await self._change(work, JobState())
-        elif what == "delete":
+        elif action == "delete":
             await self._remove(work)
             return {"id": job_id, "object": "audio.job.deleted", "deleted": True}
         return self._as_json(work)
@@ -232,8 +232,8 @@ class JobDesk:
                 logger.warning("%s: call %d of %s failed: %s", work.job.id, calls, work.job.webhook, error)
                 work.next_call_s = time.monotonic() + _CALL_AGAIN_S * 4**before.calls
             if work.state is before:
-                told = {"calls": calls, "call_error": error, "called_at": called_at}
-                await self._set(work, before.model_copy(update=told))
+                outcome = {"calls": calls, "call_error": error, "called_at": called_at}
+                await self._set(work, before.model_copy(update=outcome))
         finally:
             work.calling = None
 
@@ -287,7 +287,7 @@ class JobDesk:
         """Why no segment of it begins now."""
         if self._failure is not None:
             return self._failure
-        held = sum(each.num_bytes for each in self._works.values() if each.job.owner == work.job.owner)
+        held = sum(other.num_bytes for other in self._works.values() if other.job.owner == work.job.owner)
         if held >= self._settings.max_bytes:
             most = self._settings.max_bytes
             return f"Its owner's jobs hold {held} bytes, api.jobs.max_bytes allows {most}: delete some."
@@ -363,7 +363,7 @@ def _works_of(store: JobStore) -> list[Work]:
             continue
         if job is not None:
             made = list(store.made(job_id))
-            works.append(Work(job, state, {each.id: each for each, _ in made}, sum(size for _, size in made)))
+            works.append(Work(job, state, {segment.id: segment for segment, _ in made}, sum(size for _, size in made)))
     return works
 
 

@@ -72,13 +72,13 @@ class JobStore:
 
     def made(self, job_id: str) -> Iterator[tuple[MadeSegment, int]]:
         """The finished segments, each once, with the bytes that it takes."""
-        found: dict[SegmentId, tuple[MadeSegment, int]] = {}
+        segments: dict[SegmentId, tuple[MadeSegment, int]] = {}
         prefix = f"segments/{job_id}/"
         for meta in self._files.listed(prefix):
             made = MadeSegment.of(meta["path"].removeprefix(prefix))
-            if made is not None and (made.id not in found or made.name < found[made.id][0].name):
-                found[made.id] = made, meta["size"]  # two runners may have made one: the same one counts everywhere
-        return iter(found.values())
+            if made is not None and (made.id not in segments or made.name < segments[made.id][0].name):
+                segments[made.id] = made, meta["size"]  # two runners may have made one: the same one counts everywhere
+        return iter(segments.values())
 
     def keep(self, job_id: str, made: MadeSegment, content: bytes) -> None:
         """Keep a finished segment. `content` is made by `packed`."""
@@ -92,8 +92,8 @@ class JobStore:
                 positions = tuple((float(seconds), float(chars)) for seconds, chars in arrays["positions"])
                 return Content(arrays["codes"], _from_flac(arrays["flac"].tobytes()), positions)
         except (ValueError, KeyError, OSError, RuntimeError, zipfile.BadZipFile):
-            what = "missing" if packed is None else "damaged"
-            raise Damaged(f"{made.id} of {job_id} is {what}") from None
+            fault = "missing" if packed is None else "damaged"
+            raise Damaged(f"{made.id} of {job_id} is {fault}") from None
 
     def forget(self, job_id: str) -> None:
         """Remove the description: what is left belongs to no job."""

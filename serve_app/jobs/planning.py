@@ -85,7 +85,7 @@ async def planned(offer: Offer, fields: Mapping[str, object], lines: Sequence[in
         if not isinstance(entry, dict):
             raise InvalidRequest(f'inputs[{number}] must be an object, such as {{"input": "..."}}.', INPUTS)
         try:
-            sent = {name: each for name, each in entry.items() if each is not None}
+            sent = {name: value for name, value in entry.items() if value is not None}
             await _add(made, long, settings, {**defaults, **sent})
         except InvalidRequest as error:
             if lines is not None:
@@ -152,12 +152,12 @@ def _is_deterministic(sent: object) -> bool:
 
 
 def _segments(segments: Segments, speech: SpeechRequest, language: str) -> tuple[Segment, ...]:
-    found: list[Segment] = []
-    while (request := segments.known_segment(number := len(found))) is not None:
+    planned_segments: list[Segment] = []
+    while (request := segments.known_segment(number := len(planned_segments))) is not None:
         own = None if request.language == language else request.language
         speed = segments.speed(number) * speech.body.speed
-        found.append(Segment(text=request.text, pause_s=segments.pause_s(number), speed=speed, language=own))
-    return tuple(found)
+        planned_segments.append(Segment(text=request.text, pause_s=segments.pause_s(number), speed=speed, language=own))
+    return tuple(planned_segments)
 
 
 def _end_pause_s(segments: Segments) -> float:

@@ -82,22 +82,22 @@ async def begun(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None
 
 def made_of(store: JobStore, job_id: str) -> tuple[StoredJob, JobPlan, dict[int, list[MadeSegment]]]:
     """A job, its texts, and the finished segments of each part in order. Blocks. Raises Damaged."""
-    found: dict[int, list[MadeSegment]] = {}
-    for made in sorted((made for made, _ in store.made(job_id)), key=lambda each: each.id):
-        found.setdefault(made.id.part, []).append(made)
-    return store.existing_job(job_id), store.plan(job_id), found
+    by_part: dict[int, list[MadeSegment]] = {}
+    for made in sorted((made for made, _ in store.made(job_id)), key=lambda segment: segment.id):
+        by_part.setdefault(made.id.part, []).append(made)
+    return store.existing_job(job_id), store.plan(job_id), by_part
 
 
 def parts_of(store: JobStore, job_id: str) -> list[Json]:
     """How far each part of a job is. Blocks. Raises Damaged."""
-    job, plan, found = made_of(store, job_id)
+    job, plan, made_by_part = made_of(store, job_id)
     rates = {model: job.info(model).sample_rate for model in job.models}
     return [
         {
             "part": number,
             "custom_id": part.custom_id,
             "seed": part.seed,
-            "segments": {"total": len(part.segments), "done": len(done := found.get(number, []))},
+            "segments": {"total": len(part.segments), "done": len(done := made_by_part.get(number, []))},
             "audio_s": round(sum(made.samples for made in done) / rates[plan.manners[part.manner].model], 3),
         }
         for number, part in enumerate(plan.parts)
@@ -113,16 +113,16 @@ def words_of(store: JobStore, job_id: str, number: int, made: tuple[MadeSegment,
     times = WordTimes(text, info)
     segments: list[Json] = []
     begun_s = 0.0
-    for each, segment in zip(made, part.segments, strict=True):
-        content, ends_s = store.content(job.id, each), begun_s + each.samples / info.sample_rate
+    for made_segment, segment in zip(made, part.segments, strict=True):
+        content, ends_s = store.content(job.id, made_segment), begun_s + made_segment.samples / info.sample_rate
         chars = segment_start(text.text, [before.text for before in part.segments[: len(segments)]])
         positions = tuple((begun_s + seconds, chars + count) for seconds, count in content.positions)
-        reason = FinishReason.STOP if each is made[-1] else None
+        reason = FinishReason.STOP if made_segment is made[-1] else None
         times.feed(PcmChunk(content.pcm, content.codes, 0, reason, text_positions=positions))
         begins = round(begun_s + segment.pause_s, 3)
-        heard = {"start": begins, "end": round(ends_s, 3), "finish_reason": each.finish_reason}
+        heard = {"start": begins, "end": round(ends_s, 3), "finish_reason": made_segment.finish_reason}
         segments.append({"text": segment.text, **heard})
         begun_s = ends_s
     words = [{"word": word.text, "start": round(word.start_s, 3), "end": round(word.end_s, 3)} for word in times.take()]
-    told = {"estimated": not info.word_times, "duration_s": round(begun_s, 3)}
-    return {"custom_id": part.custom_id, "words": words, **told, "segments": segments}
+    totals = {"estimated": not info.word_times, "duration_s": round(begun_s, 3)}
+    return {"custom_id": part.custom_id, "words": words, **totals, "segments": segments}

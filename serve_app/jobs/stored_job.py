@@ -218,7 +218,7 @@ class MadeSegment:
     @classmethod
     def of(cls, name: str) -> Self | None:
         """None where it is no name of a segment."""
-        found = _NAME.fullmatch(name)
-        if found is None or found[4] not in set(FinishReason):
+        match = _NAME.fullmatch(name)
+        if match is None or match[4] not in set(FinishReason):
             return None
-        return cls(SegmentId(int(found[1]), int(found[2])), int(found[3]), FinishReason(found[4]), found[5] == "1")
+        return cls(SegmentId(int(match[1]), int(match[2])), int(match[3]), FinishReason(match[4]), match[5] == "1")

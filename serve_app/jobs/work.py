@@ -45,7 +45,7 @@ class Work:
         """All segments that are neither made nor running are to be made, in order."""
         counts = enumerate(self.job.num_segments)
         ids = (SegmentId(part, number) for part, count in counts for number in range(count))
-        self.todo = deque(each for each in ids if each not in self.made and each not in self.running)
+        self.todo = deque(segment for segment in ids if segment not in self.made and segment not in self.running)
 
     @property
     def num_segments(self) -> int:
@@ -83,18 +83,18 @@ class Work:
             last = len(self.job.num_segments) - 1
             raise NotFound(f"{self.job.id} has the parts 0 to {last}, not {number}.", "part", "part_not_found")
         ids = [SegmentId(number, segment) for segment in range(self.job.num_segments[number])]
-        done = sum(each in self.made for each in ids)
+        done = sum(segment_id in self.made for segment_id in ids)
         if done < len(ids):
             message = f"Part {number} of {self.job.id} is not finished: {done} of {len(ids)} segments are made."
             raise Conflict(message, "part", "part_not_finished")
-        return tuple(self.made[each] for each in ids)
+        return tuple(self.made[segment_id] for segment_id in ids)
 
     def whole(self) -> tuple[MadeSegment, ...]:
         """All segments in order. Raises Conflict."""
         if not self.is_complete or self.state.failed is not None:
             message = f"{self.job.id} is not finished: {len(self.made)} of {self.num_segments} segments are made."
             raise Conflict(message, None, "job_not_finished")
-        return tuple(self.made[each] for each in sorted(self.made))
+        return tuple(self.made[segment_id] for segment_id in sorted(self.made))
 
     def as_json(self, hindrance: str | None) -> Json:
         """The object that its owner gets."""
@@ -127,7 +127,7 @@ class Work:
                     "finish_reason": made.finish_reason,
                     "redrawn": made.was_redrawn,
                 }
-                for made in (self.made[each] for each in sorted(self.made))
+                for made in (self.made[segment_id] for segment_id in sorted(self.made))
                 if made.was_redrawn or not made.finish_reason.is_good
             ],
         }
@@ -140,8 +140,8 @@ class Work:
 
     def _webhook(self) -> Json:
         state = self.state
-        told = {"url": self.job.webhook, "calls": state.calls, "error": state.call_error}
-        return {**told, "delivered": state.called_at is not None and state.call_error is None}
+        fields = {"url": self.job.webhook, "calls": state.calls, "error": state.call_error}
+        return {**fields, "delivered": state.called_at is not None and state.call_error is None}
 
     @property
     def sample_rate(self) -> int:

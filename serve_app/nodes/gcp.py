@@ -27,7 +27,7 @@ class GcpNodes(GCPNodeProvider):  # type: ignore[misc]
         try:
             created: dict[str, Any] = super().create_node(base_config, tags, 1)
         except Exception as refusal:  # Ray raises no class of its own
-            if not _is_spot(base_config) or not any(each in str(refusal) for each in _REFUSALS):
+            if not _is_spot(base_config) or not any(words in str(refusal) for words in _REFUSALS):
                 raise
             logger.warning("spot is refused (%s): a standard instance", refusal)
             created = super().create_node(_standard(base_config), tags, 1)

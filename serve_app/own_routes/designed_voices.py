@@ -85,11 +85,11 @@ async def design_voice(service: SpeechService, request: Request) -> Response:
     speech = replace(
         speech, delivery=replace(speech.delivery, audio_format=speech.body.response_format or AudioFormat.MP3)
     )
-    found = await candidates(service, request, speech)
-    told = [_candidate(design, audio, speech) for design, audio in found.made]
-    answer = {"object": "list", "model": speech.info.name, "description": speech.body.instructions, "text": found.text}
-    whole = {**answer, "candidates": told, "left_out": found.left_out}
-    return JSONResponse(whole, headers=ignored_fields.as_header(speech.ignored))
+    result = await candidates(service, request, speech)
+    entries = [_candidate(design, audio, speech) for design, audio in result.made]
+    answer = {"object": "list", "model": speech.info.name, "description": speech.body.instructions, "text": result.text}
+    body = {**answer, "candidates": entries, "left_out": result.left_out}
+    return JSONResponse(body, headers=ignored_fields.as_header(speech.ignored))
 
 
 def _candidate(design: StoredDesign, audio: bytes, speech: SpeechRequest) -> Json:
@@ -119,8 +119,8 @@ async def speech_request(
     models = await service.models.infos()
     if all(info.kind is not ModelKind.VOICE_DESIGN for info in models):
         raise not_deployed(ModelKind.VOICE_DESIGN, models, "Designing a voice")
-    given: Json = {**dict.fromkeys(choosing_fields(service.offer), "VoiceDesign"), **sent}
-    speech = await lenient_request(service.offer, given, names, delivery=delivery, overrides=overrides)
+    fields: Json = {**dict.fromkeys(choosing_fields(service.offer), "VoiceDesign"), **sent}
+    speech = await lenient_request(service.offer, fields, names, delivery=delivery, overrides=overrides)
     if speech.info.kind is not ModelKind.VOICE_DESIGN:
         raise InvalidRequest(f"model: {speech.info.name} designs no voices, it is of kind {speech.info.kind}.", "model")
     body = speech.body
@@ -140,10 +140,10 @@ async def candidates(service: SpeechService, request: Request, speech: SpeechReq
     caller = state_of(request).caller
     for _ in range(NUM_CANDIDATES - 1):  # the door has counted one
         caller.request()
-    with ByteQuota(caller.name) as kept:
-        kept.keep(int(NUM_CANDIDATES * LONGEST_S * _BYTES_PER_S))
+    with ByteQuota(caller.name) as quota:
+        quota.keep(int(NUM_CANDIDATES * LONGEST_S * _BYTES_PER_S))
         spoken = await unless_left(_speak_all(service, request, speech), request.receive)
-        usable = [each for each, fault in spoken if fault is None]
+        usable = [design for design, fault in spoken if fault is None]
         if not usable:
             why = "; ".join(str(fault) for _, fault in spoken)
             raise InvalidRequest(f"text: no candidate can be used ({why}): send another text.", "text", "design_failed")
@@ -152,8 +152,8 @@ async def candidates(service: SpeechService, request: Request, speech: SpeechReq
             speech.body.instructions or "", speech.info.name, None if language == "auto" else language
         )
         kept_designs = await keep(service.voices, usable, description)
-        audio = [await _rendered(each, speech) for each in usable]
-    left_out: list[Json] = [{"seed": each.seed, "reason": fault} for each, fault in spoken if fault is not None]
+        audio = [await _rendered(design, speech) for design in usable]
+    left_out: list[Json] = [{"seed": design.seed, "reason": fault} for design, fault in spoken if fault is not None]
     return Candidates(usable[0].text, list(zip(kept_designs, audio, strict=True)), left_out)
 
 
@@ -165,8 +165,8 @@ async def _speak_all(
     try:
         return await asyncio.gather(*speaking)
     finally:
-        for each in speaking:
-            each.cancel()
+        for task in speaking:
+            task.cancel()
         await asyncio.wait(speaking)
 
 
@@ -174,8 +174,8 @@ async def _speak(
     service: SpeechService, request: Request, speech: SpeechRequest, number: int
 ) -> tuple[DesignedSpeech, str | None]:
     most = int(LONGEST_S / speech.info.frame_s) + 1  # the last one is the end of speech
-    asked = speech.body.sampling.max_new_tokens
-    changes: Json = {"max_new_tokens": most if asked is None else min(asked, most)}
+    max_new_tokens = speech.body.sampling.max_new_tokens
+    changes: Json = {"max_new_tokens": most if max_new_tokens is None else min(max_new_tokens, most)}
     if speech.body.seed is not None:
         changes["seed"] = (speech.body.seed + number) % 2**64
     utterance = await service.begin_speech(request, replace(speech, body=speech.body.model_copy(update=changes)))
@@ -190,7 +190,7 @@ async def _speak(
     spoken = DesignedSpeech(bytes(pcm), speech.info.sample_rate, utterance.synthesis.text, seed)
     if spoken.seconds < SHORTEST_S:
         return spoken, f"shorter than {SHORTEST_S:g} s"
-    is_asked = usage.finish_reason is FinishReason.LENGTH and asked is not None and asked <= most
+    is_asked = usage.finish_reason is FinishReason.LENGTH and max_new_tokens is not None and max_new_tokens <= most
     return spoken, None if is_asked else _FAULTS.get(usage.finish_reason or FinishReason.STOP)
 
 

@@ -108,18 +108,18 @@ async def _streamed(body: AsyncGenerator[bytes, None], status: int, headers: dic
     return StreamingResponse(await begun(body), status, headers)
 
 
-def _span(wanted: str | None, size: int) -> tuple[int, int] | None:
+def _span(range_header: str | None, size: int) -> tuple[int, int] | None:
     """The bytes that a Range header asks for, from its first one to behind its last one; none where it cannot be
     satisfied. None: all, also for a header that is not understood, such as one with several ranges.
     """
-    found = _RANGE.fullmatch(wanted.strip()) if wanted else None
-    if found is None or found[1] is found[2] is None:
+    match = _RANGE.fullmatch(range_header.strip()) if range_header else None
+    if match is None or match[1] is match[2] is None:
         return None
-    if found[1] is None:
-        return max(0, size - int(found[2])), size
-    if found[2] is not None and int(found[2]) < int(found[1]):
+    if match[1] is None:
+        return max(0, size - int(match[2])), size
+    if match[2] is not None and int(match[2]) < int(match[1]):
         return None
-    return int(found[1]), min(size, int(found[2]) + 1) if found[2] is not None else size
+    return int(match[1]), min(size, int(match[2]) + 1) if match[2] is not None else size
 
 
 _INPUT = {"type": "object", "required": ["input"], "properties": {"input": {"type": "string"}}}

@@ -62,8 +62,8 @@ async def change_voice(service: SpeechService, request: Request, voice_id: str) 
     if description := form.text(*_DESCRIPTION):
         changes["description"] = description
     for name in ("sampling", "lexicon"):
-        if (given := form.fields.get(name)) is not None:
-            changes[name] = parse_object(given) if isinstance(given, str) else given
+        if (sent := form.fields.get(name)) is not None:
+            changes[name] = parse_object(sent) if isinstance(sent, str) else sent
     added = _recordings(form, style=form.required("style")) if form.files else ()
     voice = await service.voices.get(voice_id)
     changed = await service.voices.change(voice, changes, added=added, field="audio_sample")
@@ -142,9 +142,9 @@ def described(voice: StoredVoice) -> Json:
 
 def _omni(voice: StoredVoice) -> Json:
     take = voice.takes[0]
-    told = {"name": voice.name, "consent": voice.consent.statement or voice.consent.recording}
+    fields = {"name": voice.name, "consent": voice.consent.statement or voice.consent.recording}
     file = {"created_at": voice.created_at, "mime_type": "audio/flac", "file_size": take.num_bytes}
-    return {**told, **file, "ref_text": take.text, "speaker_description": voice.description}
+    return {**fields, **file, "ref_text": take.text, "speaker_description": voice.description}
 
 
 def _consent(consent: StoredConsent) -> Json:
@@ -177,7 +177,7 @@ def _first(form: SentForm, field: str) -> SentRecording:
 def _answer(
     content: Mapping[str, object], form: SentForm, known: Sequence[str], reasons: Mapping[str, str] | None = None
 ) -> Response:
-    ignored = ignored_fields.with_unknown([*form.fields, *(each.field for each in form.files)], known, reasons or {})
+    ignored = ignored_fields.with_unknown([*form.fields, *(file.field for file in form.files)], known, reasons or {})
     return JSONResponse(dict(content), headers=ignored_fields.as_header(ignored))
 
 

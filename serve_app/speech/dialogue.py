@@ -77,4 +77,4 @@ class DialogueTimes(WordTimes):
         part.feed(chunk)
         for word in part.take():
             start_s, end_s = self._begun_s + word.start_s, self._begun_s + word.end_s
-            self._told.append(replace(word, start_s=start_s, end_s=end_s))
+            self._finished.append(replace(word, start_s=start_s, end_s=end_s))

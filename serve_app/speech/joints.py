@@ -156,7 +156,7 @@ class Continuation:
         kept = self._tails.find(request, self.previous_id)
         return self._tails.unseal(request, self.sealed) if kept is None and self.sealed else kept
 
-    def told(self, request: SynthesisRequest) -> dict[str, object]:
+    def as_fields(self, request: SynthesisRequest) -> dict[str, object]:
         """For a client: what `request` goes on from, with which another replica can speak it too."""
         if request.tail is None:
             return {}

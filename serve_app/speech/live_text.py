@@ -162,9 +162,9 @@ class LiveText(Segments):
             await self._changed.wait()
 
     async def segment(self, number: int) -> SynthesisRequest | None:
-        while (known := self.known_segment(number)) is None and not self.is_taken_in:
+        while (request := self.known_segment(number)) is None and not self.is_taken_in:
             await self._changed.wait()
-        return known
+        return request
 
     def is_last(self, number: int) -> bool:
         return self.is_taken_in and super().is_last(number)
@@ -187,7 +187,7 @@ class LiveText(Segments):
         return written.is_complete or len(written.text) >= _JOINED_CHARS
 
     def start(self, number: int) -> int:
-        return segment_start(self.spoken, [each.text for each in self._mailboxes[:number]])
+        return segment_start(self.spoken, [mailbox.text for mailbox in self._mailboxes[:number]])
 
     def close_segment(self, number: int) -> None:
         """Later text goes into the next segment, and that goes on from no tail."""

@@ -24,13 +24,15 @@ class ModelAdmissions:
         """Every model that can be described now, the default first. Raises NotReady if none can."""
         if len(self._admissions) == 1:
             return [await self.describe()]
-        asked = [each.describe() for each in self._admissions.values()]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        known = [each for each in answers if isinstance(each, ModelInfo)]
-        failed = [each for each in answers if isinstance(each, BaseException) and not isinstance(each, NotReady)]
-        if failed or not known:
+        descriptions = [admission.describe() for admission in self._admissions.values()]
+        answers = await asyncio.gather(*descriptions, return_exceptions=True)
+        infos = [answer for answer in answers if isinstance(answer, ModelInfo)]
+        failed = [
+            answer for answer in answers if isinstance(answer, BaseException) and not isinstance(answer, NotReady)
+        ]
+        if failed or not infos:
             raise failed[0] if failed else NotReady("no model can be described yet")
-        return known
+        return infos
 
     def __len__(self) -> int:
         return len(self._admissions)

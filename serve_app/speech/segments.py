@@ -57,18 +57,18 @@ class Segments:
         """The segments of a whole text: none has more than `max_chars` characters, or more than the utterance wants."""
         max_chars = min(max_chars, utterance.max_segment_chars or max_chars)
         texts: list[str] = []
-        made = cls(utterance)
+        segments = cls(utterance)
         for stretch in utterance.stretches or (Stretch(utterance.synthesis.text),):
             if stretch.pause_s:
-                made._pauses_s[len(texts)] = stretch.pause_s
+                segments._pauses_s[len(texts)] = stretch.pause_s
             parts = split_text(stretch.text, max_chars)
             if stretch.speed != 1:
-                made._speeds |= dict.fromkeys(range(len(texts), len(texts) + len(parts)), stretch.speed)
+                segments._speeds |= dict.fromkeys(range(len(texts), len(texts) + len(parts)), stretch.speed)
             texts += parts
-        made._segments = _requests(utterance.synthesis, texts or [utterance.synthesis.text])
+        segments._segments = _requests(utterance.synthesis, texts or [utterance.synthesis.text])
         if utterance.languages:
-            made._segments = [_in_its_language(each, utterance.languages) for each in made._segments]
-        return made
+            segments._segments = [_in_its_language(request, utterance.languages) for request in segments._segments]
+        return segments
 
     def plan(self) -> list[Stretch]:
         """All of it, with an empty one if a pause ends it."""

@@ -46,10 +46,10 @@ class Spoken:
     last_word: str | None
     is_estimate: bool = False
 
-    def told(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         """For a message, beside its other fields."""
-        told = asdict(self)
-        return {**told, "estimated": True} if told.pop("is_estimate") else told
+        fields = asdict(self)
+        return {**fields, "estimated": True} if fields.pop("is_estimate") else fields
 
 
 @dataclass(slots=True)
@@ -76,8 +76,8 @@ class WordTimes:
         self._word_end = -1  # of the last word, with what is not spoken behind it: text from here on belongs to it
         self._read_to: tuple[float, float] = (0.0, 0.0)  # seconds, characters of the spoken text
         self._starts_s: list[float] = []  # of the words that the frames so far have come to
-        self._num_told = 0  # words whose end is known
-        self._told: list[Word] = []  # those of them that `take` has not returned yet
+        self._num_finished = 0  # words whose end is known
+        self._finished: list[Word] = []  # those of them that `take` has not returned yet
         self._speed = speed
         self._sample_rate, self._num_samples, self._is_over = info.sample_rate, 0, False
 
@@ -103,13 +103,13 @@ class WordTimes:
             self._text = self.text
             self._live, self._parts, self._made = None, [], iter(())  # a source is large
         over = len(self._starts_s) if self._is_over else max(0, len(self._starts_s) - 1)
-        self._told += [self._word(number) for number in range(self._num_told, over)]
-        self._num_told = max(self._num_told, over)
+        self._finished += [self._word(number) for number in range(self._num_finished, over)]
+        self._num_finished = max(self._num_finished, over)
 
     def take(self) -> list[Word]:
         """The words whose end has become known since the last call, in order."""
-        told, self._told = self._told, []
-        return told
+        words, self._finished = self._finished, []
+        return words
 
     def spoken(self, played_s: float) -> Spoken:
         """The text heard in the first `played_s` seconds. A word counts once half of it was played."""
@@ -200,8 +200,8 @@ def _begins(written: list[re.Match[str]], spoken: list[re.Match[str]], end: int)
     return starts[:ahead] + middle + starts[len(spoken) - behind : len(spoken)]
 
 
-def _num_same(some: list[re.Match[str]], others: list[re.Match[str]]) -> int:
-    same = (_letters(one[0]) == _letters(other[0]) for one, other in zip(some, others, strict=False))
+def _num_same(left: list[re.Match[str]], right: list[re.Match[str]]) -> int:
+    same = (_letters(a[0]) == _letters(b[0]) for a, b in zip(left, right, strict=False))
     return sum(1 for _ in takewhile(bool, same))
 
 

@@ -61,14 +61,14 @@ _LEAST_WORDS, _LEAST_SHARE = 3, 0.2  # different ones, of the words of the text
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
 
 
-def language_name(given: str) -> str:
+def language_name(tag: str) -> str:
     """The name that checkpoints use: "de", "DE", "de-AT" and "deu" are "german". Others stay, in lower case."""
-    return _CODES.get(re.split("[-_]", given.lower(), maxsplit=1)[0], given.lower())
+    return _CODES.get(re.split("[-_]", tag.lower(), maxsplit=1)[0], tag.lower())
 
 
-def has_region(given: str) -> bool:
+def has_region(tag: str) -> bool:
     """Whether there is more to a code than `language_name` understands, as in "en-GB" and "zh-Hans"."""
-    return re.split("[-_]", given.lower(), maxsplit=1)[0] in _CODES and given.lower() not in _CODES
+    return re.split("[-_]", tag.lower(), maxsplit=1)[0] in _CODES and tag.lower() not in _CODES
 
 
 def language_code(name: str) -> str | None:
@@ -93,15 +93,15 @@ def foreign_language(text: str, languages: tuple[str, ...]) -> str | None:
     if foreign and foreign.total() * 2 > _scripts(text).total():
         script = foreign.most_common(1)[0][0]
         return _SCRIPT_NAMES.get(script, f"{script.title()} letters")
-    likely, found, known, share = _likely(text, languages)
-    is_clear = len(found) >= _LEAST_WORDS and share >= _LEAST_SHARE and len(found) > 2 * known
+    likely, matches, known, share = _likely(text, languages)
+    is_clear = len(matches) >= _LEAST_WORDS and share >= _LEAST_SHARE and len(matches) > 2 * known
     return likely.title() if is_clear else None
 
 
 def looks_foreign(text: str, languages: tuple[str, ...]) -> str | None:
     """A language that `text` may be written in, of which this is not clear: more of its words than of `languages`."""
-    likely, found, known, share = _likely(text, languages)
-    return likely.title() if len(found) > known and share >= _LEAST_SHARE else None
+    likely, matches, known, share = _likely(text, languages)
+    return likely.title() if len(matches) > known and share >= _LEAST_SHARE else None
 
 
 def _likely(text: str, languages: tuple[str, ...]) -> tuple[str, set[str], int, float]:
@@ -111,10 +111,10 @@ def _likely(text: str, languages: tuple[str, ...]) -> tuple[str, set[str], int, 
     words = _WORD.findall(text.lower().replace("\u2019", "'"))
     different = set(words)
     known = max((len(different & _FREQUENT.get(language, frozenset())) for language in languages), default=0)
-    others = [language for language in _FREQUENT if languages and language not in languages]
-    likely = max(others, key=lambda language: len(different & _FREQUENT[language]), default="")
-    found = different & _FREQUENT.get(likely, frozenset())
-    return likely, found, known, sum(word in found for word in words) / max(1, len(words))
+    candidates = [language for language in _FREQUENT if languages and language not in languages]
+    likely = max(candidates, key=lambda language: len(different & _FREQUENT[language]), default="")
+    matches = different & _FREQUENT.get(likely, frozenset())
+    return likely, matches, known, sum(word in matches for word in words) / max(1, len(words))
 
 
 def _scripts(text: str) -> Counter[str]:

@@ -54,7 +54,7 @@ class Lexicon:
         lengths: dict[str, set[int]] = {}
         for word in self.words:
             lengths.setdefault(_atom(word, 0).lower(), set()).add(len(word))
-        return {start: sorted(each, reverse=True) for start, each in lengths.items()}
+        return {start: sorted(word_lengths, reverse=True) for start, word_lengths in lengths.items()}
 
     def lengths(self, atom: str) -> list[int]:
         return self._by_start.get(atom.lower(), [])
@@ -146,8 +146,8 @@ def _respelling(word: str, said: str, field: str) -> str:
         raise InvalidRequest(f"{name}: a word has 1 to {LONGEST_WORD} characters, on one line.", field)
     if len(said) > LONGEST_RESPELLING or "\n" in said:
         raise InvalidRequest(f"{name}: a respelling has at most {LONGEST_RESPELLING} characters, on one line.", field)
-    if found := _PHONEMES.search(said):
-        reason = f"{found[0]!r} is a phoneme, and no model here reads phonemes"
+    if phonemes := _PHONEMES.search(said):
+        reason = f"{phonemes[0]!r} is a phoneme, and no model here reads phonemes"
         raise InvalidRequest(f"{name}: {reason}: respell it in letters.", field, "phonemes_not_supported")
     return said.strip()
 
@@ -168,8 +168,8 @@ def from_pls(content: bytes, field: str) -> dict[str, str]:
         raise InvalidRequest(f"{field} is no PLS lexicon: {error}.", field) from None
     words: dict[str, str] = {}
     for lexeme in builder.close().iter("lexeme"):
-        graphemes = [(each.text or "").strip() for each in lexeme.iter("grapheme")]
-        alias = next((each.text or "" for each in lexeme.iter("alias")), None)
+        graphemes = [(element.text or "").strip() for element in lexeme.iter("grapheme")]
+        alias = next((element.text or "" for element in lexeme.iter("alias")), None)
         if alias is None:
             reason = "no model here reads phonemes: give it an alias"
             name = next(iter(graphemes), "a lexeme without grapheme")[:LONGEST_WORD]

@@ -143,9 +143,9 @@ class LiveMarkup:
         if not is_border and (is_blank or (self._is_border and not is_said and not token.is_end)):
             (self._spaces if token.spoken or self._spaces else tokens).append(token)
             return
-        if token.spoken.startswith(_CLOSES) and (token.is_end or any(each.left_out for each in self._spaces)):
+        if token.spoken.startswith(_CLOSES) and (token.is_end or any(gap.left_out for gap in self._spaces)):
             self._spaces = [
-                each if each.spoken.strip() else Token(each.written, left_out=each.left_out) for each in self._spaces
+                gap if gap.spoken.strip() else Token(gap.written, left_out=gap.left_out) for gap in self._spaces
             ]
         if self._is_border and is_said:
             tokens.append(Token("", pause_s=self._paragraph_pause_s))

@@ -124,7 +124,7 @@ def _read_english(text: str) -> list[TextPart]:
 
 def _aligned(written: str, spoken: str, atoms: re.Pattern[str]) -> list[TextPart]:
     """Pairs `atoms` that are the same, and what is between them."""
-    before, behind = (atoms.findall(each) for each in (written, spoken))
+    before, behind = (atoms.findall(text) for text in (written, spoken))
     parts: list[TextPart] = []
     for kind, start, end, first, last in SequenceMatcher(None, before, behind, autojunk=False).get_opcodes():
         if kind == "equal":
@@ -205,8 +205,8 @@ class Readings:
         return known[abs(number) >= 2 if plural == "fr" else abs(number) != 1]
 
     def _value(self, written: str) -> Decimal:
-        whole, _, fraction = (re.sub(r"\D", "", each) for each in written.partition(self._decimal))
-        return Decimal(f"{'-' if written.startswith(_MINUS) else ''}{whole or 0}.{fraction or 0}")
+        integer, _, fraction = (re.sub(r"\D", "", digits) for digits in written.partition(self._decimal))
+        return Decimal(f"{'-' if written.startswith(_MINUS) else ''}{integer or 0}.{fraction or 0}")
 
     def _number(self, written: str, name: str, variant: str) -> str:
         if name in ("r", "ro"):

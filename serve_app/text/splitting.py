@@ -180,8 +180,8 @@ def _ends_sentence(text: str, end: int) -> bool:
     if listed := _LISTED.search(before):
         opener = before[: listed.end(1)].rstrip()
         return _NOT_AN_END.search(opener) is not None or _NOT_BEFORE_NUMBERS.search(opener) is not None
-    found = _NEXT.match(behind)
-    following = found[1] if found else ""
+    match = _NEXT.match(behind)
+    following = match[1] if match else ""
     if following.islower() or (following.isdigit() and _NOT_BEFORE_NUMBERS.search(before)):
         return False
     is_uncased = following.isalpha() and not following.isupper()

@@ -94,7 +94,7 @@ class SpokenText:
 
 def joined(stretches: tuple[Stretch, ...]) -> str:
     """The spoken text of all stretches."""
-    return " ".join(each.text for each in stretches if each.text)
+    return " ".join(stretch.text for stretch in stretches if stretch.text)
 
 
 def read(sent: str, rules: TextRules, *, field: str = "input") -> SpokenText:
@@ -123,7 +123,7 @@ def read(sent: str, rules: TextRules, *, field: str = "input") -> SpokenText:
     text = _spoken("".join(prose), rules)
     text = text if is_speakable(text) or not stretches else ""
     rest = [Stretch(text, pause_s, speed)] if text or pause_s else []
-    return SpokenText(sent, rules, (*stretches, *rest), left_out)
+    return SpokenText(sent, rules, stretches=(*stretches, *rest), left_out=left_out)
 
 
 def _new_markup(rules: TextRules) -> LiveMarkup:
@@ -167,7 +167,7 @@ class TextReader:
         for token in self._markup.feed(text, is_last=is_last):
             if token.pause_s or token.speed is not None:
                 pieces += self._end([*prose, TextPart("", token.spoken)] if token.spoken else prose)
-                pieces.append(SpokenPiece(token.written, self._space(), token.pause_s, token.speed))
+                pieces.append(SpokenPiece(token.written, self._space(), pause_s=token.pause_s, speed=token.speed))
                 prose = []
             else:
                 is_heard = (token.spoken and not token.is_end) or token.written.isspace()
@@ -207,11 +207,11 @@ class _Trace:
         self._spoken: list[str] = []
         self._owed = 0  # characters that the stage has taken, and whose sent text has not been found
 
-    def follow(self, given: list[TextPart], made: list[TextPart], *, is_last: bool) -> list[TextPart]:
-        """Parts that pair sent text with what the stage `made` of it, of all that was `given`."""
-        self._before.extend(given)
+    def follow(self, before: list[TextPart], after: list[TextPart], *, is_last: bool) -> list[TextPart]:
+        """Parts that pair sent text with what the stage made of it: `before` it and `after` it."""
+        self._before.extend(before)
         parts: list[TextPart] = []
-        for part in made:
+        for part in after:
             parts += self._unspoken()
             self._spoken.append(part.spoken)
             self._owed += len(part.written)

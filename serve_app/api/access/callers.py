@@ -74,7 +74,7 @@ class Meters:
         meter = self._meters.get(name)
         if meter is None:
             if len(self._meters) >= _MOST_METERS:
-                idle = next((known for known, each in self._meters.items() if not each.num_streams), "")
+                idle = next((key for key, other in self._meters.items() if not other.num_streams), "")
                 self._meters.pop(idle, None)
             meter = self._meters[name] = Meter(self._reason, self._holder)
         meter.requests_per_minute, meter.max_streams = requests_per_minute, max_streams

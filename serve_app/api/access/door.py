@@ -124,7 +124,7 @@ class Door:
             query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
             yield from (query[name] for name in _KEY_PARAMETERS if name in query)
             for protocol in filter(self._has_key, scope["subprotocols"]):
-                prefix = next((each for each in self._key_protocols if protocol.startswith(each)), "")
+                prefix = next((known for known in self._key_protocols if protocol.startswith(known)), "")
                 yield protocol.removeprefix(prefix)
 
     def _has_key(self, protocol: str) -> bool:

@@ -201,12 +201,12 @@ def _stamp(file: Path) -> Stamp | None:
     Raises ConfigError where the file cannot be looked at.
     """
     try:
-        found = file.stat()
+        status = file.stat()
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ConfigError(f"the key file {file} cannot be seen ({error.strerror})") from None
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
 def _digest(key: str) -> str:

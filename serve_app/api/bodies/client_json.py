@@ -44,12 +44,12 @@ def number(param: str, value: object) -> int | float | None:
     """A number from JSON, or from the text of a query; None for None and "". Raises InvalidRequest."""
     if value is None or value == "":
         return None
-    found = value
+    parsed = value
     if isinstance(value, str) and _NUMBER.fullmatch(value):
-        found = int(value) if value.isdigit() else float(value)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not _fits_a_field(found):
+        parsed = int(value) if value.isdigit() else float(value)
+    if isinstance(parsed, bool) or not isinstance(parsed, int | float) or not _fits_a_field(parsed):
         raise _no_number(param, value)
-    return found
+    return parsed
 
 
 def _fits_a_field(value: float) -> bool:

@@ -51,11 +51,11 @@ class SentForm:
 
     def preparation(self) -> Preparation:
         """What is to be done to the recordings of the form. Raises InvalidRequest."""
-        given = self.text("prepare") or "auto"
+        sent = self.text("prepare") or "auto"
         for preparation in PREPARATIONS:
-            if given == preparation:
+            if sent == preparation:
                 return preparation
-        raise InvalidRequest(f"prepare: {given[:40]!r} is none of {', '.join(PREPARATIONS)}.", "prepare")
+        raise InvalidRequest(f"prepare: {sent[:40]!r} is none of {', '.join(PREPARATIONS)}.", "prepare")
 
     def files_of(self, *fields: str) -> Sequence[FormFile]:
         return [file for file in self.files if file.field.removesuffix("[]") in fields]

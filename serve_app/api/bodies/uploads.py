@@ -51,8 +51,8 @@ class Uploads:
         try:
             async with asyncio.timeout(_UPLOAD_WAIT_S):
                 while self._next() is not upload:
-                    for other in self._claimed:
-                        other.end_if_stalled()
+                    for claimed in self._claimed:
+                        claimed.end_if_stalled()
                     self._changed.clear()
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._changed.wait(), _LOOK_S)

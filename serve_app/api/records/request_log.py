@@ -56,12 +56,12 @@ class Usage:
     @property
     def answer(self) -> dict[str, object]:
         """What answers say of the speech, to make it again."""
-        told = {"seed": self.seed, "model": self.model, "voice": self.voice}
-        return {name: said for name, said in told.items() if said is not None}
+        answer = {"seed": self.seed, "model": self.model, "voice": self.voice}
+        return {name: value for name, value in answer.items() if value is not None}
 
     def headers(self) -> dict[str, str]:
         named = {"seed": SEED_HEADER, "model": MODEL_HEADER, "voice": VOICE_HEADER}
-        return {named[name]: quote(str(said), safe=" /(),:") for name, said in self.answer.items()}
+        return {named[name]: quote(str(value), safe=" /(),:") for name, value in self.answer.items()}
 
     def add(self, chunk: PcmChunk) -> None:
         self.input_tokens = chunk.num_text_tokens
@@ -82,8 +82,8 @@ class Usage:
 
     def become(self, other: "Usage") -> None:
         """Another attempt at the same speech takes the place of this one."""
-        for each in fields(other):
-            setattr(self, each.name, getattr(other, each.name))
+        for attribute in fields(other):
+            setattr(self, attribute.name, getattr(other, attribute.name))
 
     def include(self, other: "Usage") -> None:
         """Another utterance of the same request, which has ended."""
@@ -144,7 +144,7 @@ class RequestRecord:
         """The entry, how long each stage before the first audio took, and which replicas made it. A loss stands between
         the replica that was lost and the one that went on.
         """
-        told = {
+        stages_ms = {
             stage: round((at_ns - before_ns) / 1e6, 2) for (_, before_ns), (stage, at_ns) in pairwise(self.usage.marks)
         }
         made_by: list[str] = []
@@ -152,7 +152,7 @@ class RequestRecord:
             if stage not in made_by or "#" not in stage:
                 made_by.append(stage)
         trace = _TRACE.match(self.trace.get("traceparent", ""))
-        return {**self.entry(), "stages_ms": told, "replicas": made_by, "trace_id": trace and trace[1]}
+        return {**self.entry(), "stages_ms": stages_ms, "replicas": made_by, "trace_id": trace and trace[1]}
 
     @property
     def is_failure(self) -> bool:
@@ -164,12 +164,12 @@ class RequestRecord:
         return replace(self, request_id=request_id, received_ns=time.time_ns(), usage=Usage(), error=None)
 
     def note_speech(
-        self, asked: UtteranceRequest, info: ModelInfo, stored: StoredVoice | None, *, speed: float
+        self, utterance: UtteranceRequest, info: ModelInfo, stored: StoredVoice | None, *, speed: float
     ) -> None:
         """It is going to be spoken: known to the command, which shows it where the server is stopped before its end."""
         self.usage.model = info.name
-        self.usage.voice = asked.synthesis.voice if stored is None else stored.id
-        self.usage.seed = asked.synthesis.seed
+        self.usage.voice = utterance.synthesis.voice if stored is None else stored.id
+        self.usage.seed = utterance.synthesis.seed
         self.samples_per_s = info.sample_rate * speed
         self.is_speech = True
         self._tell(is_over=False)
@@ -240,12 +240,12 @@ def _read(end: int, show: Callable[[Entry], None], report: Callable[[str], None]
     """Until an empty line; then what has begun and has not ended."""
     spoken: dict[str, Entry] = {}
     with open(end, encoding="utf-8") as lines:
-        for each in itertools.takewhile(lambda each: each != "\n", lines):
-            kind, *said = json.loads(each)
+        for report_line in itertools.takewhile(lambda report_line: report_line != "\n", lines):
+            kind, *values = json.loads(report_line)
             if kind == "stage":
-                report(*said)
+                report(*values)
                 continue
-            name, is_over, entry = said
+            name, is_over, entry = values
             spoken.pop(name, None)
             if is_over:
                 _show(show, entry)

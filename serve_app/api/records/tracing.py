@@ -142,7 +142,7 @@ def parts_of(record: RequestRecord) -> Iterator[SpanPart]:
 
 
 def _attributes(record: RequestRecord) -> dict[str, str | int | float]:
-    told = record.entry()
+    entry = record.entry()
     names = ("id", "key", "dialect", "model", "voice", "characters", "codes", "audio_s", "outcome")
-    said = {f"talkray.{name}": told[name] for name in names if told[name] is not None}
-    return said | ({} if told["seed"] is None else {"talkray.seed": str(told["seed"])})
+    attributes = {f"talkray.{name}": entry[name] for name in names if entry[name] is not None}
+    return attributes | ({} if entry["seed"] is None else {"talkray.seed": str(entry["seed"])})

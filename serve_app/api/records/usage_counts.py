@@ -155,5 +155,5 @@ def read_usage(store: VoiceStore, since: str) -> Iterator[UsageHour]:
     paths = [meta["path"] for meta in store.listed(f"{_FOLDER}/")]
     for path in sorted(paths):
         _, day, name = path.split("/")
-        if f"{day}T{name[:2]}" >= since and (found := store.get_record(path, UsageHour)) is not None:
-            yield found
+        if f"{day}T{name[:2]}" >= since and (hour := store.get_record(path, UsageHour)) is not None:
+            yield hour

@@ -42,10 +42,10 @@ async def build_utterance(
     body = speech.body if stored is None else _with_defaults(speech.body, stored, info)
     speaker = _speaker(body, info)
     language = _language(body, info, speaker)
-    of_each = language == DETECT and not live
+    by_segment = language == DETECT and not live
     if language == DETECT:
-        whole = await asyncio.to_thread(detected, spoken.text, info.languages) if of_each else None
-        language = whole or "auto"
+        detected_language = await asyncio.to_thread(detected, spoken.text, info.languages) if by_segment else None
+        language = detected_language or "auto"
     synthesis = SynthesisRequest(
         request_id=request_id,
         client=client,
@@ -66,7 +66,7 @@ async def build_utterance(
         synthesis,
         stretches=() if live else spoken.stretches,
         max_segment_chars=spoken.rules.max_segment_chars,
-        languages=info.languages if of_each else (),
+        languages=info.languages if by_segment else (),
         redraws=body.seed is None and not body.ignore_eos,
         joins=settings.text.joints,
     )
@@ -124,8 +124,8 @@ def _not_spoken(param: str, reason: str, info: ModelInfo, speaker: str | None) -
 
 
 def _speaks(info: ModelInfo, speaker: str | None) -> str:
-    who = info.name if speaker is None else f"the voice {speaker!r} of {info.name}"
-    return f"{who} speaks {', '.join(info.languages)}"
+    speaker_name = info.name if speaker is None else f"the voice {speaker!r} of {info.name}"
+    return f"{speaker_name} speaks {', '.join(info.languages)}"
 
 
 def _instructions(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> str | None:
@@ -140,10 +140,10 @@ def _instructions(body: SpeechBody, info: ModelInfo, settings: ApiSettings) -> s
 
 def _with_defaults(body: SpeechBody, stored: StoredVoice, info: ModelInfo) -> SpeechBody:
     """The body with the voice's own language and sampling options, if it names none."""
-    found: dict[str, object] = {name: value for name, value in stored.sampling.items() if getattr(body, name) is None}
+    added: dict[str, object] = {name: value for name, value in stored.sampling.items() if getattr(body, name) is None}
     if "language" not in body.model_fields_set and language_name(stored.language or "") in info.languages:
-        found["language"] = stored.language
-    return body.model_copy(update=found)
+        added["language"] = stored.language
+    return body.model_copy(update=added)
 
 
 async def _reference(

@@ -26,7 +26,7 @@ def _flat(fields: Mapping[str, object], outer: set[str], prefix: str) -> Iterato
 
 def _is_all_null(value: object) -> bool:
     """Whether it is an object of nulls. An empty one is none: some clients switch a feature on with it."""
-    return isinstance(value, Mapping) and bool(value) and all(each is None for each in value.values())
+    return isinstance(value, Mapping) and bool(value) and all(entry is None for entry in value.values())
 
 
 def renamed(sent: Mapping[str, object], names: Names) -> dict[str, object]:

@@ -74,15 +74,15 @@ def with_unknown(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str
 
 def always_streamed(fields: Mapping[str, object]) -> dict[str, str]:
     """Fields of a SpeechBody that have no effect on a WebSocket."""
-    asked = {"stream": fields.get("stream") is False, "stream_format": fields.get("stream_format") == "sse"}
-    reasons = {name: "a WebSocket sends audio as it comes" for name, is_asked in asked.items() if is_asked}
+    wants_whole = {"stream": fields.get("stream") is False, "stream_format": fields.get("stream_format") == "sse"}
+    reasons = {name: "a WebSocket sends audio as it comes" for name, is_asked in wants_whole.items() if is_asked}
     return reasons | ({PREVIOUS: "over HTTP and on our own WebSocket only"} if fields.get(PREVIOUS) is not None else {})
 
 
 def as_header(reasons: Reasons) -> dict[str, str]:
     """For an HTTP response: none where nothing was ignored. A reason may name a stored voice, in any script."""
-    told = "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
-    return {IGNORED_HEADER: _CONTROL.sub("?", told)} if reasons else {}
+    text = "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
+    return {IGNORED_HEADER: _CONTROL.sub("?", text)} if reasons else {}
 
 
 def entries(reasons: Reasons) -> list[dict[str, str]]:
@@ -126,15 +126,15 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
 
 def of_text(spoken: SpokenText, info: ModelInfo) -> Reasons:
     """What of the text is not read aloud, as the reason of `input`."""
-    told = [left_out(spoken)] if spoken.left_out else []
+    notes = [left_out(spoken)] if spoken.left_out else []
     if info.spoken_form is not None and (foreign := foreign_letters(spoken.sent, info.languages)):
-        told.append(f"letters that the voice cannot speak: {foreign.total()}")
-    return {"input": "; ".join(told)} if told else {}
+        notes.append(f"letters that the voice cannot speak: {foreign.total()}")
+    return {"input": "; ".join(notes)} if notes else {}
 
 
 def left_out(spoken: SpokenText) -> str:
     """What is not read aloud, and how often, as it can stand in a header."""
-    named = [f"{_CONTROL.sub('?', what)} {count}" for what, count in list(spoken.left_out.items())[:_MOST_NAMED]]
+    named = [f"{_CONTROL.sub('?', kind)} {count}" for kind, count in list(spoken.left_out.items())[:_MOST_NAMED]]
     more = len(spoken.left_out) - len(named)
     return f"not read aloud: {', '.join(named)}" + (f" and {more} more" if more > 0 else "")
 

@@ -41,9 +41,9 @@ async def strict_request(
     """
     overrides = overrides or {}
     ignored = Ignored(fields, ALL_SPELLINGS, reasons)
-    given = {**in_our_spelling(fields), **overrides}
-    known = {name: given[name] for name in SPEECH if given.get(name) is not None}
-    body = parse_speech(known, offer.settings)
+    sent = {**in_our_spelling(fields), **overrides}
+    present = {name: sent[name] for name in SPEECH if sent.get(name) is not None}
+    body = parse_speech(present, offer.settings)
     info = await model_for(offer, dict(body), task_type=fields.get("task_type"))
     if body.voice is not None:
         _check_voice(offer, body.voice, info)
@@ -75,14 +75,14 @@ async def lenient_request(
     InvalidRequest that names the field, NotReady.
     """
     ignored = Ignored(sent, names, reasons)
-    given = {**field_names.renamed(sent, names), **(overrides or {})}
-    model = given.pop("model", None)
-    bit_rate = given.pop("bit_rate", None)
-    named = given.pop("voice", None)
-    hints = {**given, "model": model, "voice": named}
+    renamed = {**field_names.renamed(sent, names), **(overrides or {})}
+    model = renamed.pop("model", None)
+    bit_rate = renamed.pop("bit_rate", None)
+    named = renamed.pop("voice", None)
+    hints = {**renamed, "model": model, "voice": named}
     info = await model_for(offer, hints, task_type=sent.get("task_type"), lenient=True)
-    known = {name: value for name, value in given.items() if value is not None}
-    unvoiced = parse_speech({"input": "", "any_language": True, **known}, offer.settings)
+    present = {name: value for name, value in renamed.items() if value is not None}
+    unvoiced = parse_speech({"input": "", "any_language": True, **present}, offer.settings)
     voice = await _lenient_voice(offer, named, unvoiced, info)
     ignored.note("voice", voice.reason)
     if model is not None and not catalogue.is_known(model, info, offer.settings):

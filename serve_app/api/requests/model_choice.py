@@ -31,20 +31,20 @@ class ModelHints:
 
 
 async def model_for(
-    offer: Offer, given: Mapping[str, object], *, task_type: object, lenient: bool = False
+    offer: Offer, fields: Mapping[str, object], *, task_type: object, lenient: bool = False
 ) -> ModelInfo:
-    """The model for a request whose fields `given` have the names of a SpeechBody, not yet checked if `lenient`.
+    """The model for a request whose `fields` have the names of a SpeechBody, not yet checked if `lenient`.
 
     A single model speaks for all. Its name is checked unless `lenient`. Raises as `choose_model` does, NotReady.
     """
     models = await offer.models.infos()
-    model, voice = (each if isinstance(each, str) else None for each in (given.get("model"), given.get("voice")))
+    model, voice = (value if isinstance(value, str) else None for value in (fields.get("model"), fields.get("voice")))
     wanted = ModelHints(
         model=model,
-        has_recording=given.get("ref_audio") is not None or await _is_stored(offer, voice, models),
+        has_recording=fields.get("ref_audio") is not None or await _is_stored(offer, voice, models),
         task_type=task_type,
         voice=voice,
-        instructions=given.get("instructions"),
+        instructions=fields.get("instructions"),
     )
     info = choose_model(wanted, models, offer.settings, lenient=lenient)
     if not lenient:
@@ -122,32 +122,32 @@ def _by_voice(name: str | None, models: Sequence[ModelInfo], *, lenient: bool) -
     if not wanted or not speaking:
         return None
     own = [info for info in speaking if wanted in info.voices]
-    found = _only(own or [info for info in speaking if wanted in catalogue.aliases(info.voices)], "voice", models[0])
-    if found is None and not lenient:
+    chosen = _only(own or [info for info in speaking if wanted in catalogue.aliases(info.voices)], "voice", models[0])
+    if chosen is None and not lenient:
         catalogue.resolve(wanted, list(dict.fromkeys(voice for info in speaking for voice in info.voices)))
-    return found
+    return chosen
 
 
-def _of_kind(kind: ModelKind, models: Sequence[ModelInfo], what: str, param: str) -> ModelInfo:
-    """The model of a kind that `what`, in the field `param`, asks for. Raises InvalidRequest for none or several."""
-    found = _only([info for info in models if info.kind is kind], what, models[0])
-    if found is None:
-        raise not_deployed(kind, models, what, param)
-    return found
+def _of_kind(kind: ModelKind, models: Sequence[ModelInfo], need: str, param: str) -> ModelInfo:
+    """The model of a kind that `need`, in the field `param`, asks for. Raises InvalidRequest for none or several."""
+    chosen = _only([info for info in models if info.kind is kind], need, models[0])
+    if chosen is None:
+        raise not_deployed(kind, models, need, param)
+    return chosen
 
 
-def not_deployed(kind: ModelKind, models: Sequence[ModelInfo], what: str, param: str | None = None) -> InvalidRequest:
-    """The error that says what would have to be deployed for `what`."""
+def not_deployed(kind: ModelKind, models: Sequence[ModelInfo], need: str, param: str | None = None) -> InvalidRequest:
+    """The error that says what would have to be deployed for `need`."""
     here = ", ".join(f"{info.name} ({info.kind})" for info in models)
-    message = f"{what} needs {_CHECKPOINTS[kind]}, and none is deployed here: {here}."
+    message = f"{need} needs {_CHECKPOINTS[kind]}, and none is deployed here: {here}."
     return InvalidRequest(message, param, "model_not_deployed")
 
 
-def _only(candidates: Sequence[ModelInfo], what: str, default: ModelInfo) -> ModelInfo | None:
+def _only(candidates: Sequence[ModelInfo], need: str, default: ModelInfo) -> ModelInfo | None:
     """The default model if it is a candidate, else the only one."""
     if default in candidates:
         return default
     if len(candidates) > 1:
         names = ", ".join(info.name for info in candidates)
-        raise InvalidRequest(f"{what} fits several models ({names}): say which in model.", "model", "ambiguous_model")
+        raise InvalidRequest(f"{need} fits several models ({names}): say which in model.", "model", "ambiguous_model")
     return candidates[0] if candidates else None

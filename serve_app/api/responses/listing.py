@@ -11,7 +11,7 @@ def page_of(items: Sequence[Mapping[str, object]], after: str, limit: str, *, mo
     wanted = number("limit", limit)
     if not isinstance(wanted, int) or not 1 <= wanted <= most:
         raise InvalidRequest(f"limit must be 1 to {most}.", "limit")
-    start = next((index + 1 for index, each in enumerate(items) if each["id"] == after), 0)
+    start = next((index + 1 for index, item in enumerate(items) if item["id"] == after), 0)
     page = items[start : start + wanted]
     ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
     return {"object": "list", "data": list(page), **ends, "has_more": start + wanted < len(items)}

@@ -69,7 +69,7 @@ async def audio_body(
     rendering: Rendering,
     usage: Usage,
     times: WordTimes | None = None,
-    kept: ByteQuota | None = None,
+    quota: ByteQuota | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Bare audio. `usage` and `times` follow the chunks, `kept` the bytes of a whole answer."""
     async with aclosing(chunks):
@@ -78,8 +78,8 @@ async def audio_body(
             if times is not None:
                 times.feed(chunk)
             audio = await rendering.feed(chunk.pcm)
-            if kept is not None:
-                kept.keep(rendering.num_kept)
+            if quota is not None:
+                quota.keep(rendering.num_kept)
             if audio:
                 yield audio
     if audio := await rendering.close():
@@ -91,7 +91,7 @@ async def event_body(
     rendering: Rendering,
     usage: Usage,
     times: WordTimes | None = None,
-    kept: ByteQuota | None = None,
+    quota: ByteQuota | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Audio as server-sent events, with words if `times` are given.
 
@@ -99,7 +99,7 @@ async def event_body(
     """
     has_sent = False
     try:
-        async with aclosing(audio_body(chunks, rendering, usage, times, kept)) as body:
+        async with aclosing(audio_body(chunks, rendering, usage, times, quota)) as body:
             async for audio in body:
                 has_sent = True
                 for part in parts_of(audio):
@@ -212,17 +212,17 @@ class WholeResponse(SpeechResponse):
         attempt: AnswerAttempt,
         headers: Mapping[str, str],
         *,
-        kept: ByteQuota,
+        quota: ByteQuota,
         redraw: Callable[[], AnswerAttempt] | None = None,
     ) -> None:
         """`kept` counts the bytes that are kept. `redraw` makes another attempt if the first one ends badly."""
         super().__init__(attempt.body, headers, usage=attempt.usage)
-        self._attempt, self._kept, self._redraw = attempt, kept, redraw
+        self._attempt, self._quota, self._redraw = attempt, quota, redraw
 
     async def _send(self, send: Send) -> None:
-        with self._kept as kept:
+        with self._quota as quota:
             attempt = self._attempt
-            content = await collected(self._body, kept)
+            content = await collected(self._body, quota)
             if self._redraw is not None and ended_badly(self._usage.finish_reason):
                 attempt, content = await self._redrawn(self._redraw(), content)
             if attempt.whole is None:
@@ -239,7 +239,7 @@ class WholeResponse(SpeechResponse):
     async def _redrawn(self, second: AnswerAttempt, content: bytes) -> tuple[AnswerAttempt, bytes]:
         """The second attempt at an answer that ended badly and was not sent, the first if the second one fails."""
         try:
-            content = await collected(second.body, self._kept, beside=len(content))
+            content = await collected(second.body, self._quota, beside=len(content))
         except TalkrayError as error:
             second.drop_tail()
             logger.warning("an answer that ended badly (%s) stays: %s", self._usage.finish_reason, error)

@@ -63,13 +63,13 @@ class ByteQuota:
 _REMEDY = "ask for a stream, or for less"
 
 
-async def collected(parts: AsyncGenerator[bytes, None], kept: ByteQuota, *, beside: int = 0) -> bytes:
+async def collected(parts: AsyncGenerator[bytes, None], quota: ByteQuota, *, beside: int = 0) -> bytes:
     """All of a body, which is closed also after an error; `beside` bytes count too. Raises as `ByteQuota.keep` does."""
     content = bytearray()
     async with aclosing(parts):
         async for part in parts:
             content += part
-            kept.keep(beside + len(content))
+            quota.keep(beside + len(content))
     return bytes(content)
 
 

@@ -113,11 +113,11 @@ class Connection(ABC):
 
         All speech stops with it. `headers` go into the handshake.
         """
-        told = {**disclosure(self.service.settings.disclose_synthetic), **(headers or {})}
-        given = [(name.encode(), value.encode("latin-1")) for name, value in told.items()]
+        named = {**disclosure(self.service.settings.disclose_synthetic), **(headers or {})}
+        encoded = [(name.encode(), value.encode("latin-1")) for name, value in named.items()]
         self._leave_when_asked()
         try:
-            await self.socket.accept(self.subprotocol, given)
+            await self.socket.accept(self.subprotocol, encoded)
             await self.opened()
             while (message := await self._receive())["type"] != "websocket.disconnect":
                 await self._answer(message.get("text"))
@@ -310,7 +310,7 @@ class ContextConnection(Connection):
     def __init__(self, socket: WebSocket, service: SpeechService) -> None:
         super().__init__(socket, service)
         self._contexts: dict[str, tuple[Session, asyncio.Task[None]]] = {}
-        self.untold: dict[str, ignored_fields.Reasons] = {}  # by context: what its next message will say
+        self.pending_notes: dict[str, ignored_fields.Reasons] = {}  # by context: what its next message will say
         self._takes: dict[str, str] = {}  # by context: `SpeechRequest.voice_take`, which its next message will say
 
     @abstractmethod
@@ -359,10 +359,10 @@ class ContextConnection(Connection):
             await asyncio.wait((task,))
             self._remove(name, task)
 
-    def told(self, name: str) -> dict[str, object]:
+    def notes(self, name: str) -> dict[str, object]:
         """What a message says of fields without effect and of the recording that speaks, once."""
         take = self._takes.pop(name, None)
-        return {**({"voice_take": take} if take else {}), **ignored_fields.in_message(self.untold.pop(name, {}))}
+        return {**({"voice_take": take} if take else {}), **ignored_fields.in_message(self.pending_notes.pop(name, {}))}
 
     async def _speak(self, name: str, session: Session, *, is_first: bool) -> None:
         async def say(event: Event) -> None:
@@ -379,7 +379,7 @@ class ContextConnection(Connection):
         if name in self._contexts and self._contexts[name][1] is task:
             del self._contexts[name]
             self._takes.pop(name, None)
-            self.untold.pop(name, None)
+            self.pending_notes.pop(name, None)
 
 
 async def refuse_handshake(socket: WebSocket, error: Exception, *, reason_header: str | None = None) -> None:
@@ -406,12 +406,12 @@ def _parse(text: str | None, *, recordings: bool) -> dict[str, object]:
     size = len(text.encode())
     if size <= MAX_MESSAGE_BYTES:
         return parse_object(text)
-    found = _RECORDING.search(text) if recordings and size <= MAX_BODY_BYTES else None
-    if found is None or size - (found.end(2) - found.start(2)) > MAX_MESSAGE_BYTES:
+    recording = _RECORDING.search(text) if recordings and size <= MAX_BODY_BYTES else None
+    if recording is None or size - (recording.end(2) - recording.start(2)) > MAX_MESSAGE_BYTES:
         limits = f"{MAX_MESSAGE_BYTES} bytes" + (f", {MAX_BODY_BYTES} with ref_audio" if recordings else "")
         raise PayloadTooLarge(f"The message is larger than {limits}.")
     stand_in = secrets.token_hex(16)
-    fields = parse_object(f'{text[: found.start(2)]}"{stand_in}"{text[found.end(2) :]}')
-    if fields.get(found[1]) != stand_in:
+    fields = parse_object(f'{text[: recording.start(2)]}"{stand_in}"{text[recording.end(2) :]}')
+    if fields.get(recording[1]) != stand_in:
         raise PayloadTooLarge(f"The message is larger than {MAX_MESSAGE_BYTES} bytes, without a ref_audio of its own.")
-    return fields | parse_object(f'{{"{found[1]}": {found[2]}}}')
+    return fields | parse_object(f'{{"{recording[1]}": {recording[2]}}}')

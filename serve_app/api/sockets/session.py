@@ -313,7 +313,7 @@ class Session:
             if not self._delivery.files and (rest := await self._rendering.close()):
                 await self._events.put(Rest(rest))
             endings = (turn.finish_reason for turn in self._over)
-            reason = next((one for one in endings if one is not FinishReason.STOP), FinishReason.STOP)
+            reason = next((ending for ending in endings if ending is not FinishReason.STOP), FinishReason.STOP)
             await self._events.put(Done(reason, self._over[-1].usage.answer if self._over else {}))
         except Exception as error:
             self.has_ended = True
@@ -396,11 +396,11 @@ class Session:
         self, turn: Turn, body: SpeechBody, spoken: SpokenText, *, live: bool = False
     ) -> UtteranceRequest:
         self._asker.caller.request()
-        who = {"request_id": turn.record.request_id, "client": self._asker.caller.name}
+        identity = {"request_id": turn.record.request_id, "client": self._asker.caller.name}
         # A turn may come an hour after the request: by then its voice may have another version, or be gone.
         stored = await stored_voice(body, self._info, self._offer.voices)
         speech = replace(self._speech, body=body, spoken=spoken, stored=stored)
-        request = await build_utterance(self._offer, speech, live=live, **who)
+        request = await build_utterance(self._offer, speech, live=live, **identity)
         turn.record.note_speech(request, self._info, stored, speed=body.speed)
         return start_marks(request, turn.record.received_ns) if self._offer.settings.records.stages else request
 
