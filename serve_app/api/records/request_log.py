@@ -101,7 +101,12 @@ class Usage:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """The outcome of one request. A request that neither spoke nor failed gets no line."""
+    """The outcome of one request. A request that neither spoke nor failed gets no line.
+
+    `usage` counts while the audio is read. `publish` closes both, after the last byte: `RequestContext` for a request,
+    `Session` for a turn of a socket, which has a record of its own. A job's segment is no request: `SegmentMaker` calls
+    `end`.
+    """
 
     request_id: str
     received_ns: int  # of time.time_ns()

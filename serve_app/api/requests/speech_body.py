@@ -92,6 +92,7 @@ class SpeechBody(BaseModel):
     lexicon: dict[str, str] | None = None  # how words are said
     max_segment_chars: Annotated[int, Field(ge=LEAST_SEGMENT_CHARS)] | None = None  # None: as api.text has it
     previous_request_id: str | None = None  # the voice goes on from where this request ended
+    # `_with_sampling` adds do_sample, temperature, top_k and the other fields of `Sampling` (deployments/protocol.py).
 
     @property
     def sampling(self) -> Sampling:
