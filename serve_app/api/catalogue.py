@@ -144,7 +144,9 @@ def _voices(info: ModelInfo) -> list[Voice]:
 
 def stored_voice(voice: StoredVoice) -> Voice:
     """A stored voice as an entry of the list."""
-    return Voice(voice.id, voice.name, voice.language or "", "", voice.description, "stored")
+    return Voice(
+        voice.id, voice.name, language=voice.language or "", gender="", description=voice.description, type="stored"
+    )
 
 
 async def all_voices(models: Sequence[ModelInfo], voices: Voices) -> list[Voice]:

@@ -67,7 +67,7 @@ class Recent:
 
     def note(self) -> bytes:
         """For the control store."""
-        speaking, waiting, most = (0, 0, 0) if self._models is None else self._models.load()
+        speaking, waiting, most = (0, 0, 0) if self._models is None else self._models.stream_counts()
         streams = {"speaking": speaking, "waiting": waiting, "most": most}
         slices = [(number, dict(counts)) for number, counts in list(self._slices)]
         return json.dumps({"at": self._clock(), "streams": streams, "slices": slices}).encode()

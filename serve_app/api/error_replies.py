@@ -114,7 +114,7 @@ def translate(error: BaseException) -> ErrorReply:
         headers |= _retry(error.retry_after_s if isinstance(error, Overloaded | Starting) else RETRY_AFTER_S)
         message += f" Try again in {headers['Retry-After']} s."
     code, param = (error.code, error.param) if isinstance(error, InvalidRequest) else (kind.code, None)
-    return ErrorReply(kind.status, message, kind.type, code, param, headers)
+    return ErrorReply(kind.status, message, type=kind.type, code=code, param=param, headers=headers)
 
 
 def close_reason(error: Overloaded) -> str:
@@ -127,7 +127,7 @@ def _translate_http(error: HTTPException) -> ErrorReply:
     code, remedy = _ROUTING.get(error.status_code, ("invalid_request", ""))
     headers = dict(error.headers or {})
     message = error.detail + remedy.format(headers.get("Allow", "other methods"))
-    return ErrorReply(error.status_code, message, "invalid_request_error", code, headers=headers)
+    return ErrorReply(error.status_code, message, type="invalid_request_error", code=code, headers=headers)
 
 
 def _retry(after_s: float) -> dict[str, str]:

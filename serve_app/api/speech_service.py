@@ -126,6 +126,8 @@ class SpeechService:
 
         `body`: the dialect's own. None: the audio, sent while it is spoken, or whole if `speech.delivery` says so. A
         text that is sent whole and ends badly is spoken again, once, with another seed; a dialogue is not.
+
+        The response counts in the record's `usage` while it is sent. `RequestContext` publishes the record after it.
         """
         utterance, ignored = self._continued(await self.begin_speech(request, speech), speech)
         usage = state_of(request).record.usage
@@ -159,7 +161,9 @@ class SpeechService:
         def attempt(spoken: Sequence[UtteranceRequest], usage: Usage) -> AnswerAttempt:
             times = _word_times(parts or [speech])
             audio = self._audio(spoken, speech, usage, times, quota)
-            return AnswerAttempt(audio, usage, body, times, drop_tail=partial(self._tails.drop, spoken[0].synthesis))
+            return AnswerAttempt(
+                audio, usage, whole=body, times=times, drop_tail=partial(self._tails.drop, spoken[0].synthesis)
+            )
 
         def redraw() -> AnswerAttempt:
             second = first.redrawn(usage.finish_reason)

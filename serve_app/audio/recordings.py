@@ -73,7 +73,7 @@ async def read_aside(
 def _read(ref_audio: str, text: str | None, info: ModelInfo, x_vector_only: bool, prepare: Decode | None) -> Reference:
     sent = hashlib.sha256(f"{info.name} {info.sample_rate} {'prepared ' if prepare else ''}".encode())
     sent.update(ref_audio.encode(errors="surrogatepass"))
-    reference = by_prompt(Reference(None, text, x_vector_only, key=sent.digest()))
+    reference = by_prompt(Reference(None, text, x_vector_only=x_vector_only, key=sent.digest()))
     if reference.prompt is not None:
         return reference
     audio = _DECODED.get(reference.key, lambda: decode_reference(ref_audio, info.sample_rate, prepare or decode_file))

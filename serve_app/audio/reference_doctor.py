@@ -123,7 +123,7 @@ def check_recording(
     changes: tuple[str, ...] = ()
     if prepare == "auto" and measures.has_speech:
         audio, changes = _prepared(audio, measures)
-    return CheckedRecording(audio, sample_rate, measures, flaws, changes)
+    return CheckedRecording(audio, sample_rate, measures=measures, flaws=flaws, changes=changes)
 
 
 def decode_prepared(data: bytes, field: str) -> tuple[Samples, int]:

@@ -155,8 +155,10 @@ def _takes(form: SentForm, *, is_new: bool) -> list[SentRecording]:
         raise InvalidRequest("files is required: recordings of the voice.", "files", "missing_required_parameter")
     text = form.text("ref_text", "reference_text")
     prepare = form.preparation()
-    main = [SentRecording(file.data, text, NEUTRAL, prepare) for file in files[: int(is_new)]]
-    return main + [SentRecording(file.data, None, PurePath(file.name).stem, prepare) for file in files[len(main) :]]
+    main = [SentRecording(file.data, text, style=NEUTRAL, prepare=prepare) for file in files[: int(is_new)]]
+    return main + [
+        SentRecording(file.data, None, style=PurePath(file.name).stem, prepare=prepare) for file in files[len(main) :]
+    ]
 
 
 def _language(form: SentForm) -> str | None:

@@ -59,7 +59,9 @@ class BatchFiles:
             if named := _PATH.fullmatch(meta["path"]):
                 name = bytes.fromhex(named[2]).decode("utf-8", "replace")
                 created_at = int(meta["last_modified"].timestamp())
-                files.append(BatchFile(named[1], name, meta["size"], created_at, path=meta["path"]))
+                files.append(
+                    BatchFile(named[1], name, num_bytes=meta["size"], created_at=created_at, path=meta["path"])
+                )
         return files
 
     def add(self, name: str, content: bytes, *, most: int) -> BatchFile:
@@ -139,7 +141,7 @@ async def output_of(store: JobStore, job_id: str, *, disclosed: bool) -> AsyncGe
             yield _line({**line, "response": None, "error": {"code": "not_finished", "message": message}})
             continue
         audio_format = part.response_format or AudioFormat.MP3
-        track = Track(job_id, info.sample_rate, info.frame_samples, tuple(done))
+        track = Track(job_id, info.sample_rate, frame_samples=info.frame_samples, made=tuple(done))
         audio = StoredAudio(store, track, audio_format, disclosed=disclosed)
         body = {"object": "audio.speech", "content_type": CONTENT_TYPES[audio_format], "audio": AUDIO_HERE}
         answered = {"status_code": 200, "request_id": f"{job_id}.{number}", "body": body}

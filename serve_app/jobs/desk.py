@@ -103,7 +103,7 @@ class JobDesk:
                 deterministic=made.deterministic,
             )
             await asyncio.to_thread(self._store().create, job, plan, state)
-            self._works[job.id] = Work(job, state, {}, 0)
+            self._works[job.id] = Work(job, state, made={}, num_bytes=0)
         self._changed.set()
         return self._as_json(self._works[job.id]), made.ignored
 
@@ -115,8 +115,8 @@ class JobDesk:
         content = await asyncio.to_thread(files.content, batch.input_file_id)
         try:
             entries, lines = await asyncio.to_thread(read_lines, content)
-            fields = {INPUTS: entries, DETERMINISTIC: batch.deterministic}
-            return await planned(self._offer, fields, lines), JobState()
+            job_fields = {INPUTS: entries, DETERMINISTIC: batch.deterministic}
+            return await planned(self._offer, job_fields, lines), JobState()
         except BadLine as error:
             return Planned(), JobState(failed=str(error), mistake=error.mistake, ended_at=now())
 
@@ -127,7 +127,7 @@ class JobDesk:
         return [self._as_json(work) for work in sorted(visible, key=_age, reverse=True)]
 
     async def ask(self, visitor: Visitor, action: str, job_id: str) -> Json:
-        """The job after `what` was done: "get", "cancel", "resume" or "delete". Raises NotFound, StoreFailed."""
+        """The job after `action` was done: "get", "cancel", "resume" or "delete". Raises NotFound, StoreFailed."""
         work = await self._find(visitor, job_id)
         if action == "cancel" and not work.is_complete:
             await self._change(work, JobState(cancelled=True, ended_at=now()))
@@ -145,7 +145,7 @@ class JobDesk:
         infos = [work.job.info(model) for model in work.job.models]
         if part is None and len({info.sample_rate for info in infos}) > 1:
             raise Conflict("Its models have different sample rates: fetch its parts.", None, "mixed_sample_rates")
-        return Track(job_id, infos[0].sample_rate, infos[0].frame_samples, made)
+        return Track(job_id, infos[0].sample_rate, frame_samples=infos[0].frame_samples, made=made)
 
     async def run(self) -> None:
         """Make segments until this is cancelled. Those that run then are made again by the next process."""
@@ -164,8 +164,8 @@ class JobDesk:
             self._fail(error)
         self._changed.clear()
         for ended in self._works.values():
-            if ended.calling is None and ended.owes_a_call and ended.next_call_s <= time.monotonic():
-                ended.calling = asyncio.create_task(self._call(ended))
+            if ended.webhook_task is None and ended.owes_webhook and ended.next_webhook_s <= time.monotonic():
+                ended.webhook_task = asyncio.create_task(self._call_webhook(ended))
         while self._num_running < int(self._limit) and (work := self._next()) is not None:
             segment_id = work.todo.popleft()
             work.begin(segment_id, asyncio.create_task(self._make(work, segment_id)))
@@ -194,7 +194,7 @@ class JobDesk:
             if work.plan is None:
                 work.plan = await asyncio.to_thread(self._store().plan, work.job.id)
             made, content = await self._maker.make(work.job, work.plan, segment_id)
-            await self._keep(work, made, content)
+            await self._save(work, made, content)
             self._limit = min(self._limit + 0.5, self._settings.max_segments)
         except (Overloaded, NotReady, ReplicaLost) as error:
             self._limit = max(1.0, self._limit / 2)
@@ -220,7 +220,7 @@ class JobDesk:
             work.running.pop(segment_id, None)
             self._changed.set()
 
-    async def _call(self, work: Work) -> None:
+    async def _call_webhook(self, work: Work) -> None:
         """Tell the webhook of a job that it has ended."""
         assert work.job.webhook is not None
         before = work.state
@@ -230,19 +230,19 @@ class JobDesk:
             called_at = now() if error is None or calls == _MOST_CALLS else None
             if error is not None:
                 logger.warning("%s: call %d of %s failed: %s", work.job.id, calls, work.job.webhook, error)
-                work.next_call_s = time.monotonic() + _CALL_AGAIN_S * 4**before.calls
+                work.next_webhook_s = time.monotonic() + _CALL_AGAIN_S * 4**before.calls
             if work.state is before:
                 outcome = {"calls": calls, "call_error": error, "called_at": called_at}
                 await self._set(work, before.model_copy(update=outcome))
         finally:
-            work.calling = None
+            work.webhook_task = None
 
-    async def _keep(self, work: Work, made: MadeSegment, content: bytes) -> None:
+    async def _save(self, work: Work, made: MadeSegment, content: bytes) -> None:
         """Store a segment, however long that takes: nothing new begins while the store takes nothing."""
         delay_s = _RETRY_S
         while True:
             try:
-                await asyncio.to_thread(self._store().keep, work.job.id, made, content)
+                await asyncio.to_thread(self._store().save, work.job.id, made, content)
             except StoreFailed as error:
                 self._fail(error)
                 await asyncio.sleep(delay_s)
@@ -362,14 +362,15 @@ def _works_of(store: JobStore) -> list[Work]:
             logger.error("a job is left out: %s", error)
             continue
         if job is not None:
-            made = list(store.made(job_id))
-            works.append(Work(job, state, {segment.id: segment for segment, _ in made}, sum(size for _, size in made)))
+            stored = list(store.made(job_id))
+            made = {segment.id: segment for segment, _ in stored}
+            works.append(Work(job, state, made=made, num_bytes=sum(size for _, size in stored)))
     return works
 
 
 async def _cancel_tasks(work: Work) -> None:
     """Cancel the segments that run, and a call of its webhook."""
-    tasks = [*work.running.values(), *filter(None, (work.calling,))]
+    tasks = [*work.running.values(), *filter(None, (work.webhook_task,))]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -80,7 +80,7 @@ class JobStore:
                 segments[made.id] = made, meta["size"]  # two runners may have made one: the same one counts everywhere
         return iter(segments.values())
 
-    def keep(self, job_id: str, made: MadeSegment, content: bytes) -> None:
+    def save(self, job_id: str, made: MadeSegment, content: bytes) -> None:
         """Keep a finished segment. `content` is made by `packed`."""
         self._files.put(f"segments/{job_id}/{made.name}", content)
 
@@ -90,7 +90,7 @@ class JobStore:
         try:
             with np.load(io.BytesIO(packed or b""), allow_pickle=False) as arrays:  # a zip: it checks its sums
                 positions = tuple((float(seconds), float(chars)) for seconds, chars in arrays["positions"])
-                return Content(arrays["codes"], _from_flac(arrays["flac"].tobytes()), positions)
+                return Content(arrays["codes"], _from_flac(arrays["flac"].tobytes()), positions=positions)
         except (ValueError, KeyError, OSError, RuntimeError, zipfile.BadZipFile):
             fault = "missing" if packed is None else "damaged"
             raise Damaged(f"{made.id} of {job_id} is {fault}") from None

@@ -50,7 +50,7 @@ class SegmentMaker:
         self._synthesizers, self._voices, self._keep = synthesizers, voices, keep
 
     async def make(self, job: StoredJob, plan: JobPlan, segment_id: SegmentId) -> tuple[MadeSegment, bytes]:
-        """A segment as `JobStore.keep` takes it. Raises JobStopped, and what a synthesizer raises."""
+        """A segment as `JobStore.save` takes it. Raises JobStopped, and what a synthesizer raises."""
         part = plan.parts[segment_id.part]
         manner = plan.manners[part.manner]
         info = job.info(manner.model)
@@ -74,7 +74,7 @@ class SegmentMaker:
             usage=speech.usage,
             keep=self._keep,
         ).end()
-        return await asyncio.to_thread(_kept, speech, part, segment_id, info, was_redrawn)
+        return await asyncio.to_thread(_packed_segment, speech, part, segment_id, info, was_redrawn)
 
     async def _check(self, job: StoredJob, manner: Manner, info: ModelInfo) -> None:
         """Raises JobStopped where another model is loaded by now: the rest would have another voice."""
@@ -111,7 +111,7 @@ class SegmentMaker:
         return speech
 
 
-def _kept(
+def _packed_segment(
     speech: _Speech, part: Part, segment_id: SegmentId, info: ModelInfo, was_redrawn: bool
 ) -> tuple[MadeSegment, bytes]:
     """With the silence before it, and behind the last one that of the part's end. Blocks."""
@@ -121,5 +121,5 @@ def _kept(
     after = int(part.end_pause_s * info.sample_rate) if is_last else 0
     pcm = bytes(2 * before) + bytes(speech.pcm) + bytes(2 * after)
     positions = [(before / info.sample_rate + seconds, chars) for seconds, chars in speech.positions]
-    made = MadeSegment(segment_id, len(pcm) // 2, speech.finish_reason, was_redrawn)
+    made = MadeSegment(segment_id, len(pcm) // 2, finish_reason=speech.finish_reason, was_redrawn=was_redrawn)
     return made, packed(np.concatenate(speech.codes), pcm, positions, info.sample_rate)

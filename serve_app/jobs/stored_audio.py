@@ -118,7 +118,9 @@ def words_of(store: JobStore, job_id: str, number: int, made: tuple[MadeSegment,
         chars = segment_start(text.text, [before.text for before in part.segments[: len(segments)]])
         positions = tuple((begun_s + seconds, chars + count) for seconds, count in content.positions)
         reason = FinishReason.STOP if made_segment is made[-1] else None
-        times.feed(PcmChunk(content.pcm, content.codes, 0, reason, text_positions=positions))
+        times.feed(
+            PcmChunk(content.pcm, content.codes, num_text_tokens=0, finish_reason=reason, text_positions=positions)
+        )
         begins = round(begun_s + segment.pause_s, 3)
         heard = {"start": begins, "end": round(ends_s, 3), "finish_reason": made_segment.finish_reason}
         segments.append({"text": segment.text, **heard})

@@ -221,4 +221,5 @@ class MadeSegment:
         match = _NAME.fullmatch(name)
         if match is None or match[4] not in set(FinishReason):
             return None
-        return cls(SegmentId(int(match[1]), int(match[2])), int(match[3]), FinishReason(match[4]), match[5] == "1")
+        segment_id, reason = SegmentId(int(match[1]), int(match[2])), FinishReason(match[4])
+        return cls(segment_id, int(match[3]), finish_reason=reason, was_redrawn=match[5] == "1")

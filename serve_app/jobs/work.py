@@ -32,8 +32,8 @@ class Work:
     todo: deque[SegmentId] = field(default_factory=deque)
     running: dict[SegmentId, asyncio.Task[None]] = field(default_factory=dict)
     plan: JobPlan | None = None
-    calling: asyncio.Task[None] | None = None  # of its webhook
-    next_call_s: float = 0.0
+    webhook_task: asyncio.Task[None] | None = None  # tells its webhook of its end
+    next_webhook_s: float = 0.0
     failures: dict[SegmentId, int] = field(default_factory=dict)  # of the engine, on segments that are tried again
     _began_s: float = 0.0  # when the first segment of this process began
     _num_new: int = 0  # segments that this process has made
@@ -133,7 +133,7 @@ class Work:
         }
 
     @property
-    def owes_a_call(self) -> bool:
+    def owes_webhook(self) -> bool:
         """Whether its webhook has to be told of its end."""
         has_ended = self.status(None) in (JobStatus.COMPLETED, JobStatus.FAILED)
         return has_ended and self.job.webhook is not None and self.state.called_at is None

@@ -119,8 +119,8 @@ async def speech_request(
     models = await service.models.infos()
     if all(info.kind is not ModelKind.VOICE_DESIGN for info in models):
         raise not_deployed(ModelKind.VOICE_DESIGN, models, "Designing a voice")
-    fields: Json = {**dict.fromkeys(choosing_fields(service.offer), "VoiceDesign"), **sent}
-    speech = await lenient_request(service.offer, fields, names, delivery=delivery, overrides=overrides)
+    design_fields: Json = {**dict.fromkeys(choosing_fields(service.offer), "VoiceDesign"), **sent}
+    speech = await lenient_request(service.offer, design_fields, names, delivery=delivery, overrides=overrides)
     if speech.info.kind is not ModelKind.VOICE_DESIGN:
         raise InvalidRequest(f"model: {speech.info.name} designs no voices, it is of kind {speech.info.kind}.", "model")
     body = speech.body
@@ -141,7 +141,7 @@ async def candidates(service: SpeechService, request: Request, speech: SpeechReq
     for _ in range(NUM_CANDIDATES - 1):  # the door has counted one
         caller.request()
     with ByteQuota(caller.name) as quota:
-        quota.keep(int(NUM_CANDIDATES * LONGEST_S * _BYTES_PER_S))
+        quota.hold(int(NUM_CANDIDATES * LONGEST_S * _BYTES_PER_S))
         spoken = await unless_left(_speak_all(service, request, speech), request.receive)
         usable = [design for design, fault in spoken if fault is None]
         if not usable:
@@ -187,7 +187,7 @@ async def _speak(
             pcm += chunk.pcm
     state_of(request).record.usage.include(usage)
     seed = utterance.synthesis.seed if usage.seed is None else usage.seed
-    spoken = DesignedSpeech(bytes(pcm), speech.info.sample_rate, utterance.synthesis.text, seed)
+    spoken = DesignedSpeech(bytes(pcm), speech.info.sample_rate, text=utterance.synthesis.text, seed=seed)
     if spoken.seconds < SHORTEST_S:
         return spoken, f"shorter than {SHORTEST_S:g} s"
     is_asked = usage.finish_reason is FinishReason.LENGTH and max_new_tokens is not None and max_new_tokens <= most

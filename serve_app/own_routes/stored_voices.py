@@ -161,7 +161,8 @@ def _check_kind(form: SentForm) -> None:
 
 
 def _recordings(form: SentForm, *, style: str) -> Sequence[SentRecording]:
-    return [SentRecording(_first(form, "audio_sample").data, form.text(*_TEXT), style, form.preparation())]
+    audio, text = _first(form, "audio_sample").data, form.text(*_TEXT)
+    return [SentRecording(audio, text, style=style, prepare=form.preparation())]
 
 
 def _first(form: SentForm, field: str) -> SentRecording:

@@ -79,7 +79,7 @@ class Admission:
             room.check(request.client)
         end = SpokenEnd()
         with StreamMeter(room, info.sample_rate, live) as meter:
-            async with AsyncExitStack() as calls, ReaderWatch(room.give_up_place, room.take_place_again) as reader:
+            async with AsyncExitStack() as calls, ReaderWatch(room.give_up_place, room.regain_place) as reader:
                 speech = await self._first_audio(utterance, info, calls)
                 meter.begin_speaking()
                 while (chunk := await speech.next()) is not None:
@@ -90,7 +90,7 @@ class Admission:
                     meter.end_send(reader_paused=await reader.after_yield())
             meter.finish()
         if self._tails is not None:
-            self._tails.keep(request, end.tail(request.text if live is None else live.spoken))
+            self._tails.save(request, end.tail(request.text if live is None else live.spoken))
 
     async def _first_audio(self, utterance: UtteranceRequest, info: ModelInfo, calls: AsyncExitStack) -> PeekedSpeech:
         """Speech whose first samples have come in time. `calls` closes its calls. Raises Overloaded, NotReady."""

@@ -88,14 +88,14 @@ class Tails:
         self._num_bytes = 0
         self._key = key or secrets.token_bytes(_SEAL_BYTES)
 
-    def keep(self, request: SynthesisRequest, tail: Tail | None) -> None:
+    def save(self, request: SynthesisRequest, tail: Tail | None) -> None:
         """For later requests of the client of `request`. None: its speech has no tail to go on from."""
         key = request.client, request.request_id
         self.drop(request)
         if tail is None:
             return
         num_bytes = _ENTRY_BYTES + 4 * sum(map(len, (tail.text, *key))) + tail.codes.nbytes
-        self._kept[key] = _KeptTail(tail, _voice(request), time.monotonic() + _KEPT_S, num_bytes)
+        self._kept[key] = _KeptTail(tail, _voice(request), until_s=time.monotonic() + _KEPT_S, num_bytes=num_bytes)
         self._num_bytes += num_bytes
         while self._num_bytes > _MOST_BYTES:
             self._remove(next(iter(self._kept)))

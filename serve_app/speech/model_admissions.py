@@ -48,7 +48,7 @@ class ModelAdmissions:
         if all(admission.room.would_refuse(client) for admission in self._admissions.values()):
             next(iter(self._admissions.values())).room.check(client)
 
-    def load(self) -> tuple[int, int, int]:
+    def stream_counts(self) -> tuple[int, int, int]:
         """Streams of all models here that are spoken, that wait for their first audio, and that may be open at most."""
         rooms = [admission.room for admission in self._admissions.values()]
         speaking, streams = sum(room.num_speaking for room in rooms), sum(room.num_streams for room in rooms)

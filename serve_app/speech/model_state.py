@@ -38,12 +38,12 @@ class ModelState:
         if not wanted:
             return cls(ModelStatus.AT_ZERO, ready_in_s=usual_s)
         if start is None or start.took_s is not None:  # Serve looks for a place
-            return cls(ModelStatus.LOADING, "waiting for a place", 0, usual_s)
+            return cls(ModelStatus.LOADING, "waiting for a place", percent=0, ready_in_s=usual_s)
         if start.failed is not None:
             return cls(ModelStatus.FAILED, start.failed[:_LONGEST_REASON], ready_in_s=usual_s)
         spent_s = max(0.0, now_s - start.began_s)
         percent = min(_NEARLY, int(100 * spent_s / usual_s))
-        return cls(ModelStatus.LOADING, start.stage, percent, max(1.0, usual_s - spent_s))
+        return cls(ModelStatus.LOADING, start.stage, percent=percent, ready_in_s=max(1.0, usual_s - spent_s))
 
     def as_json(self) -> dict[str, object]:
         """The fields of the state for JSON."""

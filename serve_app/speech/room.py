@@ -163,7 +163,7 @@ class Room:
         """A stream that is spoken does not count while its reader takes nothing."""
         self.remove_stream(was_speaking=True)
 
-    def take_place_again(self) -> None:
+    def regain_place(self) -> None:
         """The reader takes audio again. Its stream counts, whatever the limits say."""
         self.begin_speaking()
         self.add_stream()

@@ -26,7 +26,8 @@ class UtteranceAssembler:
         self._tokens_before = 0  # in the segments before it
         self._tokens = 0  # in it
         self._cut_short: FinishReason | None = None
-        self._nothing = PcmChunk(b"", np.zeros((0, info.num_code_groups), np.int16), 0)  # as the last chunk, but empty
+        no_codes = np.zeros((0, info.num_code_groups), np.int16)
+        self._nothing = PcmChunk(b"", no_codes, num_text_tokens=0)  # as the last chunk, but empty
         self.has_audio = False
         self.has_ended = False
 

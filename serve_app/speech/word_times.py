@@ -118,7 +118,8 @@ class WordTimes:
         if known and (known[-1].start_s + known[-1].end_s) / 2 > played_s:
             known.pop()
         end = known[-1].end if known else 0
-        return Spoken(self.text[:end], self.text[end:], known[-1].text if known else None, self._is_estimate)
+        last = known[-1].text if known else None
+        return Spoken(self.text[:end], self.text[end:], last_word=last, is_estimate=self._is_estimate)
 
     def _hear(self, seconds: float, chars: float) -> None:
         before_s, before = self._read_to
@@ -150,7 +151,8 @@ class WordTimes:
         else:
             end_s = max(start_s, self._num_samples / self._sample_rate) if self._is_over else start_s + _USUAL_S
         text = self.text[span.start : span.end]
-        return Word(text, span.start, span.end, start_s / self._speed, end_s / self._speed, self._is_estimate)
+        start_s, end_s = start_s / self._speed, end_s / self._speed  # as it is heard
+        return Word(text, span.start, end=span.end, start_s=start_s, end_s=end_s, is_estimate=self._is_estimate)
 
     def _take_parts(self, chars: float) -> None:
         """Find the words in the first `chars` characters of the spoken text, to the end of the last one.
@@ -182,7 +184,7 @@ class WordTimes:
             spoken = spoken[1:] if part.spoken[:1].strip() else spoken
         for match, begins in zip(written, _begins(written, spoken, len(part.spoken)), strict=True):
             start, end = (self._num_written + offset for offset in match.span())
-            self._spans.append(_Span(start, end, self._num_spoken + begins))
+            self._spans.append(_Span(start, end, spoken=self._num_spoken + begins))
 
 
 def _begins(written: list[re.Match[str]], spoken: list[re.Match[str]], end: int) -> list[int]:

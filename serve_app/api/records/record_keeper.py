@@ -24,9 +24,9 @@ _FILE_BYTES, _OLDER_FILES = 64 << 20, 3  # of each ingress replica: about 300,00
 
 
 class RecordSink(Protocol):
-    """Takes the records, on the keeper's thread."""
+    """Receives the records, on the keeper's thread."""
 
-    def take(self, record: RequestRecord) -> None: ...
+    def receive(self, record: RequestRecord) -> None: ...
 
     def flush(self, *, is_last: bool) -> None:
         """Called every FLUSH_S, and at the end."""
@@ -67,7 +67,7 @@ class RecordKeeper:
             metrics.stages(record.usage.marks)
             for sink in self._sinks:
                 try:
-                    sink.take(record)
+                    sink.receive(record)
                 except Exception:  # a full disk, for example: the next record may have room
                     logger.exception("request %s is not kept by %s", record.request_id, type(sink).__name__)
 
@@ -100,7 +100,7 @@ class RequestLines:
         self._ingress = {"ingress": replica}
         self._file = _PrivateFile(file, maxBytes=_FILE_BYTES, backupCount=_OLDER_FILES)
 
-    def take(self, record: RequestRecord) -> None:
+    def receive(self, record: RequestRecord) -> None:
         self._file.write(f"{json.dumps(record.story() | self._ingress)}\n")
 
     def flush(self, *, is_last: bool) -> None:

@@ -71,7 +71,7 @@ class RequestSpans:
         self._tracer = self._provider.get_tracer("talkray")
         self._replica = replica
 
-    def take(self, record: RequestRecord) -> None:
+    def receive(self, record: RequestRecord) -> None:
         """The record then has the `traceparent` of its own span."""
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context

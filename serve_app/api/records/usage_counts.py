@@ -52,7 +52,8 @@ class Used:
         failed = int(record.is_failure and not refused)
         if not usage.samples:
             return cls(refused=refused, failed=failed)
-        return cls(1, record.characters, usage.samples / record.samples_per_s, usage.frames, refused, failed)
+        audio_s = usage.samples / record.samples_per_s
+        return cls(1, record.characters, audio_s=audio_s, codes=usage.frames, refused=refused, failed=failed)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,7 +108,7 @@ class UsageBook:
         self._series = Bounded(_MOST_SERIES)
         self._failure = ""  # of the last flush; said once
 
-    def take(self, record: RequestRecord) -> None:
+    def receive(self, record: RequestRecord) -> None:
         usage = record.usage
         used = Used.of(record)
         label = (record.key or "", usage.model or "", usage.voice or "", record.dialect)

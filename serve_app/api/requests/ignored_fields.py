@@ -36,7 +36,7 @@ class Ignored:
     def note_all(self, reasons: Reasons) -> None:
         self._reasons |= reasons
 
-    def found(self, body: SpeechBody, info: ModelInfo, *, choosing: Names, stored: StoredVoice | None) -> Reasons:
+    def reasons_for(self, body: SpeechBody, info: ModelInfo, *, choosing: Names, stored: StoredVoice | None) -> Reasons:
         """All of them, by the dialect's names: those noted, those without effect on this model, and those unknown.
 
         `body` was made of the fields. `choosing`: further fields that are known, because they chose the model.
@@ -52,8 +52,8 @@ class Ignored:
                 of_voice["prepare"] = "it is for recordings that are sent"
             body = body.model_copy(update={"voice": None, **({"instructions": None} if has_style else {})})
         theirs = {ours: name for name, ours in reversed(names.items()) if ours is not None and name in sent}
-        found = {**dict(_without_effect(body, info)), **of_voice, **self._reasons}
-        spelled = {theirs.get(name, name): reason for name, reason in found.items()}
+        by_our_names = {**dict(_without_effect(body, info)), **of_voice, **self._reasons}
+        spelled = {theirs.get(name, name): reason for name, reason in by_our_names.items()}
         first = {name: theirs[ours] for name, ours in names.items() if ours is not None and name in sent}
         spelled |= {name: f"{other} is there too" for name, other in first.items() if other != name}
         return with_unknown(sent, names, spelled)

@@ -126,9 +126,11 @@ async def complete_request(
     body = tagged or body
     spoken, unread = await read_text(offer, body, info, stored)
     ignored.note_all(unread)
-    without_effect = ignored.found(body, info, choosing=choosing_fields(offer), stored=stored)
-    delivery = replace(delivery, disclosed=offer.settings.disclose_synthetic)
-    return SpeechRequest(info, body, delivery, without_effect, spoken, stored, is_tagged=tagged is not None)
+    reasons = ignored.reasons_for(body, info, choosing=choosing_fields(offer), stored=stored)
+    delivery, is_tagged = replace(delivery, disclosed=offer.settings.disclose_synthetic), tagged is not None
+    return SpeechRequest(
+        info, body, delivery=delivery, ignored=reasons, spoken=spoken, stored=stored, is_tagged=is_tagged
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,10 +39,10 @@ async def read_text(
     rules = TextRules(
         body.markup or settings.markup,
         settings.paragraph_pause_s,
-        lexicon.over(await offer.voices.lexicon_for_all()),
-        info.spoken_form,
-        chars or settings.max_segment_chars,
-        language,
+        lexicon=lexicon.over(await offer.voices.lexicon_for_all()),
+        spoken_form=info.spoken_form,
+        max_segment_chars=chars or settings.max_segment_chars,
+        normalised=language,
     )
     is_long = rules.normalised is not None or len(body.input) > _LONG_CHARS
     spoken = await asyncio.to_thread(read, body.input, rules) if is_long else read(body.input, rules)

@@ -71,7 +71,7 @@ async def audio_body(
     times: WordTimes | None = None,
     quota: ByteQuota | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Bare audio. `usage` and `times` follow the chunks, `kept` the bytes of a whole answer."""
+    """Bare audio. `usage` and `times` follow the chunks, `quota` the bytes of a whole answer."""
     async with aclosing(chunks):
         async for chunk in chunks:
             usage.add(chunk)
@@ -79,7 +79,7 @@ async def audio_body(
                 times.feed(chunk)
             audio = await rendering.feed(chunk.pcm)
             if quota is not None:
-                quota.keep(rendering.num_kept)
+                quota.hold(rendering.num_kept)
             if audio:
                 yield audio
     if audio := await rendering.close():
@@ -215,7 +215,7 @@ class WholeResponse(SpeechResponse):
         quota: ByteQuota,
         redraw: Callable[[], AnswerAttempt] | None = None,
     ) -> None:
-        """`kept` counts the bytes that are kept. `redraw` makes another attempt if the first one ends badly."""
+        """`quota` counts the bytes that are held. `redraw` makes another attempt if the first one ends badly."""
         super().__init__(attempt.body, headers, usage=attempt.usage)
         self._attempt, self._quota, self._redraw = attempt, quota, redraw
 

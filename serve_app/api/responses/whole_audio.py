@@ -23,7 +23,7 @@ AUDIO_HERE = "audio-in-base64"  # the place of the audio in an object: see `obje
 
 
 class ByteQuota:
-    """Counts the bytes of one whole answer while they are kept. Leaving the context gives them back."""
+    """Counts the bytes of one whole answer while they are held. Leaving the context gives them back."""
 
     _room: ClassVar[FairShare] = FairShare(MAX_ALL_WHOLE_BYTES)
 
@@ -36,10 +36,10 @@ class ByteQuota:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.keep(0)
+        self.hold(0)
 
-    def keep(self, num_bytes: int) -> None:
-        """From now on `num_bytes` are kept. Raises PayloadTooLarge, and Overloaded if no room is left."""
+    def hold(self, num_bytes: int) -> None:
+        """From now on `num_bytes` are held. Raises PayloadTooLarge, and Overloaded if no room is left."""
         if num_bytes > MAX_WHOLE_BYTES:
             raise PayloadTooLarge(f"A whole answer has at most {MAX_WHOLE_BYTES} bytes of audio; {_REMEDY}.", "stream")
         if num_bytes <= self._num_bytes:
@@ -50,26 +50,26 @@ class ByteQuota:
         self._num_bytes = num_bytes
 
     def expect(self, body: SpeechBody, delivery: Delivery, info: ModelInfo) -> None:
-        """Raises as `keep` does, before any speech, if no room is left or the audio is sure to be too large."""
+        """Raises as `hold` does, before any speech, if no room is left or the audio is sure to be too large."""
         if body.ignore_eos and body.sampling.max_new_tokens is not None:
             samples = (body.sampling.max_new_tokens - 1) * info.frame_samples * delivery.rate(info) / info.sample_rate
             if (num_bytes := int(samples / delivery.speed * kept_bytes(delivery.audio_format))) > MAX_WHOLE_BYTES:
                 message = f"max_new_tokens: with ignore_eos the audio has {num_bytes} bytes, a whole answer at most"
                 raise PayloadTooLarge(f"{message} {MAX_WHOLE_BYTES}; {_REMEDY}.", "max_new_tokens")
-        self.keep(1)  # raises if not even a first byte may be kept now
-        self.keep(0)
+        self.hold(1)  # raises if not even a first byte may be kept now
+        self.hold(0)
 
 
 _REMEDY = "ask for a stream, or for less"
 
 
 async def collected(parts: AsyncGenerator[bytes, None], quota: ByteQuota, *, beside: int = 0) -> bytes:
-    """All of a body, which is closed also after an error; `beside` bytes count too. Raises as `ByteQuota.keep` does."""
+    """All of a body, which is closed also after an error; `beside` bytes count too. Raises as `ByteQuota.hold` does."""
     content = bytearray()
     async with aclosing(parts):
         async for part in parts:
             content += part
-            quota.keep(beside + len(content))
+            quota.hold(beside + len(content))
     return bytes(content)
 
 

@@ -80,7 +80,7 @@ class Turn:
         times.
         """
         if self.start_s is None or played_s <= self.start_s:
-            return Spoken("", self.text, None)
+            return Spoken("", self.text, last_word=None)
         if self.times is None or not self.times.are_known:
             return None
         heard = self.times.spoken(played_s - self.start_s)

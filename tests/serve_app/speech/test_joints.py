@@ -196,14 +196,14 @@ TAIL = Tail("the lake. ", np.zeros((18, 16), np.int16))
 )
 def test_a_tail_is_for_the_same_client_and_voice(changes: dict[str, object], previous: str, *, is_found: bool) -> None:
     tails = Tails()
-    tails.keep(REQUEST, TAIL)
+    tails.save(REQUEST, TAIL)
     assert tails.find(replace(REQUEST, **changes), previous) is (TAIL if is_found else None)  # type: ignore[arg-type]
 
 
 def test_a_designed_voice_is_its_description() -> None:
     designed = replace(REQUEST, voice=None, instructions="A calm voice.")
     tails = Tails()
-    tails.keep(designed, TAIL)
+    tails.save(designed, TAIL)
     assert tails.find(designed, "id") is TAIL
     assert tails.find(replace(designed, instructions="A loud voice."), "id") is None
 
@@ -212,11 +212,11 @@ def test_tails_are_kept_for_some_minutes_in_bounded_memory(monkeypatch: pytest.M
     clock, tails = Clock(), Tails()
     monkeypatch.setattr(joints.time, "monotonic", clock)
     for number in range(20_000):
-        tails.keep(replace(REQUEST, request_id=str(number)), TAIL)
+        tails.save(replace(REQUEST, request_id=str(number)), TAIL)
     kept = [number for number in range(20_000) if tails.find(REQUEST, str(number)) is not None]
     assert kept == list(range(20_000 - len(kept), 20_000))
     assert 1000 < len(kept) < 20_000
-    tails.keep(replace(REQUEST, request_id="19999"), replace(TAIL, text="new"))
+    tails.save(replace(REQUEST, request_id="19999"), replace(TAIL, text="new"))
     assert (found := tails.find(REQUEST, "19999")) is not None
     assert found.text == "new"
     clock.now_s += 601

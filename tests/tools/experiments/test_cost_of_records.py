@@ -14,7 +14,7 @@ class Sink(RecordSink):
     def __init__(self) -> None:
         self.taken: list[Any] = []
 
-    def take(self, record: Any) -> None:
+    def receive(self, record: Any) -> None:
         self.taken.append(record)
 
     def flush(self, *, is_last: bool) -> None:

@@ -22,7 +22,7 @@ def test_records_are_handed_on_while_the_replica_goes_on() -> None:
     taken = threading.Event()
 
     class Sink:
-        def take(self, record: RequestRecord) -> None:
+        def receive(self, record: RequestRecord) -> None:
             taken.set()
 
         def flush(self, *, is_last: bool) -> None:
@@ -36,7 +36,7 @@ def test_records_are_handed_on_while_the_replica_goes_on() -> None:
 
 def test_a_line_is_in_its_file_at_once(tmp_path: Path) -> None:
     lines = RequestLines(tmp_path, "Ingress#1")
-    lines.take(record("one"))
+    lines.receive(record("one"))
     [file] = tmp_path.iterdir()
     assert ids(file) == ["one"]
     lines.flush(is_last=True)
@@ -46,7 +46,7 @@ def test_a_file_has_a_size_and_the_oldest_goes(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(record_keeper, "_FILE_BYTES", 1)
     lines = RequestLines(tmp_path, "Ingress#1")
     for number in range(6):
-        lines.take(record(str(number)))
+        lines.receive(record(str(number)))
     lines.flush(is_last=True)
     files = sorted(tmp_path.iterdir())
     assert [ids(file) for file in files] == [["5"], ["4"], ["3"], ["2"]]
@@ -61,13 +61,13 @@ def test_lines_go_on_after_files_could_not_be_renamed(
 
     monkeypatch.setattr(record_keeper, "_FILE_BYTES", 1)
     lines = RequestLines(tmp_path, "Ingress#1")
-    lines.take(record("before"))
+    lines.receive(record("before"))
     with monkeypatch.context() as full, caplog.at_level(logging.ERROR):
         full.setattr("os.rename", refuse)
         keeper = RecordKeeper([lines])
         keeper.keep(record("lost"))
         keeper.close()
     assert "request lost is not kept by RequestLines" in caplog.text
-    lines.take(record("after"))
+    lines.receive(record("after"))
     lines.flush(is_last=True)
     assert [ids(file) for file in sorted(tmp_path.iterdir())] == [["after"], ["before"]]

@@ -48,7 +48,7 @@ def record(*, flags: str | None = None, error: str | None = None) -> RequestReco
 def spans_of(each: RequestRecord, share: float = 0.0) -> dict[str, ReadableSpan]:
     exporter = InMemorySpanExporter()
     spans = RequestSpans(exporter, share, replica="Ingress#1")
-    spans.take(each)
+    spans.receive(each)
     spans.flush(is_last=True)
     return {span.name: span for span in exporter.get_finished_spans()}
 

@@ -35,15 +35,15 @@ def test_processes_add_up_by_hour_and_a_death_loses_only_what_was_not_flushed(tm
     store, now_s = VoiceStore(str(tmp_path)), [EIGHT]
     books = [UsageBook(store, lambda: now_s[0]) for _ in range(2)]
     for book in books:
-        book.take(spoken())
-        book.take(spoken(key=None, error="invalid_api_key", samples=0))
+        book.receive(spoken())
+        book.receive(spoken(key=None, error="invalid_api_key", samples=0))
         book.flush()
         book.flush()
-    books[0].take(spoken(error=LEFT))
+    books[0].receive(spoken(error=LEFT))
     now_s[0] += 3600
-    books[0].take(spoken(voice="vivian", error="engine_error"))
+    books[0].receive(spoken(voice="vivian", error="engine_error"))
     books[0].flush()
-    books[1].take(spoken(voice="lost"))  # and is killed
+    books[1].receive(spoken(voice="lost"))  # and is killed
     one = Used(requests=1, characters=12, audio_s=2.0, codes=25)
     assert summed(store) == {
         ("2026-11-02T08", "", "ryan"): Used(refused=2),
@@ -57,7 +57,7 @@ def test_processes_add_up_by_hour_and_a_death_loses_only_what_was_not_flushed(tm
 def test_a_file_that_is_just_being_written_is_not_read(tmp_path: Path) -> None:
     store = VoiceStore(str(tmp_path))
     book = UsageBook(store, lambda: EIGHT)
-    book.take(spoken())
+    book.receive(spoken())
     book.flush()
     (tmp_path / "usage" / "2026-11-02" / ".08-aa.json.0f0f0f0f.new").write_text('{"sha')
     assert set(summed(store)) == {("2026-11-02T08", "ada", "ryan")}
@@ -72,10 +72,10 @@ def test_what_a_store_does_not_take_is_written_later(tmp_path: Path, monkeypatch
 
     with monkeypatch.context() as full:
         full.setattr(store, "put_record", refuse)
-        book.take(spoken())
+        book.receive(spoken())
         book.flush()
         now_s[0] += 3600
-        book.take(spoken())
+        book.receive(spoken())
         book.flush()
     assert not summed(store)
     book.flush()
@@ -96,7 +96,7 @@ def test_counters_have_bounded_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics.USED["characters"], "record", lambda count, tags: told.append(tags))
     book = UsageBook(None, time.time)
     for number in range(400):
-        book.take(spoken(voice=f"voice {number}"))
+        book.receive(spoken(voice=f"voice {number}"))
     assert told[0] == {"key": "ada", "voice": "voice 0", "dialect": "OpenAI", "model": "m"}
     assert len({tags["voice"] for tags in told}) == 201
     assert told[-1]["voice"] == OTHERS
@@ -104,7 +104,7 @@ def test_counters_have_bounded_labels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_sink_that_fails_takes_nothing_from_the_others(tmp_path: Path) -> None:
     class Full:
-        def take(self, record: RequestRecord) -> None:
+        def receive(self, record: RequestRecord) -> None:
             raise OSError("no room")
 
         def flush(self, *, is_last: bool) -> None:

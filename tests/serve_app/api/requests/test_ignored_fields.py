@@ -25,7 +25,7 @@ def of(info: ModelInfo, **fields: object) -> Reasons:
     sent = {"input": "Hello.", **fields}
     body = parse_speech(sent, ApiSettings())
     spoken = read(body.input, TextRules("auto", spoken_form=info.spoken_form))
-    return Ignored(sent, SPEECH, of_text(spoken, info)).found(body, info, choosing={}, stored=None)
+    return Ignored(sent, SPEECH, of_text(spoken, info)).reasons_for(body, info, choosing={}, stored=None)
 
 
 @pytest.mark.parametrize(
@@ -130,5 +130,5 @@ def test_unknown_fields_cost_less_than_their_parsing() -> None:
     sent: dict[str, object] = {"input": "Hello.", **MANY}
     raw, body = json.dumps(sent), parse_speech(sent, ApiSettings())
     ignored = Ignored(sent, SPEECH)
-    found_s = least_s(lambda: ignored.found(body, CUSTOM_VOICE, choosing={}, stored=None))
+    found_s = least_s(lambda: ignored.reasons_for(body, CUSTOM_VOICE, choosing={}, stored=None))
     assert found_s < least_s(lambda: parse_object(raw))
