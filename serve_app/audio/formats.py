@@ -185,9 +185,9 @@ class _Sink:
         return len(data)
 
     def take(self) -> bytes:
-        taken = bytes(self._out)
+        encoded = bytes(self._out)
         self._out.clear()
-        return taken
+        return encoded
 
 
 class CompressedEncoder:
@@ -242,10 +242,10 @@ class CompressedEncoder:
         return self._take()
 
     def _take(self) -> bytes:
-        taken = self._sink.take()
-        if self._announced and taken:
-            taken, self._announced = with_flac_length(taken, self._announced), 0
-        return taken
+        encoded = self._sink.take()
+        if self._announced and encoded:
+            encoded, self._announced = with_flac_length(encoded, self._announced), 0
+        return encoded
 
 
 def open_encoder(

@@ -162,13 +162,13 @@ class _Contexts(ContextConnection, HandshakeConnection):
     def _timed(self, name: str, audio: bytes) -> dict[str, object]:
         """Audio and the words that have become known. Clients without a common clock add up the times of messages."""
         mark = marked(self._words.get(name, ()))
-        chars, starts_ms, durations_ms = self._taken(name)
+        chars, starts_ms, durations_ms = self._take_alignment(name)
         timed = {"chars": chars, "charStartTimesMs": starts_ms, "charDurationsMs": durations_ms} if chars else None
         if chars and not self._is_cumulative:
             self._clocks_ms[name] = self._clocks_ms.get(name, 0) + starts_ms[-1] + durations_ms[-1]
         return {"audio": encoded(audio), "alignment": timed, "normalizedAlignment": timed, **mark}
 
-    def _taken(self, name: str) -> tuple[list[str], list[int], list[int]]:
+    def _take_alignment(self, name: str) -> tuple[list[str], list[int], list[int]]:
         """Characters of the words that are to be told, and their times in milliseconds of the context's clock."""
         chars, starts_s, ends_s = characters(self._words.pop(name, []))
         clock_ms = round(self._clocks_ms.get(name, 0))
@@ -225,7 +225,7 @@ class _Dialogues(_Contexts):
     async def _send_audio(self, name: str, audio: bytes) -> None:
         """Times count from the beginning of the message's audio."""
         mark = marked(self._words.get(name, ()))
-        chars, starts_ms, durations_ms = self._taken(name)
+        chars, starts_ms, durations_ms = self._take_alignment(name)
         timed = {"chars": chars, "char_start_times_ms": starts_ms, "char_durations_ms": durations_ms}
         self._clocks_ms[name] = self._clocks_ms.get(name, 0) + 8000 * len(audio) / self._bit_rate
         alignment = {"alignment": timed, **mark} if chars else {}

@@ -37,7 +37,7 @@ _LOOK_S = 1.0  # between two looks whether a hindrance is over
 _REMOVAL_S = 2.0  # for the segments of a job that is deleted; a bucket may go on for longer
 _SWEEP_S, _ABANDONED_S = 600.0, 3600.0
 _MOST_FAILURES = 3  # of the engine, on one segment
-_MOST_CALLS, _CALL_AGAIN_S = 8, 2.0  # of a webhook; the pause is four times as long after each: six hours in all
+_MOST_CALLS, _CALL_AGAIN_S = 8, 2.0  # of a webhook; the wait is four times as long after each: six hours in all
 
 
 # How the HTTP surface asks the desk, by the name of a method of `JobDesk` and its arguments: by `JobDesk.call`, or by a

@@ -87,7 +87,7 @@ class Admission:
                     meter.begin_send(chunk)
                     reader.before_yield()
                     yield chunk
-                    meter.end_send(reader_paused=await reader.after_yield())
+                    meter.end_send(was_away=await reader.after_yield())
             meter.finish()
         if self._tails is not None:
             self._tails.save(request, end.tail(request.text if live is None else live.spoken))
@@ -112,7 +112,7 @@ class StreamMeter:
         self._sound = FirstSound(sample_rate)
         self._reason: FinishReason | None = None  # of the latest chunk
         self._is_speaking = False  # its first audio has come
-        self._reader_paused = False  # before it read the latest chunk
+        self._was_away = False  # before it read the latest chunk
         self._was_writing = False  # when the latest chunk was sent
 
     def __enter__(self) -> Self:
@@ -137,10 +137,10 @@ class StreamMeter:
         self._reason = chunk.finish_reason
         self._sent_s = time.monotonic()
 
-    def end_send(self, *, reader_paused: bool) -> None:
-        """The client has read the chunk. `reader_paused`: so late that it had given up its place meanwhile."""
+    def end_send(self, *, was_away: bool) -> None:
+        """The client has read the chunk. `was_away`: so late that its place was given up meanwhile."""
         self._listener.postpone(time.monotonic() - self._sent_s)
-        self._reader_paused = reader_paused
+        self._was_away = was_away
 
     def finish(self) -> None:
         """All chunks are sent."""
@@ -149,7 +149,7 @@ class StreamMeter:
 
     def _excuse(self) -> None:
         is_writing = self._live is not None and not self._live.is_taken_in
-        if self._reader_paused or self._was_writing or is_writing:
+        if self._was_away or self._was_writing or is_writing:
             self._listener.wait(now_s=time.monotonic())
         self._was_writing = is_writing
 

@@ -2,7 +2,7 @@
 
 A part becomes spoken text as soon as no later part can change it. The spoken text goes into the mailbox of the current
 segment, where a talker reads it. A text that is too long for one segment goes on in the next one. While the client
-pauses, the sound fades into silence.
+writes nothing, the sound fades into silence.
 """
 
 import asyncio
@@ -285,11 +285,11 @@ class LiveText(Segments):
 
 
 async def without_clicks(
-    chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, *, may_pause: Callable[[], bool]
+    chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, *, may_stall: Callable[[], bool]
 ) -> AsyncGenerator[PcmChunk, None]:
-    """`chunks` without clicks at pauses. Audio without a pause stays as it is.
+    """`chunks` without clicks where they stall. Audio that comes in time stays as it is.
 
-    While they `may_pause` the last 10 ms are held back, and faded out where no chunk comes in time.
+    While they `may_stall` the last 10 ms are held back, and faded out where no chunk comes in time.
     """
     size = int(_FADE_S * sample_rate) * _SAMPLE_BYTES
     listener = Listener()
@@ -303,7 +303,7 @@ async def without_clicks(
             coming.add_done_callback(heed)
             if held and last is not None:
                 await asyncio.wait((coming,), timeout=max(0.0, listener.lead_s(time.monotonic()) - _MARGIN_S))
-                if not coming.done() and may_pause():
+                if not coming.done() and may_stall():
                     yield replace(last, pcm=_faded(held, np.linspace(1, 0, len(held) // _SAMPLE_BYTES)))
                     held = b""
                     is_silent = True
@@ -315,7 +315,7 @@ async def without_clicks(
                 pcm = _faded(pcm[:size], np.linspace(0, 1, min(size, len(pcm)) // 2)) + pcm[size:]
                 is_silent = False
             pcm, held = held + pcm, b""
-            if chunk.finish_reason is None and may_pause():
+            if chunk.finish_reason is None and may_stall():
                 pcm, held = pcm[:-size], pcm[-size:]
             listener.deliver(len(pcm) / _SAMPLE_BYTES / sample_rate, now_s=time.monotonic())
             last = chunk.emptied()

@@ -26,12 +26,12 @@ class LongText:
         self._synthesizer = synthesizer
 
     def speak(self, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of one utterance, by a call for each segment of its text. It is silent while the client that writes
-        the text pauses.
+        """The audio of one utterance, by a call for each segment of its text. It is silent while a client
+        that still has to write the text writes nothing.
         """
         if (live := utterance.live_text) is not None:
             speech = self.speak_segments(utterance.synthesis, live, info, redraws=utterance.redraws)
-            return without_clicks(speech, info.sample_rate, may_pause=lambda: not live.is_taken_in)
+            return without_clicks(speech, info.sample_rate, may_stall=lambda: not live.is_taken_in)
         segments = Segments.of(utterance, info.max_segment_chars)
         first = segments.known_segment(0)
         assert first is not None, "a text has a segment"

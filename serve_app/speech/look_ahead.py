@@ -1,4 +1,4 @@
-"""The segment after the one that is spoken: asked for before it is needed, so that no pause is heard between them."""
+"""The segment after the one that is spoken: asked for before it is needed, so that no player runs dry between them."""
 
 import asyncio
 import time

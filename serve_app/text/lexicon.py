@@ -81,10 +81,10 @@ class LiveLexicon:
         parts: list[TextPart] = []
         at = begun = 0
         while at < len(self._rest):
-            taken = self._entry(at, is_last=is_last)
-            if taken is None:
+            entry = self._entry(at, is_last=is_last)
+            if entry is None:
                 break
-            end, said = taken
+            end, said = entry
             if said is not None or end - begun > _LONGEST_PART:
                 parts += _same(self._rest[begun:at])
                 begun = at

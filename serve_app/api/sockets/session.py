@@ -49,7 +49,7 @@ class Turn:
     is_complete: bool = False
     request: UtteranceRequest | None = None  # None until speech is asked for
     live: LiveText | None = None  # None where it is spoken once it is complete
-    taken: int = 0  # characters that are being spoken, or have been
+    num_taken: int = 0  # characters that are being spoken, or have been
     times: WordTimes | None = None  # None where the client asked for no word times
     start_s: float | None = None  # where its audio begins, counted from the last `clear`; None: it has none
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -71,8 +71,8 @@ class Turn:
     def take(self) -> str:
         """The text not taken yet, without spaces between ideographs."""
         end = len(self.text) if self.is_complete else end_of_certain(self.text)
-        before = self.text[max(0, self.taken - 1) : self.taken]
-        text, self.taken = self.text[self.taken : end], max(end, self.taken)
+        before = self.text[max(0, self.num_taken - 1) : self.num_taken]
+        text, self.num_taken = self.text[self.num_taken : end], max(end, self.num_taken)
         return without_cjk_spaces(before + text)[len(before) :]
 
     def spoken(self, played_s: float) -> Spoken | None:
@@ -229,7 +229,7 @@ class Session:
         """
         if not text:
             return
-        if sum(len(turn.text) - turn.taken for turn in self._turns) + len(text) > MAX_UNSPOKEN_CHARS:
+        if sum(len(turn.text) - turn.num_taken for turn in self._turns) + len(text) > MAX_UNSPOKEN_CHARS:
             message = f"More than {MAX_UNSPOKEN_CHARS} characters wait to be spoken; send more when some have been."
             raise InvalidRequest(message, "text", "string_above_max_length")
         turn = self._turns[-1] if self.is_writing else self._open_turn()

@@ -27,7 +27,7 @@ def tones(start: int, stop: int) -> list[PcmChunk]:
 
 async def test_what_is_not_interrupted_comes_sample_by_sample() -> None:
     steps = [*tones(0, 5), chunk(tone(SIZE, start=5 * SIZE), finish_reason=FinishReason.STOP)]
-    async with aclosing(without_clicks(script(steps), RATE, may_pause=lambda: True)) as chunks:
+    async with aclosing(without_clicks(script(steps), RATE, may_stall=lambda: True)) as chunks:
         heard = [item async for item in chunks]
     assert pcm_of(heard) == pcm_of(steps)
     assert [len(item.codes) for item in heard] == [1] * 6
@@ -38,7 +38,7 @@ async def test_a_pause_is_faded_into_and_out_of() -> None:
     more = asyncio.Event()
     steps = [*tones(0, 2), more, *tones(2, 4), chunk(b"", frames=0, finish_reason=FinishReason.STOP)]
     heard = []
-    async with aclosing(without_clicks(script(steps), RATE, may_pause=lambda: True)) as chunks:
+    async with aclosing(without_clicks(script(steps), RATE, may_stall=lambda: True)) as chunks:
         async for item in chunks:
             heard.append(item)
             if not len(item.codes):
@@ -56,7 +56,7 @@ async def test_what_comes_late_of_a_text_that_is_whole_is_left_alone() -> None:
     more = asyncio.Event()
     steps = [*tones(0, 1), more, *tones(1, 2)]
     asyncio.get_running_loop().call_later(0.2, more.set)
-    async with aclosing(without_clicks(script(steps), RATE, may_pause=lambda: False)) as chunks:
+    async with aclosing(without_clicks(script(steps), RATE, may_stall=lambda: False)) as chunks:
         assert pcm_of([item async for item in chunks]) == tone(2 * SIZE)
 
 
@@ -71,7 +71,7 @@ async def test_leaving_it_closes_what_is_behind() -> None:
         finally:
             closed.set()
 
-    async with aclosing(without_clicks(endless(), RATE, may_pause=lambda: True)) as chunks:
+    async with aclosing(without_clicks(endless(), RATE, may_stall=lambda: True)) as chunks:
         await anext(chunks)
         await anext(chunks)
     assert closed.is_set()
