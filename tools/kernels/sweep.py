@@ -3,7 +3,7 @@
     python -m tools.kernels.sweep [--save FILE] [--json FILE]
 
 Weights are random: they cost what real ones cost. Every graph walks through more weights than the L2 cache holds.
-`--save` writes the best to `measured_tiles.py`. Tiles compile in as many processes as there are cores.
+`--save` writes the best to `tiles.py`. Tiles compile in as many processes as there are cores.
 """
 
 import argparse
@@ -13,24 +13,15 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from deployments.talker.kernels import measured_tiles
-from deployments.talker.kernels.matmul import (
-    MAX_VECTOR_ROWS,
-    SHARED_ROWS,
-    Form,
-    Product,
-    Tile,
-    like_rows,
-    matmul,
-    measure_squares,
-)
-from deployments.talker.kernels.measured_tiles import MEASURED
+from deployments.talker.kernels import tiles as tiles_module
+from deployments.talker.kernels.matmul import Product, like_rows, matmul, measure_squares
+from deployments.talker.kernels.tiles import MAX_VECTOR_ROWS, MEASURED, SHARED_ROWS, Form, ProductShape, Tile
 from deployments.talker.model.model_config import ModelConfig, TransformerConfig
 from talkray_tools.released import SHAPES
 from tools.kernels.reference import reference_matmul
@@ -69,7 +60,6 @@ _PIPELINES = (
 _TILES_OF_A_JOB = 4
 _REPLAYS = 12
 _L2_TIMES = 3  # weights walked through, in L2 sizes
-_TABLE_TYPE = "dict[tuple[int, int, bool], dict[int, tuple[str, int, int, int, int, int, int]]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +282,7 @@ def _time_case(case: Case, rows: int, tiles: list[Tile]) -> dict[str, object]:
     bests: dict[str, float] = {}
     for time, each in timed:
         bests.setdefault(f"{each.form} c{each.chains}", time)
-    MEASURED.setdefault((case.columns, case.depth, case.gated), {})[rows] = (
-        str(tile.form), tile.block_n, tile.block_k, tile.warps, tile.stages, tile.chains, tile.block_m
-    )  # fmt: skip
+    MEASURED.setdefault(ProductShape(case.columns, case.depth, case.gated), {})[rows] = tile
     print(
         f"{case.name:14s} {case.columns:5d}x{case.depth:<5d} rows {rows:3d}: {best:6.2f} us {_short(tile):34s}"
         f" floor {floor:5.2f} cuBLAS {cublas:5.2f} |",
@@ -310,14 +298,20 @@ def _short(tile: Tile) -> str:
 
 
 def save_measured(file: Path) -> None:
-    """Write `MEASURED` as the module it came from."""
-    lines = [f'"""{measured_tiles.__doc__}"""', "", "MEASURED: " + _TABLE_TYPE + " = {"]
+    """Write the module that `MEASURED` came from, with the table as it is now."""
+    lines = [Path(tiles_module.__file__).read_text(encoding="utf-8").partition("MEASURED: ")[0]]
+    lines[0] += "MEASURED: dict[ProductShape, dict[int, Tile]] = {"
     for shape, by_rows in MEASURED.items():
         lines.append(f"    {shape}: {{")
-        for rows, (form, *numbers) in sorted(by_rows.items()):
-            lines.append(f'        {rows}: ("{form}", {", ".join(map(str, numbers))}),')
+        lines += [f"        {rows}: {_source(tile)}," for rows, tile in sorted(by_rows.items())]
         lines.append("    },")
     file.write_text("\n".join([*lines, "}"]) + "\n", encoding="utf-8")
+
+
+def _source(tile: Tile) -> str:
+    """The Python expression of a tile, without what has its default."""
+    options = (field for field in fields(tile) if field.name != "form" and getattr(tile, field.name) != field.default)
+    return f"Tile({tile.form.name}, {', '.join(f'{option.name}={getattr(tile, option.name)}' for option in options)})"
 
 
 @torch.inference_mode()
@@ -327,7 +321,7 @@ def main() -> None:
     parser.add_argument("--model", default="1.7B-CustomVoice", choices=SHAPES)
     parser.add_argument("--rows", type=int, nargs="+", default=[], help="only these numbers of rows; default: all")
     parser.add_argument("--compile-s", type=float, default=300, help="seconds after which no tile is compiled any more")
-    parser.add_argument("--save", type=Path, help="write the table of the tiles found to this file: measured_tiles.py")
+    parser.add_argument("--save", type=Path, help="write the table of the tiles found to this file: tiles.py")
     parser.add_argument("--json", type=Path, help="write all numbers to this file")
     options = parser.parse_args()
     results = sweep(cases_of(config_of(options.model)), compile_s=options.compile_s, only=options.rows)

@@ -6,7 +6,6 @@ come from the kernel that wrote the row: each of its programs leaves the sum ove
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 import triton
@@ -14,38 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from deployments.gpu.launch import prefetch_to_l2, shared_bytes, wait_for_predecessor
-from deployments.talker.kernels.measured_tiles import MEASURED
+from deployments.talker.kernels.tiles import SHARED_ROWS, Form, Tile
 
-# Rows up to which plain multiply-adds beat the tensor cores' padding to 16 rows.
-MAX_VECTOR_ROWS = 4
-# A program of so many rows may cover only a part of them: several programs then share the rows.
-SHARED_ROWS = 64
 _MAX_BLOCK_M = 128
 _MAX_PARTS = 1024  # of a row, whose sums of squares stand beside each other
-
-
-class Form(StrEnum):
-    """How a program multiplies its columns."""
-
-    VECTOR = "vector"  # multiply-adds, for at most MAX_VECTOR_ROWS rows; the weights wait in registers
-    SPLIT = "split"  # tensor cores, each warp a part of the depth; the weights wait in registers
-    PIPELINED = "pipelined"  # tensor cores, weights and rows streamed through shared memory
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How a product is cut up: a program owns `block_n` columns and takes `block_k` of the depth at a time.
-
-    `block_n` has to divide the columns, `block_k` the depth; where it is split, a warp's part of the depth.
-    """
-
-    form: Form
-    block_n: int
-    block_k: int
-    warps: int
-    stages: int = 1  # a pipeline has so many, or as many as the GPU has shared memory for
-    chains: int = 1  # a pipeline has so many sums that do not wait for each other, each over a part of `block_k`
-    block_m: int = 16  # rows that a program on tensor cores covers at least; from SHARED_ROWS on no more either
 
 
 @dataclass(slots=True)
@@ -373,28 +344,3 @@ def like_rows(num_rows: int, width: int, like: Tensor) -> Activations:
         (_MAX_PARTS, max(_MAX_BLOCK_M, triton.next_power_of_2(num_rows))), dtype=torch.float32, device=like.device
     )
     return Activations(torch.empty((num_rows, width), dtype=like.dtype, device=like.device), squares, 1)
-
-
-def tile_for(columns: int, depth: int, *, gated: bool, num_rows: int) -> Tile:
-    """The tile measured for the least number of rows that is not below `num_rows`, else one that divides the shape."""
-    measured = MEASURED.get((columns, depth, gated), {})
-    fitting = [most_rows for most_rows in measured if num_rows <= most_rows]
-    if not fitting:
-        return default_tile(columns, depth, gated=gated, num_rows=num_rows)
-    form, block_n, block_k, warps, stages, chains, block_m = measured[min(fitting)]
-    return Tile(Form(form), block_n, block_k, warps, stages, chains, block_m)
-
-
-def default_tile(columns: int, depth: int, *, gated: bool, num_rows: int) -> Tile:
-    if num_rows <= MAX_VECTOR_ROWS:
-        return Tile(Form.VECTOR, _divisor(columns, 16 if depth <= 1024 and not gated else 4), _divisor(depth, 256), 4)
-    if num_rows <= 32:
-        return Tile(Form.PIPELINED, _divisor(columns, 16), _divisor(depth, 128), 4, 6)
-    stages = 2 if gated else 3
-    block_m = 16 if num_rows <= SHARED_ROWS else SHARED_ROWS
-    return Tile(Form.PIPELINED, _divisor(columns, 32), _divisor(depth, 128), 4, stages, block_m=block_m)
-
-
-def _divisor(size: int, largest: int) -> int:
-    """The largest power of two up to `largest` that divides `size`."""
-    return min(size & -size, largest)

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul, tile_for
+from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul
 from deployments.talker.kernels.paged_attention import choose_attention
 from deployments.talker.kernels.prompt_attention import PromptAttention
 from deployments.talker.kernels.readings import TextWitness
 from deployments.talker.kernels.sampler import FirstCodeRules, sample_first_code
 from deployments.talker.kernels.state_kernels import Gathered, StateKernels
+from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.frame_networks import MIN_NEW_TOKENS, NOT_FINITE, FrameNetworks, PrefillTensors
 from deployments.talker.networks.fused_predictor import FusedPredictor, PackedPredictor

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul, tile_for
+from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul
 from deployments.talker.kernels.sampler import Embeddings, FrameOutputs, begin_frame, sample_code
+from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.fused_stack import FrameCache, FusedStack, PackedStack, fold_norm
 from deployments.talker.state.sampling import BatchSampler, Draw

@@ -14,11 +14,11 @@ from deployments.talker.kernels.matmul import (
     matmul,
     measure_squares,
     normalise,
-    tile_for,
 )
 from deployments.talker.kernels.paged_attention import PagedBackend
 from deployments.talker.kernels.qkv import HeadNorms, Heads
 from deployments.talker.kernels.readings import TextWitness
+from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.model.layers import DecoderLayer, DecoderStack
 from deployments.talker.model.model_config import TransformerConfig
 from deployments.talker.state.batch_state import Context

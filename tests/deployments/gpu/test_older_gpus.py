@@ -19,8 +19,8 @@ from triton.runtime.errors import PTXASError  # noqa: E402
 from deployments.gpu import compile_ahead, launch  # noqa: E402
 from deployments.gpu.compile_ahead import Kernel, compile_kernel, noted_launches  # noqa: E402
 from deployments.talker.kernels import matmul  # noqa: E402
-from deployments.talker.kernels.matmul import SHARED_ROWS, Form, Product, like_rows, tile_for  # noqa: E402
-from deployments.talker.kernels.measured_tiles import MEASURED  # noqa: E402
+from deployments.talker.kernels.matmul import Product, like_rows  # noqa: E402
+from deployments.talker.kernels.tiles import MEASURED, SHARED_ROWS, Form, tile_for  # noqa: E402
 from deployments.talker.model.model_config import ModelConfig  # noqa: E402
 from deployments.talker.model.talker import Talker  # noqa: E402
 from deployments.talker.runner.model_runner import RunnerShape, build_runner  # noqa: E402

@@ -3,16 +3,8 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
-from deployments.talker.kernels.matmul import (
-    Activations,
-    Form,
-    Product,
-    Tile,
-    like_rows,
-    matmul,
-    measure_squares,
-    normalise,
-)
+from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul, measure_squares, normalise
+from deployments.talker.kernels.tiles import Form, Tile
 from tools.kernels.reference import reference_matmul
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")

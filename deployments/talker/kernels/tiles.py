@@ -1,0 +1,177 @@
+"""How a matrix product is cut up into programs: the tiles that were measured, and which one a product takes."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+# Rows up to which plain multiply-adds beat the tensor cores' padding to 16 rows.
+MAX_VECTOR_ROWS = 4
+# A program of so many rows may cover only a part of them: several programs then share the rows.
+SHARED_ROWS = 64
+
+
+class Form(StrEnum):
+    """How a program multiplies its columns."""
+
+    VECTOR = "vector"  # multiply-adds, for at most MAX_VECTOR_ROWS rows; the weights wait in registers
+    SPLIT = "split"  # tensor cores, each warp a part of the depth; the weights wait in registers
+    PIPELINED = "pipelined"  # tensor cores, weights and rows streamed through shared memory
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A program owns `block_n` columns and takes `block_k` of the depth at a time.
+
+    `block_n` has to divide the columns, `block_k` the depth; where it is split, a warp's part of the depth.
+    """
+
+    form: Form
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int = 1  # a pipeline has so many, or as many as the GPU has shared memory for
+    chains: int = 1  # a pipeline has so many sums that do not wait for each other, each over a part of `block_k`
+    block_m: int = 16  # rows that a program on tensor cores covers at least; from SHARED_ROWS on no more either
+
+
+class ProductShape(NamedTuple):
+    """What the tile of a product depends on, beside the number of rows."""
+
+    columns: int  # of the output
+    depth: int
+    gated: bool  # the weight has twice as many columns: see `Product`
+
+
+def tile_for(columns: int, depth: int, *, gated: bool, num_rows: int) -> Tile:
+    """The tile measured for the least number of rows that is not below `num_rows`, else one that divides the shape."""
+    measured = MEASURED.get(shape := ProductShape(columns, depth, gated), {})
+    fitting = [most_rows for most_rows in measured if num_rows <= most_rows]
+    return measured[min(fitting)] if fitting else _default_tile(shape, num_rows)
+
+
+def _default_tile(shape: ProductShape, num_rows: int) -> Tile:
+    columns, depth, gated = shape
+    if num_rows <= MAX_VECTOR_ROWS:
+        return Tile(Form.VECTOR, _divisor(columns, 16 if depth <= 1024 and not gated else 4), _divisor(depth, 256), 4)
+    if num_rows <= 32:
+        return Tile(Form.PIPELINED, _divisor(columns, 16), _divisor(depth, 128), 4, 6)
+    stages, block_m = 2 if gated else 3, 16 if num_rows <= SHARED_ROWS else SHARED_ROWS
+    return Tile(Form.PIPELINED, _divisor(columns, 32), _divisor(depth, 128), 4, stages, block_m=block_m)
+
+
+def _divisor(size: int, largest: int) -> int:
+    """The largest power of two up to `largest` that divides `size`."""
+    return min(size & -size, largest)
+
+
+VECTOR, SPLIT, PIPELINED = Form.VECTOR, Form.SPLIT, Form.PIPELINED
+# By number of rows. Written by `python -m tools.kernels.sweep --save` on one NVIDIA H200. Set by hand, by the time of
+# whole steps and whole prompts: 8, 16, 256 and 512 rows, 32 rows (the tiles of 64), and at 128 rows those of
+# (4096, 2048) and (3072, 2048).
+MEASURED: dict[ProductShape, dict[int, Tile]] = {
+    ProductShape(columns=2048, depth=1024, gated=False): {
+        1: Tile(VECTOR, block_n=16, block_k=256, warps=8),
+        2: Tile(VECTOR, block_n=8, block_k=256, warps=8),
+        16: Tile(PIPELINED, block_n=16, block_k=128, warps=4, stages=6, block_m=64),
+        32: Tile(PIPELINED, block_n=16, block_k=128, warps=4, stages=6, block_m=64),
+        64: Tile(PIPELINED, block_n=16, block_k=128, warps=4, stages=6),
+        128: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6, block_m=64),
+        256: Tile(PIPELINED, block_n=32, block_k=64, warps=8, stages=6, block_m=128),
+    },
+    ProductShape(columns=3072, depth=2048, gated=False): {
+        1: Tile(VECTOR, block_n=8, block_k=256, warps=8),
+        2: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6),
+        16: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6),
+        32: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6, block_m=64),
+        64: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6),
+        128: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6, block_m=64),
+        256: Tile(PIPELINED, block_n=64, block_k=64, warps=4, stages=6, block_m=64),
+    },
+    ProductShape(columns=1024, depth=3072, gated=False): {
+        1: Tile(VECTOR, block_n=8, block_k=256, warps=8),
+        2: Tile(VECTOR, block_n=8, block_k=256, warps=8),
+        4: Tile(VECTOR, block_n=4, block_k=256, warps=4),
+        16: Tile(SPLIT, block_n=16, block_k=128, warps=8),
+        32: Tile(PIPELINED, block_n=16, block_k=256, warps=4, stages=4, chains=4, block_m=64),
+        64: Tile(PIPELINED, block_n=16, block_k=256, warps=4, stages=4, chains=4),
+        128: Tile(PIPELINED, block_n=16, block_k=256, warps=4, stages=4, chains=4, block_m=64),
+        256: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6, chains=2, block_m=64),
+        512: Tile(PIPELINED, block_n=32, block_k=64, warps=8, stages=6, block_m=128),
+    },
+    ProductShape(columns=3072, depth=1024, gated=True): {
+        1: Tile(VECTOR, block_n=16, block_k=256, warps=8),
+        2: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6),
+        4: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6),
+        8: Tile(PIPELINED, block_n=64, block_k=64, warps=4, stages=6),
+        16: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6),
+        32: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6, block_m=64),
+        64: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6),
+        128: Tile(PIPELINED, block_n=64, block_k=64, warps=4, stages=6, block_m=64),
+        256: Tile(PIPELINED, block_n=128, block_k=64, warps=4, stages=4, block_m=64),
+        512: Tile(PIPELINED, block_n=128, block_k=64, warps=8, stages=3, block_m=128),
+    },
+    ProductShape(columns=1024, depth=2048, gated=False): {
+        1: Tile(VECTOR, block_n=8, block_k=256, warps=8),
+        2: Tile(VECTOR, block_n=4, block_k=256, warps=8),
+        4: Tile(SPLIT, block_n=16, block_k=256, warps=8),
+        16: Tile(SPLIT, block_n=16, block_k=256, warps=4),
+        32: Tile(PIPELINED, block_n=16, block_k=256, warps=4, stages=4, chains=4, block_m=64),
+        64: Tile(PIPELINED, block_n=16, block_k=256, warps=4, stages=4, chains=4),
+        128: Tile(PIPELINED, block_n=16, block_k=256, warps=4, stages=4, chains=4, block_m=64),
+        256: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6, chains=2, block_m=64),
+        512: Tile(PIPELINED, block_n=32, block_k=64, warps=8, stages=6, block_m=128),
+    },
+    ProductShape(columns=4096, depth=1024, gated=False): {
+        1: Tile(VECTOR, block_n=8, block_k=256, warps=8),
+        2: Tile(VECTOR, block_n=4, block_k=256, warps=4),
+        4: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6),
+        16: Tile(SPLIT, block_n=16, block_k=256, warps=4),
+        32: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6, block_m=64),
+        64: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6),
+        128: Tile(PIPELINED, block_n=64, block_k=64, warps=4, stages=6, block_m=64),
+        256: Tile(PIPELINED, block_n=64, block_k=64, warps=8, stages=6, block_m=128),
+        512: Tile(PIPELINED, block_n=128, block_k=64, warps=8, stages=4, block_m=128),
+    },
+    ProductShape(columns=2048, depth=6144, gated=False): {
+        1: Tile(VECTOR, block_n=2, block_k=256, warps=4),
+        2: Tile(VECTOR, block_n=4, block_k=256, warps=4),
+        16: Tile(PIPELINED, block_n=16, block_k=256, warps=4, stages=4, chains=4, block_m=64),
+        32: Tile(PIPELINED, block_n=16, block_k=256, warps=4, stages=4, chains=4, block_m=64),
+        64: Tile(PIPELINED, block_n=16, block_k=256, warps=4, stages=4, chains=4),
+        128: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6, chains=2, block_m=64),
+        256: Tile(PIPELINED, block_n=32, block_k=64, warps=8, stages=6, block_m=128),
+        512: Tile(PIPELINED, block_n=64, block_k=64, warps=8, stages=6, block_m=128),
+    },
+    ProductShape(columns=6144, depth=2048, gated=True): {
+        1: Tile(VECTOR, block_n=2, block_k=256, warps=4),
+        2: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=4),
+        8: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=4),
+        16: Tile(PIPELINED, block_n=64, block_k=64, warps=4, stages=6, block_m=64),
+        32: Tile(PIPELINED, block_n=64, block_k=64, warps=4, stages=6, block_m=64),
+        64: Tile(PIPELINED, block_n=64, block_k=64, warps=4, stages=6),
+        128: Tile(PIPELINED, block_n=64, block_k=64, warps=8, stages=6),
+        256: Tile(PIPELINED, block_n=128, block_k=64, warps=8, stages=3, block_m=128),
+        512: Tile(PIPELINED, block_n=128, block_k=64, warps=8, stages=4, block_m=128),
+    },
+    ProductShape(columns=2048, depth=2048, gated=False): {
+        1: Tile(VECTOR, block_n=16, block_k=256, warps=8),
+        2: Tile(VECTOR, block_n=8, block_k=256, warps=8),
+        8: Tile(SPLIT, block_n=16, block_k=256, warps=4),
+        16: Tile(SPLIT, block_n=16, block_k=256, warps=8),
+        32: Tile(PIPELINED, block_n=16, block_k=256, warps=4, stages=4, chains=4, block_m=64),
+        64: Tile(PIPELINED, block_n=16, block_k=256, warps=4, stages=4, chains=4),
+        128: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6, chains=2, block_m=64),
+        256: Tile(PIPELINED, block_n=32, block_k=64, warps=8, stages=6, block_m=128),
+        512: Tile(PIPELINED, block_n=64, block_k=64, warps=8, stages=6, block_m=128),
+    },
+    ProductShape(columns=4096, depth=2048, gated=False): {
+        1: Tile(VECTOR, block_n=4, block_k=256, warps=4),
+        2: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6),
+        16: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6, block_m=64),
+        32: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6, block_m=64),
+        64: Tile(PIPELINED, block_n=32, block_k=128, warps=4, stages=6),
+        128: Tile(PIPELINED, block_n=32, block_k=64, warps=8, stages=6),
+        256: Tile(PIPELINED, block_n=64, block_k=64, warps=8, stages=6, block_m=128),
+        512: Tile(PIPELINED, block_n=128, block_k=64, warps=8, stages=4, block_m=128),
+    },
+}
