@@ -23,7 +23,7 @@
 typedef float vector __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
 
 /* Version of this file's functions. A library whose version is not `_INTERFACE` of cpu_kernels.py is not called. */
-int interface(void) { return 3; }
+int interface(void) { return 4; }
 
 /* Whether this CPU has such vectors; without them torch is faster. */
 int suits(void) {
@@ -223,13 +223,20 @@ ALWAYS_INLINE uint32_t first_word(uint64_t seed, uint32_t code, uint32_t codeboo
     return first;
 }
 
-/* A packed FilterOptions, column by column. */
+/* The columns of a packed FilterOptions, in its order; cpu_kernels.py compares types and names when it loads the library. */
+#define OPTIONS(COLUMN) \
+    COLUMN(int32_t, do_sample) \
+    COLUMN(float, temperature) \
+    COLUMN(int32_t, top_k) \
+    COLUMN(float, top_p)
+#define AS_FIELD(type, name) type name;
+#define AS_TEXT(type, name) #type " " #name ";"
+
 typedef struct {
-    int32_t do_sample;
-    float temperature;
-    int32_t top_k;
-    float top_p;
+    OPTIONS(AS_FIELD)
 } Options;
+
+const char *option_columns(void) { return OPTIONS(AS_TEXT); }
 
 /* The first of the largest values; NaN is none. */
 ALWAYS_INLINE ptrdiff_t largest(const float *values, ptrdiff_t count) {
@@ -283,8 +290,6 @@ ALWAYS_INLINE float least_of_top_p(const float *values, ptrdiff_t count, float *
     }
     return num_kept ? kept[first] : most;
 }
-
-int sample_columns(void) { return sizeof(Options) / sizeof(int32_t); }
 
 /* Codes [rows] of logits [rows, vocab]: BatchSampler.sample in sampling.py, with its noise, row by row. Exponentials and
  * logarithms are rounded from float64, so that any C library has the same. `scratch` [2 * vocab]. */

@@ -5,7 +5,7 @@ to other threads. A row's result depends on that row alone.
 """
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from deployments.cpu import COUNT, POINTER, built_library
 from deployments.talker.model.layers import DecoderLayer, DecoderStack, RotaryTable
 from deployments.talker.model.model_config import TransformerConfig
+from deployments.talker.state.sampling import FilterOptions
 
-_INTERFACE = 3  # version of the functions and their arguments; both files change it together
+_INTERFACE = 4  # version of the functions and their arguments; both files change it together
 _TILE = 16  # outputs of a product whose weights stand side by side
 _WIDEST = 512  # hidden sizes: the weights of wider stacks are read by several threads
 _PARAMETERS = {
@@ -36,7 +37,21 @@ class _Cache(ctypes.Structure):
 
 def _suited_library() -> ctypes.CDLL | None:
     library = built_library("deployments.talker.kernels._cpu_kernels", _PARAMETERS, interface=_INTERFACE)
-    return library if library is not None and library.suits() else None
+    if library is None or not library.suits():
+        return None
+    library.option_columns.restype = ctypes.c_char_p
+    check_columns(library.option_columns().decode())
+    return library
+
+
+def check_columns(built: str) -> None:
+    """Raises RuntimeError if the columns of a library are not those of `FilterOptions`, in their order."""
+    ours = "".join(f"{'float' if each.type is float else 'int32_t'} {each.name};" for each in fields(FilterOptions))
+    if built != ours:
+        raise RuntimeError(
+            f"cpu_kernels.c was built for the sampling options `{built}`, but FilterOptions packs `{ours}`:"
+            " give OPTIONS in cpu_kernels.c these columns in this order, and run `make install`"
+        )
 
 
 _built = _suited_library()
@@ -150,7 +165,6 @@ def sample(logits: Tensor, packed: Tensor, seeds: Tensor, frames: Tensor, codebo
     """
     assert _built is not None
     assert logits.dtype is torch.float32
-    assert packed.shape[1] == _built.sample_columns(), "`Options` in cpu_kernels.c has the columns of `FilterOptions`"
     rows, vocab = logits.shape
     codes, scratch = torch.empty(rows, dtype=torch.long), torch.empty(2, vocab)
     given = [each.contiguous() for each in (logits, packed, seeds, frames)]

@@ -44,6 +44,12 @@ def padded(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine
     return load(checkpoint)
 
 
+def test_a_library_whose_columns_stand_in_another_order_is_refused() -> None:
+    cpu_kernels.check_columns("int32_t do_sample;float temperature;int32_t top_k;float top_p;")
+    with pytest.raises(RuntimeError, match=r"OPTIONS in cpu_kernels\.c"):
+        cpu_kernels.check_columns("int32_t do_sample;int32_t top_k;float temperature;float top_p;")
+
+
 @pytest.mark.parametrize("num_outputs", [1, 16, 19, 96, 200])
 def test_a_product_is_that_of_torch_and_no_row_depends_on_the_others(num_outputs: int) -> None:
     generator = torch.Generator().manual_seed(num_outputs)
