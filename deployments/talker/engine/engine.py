@@ -64,9 +64,9 @@ class Engine:
         codec    |                     | first frames 1 | other frames 1 | ...
         host     | start 1 | wait      | collect 1: codes leave, ends are found | start 2 at `next_start_ns` | wait
 
-    `_start_step` queues both halves, so the device has work while the host collects. A GPU decodes a sequence's first
-    frames without asking the host. On a CPU `_start_step` returns when the frames exist, `_collect_step` hands them
-    on, and the runner puts `advance` off until the next call: no listener waits for it.
+    `_queue_step` queues both halves, so the device has work while the host collects. A GPU decodes a sequence's first
+    frames without asking the host. On a CPU `_queue_step` returns when the frames exist, the step returns them, and the
+    runner puts `advance` off until the next step: no listener waits for it.
 
     A GPU has lanes too. A newcomer that comes while a step runs does not wait for it:
 
@@ -74,7 +74,7 @@ class Engine:
         codec              |         | its first frame |
         talker   | predict 1  | advance 1    | predict 2 | advance 2 | predict 3, with the newcomer | ...
 
-    `_start_lane_step` takes it from the line. `_collect_lane` takes its frame, and lets it join the next step once the
+    `_start_lane_step` takes it from the line. `_collect_lane` reads its frame, and lets it join the next step once the
     lane has run `advance`.
     """
 
@@ -98,7 +98,7 @@ class Engine:
         self._failures: list[tuple[int, TalkrayError]] = []  # of the step under way
         self._num_failed_prefills = 0  # in a row
         self._num_not_finite = 0  # sequences since the start
-        self.num_steps = 0  # since the start, of which the host has taken the frames
+        self.num_steps = 0  # since the start, of which the host has read the frames
         self.waited_ns = 0  # the host's waiting time for codes since the start
 
     @property
@@ -131,14 +131,14 @@ class Engine:
 
         A sequence begins once there is text enough for its prompt. Each later frame needs one more token.
         """
-        known = self.intake.sequence(sequence_id)
-        num_known = 0 if known is None else len(known.prompt.trailing)
+        begun = self.intake.sequence(sequence_id)
+        num_ids = 0 if begun is None else len(begun.prompt.trailing)
         sequence = self.intake.append_text(sequence_id, text, is_last=is_last)
-        if sequence is not None and known is None:
+        if sequence is not None and begun is None:
             self._enqueue(sequence)
-        elif sequence is not None and len(sequence.prompt.trailing) > num_known:
+        elif sequence is not None and len(sequence.prompt.trailing) > num_ids:
             self._await_lane_of(sequence_id)
-            self.runner.extend_text(sequence, num_known)
+            self.runner.extend_text(sequence, num_ids)
 
     def abort(self, sequence_id: int) -> None:
         """Stop a sequence and free what it holds. A sequence that has ended meanwhile is no error."""
@@ -161,14 +161,19 @@ class Engine:
         the engine itself is at fault.
         """
         self.runner.run_pending_advance()
-        self._start_step()
-        if self._work_until_codes(meanwhile):
-            self._collect_step()
+        if self._needs_step and (batch := self.scheduler.schedule()) is not None:
+            self.runner.begin_step()
+            failed = self._admit(batch.prefill, self.runner)
+            if decode := [sequence for sequence in batch.decode if sequence not in failed]:
+                self._step = self._queue_step(decode, self.runner, after=self._step)
+        if (step := self._await_codes(meanwhile)) is not None:
+            frames = self._read_frames(step)
+            self._decode_late(step, frames)
+            self._follow_text(step.previous)
+            self._append_frames(step.queued.sequences, frames)
+            self.scheduler.retire(step.queued.sequences)
         chunks = self.outgoing.take(self.scheduler.find)
-        failures, self._failures = (*self._failures, *self.audio.take_failures()), []
-        for sequence_id, _ in failures:
-            self.abort(sequence_id)
-        return StepOutput(tuple(chunks), failures)
+        return StepOutput(tuple(chunks), self._abort_failed())
 
     def take_load(self) -> EngineLoad:
         """The load now. Lookups count from the last call on."""
@@ -196,55 +201,20 @@ class Engine:
 
     @property
     def _is_running(self) -> bool:
-        """Whether the device makes frames of the last step which the host has not taken."""
+        """Whether the device makes frames of the last step which the host has not read."""
         return self._step is not None and not self._step.is_collected
 
-    def _start_step(self) -> None:
-        """Start the next step, unless one runs or the device has work enough for now."""
-        last = self._step
-        if last is not None and (self._is_running or time.perf_counter_ns() < last.next_start_ns):
-            return
-        batch = self.scheduler.schedule()
-        if batch is None:
-            return
-        self.runner.begin_step()
-        failed = self._admit(batch.prefill, self.runner)
-        decode = [sequence for sequence in batch.decode if sequence not in failed] if failed else batch.decode
-        if decode:
-            self._step = self._start_batch(decode, self.runner)
-            self._step.previous = None if last is None else last.queued
-
-    def _start_lane_step(self) -> None:
-        """Make first frames of newcomers beside the step that runs, which they would have to wait for."""
-        step = self._step
-        if not self.runner.lanes or step is None or not self.scheduler.waiting:
-            return
-        busy = [each.runner for each in self._lane_steps]
-        lane = next((lane for lane in self.runner.lanes if lane not in busy), None)
-        if lane is None:
-            return
-        if sum(not sequence.is_background for sequence in step.queued.sequences) > _MOST_BESIDE_LANE:
-            return
-        newcomers = self.scheduler.start_beside(lane.takes, most=lane.buckets[-1])
-        if not newcomers:
-            return
-        failed = self._admit(newcomers, lane)
-        ready = [sequence for sequence in newcomers if sequence not in failed]
-        if ready:
-            self._lane_steps.append(self._start_batch(ready, lane))
-
-    def _start_batch(self, sequences: list[Sequence], runner: ModelRunner) -> StepInFlight:
-        """A GPU decodes frames below MIN_NEW_TOKENS at once: a listener waits, and speech cannot end there."""
-        early = [] if runner.device.type == "cpu" else [each for each in sequences if each.num_frames < MIN_NEW_TOKENS]
-        decoded_early = [each for each in early if not each.is_background]
-        decoded_late = [each for each in sequences if each not in decoded_early] if decoded_early else sequences
-        queued = runner.queue_step(decoded_late + decoded_early, partial(self._decode_early, decoded_early))
-        return StepInFlight(queued, runner, decoded_late)
+    @property
+    def _needs_step(self) -> bool:
+        """Whether no step runs, and the device has little work left."""
+        return not self._is_running and (self._step is None or time.perf_counter_ns() >= self._step.next_start_ns)
 
     def _admit(self, sequences: list[Sequence], runner: ModelRunner) -> list[Sequence]:
         """Prefill sequences that have a row now, and open them at the decoder. Returns those that failed."""
         failed = self._prefill(sequences, runner)
-        for sequence in [each for each in sequences if each not in failed]:  # while the device works on their prompts
+        for sequence in [
+            sequence for sequence in sequences if sequence not in failed
+        ]:  # the device works on their prompts
             try:
                 self.outgoing.open(sequence)
             except Overloaded as error:
@@ -279,6 +249,21 @@ class Engine:
         self._num_failed_prefills = 0
         return True
 
+    def _queue_step(
+        self, sequences: list[Sequence], runner: ModelRunner, *, after: StepInFlight | None = None
+    ) -> StepInFlight:
+        """Queue both halves of a step, `after` the step before it.
+
+        A GPU decodes frames below MIN_NEW_TOKENS at once, because a listener waits, and speech cannot end there.
+        """
+        on_gpu = runner.device.type != "cpu"
+        decoded_early, decoded_late = list[Sequence](), list[Sequence]()
+        for sequence in sequences:
+            is_early = on_gpu and sequence.num_frames < MIN_NEW_TOKENS and not sequence.is_background
+            (decoded_early if is_early else decoded_late).append(sequence)
+        queued = runner.queue_step(decoded_late + decoded_early, partial(self._decode_early, decoded_early))
+        return StepInFlight(queued, runner, decoded_late, previous=None if after is None else after.queued)
+
     def _decode_early(self, decoded_early: list[Sequence], frames: Tensor) -> None:
         """Decode frames as soon as they exist: the last ones of `frames` [rows, groups], which are on the device."""
         if decoded_early:
@@ -286,61 +271,31 @@ class Engine:
             if len(frames) <= _FEW_ROWS and not decoded_early[-1].num_frames:
                 self.audio.prioritise_newest_call()
 
-    def _work_until_codes(self, meanwhile: Callable[[], None]) -> bool:
-        """Wait for the frames of the running step, and meanwhile serve the lane. Returns whether they exist: it returns
-        earlier if audio or frames of the lane are ready.
+    def _await_codes(self, meanwhile: Callable[[], None]) -> StepInFlight | None:
+        """Wait for the frames of the running step, and meanwhile serve the lanes. Returns the step whose frames exist,
+        None if no step runs, or if audio or frames of a lane are ready before them.
         """
         start = time.perf_counter_ns()
         while True:
             self._start_lane_step()
-            took = any(self._collect_lane(step) for step in [*self._lane_steps])
+            lane_has_frames = any(self._collect_lane(step) for step in [*self._lane_steps])
             has_codes = self._step is not None and self._is_running and self._step.queued.has_codes
-            if took or has_codes or not self._is_running or self.audio.has_audio:
+            if lane_has_frames or has_codes or not self._is_running or self.audio.has_audio:
                 break
             meanwhile()  # this keeps a core busy: waking up from a sleep would take longer
         self.waited_ns += time.perf_counter_ns() - start
-        return has_codes
+        return self._step if has_codes else None
 
-    def _collect_step(self) -> None:
-        step = self._step
-        assert step is not None
+    def _read_frames(self, step: StepInFlight) -> Codes:
+        """Frames [sequences, groups] of the running step. From now on it is known when to start the next one."""
         frames = step.queued.result()
         step.is_collected, self.num_steps = True, self.num_steps + 1
         if step.previous is not None:
-            took_ns, size = step.previous.advance_ns(), _size(step.previous)
-            known_ns = self._advance_ns.get(size, took_ns)
-            self._advance_ns[size] = min(took_ns, (7 * known_ns + took_ns) // 8)  # beside a lane it takes longer
+            measured_ns, size = step.previous.advance_ns(), _size(step.previous)
+            average_ns = self._advance_ns.get(size, measured_ns)
+            self._advance_ns[size] = min(measured_ns, (7 * average_ns + measured_ns) // 8)  # beside a lane it is longer
         step.next_start_ns = time.perf_counter_ns() + self._advance_ns.get(_size(step.queued), 0) - _START_NS
-        self._decode_late(step, frames)
-        if step.previous is not None:
-            self._follow_text(step.previous)
-        self._append_frames(step.queued.sequences, frames)
-        self.scheduler.retire(step.queued.sequences)
-
-    def _collect_lane(self, step: StepInFlight) -> bool:
-        """Take a lane's frames; its sequences join the others after `advance`. Returns whether there were frames."""
-        if not step.queued.has_codes:
-            return False
-        if not step.is_collected:
-            step.is_collected = True
-            frames = step.queued.result()
-            self._decode_late(step, frames)
-            self._append_frames(step.queued.sequences, frames)
-            if any(sequence.finish_reason is not None for sequence in step.queued.sequences):
-                self.runner.await_lanes()  # it still reads and writes the rows that are free now
-            self.scheduler.retire(step.queued.sequences)
-            return True
-        step.runner.run_pending_advance()
-        if step.queued.is_over:
-            self._lane_steps.remove(step)
-            self._follow_text(step.queued)
-            self.scheduler.join(step.queued.sequences)
-        return False
-
-    def _await_lane_of(self, sequence_id: int) -> None:
-        """If a lane has this sequence: steps that are queued from now on wait for the lane."""
-        if sequence_id in self.scheduler.in_lane:
-            self.runner.await_lanes()
+        return frames
 
     def _decode_late(self, step: StepInFlight, frames: Codes) -> None:
         """Have the codec make samples of the frames that `_decode_early` left."""
@@ -348,9 +303,10 @@ class Engine:
         rows = [row for row in range(len(step.decoded_late)) if frames[row, 0] not in no_frame]
         self.audio.add_frames([step.decoded_late[row].id for row in rows], torch.from_numpy(frames[rows]))
 
-    def _follow_text(self, step: QueuedStep) -> None:
+    def _follow_text(self, step: QueuedStep | None) -> None:
         """Find out where in their texts `advance` of `step` read: there the next frames are spoken."""
-        for sequence, (mass, moment) in zip(step.sequences, step.readings(), strict=False):
+        readings = [] if step is None else zip(step.sequences, step.readings(), strict=False)
+        for sequence, (mass, moment) in readings:
             if self.scheduler.holds(sequence):
                 sequence.progress.read(mass, moment, sequence.prompt)
 
@@ -381,6 +337,57 @@ class Engine:
         if self._num_not_finite > 1:
             raise EngineError("two sequences came to NaN or infinity: the weights or the device are broken")
         return TalkerLost("the stream came to NaN or infinity on this talker")
+
+    def _abort_failed(self) -> tuple[tuple[int, TalkrayError], ...]:
+        """Stop the sequences that failed in this step. Returns their errors."""
+        failures, self._failures = (*self._failures, *self.audio.take_failures()), []
+        for sequence_id, _ in failures:
+            self.abort(sequence_id)
+        return failures
+
+    def _start_lane_step(self) -> None:
+        """Make first frames of newcomers beside the step that runs, which they would have to wait for."""
+        step = self._step
+        if not self.runner.lanes or step is None or not self.scheduler.waiting:
+            return
+        busy = [lane_step.runner for lane_step in self._lane_steps]
+        lane = next((lane for lane in self.runner.lanes if lane not in busy), None)
+        if lane is None:
+            return
+        if sum(not sequence.is_background for sequence in step.queued.sequences) > _MOST_BESIDE_LANE:
+            return
+        newcomers = self.scheduler.start_beside(lane.takes, most=lane.buckets[-1])
+        if not newcomers:
+            return
+        failed = self._admit(newcomers, lane)
+        ready = [sequence for sequence in newcomers if sequence not in failed]
+        if ready:
+            self._lane_steps.append(self._queue_step(ready, lane))
+
+    def _collect_lane(self, step: StepInFlight) -> bool:
+        """Read a lane's frames; its sequences join the others after `advance`. Returns whether there were frames."""
+        if not step.queued.has_codes:
+            return False
+        if not step.is_collected:
+            step.is_collected = True
+            frames = step.queued.result()
+            self._decode_late(step, frames)
+            self._append_frames(step.queued.sequences, frames)
+            if any(sequence.finish_reason is not None for sequence in step.queued.sequences):
+                self.runner.await_lanes()  # it still reads and writes the rows that are free now
+            self.scheduler.retire(step.queued.sequences)
+            return True
+        step.runner.run_pending_advance()
+        if step.queued.is_over:
+            self._lane_steps.remove(step)
+            self._follow_text(step.queued)
+            self.scheduler.join(step.queued.sequences)
+        return False
+
+    def _await_lane_of(self, sequence_id: int) -> None:
+        """If a lane has this sequence: steps that are queued from now on wait for the lane."""
+        if sequence_id in self.scheduler.in_lane:
+            self.runner.await_lanes()
 
 
 def _size(step: QueuedStep) -> int:
