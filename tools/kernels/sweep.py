@@ -191,7 +191,8 @@ class Chain:
         """One product with each of the weights."""
         residual = self.residual if self.case.residual else None
         for weight in self.weights[:limit]:
-            matmul(self.x, weight, self.out, tile, self.product, residual=residual, leave_squares=self.case.residual)
+            leaves = self.case.residual
+            matmul(self.x, weight, self.out, self.product, residual=residual, leave_squares=leaves, tile=tile)
 
     def is_right(self, tile: Tile) -> bool:
         """Whether a tile computes the product; it is in the cache on disk afterwards."""

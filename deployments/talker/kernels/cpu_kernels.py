@@ -18,6 +18,7 @@ from deployments.talker.state.sampling import FilterOptions
 _INTERFACE = 4  # version of the functions and their arguments; both files change it together
 _TILE = 16  # outputs of a product whose weights stand side by side
 _WIDEST = 512  # hidden sizes: the weights of wider stacks are read by several threads
+_C_TYPES: dict[object, str] = {bool: "int32_t", int: "int32_t", float: "float"}
 _PARAMETERS = {
     "multiply": [*[POINTER] * 3, *[COUNT] * 3],
     "run_stack": [*[POINTER] * 4, COUNT, *[POINTER] * 4, *[COUNT] * 3, POINTER],
@@ -46,12 +47,10 @@ def _suited_library() -> ctypes.CDLL | None:
 
 def check_columns(built: str) -> None:
     """Raises RuntimeError if the columns of a library are not those of `FilterOptions`, in their order."""
-    ours = "".join(f"{'float' if each.type is float else 'int32_t'} {each.name};" for each in fields(FilterOptions))
-    if built != ours:
-        raise RuntimeError(
-            f"cpu_kernels.c was built for the sampling options `{built}`, but FilterOptions packs `{ours}`:"
-            " give OPTIONS in cpu_kernels.c these columns in this order, and run `make install`"
-        )
+    packed = "".join(f"{_C_TYPES[option.type]} {option.name};" for option in fields(FilterOptions))
+    if built != packed:
+        raise RuntimeError(f"cpu_kernels.c has OPTIONS `{built}`, but FilterOptions packs `{packed}`: make the former"
+                           " like the latter, and run `make install`")  # fmt: skip
 
 
 _built = _suited_library()
@@ -60,8 +59,9 @@ BUILT = _built is not None
 
 def fits(*configs: TransformerConfig) -> bool:
     """Whether the kernels are there, take stacks of these shapes, and are faster than torch's threads with them."""
-    sizes = [size for each in configs for size in (each.hidden_size, each.intermediate_size, each.head_dim)]
-    return BUILT and max(each.hidden_size for each in configs) <= _WIDEST and not any(size % _TILE for size in sizes)
+    sizes = [size for config in configs for size in (config.hidden_size, config.intermediate_size, config.head_dim)]
+    widest = max(config.hidden_size for config in configs)
+    return BUILT and widest <= _WIDEST and not any(size % _TILE for size in sizes)
 
 
 class RowProduct:
@@ -167,7 +167,7 @@ def sample(logits: Tensor, packed: Tensor, seeds: Tensor, frames: Tensor, codebo
     assert logits.dtype is torch.float32
     rows, vocab = logits.shape
     codes, scratch = torch.empty(rows, dtype=torch.long), torch.empty(2, vocab)
-    given = [each.contiguous() for each in (logits, packed, seeds, frames)]
-    pointers = (each.data_ptr() for each in (codes, *given))
+    arguments = [each.contiguous() for each in (logits, packed, seeds, frames)]
+    pointers = (each.data_ptr() for each in (codes, *arguments))
     _built.sample(*pointers, codebook, rows, vocab, scratch.data_ptr())
     return codes

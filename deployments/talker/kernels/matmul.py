@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deployments.gpu.launch import prefetch_to_l2, shared_bytes, wait_for_predecessor
-from deployments.talker.kernels.tiles import SHARED_ROWS, Form, Tile
+from deployments.talker.kernels.tiles import SHARED_ROWS, Form, Tile, tile_for
 
 _MAX_BLOCK_M = 128
 _MAX_PARTS = 1024  # of a row, whose sums of squares stand beside each other
@@ -278,15 +278,15 @@ class Product:
     pdl: bool = False
 
 
-def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, tile: Tile, product: Product, *,
-           bias: Tensor | None = None, residual: Tensor | None = None,
-           leave_squares: bool = False) -> None:  # fmt: skip
+def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, product: Product, *,
+           bias: Tensor | None = None, residual: Tensor | None = None, leave_squares: bool = False,
+           tile: Tile | None = None) -> None:  # fmt: skip
     """Fill `out.values` [rows, n]. With `leave_squares` fill `out.squares` and set `out.parts` too, for a product that
     normalises `out`.
 
     `weight` is [n, k] as in nn.Linear ([2n, k] where gated), `x` [rows, k]; sums are float32. A product that normalises
     needs `x` with its squares. With `product.pdl` the kernel launched just before this one must not be the one that
-    wrote `residual`.
+    wrote `residual`. `tile` is by default the one that `tile_for` chooses.
     """
     values = x if isinstance(x, Tensor) else x.values
     squares, parts, parts_stride = None, 1, out.squares.stride(0)
@@ -296,6 +296,7 @@ def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, tile: Tile
         assert parts_stride == out.squares.stride(0) or not leave_squares, "one stride serves both buffers of squares"
     num_rows, k_size = values.shape
     n_size = weight.shape[0] // (2 if product.gated else 1)
+    tile = tile or tile_for(n_size, k_size, gated=product.gated, num_rows=num_rows)
     block_m = tile.block_m
     if tile.form is Form.VECTOR:
         block_m = num_rows

@@ -40,8 +40,8 @@ class CpuNetworks(FrameNetworks):
     def prefill(self, tensors: PrefillTensors, *, length: int) -> None:
         used = int((tensors.owners != self.state.scratch_row).sum())
         by_position = ("text_ids", "codec_ids", "owners", "positions")
-        some = replace(tensors, **{name: getattr(tensors, name)[:used] for name in by_position})
-        super().prefill(some, length=length)
+        used_tensors = replace(tensors, **{name: getattr(tensors, name)[:used] for name in by_position})
+        super().prefill(used_tensors, length=length)
 
     def _first_logits(self, hidden: Tensor) -> Tensor:
         return self._first_head(hidden)

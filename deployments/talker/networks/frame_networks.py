@@ -74,8 +74,8 @@ class GatheredAttention:
 
     def _weights(self, query: Tensor, keys: Tensor, head: int) -> Tensor:
         """[rows, heads, head_dim], [rows, kv_heads, length, head_dim] -> [rows, length]."""
-        own = keys[:, head * keys.shape[1] // query.shape[1]]
-        scores: Tensor = (own.float() @ query[:, head, :, None].float())[..., 0] * query.shape[2] ** -0.5
+        head_keys = keys[:, head * keys.shape[1] // query.shape[1]]
+        scores: Tensor = (head_keys.float() @ query[:, head, :, None].float())[..., 0] * query.shape[2] ** -0.5
         return scores.masked_fill(~self.mask[:, 0, 0], -torch.inf).softmax(-1)
 
 
@@ -213,8 +213,8 @@ class FrameNetworks:
         """The `readings` of state rows [rows] from attention weights [rows, length]."""
         start, count = self.state.text(rows)
         token = torch.arange(weights.shape[1], device=weights.device) - start[:, None]
-        own = weights * ((token >= 0) & (token < count[:, None]))
-        self.readings[: len(rows), 0], self.readings[: len(rows), 1] = own.sum(-1), (own * token).sum(-1)
+        on_text = weights * ((token >= 0) & (token < count[:, None]))
+        self.readings[: len(rows), 0], self.readings[: len(rows), 1] = on_text.sum(-1), (on_text * token).sum(-1)
 
     def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
         """`_run_rows` with all rows over one context: that of the pass itself, or that of one sequence."""

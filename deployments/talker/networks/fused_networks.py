@@ -11,7 +11,6 @@ from deployments.talker.kernels.prompt_attention import PromptAttention
 from deployments.talker.kernels.readings import TextWitness
 from deployments.talker.kernels.sampler import FirstCodeRules, sample_first_code
 from deployments.talker.kernels.state_kernels import Gathered, StateKernels
-from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.frame_networks import MIN_NEW_TOKENS, NOT_FINITE, FrameNetworks, PrefillTensors
 from deployments.talker.networks.fused_predictor import FusedPredictor, PackedPredictor
@@ -126,8 +125,6 @@ class FusedNetworks(FrameNetworks):
 
     def _first_logits(self, hidden: Tensor) -> Tensor:
         """Logits of codebook 0 [rows, vocab]; the library would choose its kernel by the number of rows."""
-        weight = self.talker.codec_head.weight
         out = Activations(self._logits.values[: len(hidden)], self._logits.squares, 1)
-        tile = tile_for(*weight.shape, gated=False, num_rows=len(hidden))
-        matmul(hidden, weight, out, tile, Product(pdl=self.pdl))
+        matmul(hidden, self.talker.codec_head.weight, out, Product(pdl=self.pdl))
         return out.values

@@ -5,14 +5,13 @@ from torch import Tensor
 
 from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul
 from deployments.talker.kernels.sampler import Embeddings, FrameOutputs, begin_frame, sample_code
-from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.fused_stack import FrameCache, FusedStack, PackedStack, fold_norm
 from deployments.talker.state.sampling import BatchSampler, Draw
 
 
 class PackedPredictor:
-    """The weights of a `CodePredictor` as the kernels read them. No kernel writes them."""
+    """Folds the norms of a talker's `CodePredictor` into its matrices, in place: see `PackedStack`."""
 
     @torch.no_grad()
     def __init__(self, talker: Talker) -> None:
@@ -66,8 +65,8 @@ class FusedPredictor:
             if group > 1:
                 state = self.stack.codebook_step(inputs, group, self.cache)
             logits = self._head(state, group)
-            here = Draw(draw.seeds, draw.frames, group)
-            sample_code(logits, sampler, here, self.tables[group], inputs, outputs, pdl=self.pdl)
+            group_draw = Draw(draw.seeds, draw.frames, group)
+            sample_code(logits, sampler, group_draw, self.tables[group], inputs, outputs, pdl=self.pdl)
         return outputs.codes
 
     def _start(self, hidden: Tensor, code0: Tensor, outputs: FrameOutputs) -> Activations:
@@ -87,12 +86,9 @@ class FusedPredictor:
         weight, bias = self._projection.weight, self._projection.bias
         assert isinstance(weight, Tensor)
         assert isinstance(bias, Tensor)
-        tile = tile_for(*weight.shape, gated=False, num_rows=len(hidden))
-        matmul(hidden, weight, Activations(out.values[: len(hidden)], out.squares, 1), tile, Product(), bias=bias)
+        matmul(hidden, weight, Activations(out.values[: len(hidden)], out.squares, 1), Product(), bias=bias)
 
     def _head(self, state: Activations, group: int) -> Tensor:
-        weight = self.heads[group - 1]
         out = Activations(self._logits.values[: len(state.values)], self._logits.squares, 1)
-        tile = tile_for(*weight.shape, gated=False, num_rows=len(state.values))
-        matmul(state, weight, out, tile, Product(eps=self.eps, pdl=self.pdl))
+        matmul(state, self.heads[group - 1], out, Product(eps=self.eps, pdl=self.pdl))
         return out.values

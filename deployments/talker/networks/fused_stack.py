@@ -7,18 +7,10 @@ import triton
 from torch import Tensor
 
 from deployments.talker.kernels.frame_attention import attend_frame, attend_frame_start
-from deployments.talker.kernels.matmul import (
-    Activations,
-    Product,
-    like_rows,
-    matmul,
-    measure_squares,
-    normalise,
-)
+from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul, measure_squares, normalise
 from deployments.talker.kernels.paged_attention import PagedBackend
 from deployments.talker.kernels.qkv import HeadNorms, Heads
 from deployments.talker.kernels.readings import TextWitness
-from deployments.talker.kernels.tiles import tile_for
 from deployments.talker.model.layers import DecoderLayer, DecoderStack
 from deployments.talker.model.model_config import TransformerConfig
 from deployments.talker.state.batch_state import Context
@@ -37,10 +29,10 @@ class PackedLayer:
 
 
 class PackedStack:
-    """The weights of a `DecoderStack` as the kernels read them. No kernel writes them.
+    """Folds the norms of a `DecoderStack` into its matrices, in place, and holds these as the kernels read them.
 
-    Constructing one changes the stack: its layers then read these matrices, and norms that are folded in become ones.
-    It computes the same function as before.
+    The stack computes the same function afterwards: its layers read the new matrices, and the folded norms are ones.
+    No kernel writes them.
     """
 
     def __init__(self, stack: DecoderStack, config: TransformerConfig, *, positions: int) -> None:
@@ -95,7 +87,9 @@ class FusedStack:
             if witness is not None and witness.layer == number:
                 witness.look(qkv.values, layer.norms, cache.keys[number], context)
             x = self._finish_layer(layer, x, attended)
-        return self._normalised(x)
+        out = self._out[: len(x.values)]
+        normalise(x, self.norm, out, self.config.rms_norm_eps, pdl=self.pdl)
+        return out
 
     def frame_start(self, x: Activations, cache: FrameCache) -> Activations:
         """Positions 0, the first half of the rows of `x`, and 1, the second, in one pass; before the final norm."""
@@ -131,29 +125,17 @@ class FusedStack:
 
     def _project(self, layer: PackedLayer, x: Activations) -> Activations:
         qkv = self._first_rows(self._qkv, len(x.values))
-        self._multiply(x, layer.qkv, qkv, Product(eps=self.config.rms_norm_eps, pdl=self.pdl))
+        matmul(x, layer.qkv, qkv, Product(eps=self.config.rms_norm_eps, pdl=self.pdl))
         return qkv
 
     def _finish_layer(self, layer: PackedLayer, x: Activations, attended: Tensor) -> Activations:
-        """The output projection and the MLP, both added to the residual stream."""
+        """The output projection and the MLP, both added to the residual stream, which is normalised next."""
         num_rows = len(x.values)
         residual, inner = self._first_rows(self._residual, num_rows), self._first_rows(self._inner, num_rows)
-        self._multiply(attended, layer.out, residual, Product(pdl=self.pdl), residual=x.values)
-        self._multiply(residual, layer.gate_up, inner, Product(eps=self.config.rms_norm_eps, gated=True, pdl=self.pdl))
-        self._multiply(inner, layer.down, residual, Product(pdl=self.pdl), residual=residual.values)
+        matmul(attended, layer.out, residual, Product(pdl=self.pdl), residual=x.values, leave_squares=True)
+        matmul(residual, layer.gate_up, inner, Product(eps=self.config.rms_norm_eps, gated=True, pdl=self.pdl))
+        matmul(inner, layer.down, residual, Product(pdl=self.pdl), residual=residual.values, leave_squares=True)
         return residual
-
-    def _multiply(self, x: Activations | Tensor, weight: Tensor, out: Activations, product: Product, *,
-                  residual: Tensor | None = None) -> None:  # fmt: skip
-        columns = weight.shape[0] // (2 if product.gated else 1)
-        tile = tile_for(columns, weight.shape[1], gated=product.gated, num_rows=len(out.values))
-        leave_squares = residual is not None  # what is added to the residual stream is normalised next
-        matmul(x, weight, out, tile, product, residual=residual, leave_squares=leave_squares)
-
-    def _normalised(self, x: Activations) -> Tensor:
-        out = self._out[: len(x.values)]
-        normalise(x, self.norm, out, self.config.rms_norm_eps, pdl=self.pdl)
-        return out
 
     @staticmethod
     def _first_rows(x: Activations, num_rows: int) -> Activations:

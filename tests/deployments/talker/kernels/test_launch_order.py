@@ -112,8 +112,8 @@ def test_an_order_that_is_broken_is_found(launches: list[Launch], device: torch.
     x, weight = torch.randn(2, 64), torch.randn(64, 64)
     residual, out, other = (like_rows(2, 64, like) for _ in range(3))
     product = Product(pdl=True)
-    matmul.matmul(x, weight, residual, DOT, product)
+    matmul.matmul(x, weight, residual, product, tile=DOT)
     for _ in range(num_between):
-        matmul.matmul(x, weight, other, DOT, product)
-    matmul.matmul(x, weight, out, DOT, product, residual=residual.values)
+        matmul.matmul(x, weight, other, product, tile=DOT)
+    matmul.matmul(x, weight, out, product, residual=residual.values, tile=DOT)
     assert len(broken(launches)) == 1 - num_between

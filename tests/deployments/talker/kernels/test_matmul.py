@@ -50,7 +50,7 @@ def test_normalised_product(rows: int, tile: Tile, gated: bool, dtype: torch.dty
     product = Product(eps=1e-6, gated=gated)
     out = like_rows(rows, WIDE if gated else 2 * WIDE, weight)
     out.values.fill_(torch.nan)
-    matmul(x, weight, out, tile, product)
+    matmul(x, weight, out, product, tile=tile)
     expected = reference_matmul(x.values.double(), weight.double(), product)
     torch.testing.assert_close(out.values.double(), expected, atol=tolerance(dtype), rtol=tolerance(dtype))
 
@@ -60,7 +60,7 @@ def test_residual_and_the_squares_it_leaves(rows: int, tile: Tile, dtype: torch.
     x, weight = given(rows, dtype, device)
     residual = torch.randn(rows, 2 * WIDE).to(device, dtype)
     out = like_rows(rows, 2 * WIDE, weight)
-    matmul(x, weight, out, tile, Product(), residual=residual, leave_squares=True)
+    matmul(x, weight, out, Product(), residual=residual, leave_squares=True, tile=tile)
     expected = reference_matmul(x.values.double(), weight.double(), Product(), residual=residual.double())
     torch.testing.assert_close(out.values.double(), expected, atol=tolerance(dtype), rtol=tolerance(dtype))
     squares = out.squares[: out.parts, :rows].sum(0)
@@ -72,7 +72,7 @@ def test_in_place_residual(dtype: torch.dtype, device: torch.device) -> None:
     stream = like_rows(4, 2 * WIDE, weight)
     stream.values.normal_()
     before = stream.values.clone()
-    matmul(x, weight, stream, DOT, Product(), residual=stream.values, leave_squares=True)
+    matmul(x, weight, stream, Product(), residual=stream.values, leave_squares=True, tile=DOT)
     expected = reference_matmul(x.values.double(), weight.double(), Product(), residual=before.double())
     torch.testing.assert_close(stream.values.double(), expected, atol=tolerance(dtype), rtol=tolerance(dtype))
 
@@ -81,7 +81,7 @@ def test_bias(dtype: torch.dtype, device: torch.device) -> None:
     x, weight = given(2, dtype, device)
     bias = torch.randn(2 * WIDE).to(device, dtype)
     out = like_rows(2, 2 * WIDE, weight)
-    matmul(x, weight, out, DOT, Product(), bias=bias)
+    matmul(x, weight, out, Product(), bias=bias, tile=DOT)
     expected = reference_matmul(x.values.double(), weight.double(), Product(), bias=bias.double())
     torch.testing.assert_close(out.values.double(), expected, atol=tolerance(dtype), rtol=tolerance(dtype))
 
