@@ -165,7 +165,7 @@ class Engine:
             self.runner.begin_step()
             failed = self._admit(batch.prefill, self.runner)
             if decode := [sequence for sequence in batch.decode if sequence not in failed]:
-                self._step = self._queue_step(decode, self.runner, after=self._step)
+                self._step = self._queue_step(decode, self.runner, self._step)
         if (step := self._await_codes(meanwhile)) is not None:
             frames = self._read_frames(step)
             self._decode_late(step, frames)
@@ -249,10 +249,8 @@ class Engine:
         self._num_failed_prefills = 0
         return True
 
-    def _queue_step(
-        self, sequences: list[Sequence], runner: ModelRunner, *, after: StepInFlight | None = None
-    ) -> StepInFlight:
-        """Queue both halves of a step, `after` the step before it.
+    def _queue_step(self, sequences: list[Sequence], runner: ModelRunner, after: StepInFlight | None) -> StepInFlight:
+        """Queue both halves of a step, `after` the one before it; none was before a lane's.
 
         A GPU decodes frames below MIN_NEW_TOKENS at once, because a listener waits, and speech cannot end there.
         """
@@ -356,13 +354,13 @@ class Engine:
             return
         if sum(not sequence.is_background for sequence in step.queued.sequences) > _MOST_BESIDE_LANE:
             return
-        newcomers = self.scheduler.start_beside(lane.takes, most=lane.buckets[-1])
+        newcomers = self.scheduler.start_beside(lane.accepts, most=lane.buckets[-1])
         if not newcomers:
             return
         failed = self._admit(newcomers, lane)
         ready = [sequence for sequence in newcomers if sequence not in failed]
         if ready:
-            self._lane_steps.append(self._queue_step(ready, lane))
+            self._lane_steps.append(self._queue_step(ready, lane, None))
 
     def _collect_lane(self, step: StepInFlight) -> bool:
         """Read a lane's frames; its sequences join the others after `advance`. Returns whether there were frames."""

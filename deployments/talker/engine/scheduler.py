@@ -140,15 +140,15 @@ class Scheduler:
         self._unused_rows, self._unused_blocks = len(self._free_rows), self.blocks.num_free
         return Batch(prefill=admitted, decode=due)
 
-    def start_beside(self, takes: Callable[[Sequence], bool], *, most: int) -> list[Sequence]:
-        """Move at most so many sequences from the line's head to `in_lane`, while a lane takes them and rows and
+    def start_beside(self, accepts: Callable[[Sequence], bool], *, most: int) -> list[Sequence]:
+        """Move at most so many sequences from the line's head to `in_lane`, while a lane accepts them and rows and
         blocks are free which no step uses.
         """
         started: list[Sequence] = []
-        for sequence in [each for each in self.waiting if not each.awaits_text]:
+        for sequence in [sequence for sequence in self.waiting if not sequence.awaits_text]:
             needed = self.blocks.blocks_for(sequence.num_positions + 1)
             has_place = self._unused_rows > 0 and needed <= self._unused_blocks
-            if len(started) == most or not has_place or not takes(sequence):
+            if len(started) == most or not has_place or not accepts(sequence):
                 break  # no other sequence overtakes it
             self.waiting.remove(sequence)
             self._give_place(sequence)
@@ -203,11 +203,11 @@ class Scheduler:
 
     def _most_background(self) -> int:
         """Background sequences that may have rows, and that a step beside other sequences may have."""
-        others = self.num_running + sum(not sequence.awaits_text for sequence in self.waiting)
-        left = self.max_num_seqs - self.max_num_seqs // _RESERVED - others
-        if not others:
+        num_listeners = self.num_running + sum(not sequence.awaits_text for sequence in self.waiting)
+        left = self.max_num_seqs - self.max_num_seqs // _RESERVED - num_listeners
+        if not num_listeners:
             return max(1, left)
-        beside = max(_FEWEST_BESIDE, _MOST_BESIDE - others // _LISTENERS_A_ROW)
+        beside = max(_FEWEST_BESIDE, _MOST_BESIDE - num_listeners // _LISTENERS_A_ROW)
         return max(0, min(left, self.max_num_seqs // 2, beside))
 
     def _admit_background(self) -> list[Sequence]:
@@ -224,12 +224,11 @@ class Scheduler:
 
     def _admit_waiting(self) -> list[Sequence]:
         admitted: list[Sequence] = []
-        for sequence in [each for each in self.waiting if not each.awaits_text]:
+        for sequence in [sequence for sequence in self.waiting if not sequence.awaits_text]:
             if not self._make_place(sequence):
                 return admitted
             admitted.append(self._admit(sequence))
-        awaiting_text = [self._admit(each) for each in [*self.waiting] if self._fits(each)]
-        return admitted + awaiting_text
+        return admitted + [self._admit(sequence) for sequence in [*self.waiting] if self._fits(sequence)]
 
     def _admit(self, sequence: Sequence) -> Sequence:
         (self.waiting_background if sequence.is_background else self.waiting).remove(sequence)
@@ -247,11 +246,12 @@ class Scheduler:
         """Preempt sequences until a row and blocks are free: those of the background, then those that wait for text,
         each time the youngest. Returns whether there is place.
         """
-        others = [each for each in self.running.values() if each.awaits_text] + [*self._running_background.values()]
+        awaiting_text = [running for running in self.running.values() if running.awaits_text]
+        preemptible = [*awaiting_text, *self._running_background.values()]
         while not self._fits(sequence):
-            if not others:
+            if not preemptible:
                 return False
-            self._preempt(others.pop())
+            self._preempt(preemptible.pop())
         return True
 
     def _fits(self, sequence: Sequence) -> bool:

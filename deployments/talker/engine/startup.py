@@ -32,7 +32,8 @@ from deployments.talker.engine.scheduler import Scheduler
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
-from deployments.talker.runner.model_runner import NetworkKind, RunnerShape, build_runner
+from deployments.talker.runner.model_runner import build_runner
+from deployments.talker.runner.runner_shape import NetworkKind, RunnerShape
 from deployments.talker.state.kv_cache import GIB, BlockManager, GpuMemory, KVCache, Wanted
 from deployments.talker.text.prompt import InputTables, PromptBuilder
 from deployments.talker.text.tokenizer import TextTokenizer
@@ -76,7 +77,7 @@ class StartClock:
         return f"{sum(self.seconds.values()):.1f} s in all: " + ", ".join(parts)
 
 
-def throttled(what: str, report: Report) -> Callable[[int, int], None]:
+def throttled(stage: str, report: Report) -> Callable[[int, int], None]:
     """Reports such as "compiling kernels 12/345", at most one a second."""
     last_s = -_REPORT_S
 
@@ -85,7 +86,7 @@ def throttled(what: str, report: Report) -> Callable[[int, int], None]:
         now_s = time.monotonic()
         if now_s - last_s >= _REPORT_S:
             last_s = now_s
-            report(f"{what} {done}/{total}")
+            report(f"{stage} {done}/{total}")
 
     return progress
 
@@ -137,8 +138,8 @@ def _load_engine(directory: Path, config: TalkerConfig, clock: StartClock, *, ma
 
 def _check_card(device: torch.device) -> None:
     """Raises EngineError for a GPU without kernels; `talkray doctor` checks the driver too."""
-    found: Any = torch.cuda.get_device_properties(device)
-    card = Card(found.name, (found.major, found.minor), "", found.total_memory, 0)
+    properties: Any = torch.cuda.get_device_properties(device)
+    card = Card(properties.name, (properties.major, properties.minor), "", properties.total_memory, 0)
     reason = why_not(card, torch_cuda())
     if reason is not None:
         raise EngineError(reason)

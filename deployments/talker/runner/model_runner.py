@@ -1,10 +1,9 @@
 """Runs a batch of sequences on the device: prefill, and the step that makes one frame for each.
 
-On a CPU a row's result depends on that row alone, so codes are equal whether a sequence runs by itself, in a batch, or
-is resumed: kernels of our own add in one order, and where they were not built every matrix product has the same number
-of rows. `advance` of a step comes when its codes have been handed on. On a GPU a batch takes the smallest bucket it
-fits in, all work is replayed from CUDA graphs, and the host waits for the codes only: `advance` of a step still runs
-while the host hands the codes on and prepares the next step.
+On a CPU codes are equal whether a sequence runs by itself, in a batch, or is resumed, and `advance` of a step comes
+when its codes have been handed on. On a GPU a batch takes the smallest bucket it fits in, all work is replayed from
+CUDA graphs, and the host waits for the codes only: `advance` of a step still runs while the host hands the codes on and
+prepares the next step. `BatchMode` has the differences.
 
 Other runners, the *lanes*, make first frames on CUDA streams of their own while a step runs: see `build_runner`.
 """
@@ -14,51 +13,29 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from deployments.gpu.graphs import Graphs, Staging, buckets
+from deployments.gpu.graphs import Graphs, Staging
 from deployments.protocol import Codes, Frame
 from deployments.talker.kernels.cpu_kernels import fits
 from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.networks.frame_networks import FrameNetworks
 from deployments.talker.runner.prefill import Pass, PrefillInputs, pack
+from deployments.talker.runner.runner_shape import RunnerShape
 from deployments.talker.state.batch_state import BatchState, RowWriter, StateSize
 from deployments.talker.state.kv_cache import LENGTH_STEP, BlockManager, KVCache
 from deployments.talker.state.sampling import Breadth, FilterOptions
 from deployments.talker.state.sequence import Sequence
 from deployments.talker.text.prompt import MAX_PASS_POSITIONS, InputTables
 
-# Powers of two, with finer steps above 32; no 4: the kernels are faster with 8 rows (measured).
-BATCHES = (1, 2, 8, 16, 32, 48, 64, 96, 128, 192, 256)
-_PREFILL_POSITIONS = (16, 32, 64, 128, 256, MAX_PASS_POSITIONS)
 # A lane takes so many newcomers at once, with prompts of so many positions. With one lane a newcomer in eight waits for
 # another one, at 20 requests a second.
 _LANES, _LANE_ROWS, _LANE_POSITIONS = 2, 8, 256
 _LANE_PRIORITY = -2  # before the codec's stream
 _KEPT_STEPS = 2  # steps whose results the host can still read
-
-OnCodes = Callable[[Tensor], None]
-NetworkKind = Literal["by_rows", "plain", "fused"]
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerShape:
-    """The shapes of batches on the device."""
-
-    max_num_seqs: int
-    max_model_len: int
-    deterministic: bool = False  # a GPU has one bucket, prompts go one by one, frames that exist are made again
-    networks: NetworkKind = "by_rows"  # so computes a CPU: each row has a context of its own
-    attention: str = "auto"  # how the fused kernels attend: see `choose_attention`
-
-    @property
-    def by_rows(self) -> bool:
-        """Whether a row's result depends on nothing but the row."""
-        return self.networks == "by_rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,26 +121,20 @@ class ModelRunner:
         self.lanes = list(lanes)
         self.state, self.device = networks.state, networks.tables.device
         self._writer = RowWriter(self.state)
-        self._on_cpu, self._by_rows = self.device.type == "cpu", shape.by_rows
-        self._retraces = shape.deterministic and not shape.by_rows
-        self._given = Staging(networks.given.numel(), device=self.device) if self._retraces else None
-        pads, most = networks.pads, shape.max_num_seqs
-        sizes = [size for size in _PREFILL_POSITIONS if size <= most_positions]
-        if shape.by_rows:
-            self.buckets = [most] if pads else list(range(1, most + 1))
-            sizes = [most] if pads else sizes[-1:]
-        else:
-            self.buckets = [most] if shape.deterministic else buckets(most, BATCHES)
+        self._on_cpu = self.device.type == "cpu"
+        self.mode = mode = shape.mode(pads=networks.pads)
+        self._given = Staging(networks.given.numel(), device=self.device) if mode.retraces else None
+        self.buckets, sizes = shape.sizes(mode, most_positions=most_positions)
         self.graphs, scratch_row = Graphs(cuda_stream), self.state.scratch_row
         self._prefills = [PrefillInputs(size, scratch_row=scratch_row, tables=networks.tables) for size in sizes]
-        self._rows = torch.zeros(most, dtype=torch.long, device=self.device)
-        self._staging = Staging(2 * most, device=self.device)
+        self._rows = torch.zeros(shape.max_num_seqs, dtype=torch.long, device=self.device)
+        self._staging = Staging(2 * shape.max_num_seqs, device=self.device)
         self._batch: _Batch | None = None
         self._pending: tuple[list[Sequence], Callable[[], None]] | None = None  # of a CPU: `advance` of the last step
         self._results = deque(_HostResults(networks, pinned=not self._on_cpu) for _ in range(_KEPT_STEPS))
 
-    def takes(self, sequence: Sequence) -> bool:
-        """Whether the lane takes this newcomer: not with a cloned voice or frames, whose buffer is there only once."""
+    def accepts(self, sequence: Sequence) -> bool:
+        """Whether the lane runs this newcomer: not with a cloned voice or frames, whose buffer is there only once."""
         has_dense = sequence.prompt.dense is not None or sequence.num_frames > 0
         return not has_dense and sequence.num_positions <= self._prefills[-1].num_positions
 
@@ -204,7 +175,7 @@ class ModelRunner:
 
     def _shapes(self) -> Iterator[tuple[Hashable, Callable[[], None]]]:
         """Every shape of a step or a prefill on a GPU, and its work."""
-        assert not self._by_rows
+        assert self.mode.fixed_shapes
         most = self._length(0)
         for bucket in reversed(self.buckets):
             rows = self._rows[:bucket]
@@ -212,7 +183,7 @@ class ModelRunner:
             for breadth in reversed(self.networks.breadths):
                 yield ("predict", bucket, breadth), partial(self.networks.predict, rows, breadth)
             yield ("advance", bucket), partial(self.networks.advance, rows, length=most)
-            if self._retraces:
+            if self.mode.retraces:
                 yield ("feed_given", bucket), partial(self.networks.feed_given, rows)
         for inputs in reversed(self._prefills):
             inputs.fill([])
@@ -228,20 +199,19 @@ class ModelRunner:
         self.run_pending_advance()
         if sequences:
             self._batch = None
-        sized = [(each, each.prompt.num_positions if self._retraces else each.num_positions) for each in sequences]
-        limit = self._prefills[-1].num_positions
-        alone = self._by_rows or self.shape.deterministic
+        retraces, limit = self.mode.retraces, self._prefills[-1].num_positions
+        sized = [(sequence, (sequence.prompt if retraces else sequence).num_positions) for sequence in sequences]
         with self.on_stream():
             for sequence in sequences:
-                num_frames = 0 if self._retraces else sequence.num_frames
+                num_frames = 0 if retraces else sequence.num_frames
                 self._writer.admit(sequence, self.blocks.table(sequence.id), num_frames=num_frames)
-            for parts in pack(sized, num_positions=limit, together=0 if alone else limit):
+            for parts in pack(sized, num_positions=limit, together=limit if self.mode.shares_passes else 0):
                 self._run_prefill(parts)
-            if self._retraces:
+            if retraces:
                 self._retrace(sequences)
 
     @torch.inference_mode()
-    def queue_step(self, sequences: list[Sequence], on_codes: OnCodes | None = None) -> QueuedStep:
+    def queue_step(self, sequences: list[Sequence], on_codes: Callable[[Tensor], None] | None = None) -> QueuedStep:
         """Queue the step that makes each sequence's next frame; a CPU makes the frames before this returns.
 
         `on_codes` is called with the frames [sequences, groups] int16 on the device, after their computation is queued
@@ -251,21 +221,17 @@ class ModelRunner:
         with self.on_stream():
             batch = self._as_batch(sequences)
             positions = [sequence.num_positions for sequence in sequences]
-            for sequence, position in zip(sequences, positions, strict=True):
-                if position % self.blocks.block_size == 0:
-                    self._send_block(sequence)
+            self._send_new_blocks(sequences, positions)
             self._predict(batch)
-            frames = self.networks.codes[: len(sequences)]
             self._results.rotate()
-            results = self._results[0]
-            has_readings = self.networks.config.text.alignment_head is not None
+            frames, results = self.networks.codes[: len(sequences)], self._results[0]
             results.codes[: len(sequences)].copy_(frames, non_blocking=True)
             codes_event = self._event_now()
             if on_codes is not None:
                 on_codes(frames)
-            length = self._length(max(positions) + 1)
+            has_readings = self.networks.config.text.alignment_head is not None
             readings = results.readings[: len(sequences)] if has_readings else None
-            advance = partial(self._advance, batch, length=length, readings=readings)
+            advance = partial(self._advance, batch, length=self._length(max(positions) + 1), readings=readings)
             if self._on_cpu:
                 self._pending = sequences, advance
             else:
@@ -332,7 +298,7 @@ class ModelRunner:
         sizes = self._prefills[-1:] if continued else self._prefills
         inputs = next(each for each in sizes if each.fits(parts))
         inputs.fill(parts)
-        length = self._length(parts[-1].stop) if self._by_rows or continued else 0
+        length = self._length(parts[-1].stop) if continued or not self.mode.fixed_shapes else 0
         key: Hashable = ("prefill", inputs.num_positions, length)
         self.graphs.run(key, lambda: self.networks.prefill(inputs.tensors, length=length))
 
@@ -352,19 +318,21 @@ class ModelRunner:
     def _breadth(self, sequences: list[Sequence]) -> Breadth:
         options = [FilterOptions.for_talker(each.sampling) for each in sequences]
         needed = Breadth.of(options + [FilterOptions.for_predictor(each.sampling) for each in sequences])
-        if self._by_rows:
+        if not self.mode.fixed_shapes:
             return needed
         return next(breadth for breadth in self.networks.breadths if breadth.covers(needed))
 
-    def _send_block(self, sequence: Sequence) -> None:
-        """Upload the number of the block in which the next position is the first."""
-        index = sequence.num_positions // self.blocks.block_size
-        self._writer.add_block(_row(sequence), index, self.blocks.table(sequence.id)[index])
+    def _send_new_blocks(self, sequences: list[Sequence], positions: list[int]) -> None:
+        """Upload the numbers of the blocks in which these next `positions` of sequences are the first."""
+        for sequence, position in zip(sequences, positions, strict=True):
+            if position % self.blocks.block_size == 0:
+                index = position // self.blocks.block_size
+                self._writer.add_block(_row(sequence), index, self.blocks.table(sequence.id)[index])
 
     def _length(self, num_positions: int) -> int:
-        """How many positions contexts are padded to: as few as possible on a CPU, all in a CUDA graph."""
+        """How many positions contexts are padded to: all, or as few as possible."""
         most = self.state.size.blocks * self.blocks.block_size
-        return min(-(-num_positions // LENGTH_STEP) * LENGTH_STEP, most) if self._by_rows else most
+        return most if self.mode.fixed_shapes else min(-(-num_positions // LENGTH_STEP) * LENGTH_STEP, most)
 
     def _event_now(self) -> torch.cuda.Event | None:
         if self._on_cpu:
@@ -384,9 +352,10 @@ def build_runner(tables: InputTables, cache: KVCache, blocks: BlockManager, shap
     size = StateSize(shape.max_num_seqs, shape.max_model_len, blocks.block_size)
     state = BatchState(config, size, dtype=tables.dtype, device=tables.device)
     if shape.networks != "fused":
-        if shape.by_rows and tables.dtype is torch.float32 and fits(config.talker, config.predictor):
+        by_rows = shape.networks == "by_rows"
+        if by_rows and tables.dtype is torch.float32 and fits(config.talker, config.predictor):
             return ModelRunner(CpuNetworks(tables, state, cache), blocks, shape)
-        plain = FrameNetworks(tables, state, cache, num_rows=shape.max_num_seqs, by_rows=shape.by_rows)
+        plain = FrameNetworks(tables, state, cache, num_rows=shape.max_num_seqs, by_rows=by_rows)
         return ModelRunner(plain, blocks, shape)
     from deployments.gpu.launch import launches_early  # they need Triton, which a CPU has not
     from deployments.talker.networks.fused_networks import FusedNetworks, FusedWeights

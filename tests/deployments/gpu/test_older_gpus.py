@@ -23,7 +23,8 @@ from deployments.talker.kernels.matmul import Product, like_rows  # noqa: E402
 from deployments.talker.kernels.tiles import MEASURED, SHARED_ROWS, Form, tile_for  # noqa: E402
 from deployments.talker.model.model_config import ModelConfig  # noqa: E402
 from deployments.talker.model.talker import Talker  # noqa: E402
-from deployments.talker.runner.model_runner import RunnerShape, build_runner  # noqa: E402
+from deployments.talker.runner.model_runner import build_runner  # noqa: E402
+from deployments.talker.runner.runner_shape import RunnerShape  # noqa: E402
 from deployments.talker.state.kv_cache import BlockManager, KVCache  # noqa: E402
 from deployments.talker.state.sampling import WIDE  # noqa: E402
 from deployments.talker.text.prompt import InputTables  # noqa: E402
@@ -103,6 +104,6 @@ def test_pipelines_fit_the_shared_memory(card: tuple[int, int], monkeypatch: pyt
     weight = torch.zeros((1 + gated) * columns, depth, dtype=torch.bfloat16)
     with compile_ahead.noted_launches() as kernels:
         tile = tile_for(columns, depth, gated=gated, num_rows=num_rows)
-        matmul.matmul(x, weight, out, tile, Product(eps=1e-6, gated=gated))
+        matmul.matmul(x, weight, out, Product(eps=1e-6, gated=gated), tile=tile)
     compile_ahead.compile_kernel(kernels[0])
     assert 0 < counted[0] <= SHARED_BYTES[card]

@@ -11,7 +11,8 @@ pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.protocol import SAMPLING_DEFAULTS, FinishReason, GenerateRequest, Sampling, SynthesisRequest
 from deployments.talker.model.talker import Talker
-from deployments.talker.runner.model_runner import ModelRunner, NetworkKind, RunnerShape, build_runner
+from deployments.talker.runner.model_runner import ModelRunner, build_runner
+from deployments.talker.runner.runner_shape import NetworkKind, RunnerShape
 from deployments.talker.state.kv_cache import BlockManager, KVCache
 from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import InputTables, Prompt

@@ -12,8 +12,9 @@ from deployments.gpu.graphs import buckets
 from deployments.protocol import GenerateRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
-from deployments.talker.runner.model_runner import BATCHES, NetworkKind, RunnerShape, build_runner
+from deployments.talker.runner.model_runner import build_runner
 from deployments.talker.runner.prefill import pack
+from deployments.talker.runner.runner_shape import BATCHES, NetworkKind, RunnerShape
 from deployments.talker.state.kv_cache import KVCache
 from tests.deployments.talker.driving import GREEDY, ask, resumed, speak, speak_all
 
