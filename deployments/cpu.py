@@ -17,7 +17,7 @@ def built_library(module: str, parameters: Mapping[str, Sequence[object]], *, in
     library = ctypes.CDLL(spec.origin)
     if library.interface() != interface:
         return None
-    for name, own in parameters.items():
+    for name, types in parameters.items():
         function = getattr(library, name)
-        function.argtypes, function.restype = own, None
+        function.argtypes, function.restype = types, None
     return library

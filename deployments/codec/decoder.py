@@ -207,7 +207,7 @@ def _not_finite(made: Tensor) -> list[int]:
 def _cast(state: DecoderState, like: DecoderState) -> DecoderState:
     """`state` in the types of `like`; a value that is too large for a type becomes its largest one."""
     pairs = zip(state.tensors, like.tensors, strict=True)
-    return DecoderState(state.position, tuple(_within(tensor, other.dtype) for tensor, other in pairs))
+    return DecoderState(state.position, tuple(_within(tensor, typed.dtype) for tensor, typed in pairs))
 
 
 def _within(tensor: Tensor, dtype: torch.dtype) -> Tensor:

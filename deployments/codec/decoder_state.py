@@ -67,5 +67,5 @@ class SharedStates:
 
     def write(self, number: int, tensors: Iterable[Tensor]) -> None:
         """Copy the tensors of a state into a slot."""
-        for own, tensor in zip(self.read(number), tensors, strict=True):
-            own.copy_(tensor)
+        for stored, tensor in zip(self.read(number), tensors, strict=True):
+            stored.copy_(tensor)

@@ -61,7 +61,7 @@ class CodecReplica:
             `serve.batch` stays as the way into the call, because Serve's own metrics of batches come from it.
             """
             decoding = self._service.decode_batch(tasks)
-            return await self._load.call(decoding, tasks, waiting=self._service.gate.num_waiting)
+            return await self._load.measure_call(decoding, tasks, waiting=self._service.gate.num_waiting)
 
         self._talkers = talkers
         self._service = CodecService(model, config, decode=decode, placements=placements)

@@ -161,14 +161,14 @@ class FoldedDecoder:
 
         Convolutions are the upsampling ones of stages and blocks, and the first one.
         """
-        rows, found = 1, dict[Conv, int]()
+        rows, needed = 1, dict[Conv, int]()
         for block in reversed(self.blocks):
             rows = -(-rows // block.conv.upsampling) + block.conv.context
-            found[block.conv] = rows = rows + sum(unit.dilated.context for unit in block.units)
-        found[self.first_conv] = rows = rows + self.first_conv.context
+            needed[block.conv] = rows = rows + sum(unit.dilated.context for unit in block.units)
+        needed[self.first_conv] = rows = rows + self.first_conv.context
         for upsample, convnext in reversed(self.stages):
-            found[upsample] = rows = -(-(rows + convnext.context) // upsample.upsampling) + upsample.context
-        return found
+            needed[upsample] = rows = -(-(rows + convnext.context) // upsample.upsampling) + upsample.context
+        return needed
 
 
 @torch.no_grad()

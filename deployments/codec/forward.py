@@ -59,11 +59,11 @@ class ForwardPass(ABC):
 
     @abstractmethod
     def conv(
-        self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, keep: bool = True
+        self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, plain: bool = True
     ) -> Signal:
         """A convolution of x after its snake.
 
-        `snake` belongs to the next layer. Without `keep` only the rows after that snake are wanted.
+        `snake` belongs to the next layer. Without `plain` only the rows after that snake are wanted.
 
         `residual` may be overwritten.
         """
@@ -108,26 +108,26 @@ def _convolved(run: ForwardPass, folded: FoldedDecoder, x: Signal, cut: Cut) -> 
         y = run.linear(run.depthwise_norm(x, convnext), convnext.up, gelu=True)
         x = run.linear(y, convnext.down, residual=x)
     first, *_ = blocks = folded.blocks
-    x = run.conv(cut(x, folded.first_conv), folded.first_conv, snake=first.entry, keep=bool(first.units))
+    x = run.conv(cut(x, folded.first_conv), folded.first_conv, snake=first.entry, plain=bool(first.units))
     parts = list(_through(blocks, run, x, cut))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _through(blocks: Sequence[Block], run: ForwardPass, x: Signal, cut: Cut) -> Iterator[Tensor]:
-    block, *others = blocks
+    block, *later = blocks
     for part, piece in run.pieces(cut(x, block.conv), block):
         y = _units(part, piece, block)
-        if not others:
+        if not later:
             yield part.samples(y, block.conv)
         else:
-            following = others[0]
-            y = part.conv(y, block.conv, snake=following.entry, keep=bool(following.units))
-            yield from _through(others, part, y, cut)
+            following = later[0]
+            y = part.conv(y, block.conv, snake=following.entry, plain=bool(following.units))
+            yield from _through(later, part, y, cut)
 
 
 def _units(run: ForwardPass, x: Signal, block: Block) -> Signal:
     snakes = [*(unit.first for unit in block.units[1:]), block.snake]
     for unit, snake in zip(block.units, snakes, strict=False):
-        y = run.conv(x, unit.dilated, snake=unit.second, keep=False)
-        x = run.conv(y, unit.pointwise, snake=snake, residual=x, keep=snake is not block.snake)
+        y = run.conv(x, unit.dilated, snake=unit.second, plain=False)
+        x = run.conv(y, unit.pointwise, snake=snake, residual=x, plain=snake is not block.snake)
     return x

@@ -70,11 +70,11 @@ def call_sizes(ramp: Iterable[int]) -> tuple[int, ...]:
 
 def parts(frames: int, sizes: tuple[int, ...]) -> list[int]:
     """The sizes of the calls that `frames` take, out of `sizes`, which are the largest first and end in 1."""
-    taken: list[int] = []
+    calls: list[int] = []
     for size in sizes:
         count, frames = divmod(frames, size)
-        taken += [size] * count
-    return taken
+        calls += [size] * count
+    return calls
 
 
 def recall_sizes(frames: int, sizes: tuple[int, ...]) -> list[int]:
@@ -113,9 +113,9 @@ class ChunkPlan:
 
     def size(self, available: int, *, ended: bool, lead_s: float, load: int = 0) -> int:
         """The result of `next_size`, without counting it: the caller calls `count` once it has decoded so many."""
-        wanted = self._wanted(load, lead_s)
-        size = min(available, wanted)
-        if not size or (size < wanted and not ended and not self._must_hurry(lead_s)):
+        full_size = self._wanted(load, lead_s)
+        size = min(available, full_size)
+        if not size or (size < full_size and not ended and not self._must_hurry(lead_s)):
             return 0
         if ended and size == available and not self._must_hurry(lead_s):
             return min(each for each in self._sizes if each >= size)

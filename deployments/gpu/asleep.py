@@ -21,21 +21,21 @@ class _LockArguments(ctypes.Structure):
 def send_to_sleep(process: int) -> None:
     """Return once the process has left the GPU. Raises EngineError, and leaves it awake, where it cannot."""
     locking = _LockArguments(timeout_ms=_LOCK_TIMEOUT_MS)
-    _call("cuCheckpointProcessLock", process, ctypes.byref(locking))
+    _call_driver("cuCheckpointProcessLock", process, ctypes.byref(locking))
     try:
-        _call("cuCheckpointProcessCheckpoint", process, None)
+        _call_driver("cuCheckpointProcessCheckpoint", process, None)
     except EngineError:
-        _call("cuCheckpointProcessUnlock", process, None)
+        _call_driver("cuCheckpointProcessUnlock", process, None)
         raise
 
 
 def wake(process: int) -> None:
     """Return once the process has everything back. Raises EngineError, as where others have taken the memory."""
-    _call("cuCheckpointProcessRestore", process, None)
-    _call("cuCheckpointProcessUnlock", process, None)
+    _call_driver("cuCheckpointProcessRestore", process, None)
+    _call_driver("cuCheckpointProcessUnlock", process, None)
 
 
-def _call(function: str, process: int, arguments: object) -> None:
+def _call_driver(function: str, process: int, arguments: object) -> None:
     driver = _driver()
     try:
         status = getattr(driver, function)(ctypes.c_int(process), arguments)

@@ -87,10 +87,10 @@ def remark(card: Card) -> str:
 
 def torch_cuda() -> Capability | None:
     """The CUDA that the installed torch was built with, read from its files; None without one."""
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return None
-    file = Path(found.origin).with_name("version.py")
+    file = Path(spec.origin).with_name("version.py")
     version = _CUDA.search(file.read_text(encoding="utf-8")) if file.is_file() else None
     return None if version is None else (int(version[1]), int(version[2]))
 

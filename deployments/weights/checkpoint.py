@@ -59,8 +59,8 @@ def read_tensors(directory: Path, prefix: str = "", *, device: torch.device | st
     """Every tensor under `prefix` as it is stored, by its name without the prefix. The other tensors are not read."""
     if torch.device(device).type == "cpu":
         return _collect(directory, prefix, _tensor)
-    found = upload(_names_by_file(directory, prefix), torch.device(device))
-    return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+    tensors = upload(_names_by_file(directory, prefix), torch.device(device))
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
 class _NoDraws(TorchFunctionMode):
@@ -89,8 +89,8 @@ def load_strict(
     ignore: tuple[str, ...] = (),
 ) -> None:
     """Fill a module, best constructed `without_values`, as `read_strict` says. Floating point tensors get `dtype`."""
-    wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    tensors = read_strict(directory, wanted, prefix=prefix, device=device, ignore=ignore)
+    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    tensors = read_strict(directory, shapes, prefix=prefix, device=device, ignore=ignore)
     module.load_state_dict(
         {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()},
         strict=False,  # the names are known to match, except for what may be missing
@@ -101,36 +101,36 @@ def load_strict(
 
 def read_strict(
     directory: Path,
-    wanted: dict[str, tuple[int, ...]],
+    shapes: dict[str, tuple[int, ...]],
     *,
     prefix: str,
     device: torch.device | str,
     ignore: tuple[str, ...] = (),
 ) -> dict[str, Tensor]:
-    """The tensors under `prefix` whose names, without it, and shapes are `wanted`.
+    """The tensors under `prefix` whose names, without it, and shapes are `shapes`.
 
     A missing, unexpected or mis-shaped tensor raises CheckpointError with its name, before any weight is read. `ignore`
     holds shell patterns of names that may be missing or unexpected.
     """
-    problems = list(_differences(wanted, read_shapes(directory, prefix), ignore))
+    problems = list(_differences(shapes, read_shapes(directory, prefix), ignore))
     if problems:
         raise CheckpointError(_describe(directory, prefix, problems))
     tensors = read_tensors(directory, prefix, device=device)
-    return {name: tensor for name, tensor in tensors.items() if name in wanted}
+    return {name: tensor for name, tensor in tensors.items() if name in shapes}
 
 
 def _differences(
-    wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]], ignore: tuple[str, ...]
+    expected: dict[str, tuple[int, ...]], stored: dict[str, tuple[int, ...]], ignore: tuple[str, ...]
 ) -> Iterator[str]:
-    for name in sorted(wanted.keys() | found.keys()):
+    for name in sorted(expected.keys() | stored.keys()):
         if any(fnmatchcase(name, pattern) for pattern in ignore):
             continue
-        if name not in found:
+        if name not in stored:
             yield f"{name} is missing"
-        elif name not in wanted:
+        elif name not in expected:
             yield f"{name} is unexpected"
-        elif wanted[name] != found[name]:
-            yield f"{name} has shape {list(found[name])}, expected {list(wanted[name])}"
+        elif expected[name] != stored[name]:
+            yield f"{name} has shape {list(stored[name])}, expected {list(expected[name])}"
 
 
 def _describe(directory: Path, prefix: str, problems: list[str]) -> str:

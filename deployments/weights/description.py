@@ -48,17 +48,17 @@ def own_facts(directory: Path, top: Mapping[str, Any]) -> dict[str, Any]:
 
 def cloning_fingerprint(directory: Path) -> str:
     """A hash of the files that make a clone prompt of a recording. Blocks of each file stand for all of it."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for folder in (directory, directory / "speech_tokenizer"):
-        found.update((folder / "config.json").read_bytes())
+        digest.update((folder / "config.json").read_bytes())
         for path in sorted(folder.glob("*.safetensors")):
             size = path.stat().st_size
-            found.update(str(size).encode())
+            digest.update(str(size).encode())
             with path.open("rb") as file:
                 for number in range(_BLOCKS):
                     file.seek(number * max(0, size - _BLOCK_BYTES) // _BLOCKS)
-                    found.update(file.read(_BLOCK_BYTES))
-    return found.hexdigest()[:32]
+                    digest.update(file.read(_BLOCK_BYTES))
+    return digest.hexdigest()[:32]
 
 
 def _info(top: Any, codec: Any, name: str, config: TalkerConfig, *, on_gpu: bool) -> ModelInfo:

@@ -207,36 +207,36 @@ def read_json(file: Path) -> Any:
         raise CheckpointError(f"cannot read {file}: {error}") from None
 
 
-def _incomplete(what: str, missing: list[str]) -> str:
-    return f"{what} is no complete Qwen3-TTS checkpoint, it lacks: {', '.join(missing)}"
+def _incomplete(checkpoint: str, missing: list[str]) -> str:
+    return f"{checkpoint} is no complete Qwen3-TTS checkpoint, it lacks: {', '.join(missing)}"
 
 
-def _unmerged(what: str) -> str:
-    return f"{what} holds a LoRA adapter only: merge it into its base model first (PEFT: merge_and_unload)"
+def _unmerged(checkpoint: str) -> str:
+    return f"{checkpoint} holds a LoRA adapter only: merge it into its base model first (PEFT: merge_and_unload)"
 
 
-def _check_family(what: str, name: str, file: Path) -> None:
-    """Raises CheckpointError unless `file`, the `name` of checkpoint `what`, is of a model that Talkray speaks."""
+def _check_family(checkpoint: str, name: str, file: Path) -> None:
+    """Raises CheckpointError unless `file`, the `name` of `checkpoint`, is of a model that Talkray speaks."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise CheckpointError(f"{name} of {what} is not JSON: {error}") from None
+        raise CheckpointError(f"{name} of {checkpoint} is not JSON: {error}") from None
     family = config.get("model_type") if isinstance(config, dict) else None
     if family != _FAMILY[name]:
         raise CheckpointError(
-            f"{what} is a checkpoint of another family: {name} says model_type {family!r}, and Talkray speaks Qwen3-TTS"
-            f" at 12 Hz ({_FAMILY[name]!r})"
+            f"{checkpoint} is a checkpoint of another family: {name} says model_type {family!r}, and Talkray speaks"
+            f" Qwen3-TTS at 12 Hz ({_FAMILY[name]!r})"
         )
     if "quantization_config" in config:
-        raise CheckpointError(f"{what} is quantised, by its {name}: Talkray takes float32, float16 and bfloat16")
+        raise CheckpointError(f"{checkpoint} is quantised, by its {name}: Talkray takes float32, float16 and bfloat16")
 
 
 def repository(model: str) -> str:
     """The full Hugging Face name of `model`; raises CheckpointError for a name that can be none."""
     short = model.rsplit("/", 1)[-1].removeprefix("Qwen3-TTS-12Hz-")
-    known = {name.lower(): full for name, full in REPOSITORIES.items()}
-    if short.lower() in known and model.removesuffix(short) in ("", "Qwen/", "Qwen/Qwen3-TTS-12Hz-", "Qwen3-TTS-12Hz-"):
-        return known[short.lower()]
+    full_name = {name.lower(): full_name for name, full_name in REPOSITORIES.items()}.get(short.lower())
+    if full_name is not None and model.removesuffix(short) in ("", "Qwen/", "Qwen/Qwen3-TTS-12Hz-", "Qwen3-TTS-12Hz-"):
+        return full_name
     if "/" in model:
         return model
     raise CheckpointError(f"unknown model {model!r}{_hint(short)}")

@@ -39,9 +39,9 @@ def upload(names: Mapping[Path, Iterable[str]], device: torch.device) -> dict[st
     """
     tensors: dict[str, Tensor] = {}
     parts: list[_Part] = []
-    for path, wanted in names.items():
+    for path, tensor_names in names.items():
         header, first = _read_header(path)
-        for name in wanted:
+        for name in tensor_names:
             shape, dtype = header[name]["shape"], _TYPES[header[name]["dtype"]]
             tensors[name] = torch.empty(shape, dtype=dtype, device=device)
             parts += _cut(path, first + header[name]["data_offsets"][0], tensors[name].view(-1).view(torch.uint8))

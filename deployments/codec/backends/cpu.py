@@ -129,8 +129,8 @@ class _HugePages:
         size = -(-tensor.nbytes // _LINE) * _LINE
         if size > len(self._free):
             self._free = self._mapped(max(size, self._CHUNK))
-        taken, self._free = self._free[: tensor.nbytes], self._free[size:]
-        return taken.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        place, self._free = self._free[: tensor.nbytes], self._free[size:]
+        return place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
     def _mapped(self, size: int) -> Tensor:
         memory = mmap.mmap(-1, size + self._PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -264,18 +264,20 @@ def attends(size: int, window: int) -> bool:
     return size % SIDE == 0 and max(size, window) <= _MOST
 
 
-def attend(qkv: Tensor, rotary: Sequence[Tensor], histories: tuple[Tensor, Tensor], known: Tensor, out: Tensor) -> None:
+def attend(
+    qkv: Tensor, rotary: Sequence[Tensor], histories: tuple[Tensor, Tensor], num_past: Tensor, out: Tensor
+) -> None:
     """Attention of one stream, `out` [frames, heads * size] bfloat16.
 
     `qkv` [frames, (heads + 2 * kv_heads) * size] float32 is lost, `rotary` are cosines and sines [frames, size], the
-    history [2, kv_heads, window - 1, size] float32 has as many frames as `known` [1] int64 says, the last of as many
+    history [2, kv_heads, window - 1, size] float32 has as many frames as `num_past` [1] int64 says, the last of as many
     rows. The next history is another tensor, which is filled.
     """
     _, kv_heads, past, size = histories[0].shape
     tensors = (qkv, *rotary, *histories, out)
     assert all(tensor.is_contiguous() for tensor in tensors)
     pointers = [tensor.data_ptr() for tensor in tensors]
-    _invoke("attend", *pointers, len(qkv), out.shape[1] // size, kv_heads, past + 1, size, known.data_ptr())
+    _invoke("attend", *pointers, len(qkv), out.shape[1] // size, kv_heads, past + 1, size, num_past.data_ptr())
 
 
 def depthwise_norm(x: Tensor, memories: tuple[Tensor, Tensor], block: ConvNeXt, eps: Tensor, out: Tensor) -> None:
@@ -325,8 +327,8 @@ def convolve_to_one(rows: Tensor, taps: Tensor, bias: Tensor, *, new: New = _emp
     if "convolve_to_one" not in _functions or not rows.is_cpu or channels % _HALF or not rows.is_contiguous():
         return None
     out = new("out", (streams, length - count + 1, 1), torch.float32)
-    for own, samples in zip(rows, out, strict=True):
-        pointers = (own.data_ptr(), taps.data_ptr(), bias.data_ptr(), samples.data_ptr())
+    for stream, samples in zip(rows, out, strict=True):
+        pointers = (stream.data_ptr(), taps.data_ptr(), bias.data_ptr(), samples.data_ptr())
         _invoke("convolve_to_one", *pointers, len(samples), count, channels)
     return out
 

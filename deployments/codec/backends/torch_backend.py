@@ -244,24 +244,24 @@ class _TorchPass(ForwardPass):
         memories = self._turned(self._backend.memories[block])
         if isinstance(self._backend.products[block.up], Convolution):
             y = scratch.buffer("depthwise", new.shape, new.device, torch.bfloat16)
-            for own, pair, out in zip(new, memories, y, strict=True):
-                cpu.depthwise_norm(own, pair, block, self._backend.layer_norm_eps, out)
+            for stream, pair, out in zip(new, memories, y, strict=True):
+                cpu.depthwise_norm(stream, pair, block, self._backend.layer_norm_eps, out)
             return Signal(y)
         rows = torch.cat((torch.stack([past for past, _ in memories]), new), dim=1)
         time = new.shape[1]
-        for own, (_, following) in zip(rows, memories, strict=True):
-            following.copy_(own[time:])
+        for stream, (_, following) in zip(rows, memories, strict=True):
+            following.copy_(stream[time:])
         y = block.bias + sum(rows[:, tap : tap + time] * weight for tap, weight in enumerate(block.taps))
         return Signal(F.layer_norm(y, y.shape[2:], eps=_LAYER_NORM_EPS))
 
     def conv(
-        self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, keep: bool = True
+        self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, plain: bool = True
     ) -> Signal:
         """A snake is done with the product, or left to the next layer, which copies its rows anyway."""
         batch, time, _ = x.values.shape
         product, rows = self._backend.products[conv], self._rows(x, conv)
         if isinstance(product, Convolution):
-            is_between = snake is not None and snake.frequency is None and not keep
+            is_between = snake is not None and snake.frequency is None and not plain
             new = self._new("unit" if is_between else str(id(conv)))
             if residual is not None:
                 return Signal(product(rows, total=residual.values, new=new), snake)
@@ -293,8 +293,8 @@ class _TorchPass(ForwardPass):
 
         def new(_: str, shape: Sequence[int], __: torch.dtype) -> Tensor:
             count = prod(shape)
-            taken, self._samples[0] = self._samples[0][:count], self._samples[0][count:]
-            return taken.view(shape)
+            place, self._samples[0] = self._samples[0][:count], self._samples[0][count:]
+            return place.view(shape)
 
         return product(rows, new=new).flatten()
 
@@ -370,10 +370,10 @@ def _tensors(states: Iterable[Iterable[Tensor]]) -> Iterator[Tensor]:
 def _attend(q: Tensor, new: Tensor, mask: Tensor, histories: tuple[Tensor, Tensor]) -> Tensor:
     """Attention of one stream: queries [1, heads, frames, size], new keys and values [2, heads, frames, size]."""
     past, following = histories
-    known = torch.cat((past, new), dim=2)
-    following.copy_(known[:, :, -past.shape[2] :])
-    grouped = q.shape[1] != known.shape[1]
-    return F.scaled_dot_product_attention(q, known[:1], known[1:], attn_mask=mask, enable_gqa=grouped)
+    joined = torch.cat((past, new), dim=2)
+    following.copy_(joined[:, :, -past.shape[2] :])
+    grouped = q.shape[1] != joined.shape[1]
+    return F.scaled_dot_product_attention(q, joined[:1], joined[1:], attn_mask=mask, enable_gqa=grouped)
 
 
 def _window_mask(positions: Tensor, num_frames: int, *, window: int) -> Tensor:

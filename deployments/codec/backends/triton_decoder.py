@@ -173,7 +173,7 @@ class _TritonPass(ForwardPass):
         return Signal(normed)
 
     def conv(
-        self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, keep: bool = True
+        self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, plain: bool = True
     ) -> Signal:
         """The rows are taken through the next layer's snake while they are at hand."""
         memory = self.backend.memories[conv] if conv.context else None
@@ -181,13 +181,13 @@ class _TritonPass(ForwardPass):
         added = None if residual is None else residual.values
         time = len(rows) // self.batch
         step = _Launch(
-            conv.weight, conv.bias, residual=added, snake=snake, memory=memory, dilation=conv.dilation, plain=keep
+            conv.weight, conv.bias, residual=added, snake=snake, memory=memory, dilation=conv.dilation, plain=plain
         )
         y = self._multiply(rows, step, time=time)
         if memory is not None:
             self._remember(rows, memory, time)
         channels = conv.weight.shape[2] // conv.upsampling
-        values = y.values.view(-1, channels) if keep else y.values
+        values = y.values.view(-1, channels) if plain else y.values
         return Signal(values, snaked=None if y.snaked is None else y.snaked.view(-1, channels))
 
     def samples(self, x: Signal, conv: Conv) -> Tensor:

@@ -127,5 +127,5 @@ def noise(decoder: CodecDecoder, exact: CodecDecoder) -> float:
     config = decoder.config
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(config.codebook_size, (1, _PROBE_FRAMES, config.num_quantizers), generator=generator)
-    (audio, _), (wanted, _) = (each.decode(codes, [each.initial_state()]) for each in (decoder, exact))
-    return snr_db(wanted, audio)
+    (audio, _), (exact_audio, _) = (each.decode(codes, [each.initial_state()]) for each in (decoder, exact))
+    return snr_db(exact_audio, audio)

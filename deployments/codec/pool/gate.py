@@ -192,11 +192,11 @@ class DecodeGate:
     def _size(self, waiting: int, shape: tuple[int, bool], left_s: float = inf) -> int:
         """Tasks of one call: few sizes, all of which were called before (see plan.py); silent tasks go alone."""
         frames, silent = shape
-        known = self._largest.get(frames, self._max_batch_size)
+        largest = self._largest.get(frames, self._max_batch_size)
         most_frames, in_time = self._frames_within(self._max_call_s), self._frames_within(left_s / _LONG)
         if in_time >= frames:  # else it is late alone as well, and should cost no more than it must
             most_frames = min(most_frames, in_time)
-        most = min(waiting, self._max_batch_size, most_frames // frames, known)
+        most = min(waiting, self._max_batch_size, most_frames // frames, largest)
         return 1 if silent else 1 << max(0, most.bit_length() - 1)
 
     def _frames_within(self, call_s: float) -> int:

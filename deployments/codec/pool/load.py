@@ -187,8 +187,8 @@ class CodecLoad:
             self._streams.discard(counts)
             metrics.codec_lag(self.lag_s)
 
-    async def call(self, decoding: Awaitable[T], tasks: "Sequence[DecodeTask]", *, waiting: int) -> T:
-        """The outcome of the call that decodes `tasks`, while `waiting` others wait for a worker."""
+    async def measure_call(self, decoding: Awaitable[T], tasks: "Sequence[DecodeTask]", *, waiting: int) -> T:
+        """The outcome of the call that decodes `tasks`, which is measured; `waiting` other tasks wait for a worker."""
         began_s = time.monotonic()
         if all(task.deadline_s == math.inf for task in tasks):
             return await decoding  # background work: nothing is learnt, and no worker counts as busy

@@ -41,12 +41,12 @@ class Placement:
         A segment of a job takes no worker from others, and so does not count.
         """
         gpu_frames = 0 if background and self._placement != "inline" else self._gpu_frames(capacity)
-        here = gpu_frames < ALL_FRAMES and not background
-        self._counter._num_here += here
+        decodes_here = gpu_frames < ALL_FRAMES and not background
+        self._counter._num_here += decodes_here
         try:
             yield gpu_frames
         finally:
-            self._counter._num_here -= here
+            self._counter._num_here -= decodes_here
 
     def _gpu_frames(self, capacity: float) -> int:
         """An idle pool takes over after `gpu_frames`, a busier one later, a full one never."""
@@ -164,9 +164,9 @@ class CodecService:
         reference = request.reference
         if reference is None or reference.x_vector_only:
             return None, self._codec.decoder.initial_state()
-        known = self._codec.known(reference)
-        if known is not None:
-            return known  # and waits for no worker
+        cached = self._codec.known(reference)
+        if cached is not None:
+            return cached  # and waits for no worker
         prepared = await self._readers.run(self._codec.read, reference)
         metrics.references("codes", self._codec.references.take_lookups())
         return prepared

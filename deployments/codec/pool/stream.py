@@ -120,9 +120,9 @@ class StreamDecoder:
         The audio of the first `gpu_frames` is taken from `chunks`, while the decoder's state after it is recalled.
         Raises the errors of `chunks`, after the audio of the frames before them.
         """
-        skipped, known = self._start.skipped, self._start.undelivered
-        num_known, reason = 0 if known is None else len(known), None
-        async with FrameBuffer(chunks, self._frame_samples, known) as buffer:
+        skipped, undelivered = self._start.skipped, self._start.undelivered
+        num_known, reason = 0 if undelivered is None else len(undelivered), None
+        async with FrameBuffer(chunks, self._frame_samples, undelivered) as buffer:
             audio = OutgoingAudio(buffer, self._silence, self._guard, position=self._start.position)
             if gpu_frames:
                 async with aclosing(self._forward(buffer, audio, gpu_frames)) as forwarded:

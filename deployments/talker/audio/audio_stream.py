@@ -88,7 +88,7 @@ class AudioStream:
         self.num_written += frames
         self._replan()
 
-    def call(self, frames: int) -> None:
+    def enter_call(self, frames: int) -> None:
         """A call decodes its next frames; it may reach beyond the end."""
         if not self.is_recalling:
             self._plan.count()

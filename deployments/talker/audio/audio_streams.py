@@ -107,15 +107,15 @@ class AudioStreams:
                 f"The GPU makes the audio of as many streams as it can ({most}); more replicas raise the limit."
             )
         slot = self._free.pop()
-        known = np.zeros((0, 0), np.int16) if prefix is None else prefix
-        delivered = num_before = len(known) if delivered_frames is None else delivered_frames
+        codes = np.zeros((0, 0), np.int16) if prefix is None else prefix
+        delivered = num_before = len(codes) if delivered_frames is None else delivered_frames
         begins_with = b""
         if recording is not None:
             begins_with = b"" if delivered else key + recording.tobytes()
-            known = recording if prefix is None else np.concatenate([recording, prefix])
+            codes = recording if prefix is None else np.concatenate([recording, prefix])
             delivered += len(recording)
         recalled = min(delivered, self._decoder.reach)
-        known = known[delivered - recalled :]
+        codes = codes[delivered - recalled :]
         stream = AudioStream(
             sequence_id=sequence_id,
             slot=slot,
@@ -133,7 +133,7 @@ class AudioStreams:
             stream.num_called = stream.num_decoded = stream.num_recalled  # the decoder has its state after these
         self._decoder.begin(slot, state)
         self._streams[sequence_id] = stream
-        self._write(stream, known[: stream.num_wanted])
+        self._write(stream, codes[: stream.num_wanted])
         self._dispatch()
 
     def add_frames(self, sequence_ids: list[int], codes: Tensor) -> None:
@@ -142,8 +142,8 @@ class AudioStreams:
         if not rows:
             return
         streams = [self._streams[sequence_ids[row]] for row in rows]
-        wanted = codes if len(rows) == len(sequence_ids) else codes[rows]
-        self._decoder.write([stream.slot for stream in streams], [stream.num_written for stream in streams], wanted)
+        frames = codes if len(rows) == len(sequence_ids) else codes[rows]
+        self._decoder.write([stream.slot for stream in streams], [stream.num_written for stream in streams], frames)
         for stream in streams:
             stream.write(1)
         self._dispatch()
@@ -174,7 +174,7 @@ class AudioStreams:
     def is_pending(self, sequence_id: int) -> bool:
         """Whether there is, or will be, audio that was not taken yet."""
         stream = self._streams.get(sequence_id)
-        is_decoded = any(other == sequence_id for other, *_ in self._pcm) or sequence_id in self._failed
+        is_decoded = any(owner == sequence_id for owner, *_ in self._pcm) or sequence_id in self._failed
         return is_decoded or (stream is not None and stream.num_decoded < stream.num_written)
 
     def take(self, num_known: Callable[[int], float] = lambda sequence_id: math.inf) -> list[tuple[int, bytes]]:
@@ -239,7 +239,7 @@ class AudioStreams:
         audible = [not stream.is_recalling for stream in streams]
         decode_call = self._decoder.decode([stream.slot for stream in streams], frames)
         for stream, was_audible in zip(streams, audible, strict=True):
-            stream.call(frames)
+            stream.enter_call(frames)
             if not was_audible and not stream.is_recalling and stream.begins_with:
                 self._keep(stream)
         return _RunningCall(decode_call, streams, audible, frames)

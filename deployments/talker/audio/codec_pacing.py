@@ -58,10 +58,10 @@ def choose_call(
         return None
     first = candidates[0]
     if first.is_urgent:
-        alike = [each for each in candidates if each.frames == first.frames]
-        most = max(_most_sharing(streams, first.frames), sum(each.is_urgent for each in alike))
+        alike = [candidate for candidate in candidates if candidate.frames == first.frames]
+        most = max(_most_sharing(streams, first.frames), sum(candidate.is_urgent for candidate in alike))
         most = min(largest_batch(first.frames), most)
-        return ChosenCall([each.stream for each in alike[:most]], first.frames)
+        return ChosenCall([candidate.stream for candidate in alike[:most]], first.frames)
     if is_busy:
         return None
     shared = None if first.goes_last else _shared_call(candidates, streams)
@@ -71,20 +71,20 @@ def choose_call(
 def _candidates(streams: Collection[AudioStream], now_s: float) -> list[_Candidate]:
     """Streams with frames enough for a call: urgent ones first, then by when their listeners need audio."""
     load = max(0, len(streams).bit_length() - _FEW_STREAMS.bit_length())
-    found = list[_Candidate]()
+    candidates = list[_Candidate]()
     for stream in streams:
         if stream.earliest_call_s > now_s or not (frames := stream.call_size(now_s, load)):
             continue
         stream.ready_since_s = min(stream.ready_since_s, now_s)
-        found.append(_Candidate(stream, frames, stream.goes_last, stream.has_slack(now_s), stream.deadline_s()))
-    found.sort(key=lambda each: (each.goes_last, each.has_slack, each.deadline_s))
-    return found
+        candidates.append(_Candidate(stream, frames, stream.goes_last, stream.has_slack(now_s), stream.deadline_s()))
+    candidates.sort(key=lambda candidate: (candidate.goes_last, candidate.has_slack, candidate.deadline_s))
+    return candidates
 
 
 def _shared_call(candidates: list[_Candidate], streams: Collection[AudioStream]) -> ChosenCall | None:
     """A call of streams that may wait, once enough of them want as many frames."""
-    for frames in dict.fromkeys(each.frames for each in candidates):
-        alike = [each.stream for each in candidates if each.frames == frames]
+    for frames in dict.fromkeys(candidate.frames for candidate in candidates):
+        alike = [candidate.stream for candidate in candidates if candidate.frames == frames]
         most = _most_sharing(streams, frames)
         if len(alike) >= _power_of_two(min(most, max(1, len(streams) // _SHARING))):
             return ChosenCall(alike[: _power_of_two(min(most, len(alike)))], frames)
@@ -93,11 +93,11 @@ def _shared_call(candidates: list[_Candidate], streams: Collection[AudioStream])
 
 def _background_call(candidates: list[_Candidate], streams: Collection[AudioStream], now_s: float) -> ChosenCall | None:
     """A call of background streams, unless it would delay a listener's first sound."""
-    last = [each for each in candidates if each.goes_last]
+    last = [candidate for candidate in candidates if candidate.goes_last]
     if not last or any(stream.awaits_first_sound(now_s) for stream in streams):
         return None
     frames = last[0].frames
-    alike = [each.stream for each in last if each.frames == frames]
+    alike = [candidate.stream for candidate in last if candidate.frames == frames]
     most = _most_sharing(streams, frames)
     if not all(stream.is_background for stream in streams):
         most = min(most, max(1, _BACKGROUND_FRAMES // frames))

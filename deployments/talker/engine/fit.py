@@ -50,12 +50,12 @@ def choose(directory: Path, config: TalkerConfig, total: int, free: int, *, make
     """
     if free >= SMALL_BYTES:
         return config
-    own = config.model_copy(update={"gpu_memory_fraction": max(0.01, (free - _SPARE_BYTES) / total)})
+    whole_gpu = config.model_copy(update={"gpu_memory_fraction": max(0.01, (free - _SPARE_BYTES) / total)})
     most, chosen = 0, None
-    for length in (own.max_model_len, *(each for each in _SHORTER if each < own.max_model_len)):
-        rows = own.max_num_seqs
-        while rows >= min(_LEAST_ROWS, own.max_num_seqs):
-            tried = own.model_copy(update={"max_num_seqs": rows, "max_model_len": length})
+    for length in (whole_gpu.max_model_len, *(each for each in _SHORTER if each < whole_gpu.max_model_len)):
+        rows = whole_gpu.max_num_seqs
+        while rows >= min(_LEAST_ROWS, whole_gpu.max_num_seqs):
+            tried = whole_gpu.model_copy(update={"max_num_seqs": rows, "max_model_len": length})
             with contextlib.suppress(EngineError):
                 usual = predict(directory, tried, total, free, makes_audio=makes_audio).usual
                 if usual >= most:

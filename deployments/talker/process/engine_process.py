@@ -146,8 +146,8 @@ class EngineProcess:
         try:
             engine, info = self._load(start)
         except Exception as error:
-            told = error if isinstance(error, TalkrayError) else EngineError(f"the engine does not start: {error!r}")
-            self._send(channel.RequestFailed(None, told))  # of others, not all can be unpickled
+            failure = error if isinstance(error, TalkrayError) else EngineError(f"the engine does not start: {error!r}")
+            self._send(channel.RequestFailed(None, failure))  # of others, not all can be unpickled
             raise
         self._send(channel.Ready(info))
         watchdog = Watchdog(engine.runner.device.type, self._say_alive, give_up=os._exit)

@@ -59,9 +59,8 @@ class PrefillInputs:
         self._staging = Staging(size, device=tables.device, rows=8)
         self.tensors = PrefillTensors(*(self._memory[bounds] for bounds in self._fields()))
 
-    def fits(self, part: Pass) -> bool:
-        rows = sum(each.stop - each.start for each in part)
-        return rows <= self.num_positions and len(part) <= self.num_sequences
+    def fits(self, parts: Pass) -> bool:
+        return sum(part.stop - part.start for part in parts) <= self.num_positions and len(parts) <= self.num_sequences
 
     def fill(self, parts: Pass) -> None:
         """Write a pass, padded with rows of the scratch row."""
@@ -86,8 +85,8 @@ class PrefillInputs:
         tables, prompt, frames = self._tables, part.sequence.prompt, part.sequence.frames
         first, rows = tables.first_dense, slice(part.start, part.stop)
         trailing = np.full(len(frames), tables.pad, dtype=np.int32)
-        known = min(len(frames), len(prompt.trailing))
-        trailing[:known] = prompt.trailing[:known]
+        num_trailing = min(len(frames), len(prompt.trailing))
+        trailing[:num_trailing] = prompt.trailing[:num_trailing]
         num_dense = 0 if prompt.dense is None else len(prompt.dense)
         of_frames = np.arange(first + num_dense, first + num_dense + len(frames), dtype=np.int32)
         text_ids = np.concatenate((prompt.text_ids, trailing))[rows]

@@ -83,9 +83,9 @@ class BatchState:
     def trailing(self, rows: Tensor, padding: int) -> Tensor:
         """[rows] int32: the text id that goes into the talker together with each row's next frame."""
         frames = self.frames[rows]
-        known = frames < self._num_trailing[rows]
+        has_id = frames < self._num_trailing[rows]
         ids = self._trailing[rows, frames.clamp(max=self.size.max_model_len - 1)]
-        return torch.where(known, ids, padding)
+        return torch.where(has_id, ids, padding)
 
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
         """[rows] int64: cache indices of positions [rows] of sequences' rows."""
@@ -112,9 +112,9 @@ class BatchState:
 
     def move_on(self, rows: Tensor) -> None:
         """Each row has a frame more; that of padding stays where it is."""
-        one = (rows != self.scratch_row).int()
-        self.positions[rows] = self.positions[rows] + one
-        self.frames[rows] = self.frames[rows] + one
+        step = (rows != self.scratch_row).int()
+        self.positions[rows] = self.positions[rows] + step
+        self.frames[rows] = self.frames[rows] + step
 
 
 class RowWriter:

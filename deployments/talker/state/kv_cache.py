@@ -62,11 +62,11 @@ class Wanted:
             raise EngineError(self._too_little(total, loaded, others, is_shared=allowed > room))
         return min(room, self.most_bytes)
 
-    def _too_little(self, total: int, loaded: int, others: int, *, is_shared: bool) -> str:
+    def _too_little(self, total: int, loaded: int, others_bytes: int, *, is_shared: bool) -> str:
         needed = CONTEXT_BYTES + loaded + _STEP_BYTES + self.least_bytes
         may = f"talker.gpu_memory_fraction {self.fraction:g} allows {self.fraction * total / GIB:.1f} GiB"
         if is_shared:
-            may = f"others use {others / GIB:.1f} GiB"
+            may = f"others use {others_bytes / GIB:.1f} GiB"
         return (
             f"too little GPU memory: {may} of {total / GIB:.1f} GiB, the engine needs {needed / GIB:.1f} GiB"
             f" (a fraction of {needed / total:.2g}): {loaded / GIB:.1f} for weights and codec,"

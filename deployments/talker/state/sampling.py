@@ -99,9 +99,9 @@ def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Wor
     first, second, third, fourth = counter
     low, high = key
     for _ in range(_ROUNDS):
-        one, other = first * _MULTIPLIERS[0], third * _MULTIPLIERS[1]
-        first, second = ((other >> 32) & _MASK) ^ second ^ low, other & _MASK
-        third, fourth = ((one >> 32) & _MASK) ^ fourth ^ high, one & _MASK
+        product_1, product_3 = first * _MULTIPLIERS[0], third * _MULTIPLIERS[1]
+        first, second = ((product_3 >> 32) & _MASK) ^ second ^ low, product_3 & _MASK
+        third, fourth = ((product_1 >> 32) & _MASK) ^ fourth ^ high, product_1 & _MASK
         low, high = (low + _KEY_STEPS[0]) & _MASK, (high + _KEY_STEPS[1]) & _MASK
     return first, second, third, fourth
 
@@ -150,8 +150,8 @@ class BatchSampler:
     def sample(self, logits: Tensor, draw: Draw, noise: NoiseSource = philox_noise) -> Tensor:
         """Logits [rows, vocab] float32 -> codes [rows] int64."""
         vocab = logits.shape[-1]
-        wanted = self.breadth.num_candidates
-        count = vocab if wanted is None else min(wanted, vocab)
+        num_candidates = self.breadth.num_candidates
+        count = vocab if num_candidates is None else min(num_candidates, vocab)
         values, codes = (logits / self.floats("temperature")).topk(count)
         values = self._keep_top_k(values)
         if self.breadth.top_p:

@@ -61,9 +61,9 @@ class InputTables:
         missing = ids[ids < self.no_text]
         missing = np.unique(missing[~self._known[missing]])
         for start in range(0, len(missing), _CPU_ROWS):
-            some = missing[start : start + _CPU_ROWS]
-            padded = np.pad(some, (0, _CPU_ROWS - len(some)))
-            self.text[torch.from_numpy(some).long()] = self.talker.embed_text(padded.tolist())[: len(some)]
+            batch = missing[start : start + _CPU_ROWS]
+            padded = np.pad(batch, (0, _CPU_ROWS - len(batch)))
+            self.text[torch.from_numpy(batch).long()] = self.talker.embed_text(padded.tolist())[: len(batch)]
         self._known[missing] = True
 
     def rows(self, text_ids: Tensor, codec_ids: Tensor) -> Tensor:

@@ -100,10 +100,10 @@ class LiveTokens:
             self._begun = bool(self._rest)
             self._rest = self._gap * self._begun + self._rest
         end = len(self._rest) if is_last else self._tokenizer.settled(self._rest)
-        known, self._rest = self._rest[:end], self._rest[end:]
-        ids, starts = self._tokenizer.encode_places(known)
+        settled, self._rest = self._rest[:end], self._rest[end:]
+        ids, starts = self._tokenizer.encode_places(settled)
         self.starts += [max(0, self._num_chars + start) for start in starts]
-        self._num_chars += len(known)
+        self._num_chars += len(settled)
         if is_last:
             self.starts.append(self._num_chars)
         return ids

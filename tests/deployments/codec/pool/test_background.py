@@ -81,7 +81,7 @@ async def test_they_wait_for_no_room_and_are_reported_by_themselves() -> None:
     async def decoding() -> int:
         return 7
 
-    assert await load.call(decoding(), [DecodeTask(CODES, NOWHERE, math.inf)], waiting=0) == 7
+    assert await load.measure_call(decoding(), [DecodeTask(CODES, NOWHERE, math.inf)], waiting=0) == 7
     assert load.record().busy_cores == 0.0
     going_on.set()
     assert [chunk async for chunk in stream] == []

@@ -88,7 +88,7 @@ async def beside_a_late_one(clock: Clock, gpu_frames: int = 0) -> AsyncIterator[
     async with aclosing(load.counted(first.synthesize, REQUEST, first.generate)) as one:
         await anext(one)
         for _ in range(4):
-            await load.call(asyncio.sleep(0), [task(0.0)], waiting=0)
+            await load.measure_call(asyncio.sleep(0), [task(0.0)], waiting=0)
             clock.now_s += 1
         async with aclosing(load.counted(second.synthesize, REQUEST, second.generate)) as other:
             yield load, one, second, other
@@ -124,7 +124,7 @@ async def test_a_stream_that_is_left_leaves_nothing_behind() -> None:
 async def test_busy_cores_are_a_moving_mean(clock: Clock) -> None:
     load = CodecLoad(CodecConfig(workers=2, chunk_frames=(1, 12)), frame_s=FRAME_S)
     gates = [asyncio.Event(), asyncio.Event()]
-    calls = [asyncio.create_task(load.call(gate.wait(), [task(60.0)] * 3, waiting=0)) for gate in gates]
+    calls = [asyncio.create_task(load.measure_call(gate.wait(), [task(60.0)] * 3, waiting=0)) for gate in gates]
     await asyncio.sleep(0)
     for _ in range(40):
         clock.now_s += 0.5
@@ -146,7 +146,7 @@ async def test_a_call_that_fails_is_over_and_its_error_passes() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await load.call(fail(), [task(0.0)], waiting=0)
+        await load.measure_call(fail(), [task(0.0)], waiting=0)
     assert load.record().busy_cores < 0.1
 
 

@@ -1,5 +1,5 @@
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from deployments.talker.audio.audio_stream import AudioStream
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.engine.startup import build_engine
-from deployments.talker.state.sequence import Sequence as Spoken
+from deployments.talker.state.sequence import Sequence
 from tests.clock import Clock
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import ask, chunks_of, resumed, speak
@@ -180,10 +180,10 @@ class FakeSlots:
     def state(self, slot: int) -> DecoderState:
         return DecoderState(sum(frames for called, frames in self.calls if slot in called), ())
 
-    def write(self, slots: Sequence[int], positions: Sequence[int], codes: Tensor) -> None:
+    def write(self, slots: list[int], positions: list[int], codes: Tensor) -> None:
         assert len(slots) == len(positions) == len(codes)
 
-    def decode(self, slots: Sequence[int], frames: int) -> PendingFlight:
+    def decode(self, slots: list[int], frames: int) -> PendingFlight:
         self.calls.append((list(slots), frames))
         self.decode_calls.append(PendingFlight([np.full(frames, 9000, np.int16) for _ in slots]))
         return self.decode_calls[-1]
@@ -434,12 +434,12 @@ def test_no_audio_is_sent_before_its_codes(engine: Engine, monkeypatch: pytest.M
     """The audio is made before the engine looks for the codes, which it takes only then."""
     sent, take, append = list[FrameChunk](), engine.outgoing.take, engine._append_frames
 
-    def taken(find: Callable[[int], Spoken | None]) -> list[tuple[int, FrameChunk]]:
+    def taken(find: Callable[[int], Sequence | None]) -> list[tuple[int, FrameChunk]]:
         chunks = take(find)
         sent.extend(chunk for _, chunk in chunks)
         return chunks
 
-    def take_and_append(sequences: list[Spoken], frames: Codes) -> None:
+    def take_and_append(sequences: list[Sequence], frames: Codes) -> None:
         taken(engine.scheduler.find)
         append(sequences, frames)
 
