@@ -103,7 +103,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Talkray needs Python 3.11 or newer: make PYTHON=python3.11 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-READ_BY_INSTALLS := pyproject.toml constraints.txt deployments/cpu.h deployments/codec/backends/cpu_kernels.c \
+READ_BY_INSTALLS := pyproject.toml constraints.txt deployments/cpu.h deployments/codec/backends/cpu.c \
   deployments/talker/kernels/cpu_kernels.c
 
 $(VENV)/.installed: $(BIN)/python $(READ_BY_INSTALLS)

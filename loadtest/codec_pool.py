@@ -30,8 +30,8 @@ from deployments.codec.plan import (
     longest_call_s,
 )
 from deployments.codec.pool import gate, stream
+from deployments.codec.pool.capacity import Capacity
 from deployments.codec.pool.gate import DecodeGate
-from deployments.codec.pool.load import Capacity
 from deployments.codec.pool.service import Placement
 from deployments.codec.pool.stream import DecodingStart, StreamDecoder
 from deployments.config import CodecConfig

@@ -11,7 +11,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.codec.plan import MAX_BATCH_SIZE
-from deployments.codec.pool.load import CodecLoad
+from deployments.codec.pool.capacity import CodecLoad
 from deployments.config import CodecConfig, CodecPlacement
 from deployments.errors import CodecLost, NotReady, Overloaded, TalkerLost
 from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, with_mark

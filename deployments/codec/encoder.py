@@ -12,11 +12,23 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from deployments.codec.codec_config import EncoderConfig, SpeechTokenizerConfig
-from deployments.codec.layers import LayerScale, rotary_tables, rotate
+from deployments.codec.rotary import rotary_tables, rotate
 from deployments.protocol import Codes
 from deployments.weights.checkpoint import load_strict, without_values
 
 _MIN_USAGE = 1e-5
+
+
+class LayerScale(nn.Module):
+    """A factor per channel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., channels] -> [..., channels]."""
+        return self.scale * x
 
 
 class PaddedConv1d(nn.Module):

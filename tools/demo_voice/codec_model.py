@@ -16,9 +16,8 @@ from torch.nn import functional as F  # noqa: N812
 from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder
-from deployments.codec.encoder import EncoderNetwork
+from deployments.codec.encoder import EncoderNetwork, LayerScale
 from deployments.codec.fold import fold
-from deployments.codec.layers import LayerScale
 from talkray_tools.unfolded_codec import AveragedCodebook, ConvNeXtBlock, DecoderNetwork
 from tools.demo_voice.shape import NUM_PHONES, PHONES_PER_FRAME
 from tools.demo_voice.spectral import LogMel

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from deployments.codec.backends.triton_slots import every_code
 from deployments.codec.codec_config import CONTEXT, RESIDUAL_DILATIONS, DecoderConfig, SpeechTokenizerConfig
-from deployments.codec.layers import LayerScale, rotary_tables, rotate
+from deployments.codec.encoder import LayerScale
+from deployments.codec.rotary import rotary_tables, rotate
 from deployments.talker.model.layers import GatedMLP
 from deployments.weights.checkpoint import load_strict, without_values
 

@@ -1,4 +1,4 @@
-"""The codec's own kernels for CPUs, of cpu_kernels.c; where it was not built there are none, and torch does all.
+"""The codec's own kernels for CPUs, of cpu.c; where it was not built there are none, and torch does all.
 
 They are called through ctypes, whose calls leave Python to other threads.
 """
@@ -13,8 +13,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from deployments.c_library import COUNT, POINTER, built_library
 from deployments.codec.fold import ConvNeXt, Snake
-from deployments.cpu import COUNT, POINTER, built_library
 
 _Function = Callable[..., int]
 New = Callable[[str, Sequence[int], torch.dtype], Tensor]  # memory for one of the results, of a shape and a type
@@ -42,7 +42,7 @@ _WORDS = 16  # a step of a replay has so many: the function and its arguments
 
 
 class Epilogue(IntEnum):
-    """The form in which the sums of a convolution are stored, numbered as in cpu_kernels.c."""
+    """The form in which the sums of a convolution are stored, numbered as in cpu.c."""
 
     WIDE = 0  # float32
     ADDED = 1  # to float32

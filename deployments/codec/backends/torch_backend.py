@@ -29,7 +29,7 @@ from deployments.codec.decoder import Backend
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake, with_frequency
 from deployments.codec.forward import ForwardPass, Signal, last_samples, latents, waveform
-from deployments.codec.layers import rotary_tables, rotate
+from deployments.codec.rotary import rotary_tables, rotate
 
 _LAYER_NORM_EPS = 1e-6
 _POSITIONS = 2048  # frames whose angles are known before there are more

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor, nn
 
-from deployments.cpu import COUNT, POINTER, built_library
+from deployments.c_library import COUNT, POINTER, built_library
 from deployments.talker.model.layers import DecoderLayer, DecoderStack, RotaryTable
 from deployments.talker.model.model_config import TransformerConfig
 from deployments.talker.state.sampling import FilterOptions

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deployments.codec.batch import Decoded, DecodeTask
-from deployments.codec.pool.load import CodecLoad
+from deployments.codec.pool.capacity import CodecLoad
 from deployments.codec.pool.service import Placement
 from deployments.config import CodecConfig
 from deployments.listener import Listener

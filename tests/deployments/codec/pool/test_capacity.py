@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from deployments.codec.pool.load import Capacity
+from deployments.codec.pool.capacity import Capacity
 
 pytestmark = pytest.mark.anyio
 

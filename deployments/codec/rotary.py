@@ -1,19 +1,7 @@
-"""Layers that the encoder and the decoder have in common."""
+"""Rotary position embedding, as the codec's encoder and decoder have it."""
 
 import torch
-from torch import Tensor, nn
-
-
-class LayerScale(nn.Module):
-    """A factor per channel."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., channels] -> [..., channels]."""
-        return self.scale * x
+from torch import Tensor
 
 
 def rotary_tables(positions: Tensor, *, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,8 @@ import pytest
 
 from deployments.codec.batch import DecodeTask
 from deployments.codec.decoder_state import DecoderState
-from deployments.codec.pool import load as module
-from deployments.codec.pool.load import CodecLoad
+from deployments.codec.pool import capacity as module
+from deployments.codec.pool.capacity import CodecLoad
 from deployments.config import CodecConfig
 from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
 from deployments.records import CodecRecord
