@@ -78,7 +78,7 @@ def predict(directory: Path, config: TalkerConfig, total: int, free: int, *, mak
     loaded += _codec_bytes(directory, num_slots, free - CONTEXT_BYTES, clones=model.speaker_encoder is not None)
     loaded += 0 if makes_audio else _UNCOUNTED_BYTES
     share = gpu_share(config, block_bytes, size)
-    kv = config.kv_cache_bytes or share.kv_bytes(total, loaded, others=total - free)
+    kv = config.kv_cache_bytes or share.kv_bytes(total, loaded, others_bytes=total - free)
     blocks = kv // block_bytes - 1
 
     def at_once(positions: int) -> int:

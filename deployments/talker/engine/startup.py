@@ -34,7 +34,7 @@ from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
 from deployments.talker.runner.model_runner import build_runner
 from deployments.talker.runner.runner_shape import NetworkKind, RunnerShape
-from deployments.talker.state.kv_cache import GIB, BlockManager, GpuMemory, KVCache, Wanted
+from deployments.talker.state.kv_cache import GIB, BlockManager, CacheBounds, GpuMemory, KVCache
 from deployments.talker.text.prompt import InputTables, PromptBuilder
 from deployments.talker.text.tokenizer import TextTokenizer
 from deployments.weights.checkpoint import load_strict, without_values
@@ -306,11 +306,11 @@ def _num_blocks(
     return max(2, min(cache_bytes // block_bytes, useful))
 
 
-def gpu_share(config: TalkerConfig, block_bytes: int, block_size: int) -> Wanted:
+def gpu_share(config: TalkerConfig, block_bytes: int, block_size: int) -> CacheBounds:
     """The GPU memory that the settings ask for, where they do not set the cache's size itself."""
     longest = -(-config.max_model_len // block_size)
     fraction = config.gpu_memory_fraction or _GPU_MEMORY_FRACTION
-    return Wanted(fraction, (longest + 1) * block_bytes, (config.max_num_seqs * longest + 1) * block_bytes)
+    return CacheBounds(fraction, (longest + 1) * block_bytes, (config.max_num_seqs * longest + 1) * block_bytes)
 
 
 def block_size_of(device: torch.device, attention: str) -> int:

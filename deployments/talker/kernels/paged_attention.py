@@ -257,15 +257,15 @@ class FlashAttention:
 
 
 def choose_attention(
-    wanted: str, heads: Heads, *, block_size: int, dtype: torch.dtype, pdl: bool = True
+    setting: str, heads: Heads, *, block_size: int, dtype: torch.dtype, pdl: bool = True
 ) -> PagedBackend:
-    """`wanted`: "triton", "flash_attn" or "auto", which is our own: it measures as fast or faster.
+    """`setting`: "triton", "flash_attn" or "auto", which is our own: it measures as fast or faster.
 
     Raises ValueError, with the reason, where flash-attn is demanded and cannot be used, or no kernel takes the blocks.
     """
     if block_size % MIN_BLOCK:
         raise ValueError(f"KV blocks hold a multiple of {MIN_BLOCK} positions on a GPU, not {block_size}")
-    if wanted != "flash_attn":
+    if setting != "flash_attn":
         logger.info("attention backend: triton")
         return TritonAttention(heads, block_size=block_size, pdl=pdl)
     missing = _why_not_flash(block_size, dtype)

@@ -133,66 +133,6 @@ class ModelRunner:
         self._pending: tuple[list[Sequence], Callable[[], None]] | None = None  # of a CPU: `advance` of the last step
         self._results = deque(_HostResults(networks, pinned=not self._on_cpu) for _ in range(_KEPT_STEPS))
 
-    def accepts(self, sequence: Sequence) -> bool:
-        """Whether the lane runs this newcomer: not with a cloned voice or frames, whose buffer is there only once."""
-        has_dense = sequence.prompt.dense is not None or sequence.num_frames > 0
-        return not has_dense and sequence.num_positions <= self._prefills[-1].num_positions
-
-    def on_stream(self) -> AbstractContextManager[object]:
-        """The device's work that is queued in the block is on the runner's CUDA stream."""
-        return torch.cuda.stream(self.cuda_stream)
-
-    def begin_step(self) -> None:
-        """Later work of the lanes waits for the work so far, and not for the step that is queued now."""
-        for lane in self.lanes:
-            if lane.cuda_stream is not None:
-                lane.cuda_stream.wait_stream(torch.cuda.current_stream())
-
-    def await_lanes(self) -> None:
-        """Work that is queued from now on waits for the work of the lanes so far."""
-        for lane in self.lanes:
-            if lane.cuda_stream is not None:
-                torch.cuda.current_stream().wait_stream(lane.cuda_stream)
-
-    def capture(self, progress: Callable[[int, int], None]) -> None:
-        """Capture each shape of a step or a prefill on a GPU, the largest first because all share its memory.
-
-        `progress` is called with the number of shapes that are done, and of all.
-        """
-        if self._on_cpu:
-            return
-        shapes = [(runner.graphs, key, work) for runner in (self, *self.lanes) for key, work in runner._shapes()]
-        for number, (graphs, key, work) in enumerate(shapes):
-            progress(number, len(shapes))
-            graphs.capture(key, work)
-        torch.cuda.synchronize()
-
-    @torch.inference_mode()
-    def rehearse(self) -> None:
-        """Run once, without a capture, everything that `capture` makes graphs of. Lanes launch the same kernels."""
-        for _, work in self._shapes():
-            work()
-
-    def _shapes(self) -> Iterator[tuple[Hashable, Callable[[], None]]]:
-        """Every shape of a step or a prefill on a GPU, and its work."""
-        assert self.mode.fixed_shapes
-        most = self._length(0)
-        for bucket in reversed(self.buckets):
-            rows = self._rows[:bucket]
-            rows.fill_(self.state.scratch_row)
-            for breadth in reversed(self.networks.breadths):
-                yield ("predict", bucket, breadth), partial(self.networks.predict, rows, breadth)
-            yield ("advance", bucket), partial(self.networks.advance, rows, length=most)
-            if self.mode.retraces:
-                yield ("feed_given", bucket), partial(self.networks.feed_given, rows)
-        for inputs in reversed(self._prefills):
-            inputs.fill([])
-            for length in {0, most if inputs.num_positions == MAX_PASS_POSITIONS else 0}:
-                yield (
-                    ("prefill", inputs.num_positions, length),
-                    partial(self.networks.prefill, inputs.tensors, length=length),
-                )
-
     @torch.inference_mode()
     def prefill(self, sequences: list[Sequence]) -> None:
         """Take sequences in: write their rows of the state, and run their prompts and the frames they have."""
@@ -265,42 +205,45 @@ class ModelRunner:
         self._predict(batch)
         self._advance(batch, length=self._length(0))
 
-    def _retrace(self, sequences: list[Sequence]) -> None:
-        """Run the frames that sequences have, one step after the other.
+    def accepts(self, sequence: Sequence) -> bool:
+        """Whether the lane runs this newcomer: not with a cloned voice or frames, whose buffer is there only once."""
+        has_dense = sequence.prompt.dense is not None or sequence.num_frames > 0
+        return not has_dense and sequence.num_positions <= self._prefills[-1].num_positions
 
-        A prefill would add in another order than the steps that made the frames, and so round to other bits.
+    def on_stream(self) -> AbstractContextManager[object]:
+        """The device's work that is queued in the block is on the runner's CUDA stream."""
+        return torch.cuda.stream(self.cuda_stream)
+
+    def begin_step(self) -> None:
+        """Later work of the lanes waits for the work so far, and not for the step that is queued now."""
+        for lane in self.lanes:
+            if lane.cuda_stream is not None:
+                lane.cuda_stream.wait_stream(torch.cuda.current_stream())
+
+    def await_lanes(self) -> None:
+        """Work that is queued from now on waits for the work of the lanes so far."""
+        for lane in self.lanes:
+            if lane.cuda_stream is not None:
+                torch.cuda.current_stream().wait_stream(lane.cuda_stream)
+
+    def capture(self, progress: Callable[[int, int], None]) -> None:
+        """Capture each shape of a step or a prefill on a GPU, the largest first because all share its memory.
+
+        `progress` is called with the number of shapes that are done, and of all.
         """
-        for number in range(max((sequence.num_frames for sequence in sequences), default=0)):
-            going = [sequence for sequence in sequences if number < sequence.num_frames]
-            batch = self._as_batch(going)
-            self._send_frames([sequence.frames[number] for sequence in going])
-            self.graphs.run(("feed_given", len(batch.rows)), partial(self.networks.feed_given, batch.rows))
-            self._advance(batch, length=self._length(0))
+        if self._on_cpu:
+            return
+        shapes = [(runner.graphs, key, work) for runner in (self, *self.lanes) for key, work in runner._shapes()]
+        for number, (graphs, key, work) in enumerate(shapes):
+            progress(number, len(shapes))
+            graphs.capture(key, work)
+        torch.cuda.synchronize()
 
-    def _send_frames(self, frames: list[Frame]) -> None:
-        assert self._given is not None
-        given = self.networks.given
-        staged = self._given.next_row()
-        staged.values.reshape(given.shape)[: len(frames)] = frames
-        given.copy_(staged.tensor.view(given.shape), non_blocking=True)
-
-    def _predict(self, batch: _Batch) -> None:
-        work = partial(self.networks.predict, batch.rows, batch.breadth)
-        self.graphs.run(("predict", len(batch.rows), batch.breadth), work)
-
-    def _advance(self, batch: _Batch, *, length: int, readings: Tensor | None = None) -> None:
-        self.graphs.run(("advance", len(batch.rows)), partial(self.networks.advance, batch.rows, length=length))
-        if readings is not None:
-            readings.copy_(self.networks.readings[: len(readings)], non_blocking=True)
-
-    def _run_prefill(self, parts: Pass) -> None:
-        continued = parts[0].start > 0
-        sizes = self._prefills[-1:] if continued else self._prefills
-        inputs = next(each for each in sizes if each.fits(parts))
-        inputs.fill(parts)
-        length = self._length(parts[-1].stop) if continued or not self.mode.fixed_shapes else 0
-        key: Hashable = ("prefill", inputs.num_positions, length)
-        self.graphs.run(key, lambda: self.networks.prefill(inputs.tensors, length=length))
+    @torch.inference_mode()
+    def rehearse(self) -> None:
+        """Run once, without a capture, everything that `capture` makes graphs of. Lanes launch the same kernels."""
+        for _, work in self._shapes():
+            work()
 
     def _as_batch(self, sequences: list[Sequence]) -> _Batch:
         """The batch on the device, uploaded again if a sequence has joined, left or moved to another row."""
@@ -329,6 +272,15 @@ class ModelRunner:
                 index = position // self.blocks.block_size
                 self._writer.add_block(_row(sequence), index, self.blocks.table(sequence.id)[index])
 
+    def _predict(self, batch: _Batch) -> None:
+        work = partial(self.networks.predict, batch.rows, batch.breadth)
+        self.graphs.run(("predict", len(batch.rows), batch.breadth), work)
+
+    def _advance(self, batch: _Batch, *, length: int, readings: Tensor | None = None) -> None:
+        self.graphs.run(("advance", len(batch.rows)), partial(self.networks.advance, batch.rows, length=length))
+        if readings is not None:
+            readings.copy_(self.networks.readings[: len(readings)], non_blocking=True)
+
     def _length(self, num_positions: int) -> int:
         """How many positions contexts are padded to: all, or as few as possible."""
         most = self.state.size.blocks * self.blocks.block_size
@@ -340,6 +292,54 @@ class ModelRunner:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+    def _run_prefill(self, parts: Pass) -> None:
+        continued = parts[0].start > 0
+        sizes = self._prefills[-1:] if continued else self._prefills
+        inputs = next(each for each in sizes if each.fits(parts))
+        inputs.fill(parts)
+        length = self._length(parts[-1].stop) if continued or not self.mode.fixed_shapes else 0
+        key: Hashable = ("prefill", inputs.num_positions, length)
+        self.graphs.run(key, lambda: self.networks.prefill(inputs.tensors, length=length))
+
+    def _retrace(self, sequences: list[Sequence]) -> None:
+        """Run the frames that sequences have, one step after the other.
+
+        A prefill would add in another order than the steps that made the frames, and so round to other bits.
+        """
+        for number in range(max((sequence.num_frames for sequence in sequences), default=0)):
+            going = [sequence for sequence in sequences if number < sequence.num_frames]
+            batch = self._as_batch(going)
+            self._send_frames([sequence.frames[number] for sequence in going])
+            self.graphs.run(("feed_given", len(batch.rows)), partial(self.networks.feed_given, batch.rows))
+            self._advance(batch, length=self._length(0))
+
+    def _send_frames(self, frames: list[Frame]) -> None:
+        assert self._given is not None
+        given = self.networks.given
+        staged = self._given.next_row()
+        staged.values.reshape(given.shape)[: len(frames)] = frames
+        given.copy_(staged.tensor.view(given.shape), non_blocking=True)
+
+    def _shapes(self) -> Iterator[tuple[Hashable, Callable[[], None]]]:
+        """Every shape of a step or a prefill on a GPU, and its work."""
+        assert self.mode.fixed_shapes
+        most = self._length(0)
+        for bucket in reversed(self.buckets):
+            rows = self._rows[:bucket]
+            rows.fill_(self.state.scratch_row)
+            for breadth in reversed(self.networks.breadths):
+                yield ("predict", bucket, breadth), partial(self.networks.predict, rows, breadth)
+            yield ("advance", bucket), partial(self.networks.advance, rows, length=most)
+            if self.mode.retraces:
+                yield ("feed_given", bucket), partial(self.networks.feed_given, rows)
+        for inputs in reversed(self._prefills):
+            inputs.fill([])
+            for length in {0, most if inputs.num_positions == MAX_PASS_POSITIONS else 0}:
+                yield (
+                    ("prefill", inputs.num_positions, length),
+                    partial(self.networks.prefill, inputs.tensors, length=length),
+                )
 
 
 def build_runner(tables: InputTables, cache: KVCache, blocks: BlockManager, shape: RunnerShape) -> ModelRunner:

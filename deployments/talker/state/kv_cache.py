@@ -43,23 +43,23 @@ class KVCache:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CacheBounds:
     """The settings of the cache, and sizes that follow from them."""
 
     fraction: float  # share of the GPU's memory
     least_bytes: int  # keys and values of one sequence of the greatest length
     most_bytes: int  # keys and values of a full batch of such sequences
 
-    def kv_bytes(self, total: int, loaded: int, *, others: int = 0) -> int:
+    def kv_bytes(self, total: int, loaded: int, *, others_bytes: int = 0) -> int:
         """Bytes for keys and values on a GPU of `total` bytes, with `loaded` bytes of weights and codec, beside the
         memory of other processes.
 
         Raises EngineError if they are too few.
         """
         allowed = int(self.fraction * total) - CONTEXT_BYTES - loaded - _STEP_BYTES
-        room = min(allowed, total - others - CONTEXT_BYTES - loaded - _STEP_BYTES)
+        room = min(allowed, total - others_bytes - CONTEXT_BYTES - loaded - _STEP_BYTES)
         if room < self.least_bytes:
-            raise EngineError(self._too_little(total, loaded, others, is_shared=allowed > room))
+            raise EngineError(self._too_little(total, loaded, others_bytes, is_shared=allowed > room))
         return min(room, self.most_bytes)
 
     def _too_little(self, total: int, loaded: int, others_bytes: int, *, is_shared: bool) -> str:
@@ -87,11 +87,11 @@ class GpuMemory:
         self.device = device
         self._free_before, self.total = torch.cuda.mem_get_info(device)
 
-    def kv_bytes(self, wanted: Wanted) -> int:
+    def kv_bytes(self, bounds: CacheBounds) -> int:
         """Bytes for keys and values, once all else is loaded. Raises EngineError if they are too few."""
         free, _ = torch.cuda.mem_get_info(self.device)
         loaded = self._free_before - free
-        return wanted.kv_bytes(self.total, loaded, others=self.total - self._free_before - CONTEXT_BYTES)
+        return bounds.kv_bytes(self.total, loaded, others_bytes=self.total - self._free_before - CONTEXT_BYTES)
 
 
 class BlockManager:

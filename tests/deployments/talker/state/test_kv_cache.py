@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from deployments.errors import EngineError
-from deployments.talker.state.kv_cache import GIB, GpuMemory, Wanted
+from deployments.talker.state.kv_cache import GIB, CacheBounds, GpuMemory
 
 TOTAL = 80 * GIB
 CUDA = torch.device("cuda")
@@ -25,8 +25,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return fake
 
 
-def wanted(fraction: float, *, least: int = GIB, most: int = 1000 * GIB) -> Wanted:
-    return Wanted(fraction, least, most)
+def wanted(fraction: float, *, least: int = GIB, most: int = 1000 * GIB) -> CacheBounds:
+    return CacheBounds(fraction, least, most)
 
 
 def test_the_cache_gets_what_the_share_leaves(gpu: FakeGpu) -> None:
