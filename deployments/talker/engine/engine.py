@@ -101,6 +101,41 @@ class Engine:
         self.num_steps = 0  # since the start, of which the host has read the frames
         self.waited_ns = 0  # the host's waiting time for codes since the start
 
+    def add(self, sequence_id: int, request: GenerateRequest) -> None:
+        """Queue a request. Raises InvalidRequest if it can never run, and Overloaded if the waiting line is full.
+
+        A request is never refused as Overloaded if its listener has a part of the audio.
+        """
+        synthesis = request.synthesis
+        if synthesis.background or not synthesis.is_underway:
+            self.scheduler.check_room(background=synthesis.background)
+        sequence = self.intake.prepare(sequence_id, request)
+        if sequence is not None:
+            self._enqueue(sequence)
+
+    def step(self, meanwhile: Callable[[], None] = lambda: None) -> StepOutput:
+        """Admit the sequences that fit, make one frame for each running sequence, and return the frames, audio and
+        failures.
+
+        On a GPU a call may return without frames: if audio is ready before them, or if new requests still have time to
+        join the next step. `meanwhile` is called repeatedly while the device works, and may add and abort. Raises if
+        the engine itself is at fault.
+        """
+        self.runner.run_pending_advance()
+        if self._needs_step and (batch := self.scheduler.schedule()) is not None:
+            self.runner.begin_step()
+            failed = self._admit(batch.prefill, self.runner)
+            if decode := [sequence for sequence in batch.decode if sequence not in failed]:
+                self._step = self._queue_step(decode, self.runner, self._step)
+        if (step := self._await_codes(meanwhile)) is not None:
+            frames = self._read_frames(step)
+            self._decode_late(step, frames)
+            self._follow_text(step.previous)
+            self._append_frames(step.queued.sequences, frames)
+            self.scheduler.retire(step.queued.sequences)
+        chunks = self.outgoing.take(self.scheduler.find)
+        return StepOutput(tuple(chunks), self._abort_failed())
+
     @property
     def is_idle(self) -> bool:
         """Whether a step would do nothing."""
@@ -113,18 +148,6 @@ class Engine:
         if self._step is None or self._is_running or self._lane_steps:
             return 0.0
         return min(max(0.0, (self._step.next_start_ns - time.perf_counter_ns()) / 1e9), _AUDIO_POLL_S)
-
-    def add(self, sequence_id: int, request: GenerateRequest) -> None:
-        """Queue a request. Raises InvalidRequest if it can never run, and Overloaded if the waiting line is full.
-
-        A request is never refused as Overloaded if its listener has a part of the audio.
-        """
-        synthesis = request.synthesis
-        if synthesis.background or not synthesis.is_underway:
-            self.scheduler.check_room(background=synthesis.background)
-        sequence = self.intake.prepare(sequence_id, request)
-        if sequence is not None:
-            self._enqueue(sequence)
 
     def append_text(self, sequence_id: int, text: str, *, is_last: bool) -> None:
         """Add to a live request's text. Raises as `add` does. A request that has ended meanwhile is no error.
@@ -152,29 +175,6 @@ class Engine:
         prompts = self.prompts
         return prompts.speakers.forget(voices) + prompts.references.forget(voices) + self.audio.forget(voices)
 
-    def step(self, meanwhile: Callable[[], None] = lambda: None) -> StepOutput:
-        """Admit the sequences that fit, make one frame for each running sequence, and return the frames, audio and
-        failures.
-
-        On a GPU a call may return without frames: if audio is ready before them, or if new requests still have time to
-        join the next step. `meanwhile` is called repeatedly while the device works, and may add and abort. Raises if
-        the engine itself is at fault.
-        """
-        self.runner.run_pending_advance()
-        if self._needs_step and (batch := self.scheduler.schedule()) is not None:
-            self.runner.begin_step()
-            failed = self._admit(batch.prefill, self.runner)
-            if decode := [sequence for sequence in batch.decode if sequence not in failed]:
-                self._step = self._queue_step(decode, self.runner, self._step)
-        if (step := self._await_codes(meanwhile)) is not None:
-            frames = self._read_frames(step)
-            self._decode_late(step, frames)
-            self._follow_text(step.previous)
-            self._append_frames(step.queued.sequences, frames)
-            self.scheduler.retire(step.queued.sequences)
-        chunks = self.outgoing.take(self.scheduler.find)
-        return StepOutput(tuple(chunks), self._abort_failed())
-
     def take_load(self) -> EngineLoad:
         """The load now. Lookups count from the last call on."""
         return EngineLoad(
@@ -200,14 +200,14 @@ class Engine:
             self.scheduler.add(sequence)
 
     @property
-    def _is_running(self) -> bool:
-        """Whether the device makes frames of the last step which the host has not read."""
-        return self._step is not None and not self._step.is_collected
-
-    @property
     def _needs_step(self) -> bool:
         """Whether no step runs, and the device has little work left."""
         return not self._is_running and (self._step is None or time.perf_counter_ns() >= self._step.next_start_ns)
+
+    @property
+    def _is_running(self) -> bool:
+        """Whether the device makes frames of the last step which the host has not read."""
+        return self._step is not None and not self._step.is_collected
 
     def _admit(self, sequences: list[Sequence], runner: ModelRunner) -> list[Sequence]:
         """Prefill sequences that have a row now, and open them at the decoder. Returns those that failed."""

@@ -164,7 +164,7 @@ class EngineProcess:
             output = engine.step(meanwhile=lambda: self._obey_all(engine, self._receive(timeout_s=0), watchdog))
             chunks = self.first_audio_marks.follow(output.chunks)
             step_s = time.perf_counter() - began_s if chunks else 0.0
-        if chunks or was_idle or engine.is_idle:  # the last report before a pause says that nothing runs
+        if chunks or was_idle or engine.is_idle:  # the last report before it idles says that nothing runs
             self._send(channel.Produced(chunks, step_s, engine.take_load()))
         for sequence_id, error in output.failures:
             self._send(channel.RequestFailed(sequence_id, error))
