@@ -63,7 +63,7 @@ def _read_text(
 
 
 @dataclass(frozen=True, slots=True)
-class TextWitness:
+class AlignmentReader:
     """Reads the text of a batch's rows with one head of one layer."""
 
     layer: int
@@ -74,7 +74,7 @@ class TextWitness:
     out: Tensor  # [batch, 2] float32: see `FrameNetworks.readings`
     pdl: bool
 
-    def look(self, qkv: Tensor, norms: HeadNorms, keys: Tensor, context: Context) -> None:
+    def read(self, qkv: Tensor, norms: HeadNorms, keys: Tensor, context: Context) -> None:
         """`qkv` [rows, ...] is the layer's product, `keys` [slots, kv_heads, head_dim] its cache with the new keys."""
         packed, tables = self.state.packed, context.block_tables
         _read_text[(len(qkv),)](

@@ -8,7 +8,7 @@ from torch import Tensor
 from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul
 from deployments.talker.kernels.paged_attention import choose_attention
 from deployments.talker.kernels.prompt_attention import PromptAttention
-from deployments.talker.kernels.readings import TextWitness
+from deployments.talker.kernels.readings import AlignmentReader
 from deployments.talker.kernels.sampler import FirstCodeRules, sample_first_code
 from deployments.talker.kernels.state_kernels import Gathered, StateKernels
 from deployments.talker.model.talker import Talker
@@ -82,7 +82,7 @@ class FusedNetworks(FrameNetworks):
 
     def advance(self, rows: Tensor, *, length: int) -> None:
         inputs, context = self.kernels.feed(rows, self._embeds[: len(rows)])
-        hidden = self.stack.talker_step(inputs, context, self.cache, self.attention, self._witness(rows))
+        hidden = self.stack.talker_step(inputs, context, self.cache, self.attention, self._alignment_reader(rows))
         self.kernels.settle(rows, hidden)
 
     def prefill(self, tensors: PrefillTensors, *, length: int) -> None:
@@ -103,10 +103,10 @@ class FusedNetworks(FrameNetworks):
             total = total + embeds.float()
         return total.to(first.dtype)
 
-    def _witness(self, rows: Tensor) -> TextWitness | None:
+    def _alignment_reader(self, rows: Tensor) -> AlignmentReader | None:
         if (followed := self.config.text.alignment_head) is None:
             return None
-        return TextWitness(*followed, self.stack.heads, self.state, rows, self.readings[: len(rows)], self.pdl)
+        return AlignmentReader(*followed, self.stack.heads, self.state, rows, self.readings[: len(rows)], self.pdl)
 
     def _first_codes(self, rows: Tensor, gathered: Gathered, draw: Draw) -> Tensor:
         rules = FirstCodeRules(

@@ -10,7 +10,7 @@ from deployments.talker.kernels.frame_attention import attend_frame, attend_fram
 from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul, measure_squares, normalise
 from deployments.talker.kernels.paged_attention import PagedBackend
 from deployments.talker.kernels.qkv import HeadNorms, Heads
-from deployments.talker.kernels.readings import TextWitness
+from deployments.talker.kernels.readings import AlignmentReader
 from deployments.talker.model.layers import DecoderLayer, DecoderStack
 from deployments.talker.model.model_config import TransformerConfig
 from deployments.talker.state.batch_state import Context
@@ -75,17 +75,17 @@ class FusedStack:
         self._out = torch.empty_like(self._residual.values)
 
     def talker_step(self, inputs: Tensor, context: Context, cache: KVCache, attend: PagedBackend,
-                    witness: TextWitness | None = None) -> Tensor:  # fmt: skip
+                    reader: AlignmentReader | None = None) -> Tensor:  # fmt: skip
         """One position of each row over its paged context: [rows, hidden] -> [rows, hidden] after the final norm.
 
-        `witness` looks at the attention of its layer. The result is valid until the next call.
+        `reader` reads the attention of its layer. The result is valid until the next call.
         """
         x = self.measured(inputs)
         for number, layer in enumerate(self.layers):
             qkv = self._project(layer, x)
             attended = attend(qkv.values, layer.norms, (cache.keys[number], cache.values[number]), context)
-            if witness is not None and witness.layer == number:
-                witness.look(qkv.values, layer.norms, cache.keys[number], context)
+            if reader is not None and reader.layer == number:
+                reader.read(qkv.values, layer.norms, cache.keys[number], context)
             x = self._finish_layer(layer, x, attended)
         out = self._out[: len(x.values)]
         normalise(x, self.norm, out, self.config.rms_norm_eps, pdl=self.pdl)

@@ -159,9 +159,9 @@ class EngineProcess:
         was_idle = engine.is_idle
         commands = self._receive(timeout_s=None if was_idle else engine.poll_timeout_s)
         with watchdog.step():
-            self._obey_all(engine, commands, watchdog)
+            self._execute_all(engine, commands, watchdog)
             began_s = time.perf_counter()
-            output = engine.step(meanwhile=lambda: self._obey_all(engine, self._receive(timeout_s=0), watchdog))
+            output = engine.step(meanwhile=lambda: self._execute_all(engine, self._receive(timeout_s=0), watchdog))
             chunks = self.first_audio_marks.follow(output.chunks)
             step_s = time.perf_counter() - began_s if chunks else 0.0
         if chunks or was_idle or engine.is_idle:  # the last report before it idles says that nothing runs
@@ -171,13 +171,13 @@ class EngineProcess:
         if engine.is_idle and not was_idle:
             engine.check_integrity()  # an engine that has lost a row or a block has to be replaced
 
-    def _obey_all(self, engine: Engine, commands: list[channel.Command], watchdog: Watchdog) -> None:
+    def _execute_all(self, engine: Engine, commands: list[channel.Command], watchdog: Watchdog) -> None:
         """Many recordings that come at once take longer to read than a step may."""
         for command in commands:
             with watchdog.step():
-                self._obey(engine, command)
+                self._execute(engine, command)
 
-    def _obey(self, engine: Engine, command: channel.Command) -> None:
+    def _execute(self, engine: Engine, command: channel.Command) -> None:
         if isinstance(command, channel.Forget):
             self._send(channel.HasForgotten(engine.forget(command.voices)))
             return

@@ -46,11 +46,11 @@ def test_many_commands_at_once_may_take_longer_than_a_step(monkeypatch: pytest.M
     watchdog = Watchdog("cpu", lambda: beats.put(1), give_up=lambda code: pytest.fail("nothing hung"))
     read: list[channel.Command] = []
 
-    def obey(process: EngineProcess, engine: Engine, command: channel.Command) -> None:
+    def execute(process: EngineProcess, engine: Engine, command: channel.Command) -> None:
         beats.get(timeout=10)
         read.append(command)
 
-    monkeypatch.setattr(EngineProcess, "_obey", obey)
+    monkeypatch.setattr(EngineProcess, "_execute", execute)
     ours, theirs = socket.socketpair()
     with ours, theirs, watchdog.running():
         engine: Any = SimpleNamespace(is_idle=False, poll_timeout_s=0.0, step=lambda meanwhile: pytest.fail("a step"))
