@@ -94,14 +94,14 @@ ALWAYS_INLINE void convert_rows(const void *in, int halves_in, void *out, int ha
 #define GATHER(name, halves_in, halves_out)                                                                      \
     FOR_THIS_CPU void name(const void *in, void *out, const float *frequency, const float *amplitude,            \
                            const void *past, void *next, ptrdiff_t context, ptrdiff_t rows, ptrdiff_t channels) { \
-        const size_t known = context * channels * (halves_out ? sizeof(uint16_t) : sizeof(float));               \
-        char *now = (char *)out + known;                                                                         \
-        memcpy(out, past, known);                                                                                \
+        const size_t past_bytes = context * channels * (halves_out ? sizeof(uint16_t) : sizeof(float));          \
+        char *now = (char *)out + past_bytes;                                                                    \
+        memcpy(out, past, past_bytes);                                                                           \
         if (amplitude)                                                                                           \
             snake_rows(in, halves_in, now, halves_out, frequency, amplitude, rows, channels);                    \
         else                                                                                                     \
             convert_rows(in, halves_in, now, halves_out, rows *channels);                                        \
-        memcpy(next, (char *)out + rows * channels * (halves_out ? sizeof(uint16_t) : sizeof(float)), known);     \
+        memcpy(next, (char *)out + rows * channels * (halves_out ? sizeof(uint16_t) : sizeof(float)), past_bytes); \
     }
 
 GATHER(gather_float_float, 0, 0)
@@ -129,32 +129,32 @@ struct convolution {
 };
 
 /* Up to 16 rows of one stream, which are multiplied together. */
-struct some_rows {
+struct row_group {
     const uint16_t *first; /* where they begin for the first tap */
     ptrdiff_t count;
-    ptrdiff_t place, known; /* of the results: the row of the first one, and how many rows were there before */
+    ptrdiff_t place, num_before; /* of the results: the row of the first one, and how many rows were there before */
 };
 
 /* The sixteens of all streams have numbers. The last one of a stream has some rows again, where others precede it. */
 static ptrdiff_t sixteens(const struct convolution *c) { return c->streams * ((c->time + HALF - 1) / HALF); }
 
-static struct some_rows sixteen(const struct convolution *c, ptrdiff_t number) {
-    ptrdiff_t each = (c->time + HALF - 1) / HALF, stream = number / each, wanted = number % each * HALF;
-    ptrdiff_t last = c->time > HALF ? c->time - HALF : 0, first = wanted < last ? wanted : last;
+static struct row_group sixteen(const struct convolution *c, ptrdiff_t number) {
+    ptrdiff_t per_stream = (c->time + HALF - 1) / HALF, stream = number / per_stream, row = number % per_stream * HALF;
+    ptrdiff_t last = c->time > HALF ? c->time - HALF : 0, first = row < last ? row : last;
     ptrdiff_t length = (c->taps - 1) * c->dilation + c->time;
-    struct some_rows some = {c->rows + (stream * length + first) * c->inputs, c->time < HALF ? c->time : HALF,
-                             stream * c->time + first, wanted - first};
-    return some;
+    struct row_group group = {c->rows + (stream * length + first) * c->inputs, c->time < HALF ? c->time : HALF,
+                              stream * c->time + first, row - first};
+    return group;
 }
 
-/* sums [count, 32] of some rows, for 32 outputs whose weights begin at `weight`. */
-static void sums_plain(const struct convolution *c, const struct some_rows *some, const uint16_t *weight, float *sums) {
+/* sums [count, 32] of a group of rows, for 32 outputs whose weights begin at `weight`. */
+static void sums_plain(const struct convolution *c, const struct row_group *group, const uint16_t *weight, float *sums) {
     memset(sums, 0, HALF * SIDE * sizeof *sums);
     for (ptrdiff_t tap = 0; tap < c->taps; tap++)
         for (ptrdiff_t input = 0; input < c->inputs; input++) {
             const uint16_t *tile = weight + (tap * c->inputs + input) / SIDE * 2 * TILE + input % SIDE / 2 * SIDE;
-            const uint16_t *column = some->first + tap * c->dilation * c->inputs + input;
-            for (ptrdiff_t row = 0; row < some->count; row++)
+            const uint16_t *column = group->first + tap * c->dilation * c->inputs + input;
+            for (ptrdiff_t row = 0; row < group->count; row++)
                 for (ptrdiff_t output = 0; output < SIDE; output++)
                     sums[row * SIDE + output] += widened(column[row * c->inputs]) *
                                                  widened(tile[output / HALF * TILE + output % HALF * 2 + input % 2]);
@@ -199,19 +199,19 @@ FOR_AVX512 ALWAYS_INLINE void fetch(const void *weight, ptrdiff_t bytes) {
         _mm_prefetch((const char *)weight + AHEAD + line, _MM_HINT_T0);
 }
 
-/* sums [2, 16, 32] of two times some rows, as sums_plain; or of one, and the other is NULL. */
-FOR_AMX ALWAYS_INLINE void sums_of_tiles(const struct convolution *c, const struct some_rows *some,
-                                         const struct some_rows *others, const uint16_t *weight, int is_new,
+/* sums [2, 16, 32] of two groups of rows, as sums_plain; or of one, and `second` is NULL. */
+FOR_AMX ALWAYS_INLINE void sums_of_tiles(const struct convolution *c, const struct row_group *group,
+                                         const struct row_group *second, const uint16_t *weight, int is_new,
                                          float *sums) {
     const ptrdiff_t stride = c->inputs * 2, step = c->dilation * c->inputs;
-    const uint16_t *upper = some->first, *lower = others ? others->first : 0;
+    const uint16_t *upper = group->first, *lower = second ? second->first : 0;
     _tile_zero(0);
     _tile_zero(1);
-    if (others) {
+    if (second) {
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (ptrdiff_t tap = 0; tap < c->taps; tap++, upper += step, lower += others ? step : 0)
+    for (ptrdiff_t tap = 0; tap < c->taps; tap++, upper += step, lower += second ? step : 0)
         for (ptrdiff_t input = 0; input < c->inputs; input += SIDE, weight += 2 * TILE) {
             if (is_new)
                 fetch(weight, 2 * TILE * sizeof *weight);
@@ -220,7 +220,7 @@ FOR_AMX ALWAYS_INLINE void sums_of_tiles(const struct convolution *c, const stru
             _tile_loadd(7, weight + TILE, 64);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
-            if (others) {
+            if (second) {
                 _tile_loadd(5, lower + input, stride);
                 _tile_dpbf16ps(2, 5, 6);
                 _tile_dpbf16ps(3, 5, 7);
@@ -228,30 +228,30 @@ FOR_AMX ALWAYS_INLINE void sums_of_tiles(const struct convolution *c, const stru
         }
     _tile_stored(0, sums, SIDE * 4);
     _tile_stored(1, sums + HALF, SIDE * 4);
-    if (others) {
+    if (second) {
         _tile_stored(2, sums + TILE, SIDE * 4);
         _tile_stored(3, sums + TILE + HALF, SIDE * 4);
     }
 }
 
-FOR_AMX static void sums_amx(const struct convolution *c, const struct some_rows *some, const struct some_rows *others,
+FOR_AMX static void sums_amx(const struct convolution *c, const struct row_group *group, const struct row_group *second,
                              const uint16_t *weight, int is_new, float *sums) {
-    if (!others)
-        sums_of_tiles(c, some, 0, weight, 1, sums);
+    if (!second)
+        sums_of_tiles(c, group, 0, weight, 1, sums);
     else if (is_new)
-        sums_of_tiles(c, some, others, weight, 1, sums);
+        sums_of_tiles(c, group, second, weight, 1, sums);
     else
-        sums_of_tiles(c, some, others, weight, 0, sums);
+        sums_of_tiles(c, group, second, weight, 0, sums);
 }
 
 /* As sums_plain, of `count` rows from `row` on. */
-FOR_AVX512 ALWAYS_INLINE void sums_of_dots(const struct convolution *c, const struct some_rows *some, ptrdiff_t row,
+FOR_AVX512 ALWAYS_INLINE void sums_of_dots(const struct convolution *c, const struct row_group *group, ptrdiff_t row,
                                            int count, const uint16_t *weight, float *sums) {
     __m512 left[8], right[8];
     for (int each = 0; each < count; each++)
         left[each] = right[each] = _mm512_setzero_ps();
     for (ptrdiff_t tap = 0; tap < c->taps; tap++) {
-        const uint16_t *rows = some->first + (row + tap * c->dilation) * c->inputs;
+        const uint16_t *rows = group->first + (row + tap * c->dilation) * c->inputs;
         for (ptrdiff_t input = 0; input < c->inputs; input += SIDE, weight += 2 * TILE) {
             if (row == 0)
                 fetch(weight, 2 * TILE * sizeof *weight);
@@ -319,10 +319,10 @@ FOR_AVX512 ALWAYS_INLINE void float_sums_of(const float *rows, const float *weig
         rows_left -= some_of_them;                                                                               \
     }
 
-FOR_AVX512 static void sums_avx512(const struct convolution *c, const struct some_rows *some, const uint16_t *weight,
+FOR_AVX512 static void sums_avx512(const struct convolution *c, const struct row_group *group, const uint16_t *weight,
                                    float *sums) {
-#define DOTS(rows) sums_of_dots(c, some, row, rows, weight, sums)
-    EIGHT_BY_EIGHT(some->count, DOTS)
+#define DOTS(rows) sums_of_dots(c, group, row, rows, weight, sums)
+    EIGHT_BY_EIGHT(group->count, DOTS)
 }
 
 FOR_AVX512 static void float_sums_avx512(const float *rows, const float *weight, ptrdiff_t count, ptrdiff_t inputs,
@@ -348,15 +348,15 @@ FOR_AMX static void configure_tiles(ptrdiff_t rows) {
 FOR_AMX static void release_tiles(void) { _tile_release(); }
 #else
 int matrix_units(void) { return NONE; }
-static void sums_avx512(const struct convolution *c, const struct some_rows *some, const uint16_t *weight, float *sums) {
-    sums_plain(c, some, weight, sums);
+static void sums_avx512(const struct convolution *c, const struct row_group *group, const uint16_t *weight, float *sums) {
+    sums_plain(c, group, weight, sums);
 }
-static void sums_amx(const struct convolution *c, const struct some_rows *some, const struct some_rows *others,
+static void sums_amx(const struct convolution *c, const struct row_group *group, const struct row_group *second,
                      const uint16_t *weight, int is_new, float *sums) {
     (void)is_new;
-    sums_plain(c, some, weight, sums);
-    if (others)
-        sums_plain(c, others, weight, sums + TILE);
+    sums_plain(c, group, weight, sums);
+    if (second)
+        sums_plain(c, second, weight, sums + TILE);
 }
 static void float_sums_avx512(const float *rows, const float *weight, ptrdiff_t count, ptrdiff_t inputs, int is_new,
                               float *sums) {
@@ -429,17 +429,17 @@ void convolve(ptrdiff_t units, ptrdiff_t kind, const uint16_t *rows, const uint1
         for (ptrdiff_t number = 0; number < count; number += 2) {
             const uint16_t *panel = weight + output * taps * inputs;
             int pairs = number + 1 < count;
-            struct some_rows two[2] = {sixteen(&c, number), sixteen(&c, number + pairs)};
+            struct row_group two[2] = {sixteen(&c, number), sixteen(&c, number + pairs)};
             if (units == AMX_BF16)
                 sums_amx(&c, &two[0], pairs ? &two[1] : 0, panel, number == 0, sums);
             for (int each = 0; each < 1 + pairs; each++) {
-                const struct some_rows *some = &two[each];
+                const struct row_group *group = &two[each];
                 float *own = sums + each * TILE;
                 if (units == AVX512_BF16)
-                    sums_avx512(&c, some, panel, own);
+                    sums_avx512(&c, group, panel, own);
                 else if (units == NONE)
-                    sums_plain(&c, some, panel, own);
-                finish(&r, own + some->known * SIDE, some->place + some->known, some->count - some->known, output);
+                    sums_plain(&c, group, panel, own);
+                finish(&r, own + group->num_before * SIDE, group->place + group->num_before, group->count - group->num_before, output);
             }
         }
     if (units == AMX_BF16)
@@ -585,14 +585,14 @@ ALWAYS_INLINE void weigh(const float *q, const struct head_rows *keys, const str
 /* Attention of one stream's frames to themselves and those before them, at most `window` in all.
  *
  * qkv [frames, heads + 2 * kv_heads, size], whose queries and keys are turned in place by angles with these cosines and
- * sines [frames, size]; history and next [2, kv_heads, window - 1, size], of which as many rows as `known` says are
+ * sines [frames, size]; history and next [2, kv_heads, window - 1, size], of which as many rows as `num_past` says are
  * those of frames; out [frames, heads, size] bfloat16. A window has at most 256 frames, size is a multiple of 32 up to
  * 256. */
 FOR_THIS_CPU void attend(float *qkv, const float *cosines, const float *sines, const float *history, float *next,
                          uint16_t *out, ptrdiff_t frames, ptrdiff_t heads, ptrdiff_t kv_heads, ptrdiff_t window,
-                         ptrdiff_t size, const int64_t *known) {
+                         ptrdiff_t size, const int64_t *num_past) {
     const ptrdiff_t width = (heads + 2 * kv_heads) * size, past = window - 1;
-    const ptrdiff_t unknown = past > *known ? past - *known : 0;
+    const ptrdiff_t unknown = past > *num_past ? past - *num_past : 0;
     for (ptrdiff_t frame = 0; frame < frames; frame++)
         for (ptrdiff_t head = 0; head < heads + kv_heads; head++)
             rotate(qkv + frame * width + head * size, cosines + frame * size, sines + frame * size, size);

@@ -56,7 +56,7 @@ class Codec:
             reference.key + codes.tobytes(), lambda: self.decoder.state_after(torch.from_numpy(codes).long())
         )
 
-    def known(self, reference: Reference) -> tuple[Codes, DecoderState] | None:
+    def find(self, reference: Reference) -> tuple[Codes, DecoderState] | None:
         """The result of `read` without its work, for a recording without samples that came before; else None."""
         codes = None if reference.prompt is None else reference.prompt.codes
         state = None if codes is None else self.states.find(reference.key + codes.tobytes())

@@ -164,7 +164,7 @@ class CodecService:
         reference = request.reference
         if reference is None or reference.x_vector_only:
             return None, self._codec.decoder.initial_state()
-        cached = self._codec.known(reference)
+        cached = self._codec.find(reference)
         if cached is not None:
             return cached  # and waits for no worker
         prepared = await self._readers.run(self._codec.read, reference)

@@ -175,14 +175,14 @@ FOR_THIS_CPU void run_stack(const Shape *shape, const float *const *tensors, con
             norm(normed + row * hidden, x + row * hidden, tensors[0], hidden, shape->eps);
         product(qkv, normed, tensors[1], rows, hidden, qkv_width);
         for (ptrdiff_t row = 0; row < rows; row++) {
-            float *own = qkv + row * qkv_width;
+            float *row_qkv = qkv + row * qkv_width;
             const float *cosine = cosines + positions[row] * size, *sine = sines + positions[row] * size;
             ptrdiff_t at = layer * cache->layer + slot(cache, row, positions[row]) * kv_heads * size;
             for (ptrdiff_t head = 0; head < heads; head++)
-                turn(own + head * size, own + head * size, tensors[2], cosine, sine, size, shape->eps);
+                turn(row_qkv + head * size, row_qkv + head * size, tensors[2], cosine, sine, size, shape->eps);
             for (ptrdiff_t head = 0; head < kv_heads; head++)
-                turn(cache->keys + at + head * size, own + width + head * size, tensors[3], cosine, sine, size, shape->eps);
-            memcpy(cache->values + at, own + width + kv_heads * size, kv_heads * size * sizeof(float));
+                turn(cache->keys + at + head * size, row_qkv + width + head * size, tensors[3], cosine, sine, size, shape->eps);
+            memcpy(cache->values + at, row_qkv + width + kv_heads * size, kv_heads * size * sizeof(float));
         }
         for (ptrdiff_t row = 0; row < rows; row++)
             for (ptrdiff_t head = 0; head < heads; head++) {
@@ -212,11 +212,11 @@ FOR_THIS_CPU void run_stack(const Shape *shape, const float *const *tensors, con
 ALWAYS_INLINE uint32_t first_word(uint64_t seed, uint32_t code, uint32_t codebook, uint32_t frame) {
     uint32_t low = (uint32_t)seed, high = (uint32_t)(seed >> 32), first = code, second = codebook, third = frame, fourth = 0;
     for (int round = 0; round < 10; round++) {
-        uint64_t one = (uint64_t)first * 0xD2511F53u, other = (uint64_t)third * 0xCD9E8D57u;
-        first = (uint32_t)(other >> 32) ^ second ^ low;
-        second = (uint32_t)other;
-        third = (uint32_t)(one >> 32) ^ fourth ^ high;
-        fourth = (uint32_t)one;
+        uint64_t product_1 = (uint64_t)first * 0xD2511F53u, product_3 = (uint64_t)third * 0xCD9E8D57u;
+        first = (uint32_t)(product_3 >> 32) ^ second ^ low;
+        second = (uint32_t)product_3;
+        third = (uint32_t)(product_1 >> 32) ^ fourth ^ high;
+        fourth = (uint32_t)product_1;
         low += 0x9E3779B9u;
         high += 0xBB67AE85u;
     }
@@ -295,7 +295,7 @@ ALWAYS_INLINE float least_of_top_p(const float *values, ptrdiff_t count, float *
  * logarithms are rounded from float64, so that any C library has the same. `scratch` [2 * vocab]. */
 FOR_THIS_CPU void sample(int64_t *codes, const float *logits, const Options *options, const int64_t *seeds,
                          const int64_t *frames, ptrdiff_t codebook, ptrdiff_t rows, ptrdiff_t vocab, float *scratch) {
-    float *scaled = scratch, *some = scratch + vocab;
+    float *scaled = scratch, *largest_values = scratch + vocab;
     for (ptrdiff_t row = 0; row < rows; row++, logits += vocab, options++) {
         codes[row] = largest(logits, vocab);
         if (!options->do_sample)
@@ -304,9 +304,9 @@ FOR_THIS_CPU void sample(int64_t *codes, const float *logits, const Options *opt
             scaled[code] = logits[code] / options->temperature;
         float most = scaled[codes[row]], least = -INFINITY, best = 0.0f;
         if (options->top_k > 0 && options->top_k < vocab)
-            least = kth_largest(scaled, vocab, some, options->top_k);
+            least = kth_largest(scaled, vocab, largest_values, options->top_k);
         if (options->top_p < 1.0f)
-            least = least_of_top_p(scaled, vocab, some, least, most, options->top_p);
+            least = least_of_top_p(scaled, vocab, largest_values, least, most, options->top_p);
         for (ptrdiff_t code = 0; code < vocab; code++) {
             if (!(scaled[code] >= least && scaled[code] > -INFINITY))
                 continue;
