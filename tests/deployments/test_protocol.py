@@ -61,9 +61,9 @@ def test_a_prompt_goes_in_place_of_samples_if_it_is_enough(
     x_vector_only: bool, prompt: ClonePrompt | None, is_enough: bool
 ) -> None:
     reference = Reference(np.zeros(8, np.float32), "Hi.", x_vector_only)
-    given = reference.by_prompt(prompt)
+    by_prompt = reference.by_prompt(prompt)
     if is_enough:
-        assert (given.audio, given.prompt, given.key) == (None, prompt, reference.key)
-        assert given.by_prompt(ClonePrompt(PROMPT.speaker, None)) is given
+        assert (by_prompt.audio, by_prompt.prompt, by_prompt.key) == (None, prompt, reference.key)
+        assert by_prompt.by_prompt(ClonePrompt(PROMPT.speaker, None)) is by_prompt
     else:
-        assert given is reference
+        assert by_prompt is reference

@@ -156,11 +156,11 @@ class _TorchPass(ForwardPass):
         self.memories = [list(state.tensors) for state in states]  # by stream, then by layer
         self.nexts = [list(map(torch.empty_like, state.tensors)) for state in states]
         frames, device = codes.shape[1], backend.device
-        self.known = torch.tensor(self._positions, device=device)
-        self.rotary = backend.rotary(self.known[:, None] + torch.arange(frames, device=device))
+        self.num_past = torch.tensor(self._positions, device=device)
+        self.rotary = backend.rotary(self.num_past[:, None] + torch.arange(frames, device=device))
         self._mask = None
         if not backend.attends:
-            self._mask = _window_mask(self.known, frames, window=backend.config.sliding_window)
+            self._mask = _window_mask(self.num_past, frames, window=backend.config.sliding_window)
         self.audio = scratch.buffer("audio", (len(states) * frames * backend.config.frame_samples,), device)
         self._samples = [self.audio]  # the next samples go here
 
@@ -222,7 +222,7 @@ class _TorchPass(ForwardPass):
             y = scratch.buffer("attended", shape, backend.device, torch.bfloat16)
             for stream, histories in enumerate(self._turned(index)):
                 rotary = [table[stream] for table in self.rotary]
-                cpu.attend(qkv.values[stream], rotary, histories, self.known[stream], y[stream])
+                cpu.attend(qkv.values[stream], rotary, histories, self.num_past[stream], y[stream])
             return Signal(y)
         rows = qkv.values.view(*qkv.values.shape[:2], -1, backend.config.head_dim).transpose(1, 2)
         q, k, v = torch.split(rows, [heads, kv_heads, kv_heads], dim=1)
@@ -340,14 +340,14 @@ class _CapturedCall:
         """Make them for this call, whose streams share no state."""
         tensors = [*_tensors(call.memories), *_tensors(call.nexts)]
         self._backend = backend
-        self._inputs = (call.codes, call.known, *call.rotary)
+        self._inputs = (call.codes, call.num_past, *call.rotary)
         self._audio = call.audio
         with scratch.kept() as self._buffers:
             self._kernel_calls = CapturedCalls(lambda: backend.decoded(call), tensors)
 
     def __call__(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
         call = _TorchPass(self._backend, codes, states)
-        for own, new in zip(self._inputs, (codes, call.known, *call.rotary), strict=True):
+        for own, new in zip(self._inputs, (codes, call.num_past, *call.rotary), strict=True):
             own.copy_(new)
         self._kernel_calls.replay([*_tensors(call.memories), *_tensors(call.nexts)])
         call.memories = call.nexts

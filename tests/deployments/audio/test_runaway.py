@@ -129,14 +129,14 @@ def stutter(sound: int, pause: int, times: int) -> Script:
 @pytest.mark.parametrize("name", ENDINGS)
 @pytest.mark.parametrize("seed", range(3))
 def test_endings(name: str, seed: int) -> None:
-    build, reason, told, most_s = ENDINGS[name]
+    build, reason, reported, most_s = ENDINGS[name]
     script = build()
     silent = name.startswith(("nothing", "a loop from", "an end before", "a few"))
     speech = 0 if silent else script.frames if not most_s else LATE + 9 if "slow" in name else SPOKEN
     passed, ended = heard(script, reason, seed=seed)
-    assert ended is told
+    assert ended is reported
     assert speech <= passed <= speech + most_s * SECOND
-    if told in (STOP, LENGTH, EARLY):
+    if reported in (STOP, LENGTH, EARLY):
         assert passed == script.frames  # nothing of it was cut
 
 

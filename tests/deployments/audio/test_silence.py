@@ -60,8 +60,8 @@ def test_the_first_sound_is_the_first_loud_window() -> None:
 @pytest.mark.parametrize("sizes", [[500], [1] * 500, [203, 4, 293], [7] * 72])
 def test_the_first_sound_of_a_stream_is_found_once_however_it_is_cut(sizes: list[int]) -> None:
     sound, pcm = FirstSound(RATE), np.concatenate((quiet(205), loud(100), quiet(95), loud(100)))
-    found = [sound.feed(chunk) for chunk in np.split(pcm, np.cumsum(sizes))]
-    assert [place_s for place_s in found if place_s is not None] == [0.2]
+    first_sounds = [sound.feed(chunk) for chunk in np.split(pcm, np.cumsum(sizes))]
+    assert [place_s for place_s in first_sounds if place_s is not None] == [0.2]
 
 
 def test_a_quiet_stream_has_no_first_sound() -> None:

@@ -23,9 +23,9 @@ def test_derived_numbers(directory: Path) -> None:
 
 
 def test_unknown_keys_are_ignored(values: dict[str, Any]) -> None:
-    known = SpeechTokenizerConfig.from_dict(values)
+    plain = SpeechTokenizerConfig.from_dict(values)
     values["decoder_config"]["attention_dropout"] = 0.0
-    assert SpeechTokenizerConfig.from_dict({**values, "transformers_version": "5"}) == known
+    assert SpeechTokenizerConfig.from_dict({**values, "transformers_version": "5"}) == plain
 
 
 @pytest.mark.parametrize(

@@ -49,15 +49,15 @@ def launch(width: int) -> None:
 
 
 def hits(kernels: list[Kernel], monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    found: list[bool] = []
+    were_cached: list[bool] = []
 
     def listen(*, cache_hit: bool, **_: Any) -> None:
-        found.append(cache_hit)
+        were_cached.append(cache_hit)
 
     monkeypatch.setattr(knobs.compilation, "listener", listen)
     for kernel in kernels:
         compile_kernel(kernel)
-    return found
+    return were_cached
 
 
 def test_what_was_noted_is_compiled_into_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

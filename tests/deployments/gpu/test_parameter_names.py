@@ -12,12 +12,12 @@ RESERVED = {"options", "params", "specialization", "specialize_impl", "backend",
 def kernels() -> dict[str, set[str]]:
     """Parameters of each function under `@triton.jit`, by file and name."""
     root = Path(deployments.__file__).parent
-    found = {}
+    by_name = {}
     for path in root.rglob("*.py"):
         for each in ast.walk(ast.parse(path.read_text())):
             if isinstance(each, ast.FunctionDef) and any("triton.jit" in ast.unparse(d) for d in each.decorator_list):
-                found[f"{path.relative_to(root)}:{each.name}"] = {argument.arg for argument in each.args.args}
-    return found
+                by_name[f"{path.relative_to(root)}:{each.name}"] = {argument.arg for argument in each.args.args}
+    return by_name
 
 
 def test_kernels_can_be_launched() -> None:

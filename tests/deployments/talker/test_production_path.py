@@ -239,8 +239,8 @@ def test_stressed_weights_speak(place: Place, stress: Stress, tmp_path: Path) ->
     )
     for number, request in enumerate(requests):
         codes = np.stack(streams[number].codes)
-        found = divergences(exact, request, codes, most=24)
-        passed, detail = near_ties(found, codes, TWINS)
+        diverging = divergences(exact, request, codes, most=24)
+        passed, detail = near_ties(diverging, codes, TWINS)
         assert passed, f"stream {number}: {detail}"
 
 

@@ -61,9 +61,9 @@ def test_words_begin_at_the_frames_at_which_they_begin_on_a_cpu() -> None:
         chunks = chunks_of(cpu, request)
         frames = np.concatenate([chunk.codes for chunk in chunks])
         expected = [place for chunk in chunks for reading in chunk.readings for place in reading.chars]
-        found = given(gpu, request, frames)
-        assert len(expected) == len(found) == len(frames)
-        late = np.subtract(begins(text, found), begins(text, expected))
+        places = given(gpu, request, frames)
+        assert len(expected) == len(places) == len(frames)
+        late = np.subtract(begins(text, places), begins(text, expected))
         logger.info("%s, %d frames: words begin %s frames later", voice, len(frames), late.tolist())
         assert np.abs(late).max() <= 1
-        assert begins(text, found)[-1] < len(frames)  # the last word as well
+        assert begins(text, places)[-1] < len(frames)  # the last word as well

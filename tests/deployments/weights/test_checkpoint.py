@@ -94,13 +94,13 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
 def test_the_fingerprint_is_of_what_reads_recordings(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     """Another speaker encoder gives other vectors, another tokenizer other codes; a copy gives the same."""
     base = tiny_checkpoint("Base")
-    found = cloning_fingerprint(base)
+    fingerprint = cloning_fingerprint(base)
     copy = shutil.copytree(base, tmp_path / "copy")
-    assert cloning_fingerprint(copy) == found
+    assert cloning_fingerprint(copy) == fingerprint
     for file, name in ((copy / "model.safetensors", "speaker_encoder."), (copy / "speech_tokenizer", "")):
         path = file if file.is_file() else next(file.glob("*.safetensors"))
         tensors = {key: tensor.clone() for key, tensor in load_file(path).items()}
         changed = next(key for key in sorted(tensors) if key.startswith(name) and tensors[key].is_floating_point())
         save_file({**tensors, changed: tensors[changed] + 1}, path, {"format": "pt"})
-        assert cloning_fingerprint(copy) != found
-        found = cloning_fingerprint(copy)
+        assert cloning_fingerprint(copy) != fingerprint
+        fingerprint = cloning_fingerprint(copy)

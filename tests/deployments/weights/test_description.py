@@ -20,18 +20,18 @@ CPU = TalkerConfig(device="cpu", max_num_seqs=1)
 @pytest.mark.parametrize("kind", ["Base", "CustomVoice", "VoiceDesign"])
 def test_files_tell_what_the_engine_tells(tiny_checkpoint: Callable[[str], Path], kind: str) -> None:
     directory = tiny_checkpoint(kind)
-    told = build_engine(directory, CPU).info
-    found = describe(str(directory), CPU, on_gpu=False)
-    assert found == replace(told, name=str(directory))
+    of_engine = build_engine(directory, CPU).info
+    of_files = describe(str(directory), CPU, on_gpu=False)
+    assert of_files == replace(of_engine, name=str(directory))
     assert clones(str(directory)) == (kind == "Base")
 
 
 def test_the_embedded_voice_is_described_without_being_written() -> None:
-    found = describe("embedded", CPU, on_gpu=False)
-    assert found is not None
-    assert found.voices == ("nora", "felix", "iris", "hugo")
-    assert found == replace(build_engine(embedded_path(), CPU).info, name="embedded")
-    assert found.word_times
+    info = describe("embedded", CPU, on_gpu=False)
+    assert info is not None
+    assert info.voices == ("nora", "felix", "iris", "hugo")
+    assert info == replace(build_engine(embedded_path(), CPU).info, name="embedded")
+    assert info.word_times
     on_gpu = describe("embedded", CPU, on_gpu=True)
     assert on_gpu is not None
     assert (on_gpu.word_times, on_gpu.talker_on_gpu) == (True, True)
@@ -41,18 +41,20 @@ def test_the_embedded_voice_is_described_without_being_written() -> None:
 def test_a_segment_of_the_most_characters_has_room_for_its_speech(
     tiny_checkpoint: Callable[[str], Path], max_model_len: int
 ) -> None:
-    found = describe(str(tiny_checkpoint("CustomVoice")), TalkerConfig(max_model_len=max_model_len), on_gpu=True)
-    assert found is not None
-    text = ("It is a long way to the next village. " * 40)[: found.max_segment_chars]
+    info = describe(str(tiny_checkpoint("CustomVoice")), TalkerConfig(max_model_len=max_model_len), on_gpu=True)
+    assert info is not None
+    text = ("It is a long way to the next village. " * 40)[: info.max_segment_chars]
     speech_s, num_tokens = len(text) / 13, len(text) / 4  # slowly; English has about so many tokens
-    assert 11 + num_tokens + speech_s / found.frame_s < max_model_len
-    assert found.max_segment_chars >= min(1000, max_model_len / 2)
+    assert 11 + num_tokens + speech_s / info.frame_s < max_model_len
+    assert info.max_segment_chars >= min(1000, max_model_len / 2)
 
 
 def test_codes_follow_from_the_seed_on_a_cpu_and_on_a_gpu_that_is_told_to() -> None:
-    plain, told = TalkerConfig(kernels="plain"), TalkerConfig(deterministic=True)
-    found = [describe("embedded", each, on_gpu=on_gpu) for each in (CPU, plain, told) for on_gpu in (False, True)]
-    assert [info is not None and info.deterministic for info in found] == [True, False, False, False, True, True]
+    plain, deterministic = TalkerConfig(kernels="plain"), TalkerConfig(deterministic=True)
+    infos = [
+        describe("embedded", each, on_gpu=on_gpu) for each in (CPU, plain, deterministic) for on_gpu in (False, True)
+    ]
+    assert [info is not None and info.deterministic for info in infos] == [True, False, False, False, True, True]
 
 
 def test_a_checkpoint_that_is_elsewhere_is_not_described() -> None:

@@ -31,9 +31,9 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 def test_the_named_tensors_are_those_of_the_file(file: Path) -> None:
     names = ["half", "large", "number", "empty"]
-    found = upload({file: names}, CPU)
-    assert list(found) == names
-    assert all(same(found[name], TENSORS[name]) for name in names)
+    uploaded = upload({file: names}, CPU)
+    assert list(uploaded) == names
+    assert all(same(uploaded[name], TENSORS[name]) for name in names)
 
 
 def test_parts_need_not_divide_a_tensor(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,10 +62,10 @@ BACKENDS = (
 
 @pytest.fixture(params=BACKENDS, ids=lambda row: row.name)
 def row(request: pytest.FixtureRequest) -> Row:
-    found: Row = request.param
-    if found.skip:
-        pytest.skip(found.skip)
-    return found
+    param: Row = request.param
+    if param.skip:
+        pytest.skip(param.skip)
+    return param
 
 
 @pytest.fixture

@@ -213,10 +213,10 @@ def clone(text: str, *, in_context: bool, non_streaming_mode: bool = False) -> G
 def by_prompt(engine: Engine, request: GenerateRequest) -> GenerateRequest:
     """`request` without samples and codes, as the answer of an engine that got them allows to ask for it."""
     engine.add(0, request)
-    told = []
+    prompts = []
     while not engine.is_idle:
-        told += [chunk.clone_prompt for _, chunk in engine.step().chunks]
-    prompt, *others = told
+        prompts += [chunk.clone_prompt for _, chunk in engine.step().chunks]
+    prompt, *others = prompts
     assert prompt is not None
     assert others == [None] * len(others)
     assert request.synthesis.reference is not None

@@ -38,15 +38,15 @@ def runner(talker: Talker, networks: NetworkKind, *, deterministic: bool = False
 
 def sequences(talker: Talker) -> list[Sequence]:
     draw, config = np.random.default_rng(0), talker.config
-    found = []
+    made = []
     for number, sampling in enumerate(SAMPLINGS):
         text, codec = (draw.integers(0, 500, 5 + 4 * number).astype(np.int32) for _ in range(2))
         codec[0] = config.vocab_size  # no codec row
         prompt = Prompt(text, codec, draw.integers(0, 500, 2).astype(np.int32), num_text_tokens=3)
         asked = SynthesisRequest(str(number), "text", seed=(1 << 63) + number, ignore_eos=number == 1)
         limit = FrameLimit(99, FinishReason.LENGTH)
-        found.append(Sequence(number, GenerateRequest(asked), prompt, sampling, limit, row=2 - number, frame_s=0.08))
-    return found
+        made.append(Sequence(number, GenerateRequest(asked), prompt, sampling, limit, row=2 - number, frame_s=0.08))
+    return made
 
 
 def frames(made_by: ModelRunner, talker: Talker, *, count: int) -> list[list[list[int]]]:
@@ -77,15 +77,15 @@ def speak(made_by: ModelRunner, speaking: list[Sequence], *, count: int) -> list
 
 def test_readings_are_those_of_the_plain_step(talker: Talker) -> None:
     talker.config = replace(talker.config, text=replace(talker.config.text, alignment_head=(1, 3)))
-    found = []
+    readings = []
     for networks in ("fused", "plain"):
         made_by = runner(talker, networks)
         made_by.prefill(speaking := prepared(made_by, talker, count=2))
         step = made_by.queue_step(speaking)
         made_by.queue_step(speaking).result()  # by then the first one is over
-        found.append(step.readings())
-    assert np.array(found[1])[:, 0].min() > 0.01
-    np.testing.assert_allclose(*found, rtol=2e-3, atol=1e-5)
+        readings.append(step.readings())
+    assert np.array(readings[1])[:, 0].min() > 0.01
+    np.testing.assert_allclose(*readings, rtol=2e-3, atol=1e-5)
 
 
 def test_frames_are_those_of_the_plain_step(talker: Talker) -> None:

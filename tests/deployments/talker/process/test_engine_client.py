@@ -166,10 +166,10 @@ def test_what_a_replica_is_told_of_audio_reaches_the_codec_decoder(
     def start(command: list[str], **_: object) -> None:
         raise RuntimeError(*command[4:])
 
-    told: list[bool] = []
+    answers: list[bool] = []
 
     def load_audio(*_: object, makes_audio: bool) -> None:
-        told.append(makes_audio)
+        answers.append(makes_audio)
         raise EngineError("this is enough")
 
     monkeypatch.setattr(subprocess, "Popen", start)
@@ -181,7 +181,7 @@ def test_what_a_replica_is_told_of_audio_reaches_the_codec_decoder(
         TalkerReplica(model, SMALL, makes_audio=makes_audio)
     with replica, pytest.raises(EngineError, match="this is enough"):
         process.main(engine.detach(), *started.value.args)
-    assert told == [makes_audio]
+    assert answers == [makes_audio]
 
 
 def test_a_checkpoint_that_does_not_load_fails_the_constructor(model: str, tmp_path: Path) -> None:
@@ -258,8 +258,8 @@ async def test_text_without_words_is_refused_when_it_ends(client: EngineClient) 
 async def test_the_prompt_of_a_recording_is_in_the_chunk_of_what_has_arrived() -> None:
     prompt, codes = ClonePrompt(np.zeros(4, np.float32)), np.zeros((1, 16), np.int16)
     queue: asyncio.Queue[FrameChunk | Exception] = asyncio.Queue()
-    for told in (None, prompt, None):
-        queue.put_nowait(FrameChunk(codes, 3, clone_prompt=told))
+    for clone_prompt in (None, prompt, None):
+        queue.put_nowait(FrameChunk(codes, 3, clone_prompt=clone_prompt))
     chunk = await _next_chunk(queue, 0)
     assert (len(chunk.codes), chunk.clone_prompt) == (3, prompt)
 

@@ -25,39 +25,39 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return fake
 
 
-def wanted(fraction: float, *, least: int = GIB, most: int = 1000 * GIB) -> CacheBounds:
+def bounds(fraction: float, *, least: int = GIB, most: int = 1000 * GIB) -> CacheBounds:
     return CacheBounds(fraction, least, most)
 
 
 def test_the_cache_gets_what_the_share_leaves(gpu: FakeGpu) -> None:
     memory = GpuMemory(CUDA)
     gpu.free -= 5 * GIB
-    half, whole = memory.kv_bytes(wanted(0.5)), memory.kv_bytes(wanted(0.75))
+    half, whole = memory.kv_bytes(bounds(0.5)), memory.kv_bytes(bounds(0.75))
     assert whole - half == TOTAL // 4
     assert 30 * GIB < half < 35 * GIB
 
 
 def test_the_cache_is_never_larger_than_useful(gpu: FakeGpu) -> None:
-    assert GpuMemory(CUDA).kv_bytes(wanted(0.9, most=3 * GIB)) == 3 * GIB
+    assert GpuMemory(CUDA).kv_bytes(bounds(0.9, most=3 * GIB)) == 3 * GIB
 
 
 def test_what_others_use_is_not_given_away(gpu: FakeGpu) -> None:
     gpu.free = 20 * GIB
     memory = GpuMemory(CUDA)
     gpu.free -= 5 * GIB
-    assert memory.kv_bytes(wanted(0.9)) < 15 * GIB
+    assert memory.kv_bytes(bounds(0.9)) < 15 * GIB
 
 
 def test_too_small_a_share_names_what_is_needed_and_what_helps(gpu: FakeGpu) -> None:
     memory = GpuMemory(CUDA)
     gpu.free -= 4 * GIB
     with pytest.raises(EngineError) as caught:
-        memory.kv_bytes(wanted(0.05))
+        memory.kv_bytes(bounds(0.05))
     message = str(caught.value)
     assert "talker.gpu_memory_fraction 0.05 allows 4.0 GiB of 80.0 GiB" in message
     assert "4.0 for weights and codec" in message
     needed = float(message.split("the engine needs ")[1].split(" ")[0])
-    assert memory.kv_bytes(wanted((needed + 0.1) / 80)) >= GIB
+    assert memory.kv_bytes(bounds((needed + 0.1) / 80)) >= GIB
     for setting in ("talker.max_model_len", "talker.max_num_seqs", "0.6B"):
         assert setting in message
 
@@ -66,4 +66,4 @@ def test_a_crowded_gpu_is_named_as_the_reason(gpu: FakeGpu) -> None:
     gpu.free = 2 * GIB
     memory = GpuMemory(CUDA)
     with pytest.raises(EngineError, match=r"others use 77\.4 GiB of 80\.0 GiB"):
-        memory.kv_bytes(wanted(0.9, least=2 * GIB))
+        memory.kv_bytes(bounds(0.9, least=2 * GIB))

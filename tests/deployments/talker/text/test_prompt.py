@@ -134,8 +134,8 @@ def test_clones_take_no_instructions_as_in_the_official_package(
     engine_of: Callable[[str], Engine], frames: int | None
 ) -> None:
     engine, plain = engine_of("Base"), clone(frames=frames)
-    told = replace(plain, synthesis=replace(plain.synthesis, instructions="Speak slowly."))
-    assert same(engine.prompts.build(told), engine.prompts.build(plain))
+    instructed = replace(plain, synthesis=replace(plain.synthesis, instructions="Speak slowly."))
+    assert same(engine.prompts.build(instructed), engine.prompts.build(plain))
     assert not engine.info.supports_instructions
 
 
