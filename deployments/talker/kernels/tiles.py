@@ -39,7 +39,7 @@ class ProductShape(NamedTuple):
 
     columns: int  # of the output
     depth: int
-    gated: bool  # the weight has twice as many columns: see `Product`
+    gated: bool  # the weight makes twice as many: see `Product`
 
 
 def tile_for(columns: int, depth: int, *, gated: bool, num_rows: int) -> Tile:
