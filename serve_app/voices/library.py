@@ -36,7 +36,7 @@ from serve_app.voices.stored_voice import (
     new_version,
     now,
 )
-from serve_app.voices.voice_store import Record, StoreFailed, VoiceStore, default_folder, folder_of, tried
+from serve_app.voices.voice_store import NoStore, Record, StoreFailed, VoiceStore, default_folder, folder_of, tried
 
 logger = logging.getLogger(__name__)
 
@@ -430,7 +430,7 @@ class Voices:
 
     def _writable(self) -> VoiceStore:
         if self.store is None:
-            raise StoreFailed(self._why_not)
+            raise NoStore(self._why_not)
         return self.store
 
     async def _aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

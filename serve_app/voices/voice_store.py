@@ -53,6 +53,10 @@ class StoreFailed(TalkrayError):
     """The store of voices cannot be read or written."""
 
 
+class NoStore(StoreFailed):
+    """This server has no store for it; the message says what to set."""
+
+
 class Damaged(TalkrayError):
     """What was read from the store is not what was written."""
 
