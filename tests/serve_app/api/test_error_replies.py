@@ -60,7 +60,9 @@ def test_an_overloaded_server_says_when_to_come_back() -> None:
     assert headers == {"Retry-After": "2", "retry-after-ms": "1250", "x-should-retry": "true"}
 
 
-@pytest.mark.parametrize("error", [NotReady(), Starting("soon", 1.0), TalkerLost("gone"), StoreFailed("s3://v: no route")])
+@pytest.mark.parametrize(
+    "error", [NotReady(), Starting("soon", 1.0), TalkerLost("gone"), StoreFailed("s3://v: no route")]
+)
 def test_what_may_pass_by_itself_says_when_to_come_back(error: Exception) -> None:
     reply = translate(error)
     assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
