@@ -86,7 +86,7 @@ def _keep(store: str | None, words: dict[str, str]) -> "StoredLexicon":
         known = await _found(stored) or StoredLexicon(
             id=new_id("lexicon"), name=_NAME, created_at=now(), version=new_version(), words={}, for_all=True
         )
-        return await stored.keep_lexicon(known.with_words(words))
+        return await stored.keep(known.with_words(words), {})
 
     return with_voices(store, "", work)
 

@@ -118,6 +118,10 @@ class Stored(Strict):
         """With other values in place of some. Raises InvalidRequest that names the field."""
         return type(self).made(**{**dict(self), **changes})
 
+    def is_named(self, name: str) -> bool:
+        """Names are the same in any case."""
+        return self.name.casefold() == name.casefold()
+
 
 class StoredVoice(Stored):
     """One voice. A new version has another `version`, so that nothing made of the old one is taken for its."""
@@ -186,6 +190,10 @@ class StoredConsent(Stored):
     language: str
     take: Take
 
+    @property
+    def num_bytes(self) -> int:
+        return self.take.num_bytes
+
 
 class StoredDesign(Stored):
     """A voice made from a description: a candidate for an hour, from which a StoredVoice may be made."""
@@ -197,6 +205,10 @@ class StoredDesign(Stored):
     model: str  # that spoke
     seed: Annotated[int, Field(ge=0, lt=2**64)]
     take: Take  # with its text
+
+    @property
+    def num_bytes(self) -> int:
+        return self.take.num_bytes
 
     @property
     def expires_at(self) -> int:
