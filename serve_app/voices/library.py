@@ -151,11 +151,11 @@ class Voices:
         if self.store is None or not id_or_name:
             return None
         await self._follow()
-        found = self._find(StoredVoice, id_or_name)
-        if found is None:
+        voice = self._find(StoredVoice, id_or_name)
+        if voice is None:
             await self.refresh()  # it may have been stored a moment ago, elsewhere
-            found = self._find(StoredVoice, id_or_name)
-        return found
+            voice = self._find(StoredVoice, id_or_name)
+        return voice
 
     def known(self, id_or_name: str | None) -> StoredVoice | None:
         """The voice that `find` would return, from what is known already."""
@@ -163,11 +163,11 @@ class Voices:
 
     async def get(self, id_or_name: str) -> StoredVoice:
         """Raises NotFound, also of a voice that is somebody else's."""
-        found = await self.find(id_or_name)
-        if found is None:
+        voice = await self.find(id_or_name)
+        if voice is None:
             message = f"No voice {id_or_name[:80]!r} is stored, or it is not yours."
             raise NotFound(message, "voice_id", "voice_not_found")
-        return found
+        return voice
 
     async def get_consent(self, consent_id: str) -> StoredConsent:
         """Raises NotFound."""
@@ -175,10 +175,10 @@ class Voices:
 
     async def _get(self, kind: type[R], record_id: str, field: str) -> R:
         await self.refresh()
-        if (found := self._find(kind, record_id)) is None:
+        if (record := self._find(kind, record_id)) is None:
             message = f"No {field} {record_id[:80]!r} is stored, or it is not yours."
             raise NotFound(message, field, f"{field}_not_found")
-        return found
+        return record
 
     async def add(self, details: Details, sent: Sequence[SentRecording], *, field: str) -> StoredVoice:
         """Store a voice; the first recording is the one that it speaks with where nothing names another.
@@ -270,19 +270,19 @@ class Voices:
         """For a request to replicas: what was derived of the recording for this checkpoint, else its samples."""
         store = self.files()
         key = voice.key(take, info.fingerprint or info.name)
-        asked = Reference(None, take.text, x_vector_only=x_vector_only or take.text is None, key=key)
-        reference = recordings.by_prompt(asked)
+        unprepared = Reference(None, take.text, x_vector_only=x_vector_only or take.text is None, key=key)
+        reference = recordings.by_prompt(unprepared)
         if reference.prompt is None and (prompt := await self._aside(store.derived, voice, key)) is not None:
-            recordings.keep_clone_prompt(asked, prompt)
-            reference = recordings.by_prompt(asked)
+            recordings.keep_clone_prompt(unprepared, prompt)
+            reference = recordings.by_prompt(unprepared)
         is_known = reference.prompt is not None
         metrics.references("prompt", Lookups(hits=int(is_known), misses=int(not is_known)))
         if is_known:
             return reference
         if len(self._underived) < _MOST_UNDERIVED:
-            self._underived[key] = voice, asked
+            self._underived[key] = voice, unprepared
         read = partial(recordings.read_flac, key, lambda: store.recording(voice, take), info.sample_rate)
-        return replace(asked, audio=await self._aside(read))
+        return replace(unprepared, audio=await self._aside(read))
 
     def files(self) -> VoiceStore:
         """The store, also for what lies beside the voices. Raises NoStore where there is none."""
@@ -292,9 +292,9 @@ class Voices:
 
     async def refresh(self) -> None:
         """Look at the store. Those who ask meanwhile share the next look."""
-        asked = self._num_readings
+        num_before = self._num_readings
         async with self._reading:
-            if self._num_readings == asked:
+            if self._num_readings == num_before:
                 self._num_readings += 1
                 await self._read_changes()
 
@@ -364,8 +364,8 @@ class Voices:
 
     async def _keep_derived(self) -> None:
         """Replicas have answered with prompts of recordings that were sent as samples: store them."""
-        for key, (voice, asked) in list(self._underived.items()):
-            prompt = recordings.by_prompt(asked).prompt
+        for key, (voice, unprepared) in list(self._underived.items()):
+            prompt = recordings.by_prompt(unprepared).prompt
             if prompt is not None:
                 del self._underived[key]
                 await self._aside(self.files().keep_derived, voice, key, prompt)
@@ -393,31 +393,31 @@ class Voices:
             await self.refresh()
             raise
 
-    async def _consent(self, given: str | None) -> Consent:
-        if not given and self._settings.require_consent:
+    async def _consent(self, consent: str | None) -> Consent:
+        if not consent and self._settings.require_consent:
             message = "consent is required here: the id of a recording (POST /v1/audio/voice_consents) or a statement."
             raise InvalidRequest(message, "consent", "missing_required_parameter")
-        if not given or not given.startswith("cons_"):
-            return Consent(statement=given or None)
-        return Consent(recording=(await self.get_consent(given)).id)
+        if not consent or not consent.startswith("cons_"):
+            return Consent(statement=consent or None)
+        return Consent(recording=(await self.get_consent(consent)).id)
 
     def _check_name(self, voice: StoredVoice) -> None:
         if ID.fullmatch(voice.name.casefold()):
             raise InvalidRequest(f"name: {voice.name!r} looks like an id.", "name")
-        others = [each for each in self._all(StoredVoice) if each.owner == voice.owner and each.id != voice.id]
-        if any(each.is_named(voice.name) for each in others):
-            known = f"a voice {voice.name!r} is there already, or was stored at the same moment"
-            raise Conflict(f"name: {known}: delete it, or take another name.", "name")
+        other_voices = [each for each in self._all(StoredVoice) if each.owner == voice.owner and each.id != voice.id]
+        if any(each.is_named(voice.name) for each in other_voices):
+            conflict = f"a voice {voice.name!r} is there already, or was stored at the same moment"
+            raise Conflict(f"name: {conflict}: delete it, or take another name.", "name")
 
     def _check_quota(self, record: Record) -> None:
         """Designs do not count: an hour ends them."""
         kept = [each for each in self._records.values() if not isinstance(each, StoredDesign)]
-        others = [each for each in kept if each.owner == record.owner and each.id != record.id]
+        other_records = [each for each in kept if each.owner == record.owner and each.id != record.id]
         settings = self._settings
-        held = sum(each.num_bytes for each in others) + record.num_bytes
+        held = sum(each.num_bytes for each in other_records) + record.num_bytes
         message = ""
-        if len(others) >= settings.max_voices:
-            message = f"{len(others)} voices and consents are stored, api.voices.max_voices allows no more."
+        if len(other_records) >= settings.max_voices:
+            message = f"{len(other_records)} voices and consents are stored, api.voices.max_voices allows no more."
         elif held > settings.max_bytes:
             message = f"It would make {held} bytes of recordings, api.voices.max_bytes allows {settings.max_bytes}."
         if message and not isinstance(record, StoredDesign):
