@@ -51,7 +51,7 @@ class TalkerStream(ReplicaStream[FrameChunk, D]):
         rest = self._received.next_request(self._request.synthesis)
         return self._generate(replace(self._request, synthesis=rest, gpu_frames=gpu_frames))
 
-    def _keep(self, chunk: FrameChunk) -> None:
+    def _collect(self, chunk: FrameChunk) -> None:
         self._received.add(chunk, self._received.samples + len(chunk.pcm) // 2)
 
 
@@ -59,7 +59,7 @@ class AllFrames(TalkerStream[FrameChunk]):
     """All frames after the request's prefix, as they come."""
 
     def receive(self, chunk: FrameChunk) -> FrameChunk:
-        self._keep(chunk)
+        self._collect(chunk)
         return chunk
 
 
@@ -83,7 +83,7 @@ class TalkerAudio(TalkerStream[PcmChunk]):
 
     def receive(self, chunk: FrameChunk) -> PcmChunk | None:
         frames = self._frames
-        self._keep(chunk)
+        self._collect(chunk)
         frames.add(chunk)
         if not chunk.pcm and chunk.finish_reason is None:
             return None
