@@ -98,9 +98,8 @@ def _gpu(config: AppConfig) -> Finding:
     reasons = dict.fromkeys(filter(None, (why_not(card, torch_cuda()) for card in cards))) if wanted else ()
     if reasons:
         return Finding("GPU", "; ".join(reasons), ok=False)
-    return Finding(
-        "GPU", "; ".join(f"{card.name}, {_gib(card.total)}, driver {card.driver}" for card in cards) + remark(cards[0])
-    )
+    names = "; ".join(f"{card.name}, {_gib(card.total)}, driver {card.driver}" for card in cards)
+    return Finding("GPU", names + remark(cards[0]))
 
 
 def _cards() -> list[Card]:
@@ -249,10 +248,8 @@ def _codec(address: Address) -> Finding:
     except (OSError, ValueError, http.client.HTTPException) as error:
         remedy = f"; {KEY_VARIABLE} is sent where it is set" if getattr(error, "code", None) == 401 else ""
         return Finding("codec", f"{request.full_url} does not say the precision ({error}{remedy})")
-    return Finding(
-        "codec",
-        ", ".join(precisions) or f"{request.full_url} names no precision yet: metrics follow a start by ten seconds",
-    )
+    unknown = f"{request.full_url} names no precision yet: metrics follow a start by ten seconds"
+    return Finding("codec", ", ".join(precisions) or unknown)
 
 
 def _runs_talkray(address: Address) -> bool:

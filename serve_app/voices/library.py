@@ -379,9 +379,7 @@ class Voices:
         )
 
     async def _keep_named(self, voice: StoredVoice, files: Mapping[str, bytes]) -> None:
-        """Store a voice whose name is free. Two processes may find it free at once: each looks again once it has
-        written, and takes back what it wrote where the name stands twice. So it may be neither's, and is never both's.
-        """
+        """Store it if its name is free. Two processes may find it free at once: so each looks again, and may undo."""
         before = next((each for each in self._all(StoredVoice) if each.id == voice.id), None)
         self._check_name(voice)
         await self.keep(voice, files)
@@ -413,6 +411,8 @@ class Voices:
         """Designs do not count: an hour ends them."""
         kept = [each for each in self._records.values() if not isinstance(each, StoredDesign)]
         other_records = [each for each in kept if each.owner == record.owner and each.id != record.id]
+        if isinstance(record, StoredDesign):
+            return
         settings = self._settings
         held = sum(each.num_bytes for each in other_records) + record.num_bytes
         message = ""
@@ -420,7 +420,7 @@ class Voices:
             message = f"{len(other_records)} voices and consents are stored, api.voices.max_voices allows no more."
         elif held > settings.max_bytes:
             message = f"It would make {held} bytes of recordings, api.voices.max_bytes allows {settings.max_bytes}."
-        if message and not isinstance(record, StoredDesign):
+        if message:
             raise Conflict(message, None, "quota_exceeded")
 
     def _find(self, kind: type[R], id_or_name: str) -> R | None:

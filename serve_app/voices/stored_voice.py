@@ -119,7 +119,6 @@ class Stored(Strict):
         return type(self).made(**{**dict(self), **changes})
 
     def is_named(self, name: str) -> bool:
-        """Names are the same in any case."""
         return self.name.casefold() == name.casefold()
 
 
@@ -205,10 +204,6 @@ class StoredDesign(Stored):
     model: str  # that spoke
     seed: Annotated[int, Field(ge=0, lt=2**64)]
     take: Take  # with its text
-
-    @property
-    def num_bytes(self) -> int:
-        return self.take.num_bytes
 
     @property
     def expires_at(self) -> int:

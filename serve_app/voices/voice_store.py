@@ -183,7 +183,6 @@ class VoiceStore:
             for meta in self.listed(f"{kind}/")
             if meta["last_modified"].timestamp() < before_s
         }
-        # After the parts, which `write` writes first.
         record_ids = {path.partition("/")[2].removesuffix(".json") for path in self.marks()}
         over = [path for path, record_id in parts.items() if record_id not in record_ids]
         self.delete(*over)
