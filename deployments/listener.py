@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Self
@@ -23,9 +24,13 @@ class Listener:
     stalled_s: float = 0.0  # silence between the first audio and the latest
 
     @classmethod
-    def of(cls, *, background: bool) -> Self:
-        """A listener, or in its place the store of a job, for which nothing is ever due."""
-        return cls(math.inf) if background else cls()
+    def of(cls, *, background: bool, in_hand_s: float = 0.0) -> Self:
+        """A listener who has `in_hand_s` seconds of audio that another replica made, by `time.monotonic()`; or in its
+        place the store of a job, for which nothing is ever due.
+        """
+        if background:
+            return cls(math.inf)
+        return cls(time.monotonic() + in_hand_s) if in_hand_s else cls()
 
     @property
     def has_begun(self) -> bool:

@@ -42,19 +42,22 @@ class Received:
     def __init__(self, earlier: Progress | None = None) -> None:
         """`earlier`: the part that came before."""
         self._was_asked_for = False
-        self._listener = Listener()
+        self._listener = Listener.of(background=False, in_hand_s=0.0 if earlier is None else earlier.in_hand_s)
         self._codes = [] if earlier is None else [earlier.codes]
         self._clone_prompt: ClonePrompt | None = None
         self.samples = 0 if earlier is None else earlier.samples
 
-    def add(self, chunk: FrameChunk | PcmChunk, samples: int, *, delivered_s: float = 0.0) -> None:
-        """Add a chunk. `samples`: delivered so far, with its own. `delivered_s`: seconds of audio sent now."""
+    def add(self, chunk: FrameChunk | PcmChunk, samples: int) -> None:
+        """Add a chunk. `samples`: delivered so far, with its own."""
         if len(chunk.codes):
             self._codes.append(chunk.codes)
         self._clone_prompt = chunk.clone_prompt or self._clone_prompt
         self.samples = samples
-        if delivered_s:
-            self._listener.deliver(delivered_s, now_s=time.monotonic())
+
+    def deliver(self, audio_s: float) -> None:
+        """Count seconds of audio that are sent to the listener now."""
+        if audio_s:
+            self._listener.deliver(audio_s, now_s=time.monotonic())
 
     def next_request(self, request: SynthesisRequest) -> SynthesisRequest:
         """The request for what the reader has not got. Each call is one attempt: from the second call on the request

@@ -134,7 +134,7 @@ def zeros(pool: str, models: Sequence[str]) -> Iterator[tuple[Instrument, dict[s
         "talker": ((), ["codes", "speaker"]),
     }[pool]
     yield from ((FAILOVERS, {"reason": reason}) for reason in lost)
-    yield from ((RECORDINGS, {"wanted": each, "known": known}) for each in wanted for known in ("yes", "no"))
+    yield from ((RECORDINGS, {"wanted": name, "known": known}) for name in wanted for known in ("yes", "no"))
     if pool != "ingress":
         yield REPAIRS, {"pool": pool}
     if pool == "codec":

@@ -51,7 +51,7 @@ class TalkerStream(ReplicaStream[FrameChunk, D]):
         rest = self._received.next_request(self._request.synthesis)
         return self._generate(replace(self._request, synthesis=rest, gpu_frames=gpu_frames))
 
-    def _keep(self, chunk: FrameChunk) -> None:
+    def _collect(self, chunk: FrameChunk) -> None:
         self._received.add(chunk, self._received.samples + len(chunk.pcm) // 2)
 
 
@@ -59,7 +59,7 @@ class AllFrames(TalkerStream[FrameChunk]):
     """All frames after the request's prefix, as they come."""
 
     def receive(self, chunk: FrameChunk) -> FrameChunk:
-        self._keep(chunk)
+        self._collect(chunk)
         return chunk
 
 
@@ -75,7 +75,7 @@ class TalkerAudio(TalkerStream[PcmChunk]):
         each_chunk: Callable[[PcmChunk], None] = lambda chunk: None,
     ) -> None:
         super().__init__(generate, GenerateRequest(request, gpu_frames=ALL_FRAMES), info.frame_samples)
-        self._frames = UntakenFrames(info.frame_samples)
+        self._frames, self._sample_rate = UntakenFrames(info.frame_samples), info.sample_rate
         self._each_chunk = each_chunk
         silence = None if request.leading_silence else LeadingSilence(info.sample_rate)
         guard = None if request.ignore_eos else EndingGuard(info.frame_samples, info.sample_rate)
@@ -83,7 +83,7 @@ class TalkerAudio(TalkerStream[PcmChunk]):
 
     def receive(self, chunk: FrameChunk) -> PcmChunk | None:
         frames = self._frames
-        self._keep(chunk)
+        self._collect(chunk)
         frames.add(chunk)
         if not chunk.pcm and chunk.finish_reason is None:
             return None
@@ -91,6 +91,7 @@ class TalkerAudio(TalkerStream[PcmChunk]):
         if frames.finish_reason is not None and frames.available:
             raise EngineError(f"the talker has left {frames.available} frames without audio: speech is missing")
         item = self._audio.chunk(codes, pcm, chunk.finish_reason)
+        self._received.deliver(item.num_samples / self._sample_rate)
         self._each_chunk(item)
         return item
 
@@ -118,7 +119,8 @@ class CodecAudio(ReplicaStream[PcmChunk, PcmChunk]):
         self._each_chunk(chunk)
         if chunk.is_heartbeat:
             return None
-        self._received.add(chunk, chunk.position, delivered_s=chunk.num_samples / self._sample_rate)
+        self._received.add(chunk, chunk.position)
+        self._received.deliver(chunk.num_samples / self._sample_rate)
         return with_mark(chunk, "from-codec")
 
 

@@ -16,14 +16,14 @@ VARIABLE = "TALKRAY_TOLD"
 logger = logging.getLogger(__name__)
 
 
-def tell(kind: str, *said: object) -> None:
+def tell(kind: str, *details: object) -> None:
     named = os.environ.get(VARIABLE)
     if not named:
         return
     with contextlib.suppress(OSError):
         pipe = os.open(named, os.O_WRONLY | os.O_NONBLOCK)
         try:
-            os.write(pipe, f"{json.dumps([kind, *said])}\n".encode())  # short, so lines of replicas do not mix
+            os.write(pipe, f"{json.dumps([kind, *details])}\n".encode())  # short, so lines of replicas do not mix
         finally:
             os.close(pipe)
 

@@ -26,9 +26,9 @@ class LeastBusy(FIFOMixin, LocalityMixin, RequestRouter):  # type: ignore[misc] 
         if _was_asked_for(pending_request):
             return [_some(candidate_replicas, _MOST)]
         own, zone, elsewhere = self.rank_replicas_via_locality(candidate_replicas)
-        others = zone + elsewhere
-        near = _some(own, _MOST_OWN if others else _MOST)
-        return [near + _some(others, _MOST - len(near))]
+        on_other_nodes = zone + elsewhere
+        near = _some(own, _MOST_OWN if on_other_nodes else _MOST)
+        return [near + _some(on_other_nodes, _MOST - len(near))]
 
 
 def _some(replicas: list[RunningReplica], most: int) -> list[RunningReplica]:

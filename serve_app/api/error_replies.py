@@ -21,7 +21,7 @@ from deployments.errors import (
     TalkrayError,
 )
 from serve_app.api.headers import SHOULD_RETRY_HEADER
-from serve_app.voices.voice_store import Damaged, StoreFailed
+from serve_app.voices.voice_store import Damaged, NoStore, StoreFailed
 
 Envelope = dict[str, dict[str, str | None]]
 
@@ -70,14 +70,15 @@ KINDS: dict[type[BaseException], Kind] = {
     ModelNotFound: Kind(404, "invalid_request_error", "model_not_found"),
     NotFound: Kind(404, "invalid_request_error", "not_found"),
     Conflict: Kind(409, "invalid_request_error", "conflict"),
-    StoreFailed: Kind(503, "server_error", "voice_store_failed"),
+    NoStore: Kind(503, "server_error", "voice_store_failed"),  # until somebody changes the settings
+    StoreFailed: Kind(503, "server_error", "voice_store_failed", retry=True),
     Damaged: Kind(500, "server_error", "voice_damaged"),
     PayloadTooLarge: Kind(413, "invalid_request_error", "payload_too_large"),
     InvalidRequest: Kind(400, "invalid_request_error", "invalid_value"),
     Overloaded: Kind(429, "rate_limit_error", "rate_limit_exceeded", retry=True),
     NotReady: Kind(503, "server_error", "not_ready", "The model is still loading.", retry=True),
     Starting: Kind(503, "server_error", "not_ready", retry=True),
-    StartError: Kind(503, "server_error", "not_ready"),
+    StartError: Kind(503, "server_error", "not_ready"),  # as NoStore
     ReplicaLost: Kind(503, "server_error", "replica_lost", "A replica was lost while it served this.", retry=True),
     EngineError: Kind(500, "server_error", "engine_error", "The engine failed on this request."),
 }
@@ -112,7 +113,7 @@ def translate(error: BaseException) -> ErrorReply:
     message = kind.message or str(error)
     if kind.retry:
         headers |= _retry(error.retry_after_s if isinstance(error, Overloaded | Starting) else RETRY_AFTER_S)
-        message += f" Try again in {headers['Retry-After']} s."
+        message = f"{message.rstrip('.')}. Try again in {headers['Retry-After']} s."
     code, param = (error.code, error.param) if isinstance(error, InvalidRequest) else (kind.code, None)
     return ErrorReply(kind.status, message, type=kind.type, code=code, param=param, headers=headers)
 

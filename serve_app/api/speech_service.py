@@ -39,7 +39,7 @@ from serve_app.speech.word_times import WordTimes
 from serve_app.text.spoken_text import Stretch
 from serve_app.visitor import VISITOR
 from serve_app.voices.library import Voices
-from serve_app.voices.voice_store import StoreFailed
+from serve_app.voices.voice_store import NoStore
 
 NO_TAIL = "no finished request of yours in this voice that is kept has this id"
 
@@ -67,7 +67,7 @@ class SpeechService:
     async def ask_jobs(self, method: str, *arguments: object) -> Any:
         """A method of the desk of jobs, on behalf of the caller. Raises as that does."""
         if self.jobs is None:
-            raise StoreFailed("This server makes no jobs.")
+            raise NoStore("This server makes no jobs.")
         return await self.jobs(method, VISITOR.get(), *arguments)
 
     async def read_body(self, request: Request) -> bytes:

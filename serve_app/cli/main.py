@@ -29,6 +29,7 @@ from deployments.weights.store import EMBEDDED, find, locate, resolve_auto
 from serve_app.api.access.keys import read_keys
 from serve_app.api.records import request_log
 from serve_app.cli import ray_settings
+from serve_app.cli.design_commands import voices
 from serve_app.cli.doctor import count_gpus, examine, for_this_card, predict_memory
 from serve_app.cli.key_commands import keys
 from serve_app.cli.lexicon_commands import lexicon
@@ -47,7 +48,6 @@ from serve_app.cli.serve.local_server import Address, check_port
 from serve_app.cli.serve.run_folder import clear_dead
 from serve_app.cli.serve.supervisor import running
 from serve_app.cli.upgrade_check import upgrade_changes
-from serve_app.cli.voice_design import voices
 from serve_app.config import AccessSettings, AppConfig, ConfigError, explain, read_config
 
 
@@ -187,7 +187,8 @@ def say(
         raise InvalidRequest("--play, --show and --output exclude each other")
     if url is not None and model is not None:
         raise InvalidRequest("--url and --model exclude each other: a running server has its model")
-    utterance = SayRequest(sys.stdin.read() if text == "-" else text, voice, speed, instructions)
+    spoken = sys.stdin.read() if text == "-" else text
+    utterance = SayRequest(spoken, voice, speed=speed, instructions=instructions)
     file = output or Path("speech.wav")
     speak = partial(play_speech, utterance=utterance) if play else partial(write_speech, utterance=utterance, file=file)
     if show:
@@ -195,8 +196,8 @@ def say(
     report = sys.stderr if output == STANDARD_OUTPUT else sys.stdout
     if url is not None:
         print(speak(url), file=report)
-    elif model is None and (found := find_server()):
-        print(f"{speak(found)}, spoken by {found}", file=report)
+    elif model is None and (server_here := find_server()):
+        print(f"{speak(server_here)}, spoken by {server_here}", file=report)
     else:
         settings = _settings(None, [model] if model else None, file=report)
         address = Address("127.0.0.1", free_port())
@@ -205,8 +206,8 @@ def say(
             _fetch(settings.model, progress)
             with running(for_this_card(settings, address), address, progress.report) as server:
                 progress.report("speaking")
-                said = speak(server.url)
-            progress.done(said)
+                remark = speak(server.url)
+            progress.done(remark)
 
 
 @cli.command("check-client")
@@ -219,11 +220,11 @@ def check_client(
     """
     from serve_app.cli.check_client import check  # imports all dialects, which takes a second
 
-    found = running_server(url)
+    server = running_server(url)
 
     async def ask() -> bool:
         all_ok = True
-        async for tried in check(found, key=os.environ.get("TALKRAY_API_KEY")):
+        async for tried in check(server, key=os.environ.get("TALKRAY_API_KEY")):
             print(*tried.lines(), sep="\n", flush=True)
             all_ok = all_ok and tried.problem is None
         return all_ok
@@ -246,10 +247,10 @@ def wyoming(
         serve_wyoming = import_module("talkray_tools.wyoming").serve
     except ModuleNotFoundError as error:
         raise StartError("the wyoming package is missing: pip install 'talkray[wyoming]'") from error
-    found = running_server(url)
-    print(f"wyoming://{host}:{port} speaks through {found}; Ctrl-C stops.", flush=True)
+    server = running_server(url)
+    print(f"wyoming://{host}:{port} speaks through {server}; Ctrl-C stops.", flush=True)
     with suppress(KeyboardInterrupt):
-        asyncio.run(serve_wyoming(found, host=host, port=port, key=os.environ.get("TALKRAY_API_KEY")))
+        asyncio.run(serve_wyoming(server, host=host, port=port, key=os.environ.get("TALKRAY_API_KEY")))
 
 
 @cli.command()

@@ -102,10 +102,10 @@ def free_port() -> int:
 
 def free_ports(count: int) -> list[int]:
     """`count` different free ports; a port is not held until a process listens on it."""
-    found: dict[int, None] = {}
-    while len(found) < count:
-        found[free_port()] = None
-    return list(found)
+    ports: dict[int, None] = {}
+    while len(ports) < count:
+        ports[free_port()] = None
+    return list(ports)
 
 
 def _token() -> dict[str, str]:

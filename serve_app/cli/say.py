@@ -87,14 +87,14 @@ def write_speech(url: str, utterance: SayRequest, file: Path) -> str:
 def show_text(url: str, utterance: SayRequest) -> str:
     """What the server would speak of the text, what not, and in which parts. Raises RefusedError."""
     fields = {"input": utterance.text, "voice": utterance.voice, "instructions": utterance.instructions}
-    told = ask(url, "/v1/audio/text", fields)
-    left_out = [f"{each['what']} ({each['count']})" for each in told["left_out"]]
-    changed = [f"{each['written']!r} as {each['spoken']!r}" for each in told["changed"]]
+    answer = ask(url, "/v1/audio/text", fields)
+    left_out = [f"{each['what']} ({each['count']})" for each in answer["left_out"]]
+    changed = [f"{each['written']!r} as {each['spoken']!r}" for each in answer["changed"]]
     segments = [
         f"  {each['pause_s']:g} s of silence, then: {each['text']}" if each["pause_s"] else f"  {each['text']}"
-        for each in told["segments"]
+        for each in answer["segments"]
     ]
-    lines = [f"sent:     {told['sent']}", f"spoken:   {told['spoken']}"]
+    lines = [f"sent:     {answer['sent']}", f"spoken:   {answer['spoken']}"]
     lines += [f"left out: {', '.join(left_out) or 'nothing'}", f"changed:  {', '.join(changed) or 'nothing'}"]
     return "\n".join([*lines, f"segments: {len(segments)}", *segments])
 
@@ -201,19 +201,19 @@ def find_server() -> str | None:
     """
     with contextlib.suppress(OSError, StartError):  # no folder, or one ended while we looked
         files = sorted(_announcements().glob("[0-9]*"), key=lambda file: file.stat().st_mtime, reverse=True)
-        found = [file.read_text(encoding="utf-8") for file in files if _is_held(file)]
+        servers = [file.read_text(encoding="utf-8") for file in files if _is_held(file)]
         if not os.environ.get(KEY_VARIABLE):
-            found.sort(key=lambda server: server.endswith(_KEYED))
-        return found[0].removesuffix(_KEYED) if found else None
+            servers.sort(key=lambda server: server.endswith(_KEYED))
+        return servers[0].removesuffix(_KEYED) if servers else None
     return None
 
 
 def running_server(url: str | None) -> str:
     """`url`, or that of the server that runs here. Raises StartError."""
-    found = url or find_server()
-    if found is None:
+    server = url or find_server()
+    if server is None:
         raise StartError("no server runs here: start one with `talkray serve`, or name its URL")
-    return found.rstrip("/")
+    return server.rstrip("/")
 
 
 def _announcements() -> Path:
@@ -260,7 +260,7 @@ async def _ask(
     url: str, utterance: SayRequest, write: Callable[[bytes], object], *, audio_format: str, stream: bool
 ) -> Fetched:
     async with _session() as session:
-        asked = {
+        fields = {
             "model": "qwen3-tts",
             "input": utterance.text,
             "voice": utterance.voice or await _first_voice(session, url),
@@ -269,7 +269,7 @@ async def _ask(
             "response_format": audio_format,
             "stream": stream,
         }
-        body = {name: value for name, value in asked.items() if value is not None}
+        body = {name: value for name, value in fields.items() if value is not None}
         async with session.post(f"{url}/v1/audio/speech", json=body) as answer:
             if answer.status != 200:
                 raise RefusedError(f"{url}: {_message(answer.status, await answer.read())}")

@@ -39,8 +39,8 @@ class Change:
     remark: str = ""
 
     def line(self) -> str:
-        what = f"{self.setting}: {_shown(self.before)} -> {_shown(self.after)}"
-        return f"{what}\n    {f'replaces {self.replaces}' if self.replaces else f'replaces no replica{self.remark}'}"
+        change = f"{self.setting}: {_shown(self.before)} -> {_shown(self.after)}"
+        return f"{change}\n    {f'replaces {self.replaces}' if self.replaces else f'replaces no replica{self.remark}'}"
 
 
 def upgrade_changes(old: Path, new: Path) -> list[Change]:
@@ -68,7 +68,7 @@ def _of_serve(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[C
 def _of_application(before: Mapping[str, Any], after: Mapping[str, Any], everybody: str) -> Iterator[Change]:
     for name in _OF_ALL:
         for setting, old, new in _different(name, before.get(name), after.get(name)):
-            yield Change(setting, old, new, everybody)
+            yield Change(setting, old, new, replaces=everybody)
     ours, theirs = ({each["name"]: each for each in app.get("deployments") or ()} for app in (before, after))
     for name in {**ours, **theirs}:
         for setting, old, new in _different("", ours.get(name, {}), theirs.get(name, {})):
@@ -77,7 +77,7 @@ def _of_application(before: Mapping[str, Any], after: Mapping[str, Any], everybo
             replaces = everybody if of_all else f"the replicas of {name}" if kind in _OF_ONE else ""
             remark = f": {name} alone starts or ends some, or is told" if not replaces else ""
             if kind != "name":
-                yield Change(f"{name}: {setting}", old, new, replaces, remark)
+                yield Change(f"{name}: {setting}", old, new, replaces=replaces, remark=remark)
 
 
 def _warning(ours: AppConfig, theirs: AppConfig) -> str:
@@ -99,12 +99,12 @@ def _different(where: str, before: Any, after: Any) -> Iterator[tuple[str, objec
     if before == after:
         return
     inner = _inner(before), _inner(after)
-    found = [
+    changes = [
         each
         for name in {**inner[0], **inner[1]}
         for each in _different(f"{where}.{name}".lstrip("."), inner[0].get(name), inner[1].get(name))
     ]
-    yield from found or [(where, before, after)]
+    yield from changes or [(where, before, after)]
 
 
 def _inner(value: object) -> dict[str, Any]:

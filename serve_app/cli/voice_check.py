@@ -62,8 +62,8 @@ def check(
 
 def _heard(file: Path, text: str | None, language: str | None) -> HeardWords:
     """What a process of its own hears. Raises StartError."""
-    given = [f"--transcript={text or ''}", f"--language={language or ''}", "--", str(file)]
-    command = [sys.executable, "-m", "talkray_tools.recogniser", *given]
+    arguments = [f"--transcript={text or ''}", f"--language={language or ''}", "--", str(file)]
+    command = [sys.executable, "-m", "talkray_tools.recogniser", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise StartError(f"the recogniser failed: {done.stderr.strip()}")

@@ -57,7 +57,7 @@ def add(
     from serve_app.voices.library import Details, SentRecording
     from serve_app.voices.stored_voice import NEUTRAL
 
-    sent = SentRecording(read_file(file), text, style or NEUTRAL, prepare)
+    sent = SentRecording(read_file(file), text, style=style or NEUTRAL, prepare=prepare)
 
     async def work(stored: "Voices") -> "StoredVoice":
         if style is not None:
@@ -103,9 +103,9 @@ def remove(voice: VoiceName, store: Store = None) -> None:
     """Delete a voice; running servers have forgotten it within five seconds."""
 
     async def work(stored: "Voices") -> "StoredVoice":
-        found = await stored.get(voice)
-        await stored.remove(found)
-        return found
+        removed = await stored.get(voice)
+        await stored.remove(removed)
+        return removed
 
     print(f"deleted {_line(with_voices(store, '', work))}")
 
@@ -147,16 +147,16 @@ def import_voices(
     from serve_app.voices.library import Details, SentRecording
     from serve_app.voices.stored_voice import unpack
 
-    async def one(stored: "Voices") -> "list[StoredVoice]":
+    async def from_file(stored: "Voices") -> "list[StoredVoice]":
         voice, files = unpack(source)
         return [await stored.put(voice.changed(owner=owner), files)]
 
-    async def every(stored: "Voices") -> "list[StoredVoice]":
-        found = sorted(file for file in source.iterdir() if file.suffix.lower() in _AUDIO)
-        if not found:
+    async def from_folder(stored: "Voices") -> "list[StoredVoice]":
+        recordings = sorted(file for file in source.iterdir() if file.suffix.lower() in _AUDIO)
+        if not recordings:
             raise InvalidRequest(f"{source} has no recordings ({', '.join(_AUDIO)})", "source")
         added = []
-        for file in found:
+        for file in recordings:
             words = file.with_suffix(".txt")
             text = read_file(words).decode("utf-8", "replace") if words.exists() else None
             sent = SentRecording(read_file(file), text, prepare=prepare or "auto")
@@ -166,7 +166,7 @@ def import_voices(
 
     if prepare is not None and not source.is_dir():
         raise InvalidRequest("--prepare is for a folder: a voice in a file was prepared when it was stored", "prepare")
-    for voice in with_voices(store, owner, every if source.is_dir() else one):
+    for voice in with_voices(store, owner, from_folder if source.is_dir() else from_file):
         print(_line(voice))
         if source.is_dir():
             show_advice(voice.takes[0])

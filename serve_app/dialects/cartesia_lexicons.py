@@ -21,9 +21,8 @@ _ONE = f"{_BASE}/{{dictionary_id}}"
 async def add(service: SpeechService, request: Request) -> Response:
     """Stores a dictionary of `items` with a `name`."""
     fields = await read_object(request)
-    made = await service.voices.keep_lexicon(
-        StoredLexicon.named(text_of(fields, "name"), _words(fields.get("items") or []))
-    )
+    made = StoredLexicon.named(text_of(fields, "name"), _words(fields.get("items") or []))
+    await service.voices.keep(made, {})
     return JSONResponse(_entry(made))
 
 

@@ -19,7 +19,8 @@ _BASE = "/v1/pronunciation-dictionaries"
 async def add_from_rules(service: SpeechService, request: Request) -> Response:
     """Stores a dictionary of `rules` with a `name`."""
     fields = await read_object(request)
-    made = await service.voices.keep_lexicon(StoredLexicon.named(text_of(fields, "name"), _words(fields.get("rules"))))
+    made = StoredLexicon.named(text_of(fields, "name"), _words(fields.get("rules")))
+    await service.voices.keep(made, {})
     return JSONResponse(_entry(made))
 
 
@@ -29,9 +30,8 @@ async def add_from_file(service: SpeechService, request: Request) -> Response:
     files = form.files_of("file")
     if len(files) != 1:
         raise InvalidRequest("file is required: one PLS lexicon.", "file", "missing_required_parameter")
-    made = await service.voices.keep_lexicon(
-        StoredLexicon.named(form.required("name"), from_pls(files[0].data, "file"))
-    )
+    made = StoredLexicon.named(form.required("name"), from_pls(files[0].data, "file"))
+    await service.voices.keep(made, {})
     return JSONResponse(_entry(made))
 
 

@@ -53,8 +53,8 @@ async def keep(voices: Voices, spoken: Sequence[DesignedSpeech], description: De
     kept = []
     for speech in spoken:
         samples = np.frombuffer(speech.pcm, "<i2")
-        said = {"style": NEUTRAL, "text": speech.text}
-        take, flac = await asyncio.to_thread(Take.of_samples, samples, speech.sample_rate, "PCM_16", **said)
+        take_fields = {"style": NEUTRAL, "text": speech.text}
+        take, flac = await asyncio.to_thread(Take.of_samples, samples, speech.sample_rate, "PCM_16", **take_fields)
         design = StoredDesign(
             id=new_id("design"),
             owner=owner,
@@ -73,11 +73,11 @@ async def keep(voices: Voices, spoken: Sequence[DesignedSpeech], description: De
 async def find(voices: Voices, design_id: str, *, field: str = "design") -> StoredDesign:
     """The candidate that VISITOR means; `field` is the client's name for its id. Raises NotFound."""
     designs = await voices.all_of(StoredDesign)
-    known = [each for each in designs if each.id == design_id.lower() and each.expires_at > now()]
-    if not known:
+    matches = [each for each in designs if each.id == design_id.lower() and each.expires_at > now()]
+    if not matches:
         why = "it was made more than an hour ago, others took its place, or it is not yours"
         raise NotFound(f"{field}: no design {design_id[:80]!r} is kept: {why}.", field, "design_not_found")
-    return known[0]
+    return matches[0]
 
 
 async def lock(voices: Voices, design_id: str, details: Details, *, field: str = "design") -> StoredVoice:

@@ -36,7 +36,7 @@ from serve_app.voices.stored_voice import (
     new_version,
     now,
 )
-from serve_app.voices.voice_store import Record, StoreFailed, VoiceStore, default_folder, folder_of, tried
+from serve_app.voices.voice_store import NoStore, Record, StoreFailed, VoiceStore, default_folder, folder_of, tried
 
 logger = logging.getLogger(__name__)
 
@@ -141,27 +141,21 @@ class Voices:
         """Raises NotFound, also of a lexicon that is somebody else's."""
         return await self._get(StoredLexicon, lexicon_id, "lexicon")
 
-    async def keep_lexicon(self, lexicon: StoredLexicon) -> StoredLexicon:
-        """Store a new one. Raises Conflict."""
-        await self.keep(lexicon, {})
-        return lexicon
-
     async def change_lexicon(self, lexicon_id: str, change: Callable[[StoredLexicon], StoredLexicon]) -> StoredLexicon:
         """Store the next version of one. Raises NotFound, Conflict, and as `change` does."""
         async with self._writing:
-            await self.keep(changed := change(await self.get_lexicon(lexicon_id)), {})
-        return changed
+            return await self.keep(change(await self.get_lexicon(lexicon_id)), {})
 
     async def find(self, id_or_name: str | None) -> StoredVoice | None:
         """The voice that a client means, in any case; its own ones come first."""
         if self.store is None or not id_or_name:
             return None
         await self._follow()
-        found = self._find(StoredVoice, id_or_name)
-        if found is None:
+        voice = self._find(StoredVoice, id_or_name)
+        if voice is None:
             await self.refresh()  # it may have been stored a moment ago, elsewhere
-            found = self._find(StoredVoice, id_or_name)
-        return found
+            voice = self._find(StoredVoice, id_or_name)
+        return voice
 
     def known(self, id_or_name: str | None) -> StoredVoice | None:
         """The voice that `find` would return, from what is known already."""
@@ -169,11 +163,11 @@ class Voices:
 
     async def get(self, id_or_name: str) -> StoredVoice:
         """Raises NotFound, also of a voice that is somebody else's."""
-        found = await self.find(id_or_name)
-        if found is None:
+        voice = await self.find(id_or_name)
+        if voice is None:
             message = f"No voice {id_or_name[:80]!r} is stored, or it is not yours."
             raise NotFound(message, "voice_id", "voice_not_found")
-        return found
+        return voice
 
     async def get_consent(self, consent_id: str) -> StoredConsent:
         """Raises NotFound."""
@@ -181,17 +175,17 @@ class Voices:
 
     async def _get(self, kind: type[R], record_id: str, field: str) -> R:
         await self.refresh()
-        if (found := self._find(kind, record_id)) is None:
+        if (record := self._find(kind, record_id)) is None:
             message = f"No {field} {record_id[:80]!r} is stored, or it is not yours."
             raise NotFound(message, field, f"{field}_not_found")
-        return found
+        return record
 
     async def add(self, details: Details, sent: Sequence[SentRecording], *, field: str) -> StoredVoice:
         """Store a voice; the first recording is the one that it speaks with where nothing names another.
 
         `field` is the client's name for the recordings. Raises InvalidRequest, Conflict.
         """
-        self._writable()
+        self.files()
         consent = await self._consent(details.consent)
         taken = [await self._recorded(recording, field) for recording in sent]
         voice = StoredVoice.made(
@@ -212,24 +206,23 @@ class Voices:
         """Store a new voice, or one that was exported under its own id. Raises Conflict."""
         async with self._writing:
             await self.refresh()
-            self._check_name(voice)
-            await self.keep(voice, files)
+            await self._keep_named(voice, files)
         return voice
 
-    async def keep(self, record: Record, files: Mapping[str, bytes]) -> None:
-        """Store a record as it is, with its recordings by sha256. Raises Conflict, StoreFailed."""
+    async def keep(self, record: R, files: Mapping[str, bytes]) -> R:
+        """Store a record as it is, with its recordings by sha256. Returns it. Raises Conflict, StoreFailed."""
         self._check_quota(record)
-        await self._aside(self._writable().write, record, files)
+        await self._aside(self.files().write, record, files)
         await self.refresh()
+        return record
 
     async def add_consent(self, name: str, language: str, sent: SentRecording, *, field: str) -> StoredConsent:
         """Kept as it was sent: it is evidence. Raises InvalidRequest, Conflict."""
-        self._writable()
+        self.files()
         take, flac = await self._recorded(replace(sent, prepare="none"), field)
         values = {"id": new_id("cons"), "owner": VISITOR.get().name or "", "created_at": now()}
         made = StoredConsent.made(**values, name=name, language=language, take=take)
-        await self.keep(made, {take.sha256: flac})
-        return made
+        return await self.keep(made, {take.sha256: flac})
 
     async def change(
         self, record: C, changes: Mapping[str, object], *, added: Sequence[SentRecording] = (), field: str = ""
@@ -237,7 +230,7 @@ class Voices:
         """Store the next version of a record, with further recordings of a voice. Raises InvalidRequest, Conflict, and
         NotFound where it was deleted meanwhile.
         """
-        self._writable()
+        self.files()
         taken: list[tuple[Take, bytes]] = [await self._recorded(recording, field) for recording in added]
         async with self._writing:
             await self.refresh()
@@ -248,10 +241,10 @@ class Voices:
             if isinstance(record, StoredVoice):
                 takes = (*record.takes, *(take for take, _ in taken))
                 changed: C = record.changed(**{**changes, "takes": takes})
-                self._check_name(changed)
+                await self._keep_named(changed, {take.sha256: flac for take, flac in taken})
             else:
                 changed = record.changed(**changes)
-            await self.keep(changed, {take.sha256: flac for take, flac in taken})
+                await self.keep(changed, {})
         await self._forget_gone()
         return changed
 
@@ -264,42 +257,44 @@ class Voices:
                 message = f"consent: {', '.join(users[:3])} was stored with it: delete that voice first."
                 raise Conflict(message, "consent")
         async with self._writing:
-            await self._aside(self._writable().remove, record)
+            await self._aside(self.files().remove, record)
         await self._forget_gone()
 
     async def recording(self, record: Record, take: Take) -> bytes:
         """The FLAC file of a take. Raises Damaged."""
-        return await self._aside(self._writable().recording, record, take)
+        return await self._aside(self.files().recording, record, take)
 
     async def reference(
         self, voice: StoredVoice, take: Take, info: ModelInfo, *, x_vector_only: bool = False
     ) -> Reference:
         """For a request to replicas: what was derived of the recording for this checkpoint, else its samples."""
-        store = self._writable()
+        store = self.files()
         key = voice.key(take, info.fingerprint or info.name)
-        asked = Reference(None, take.text, x_vector_only=x_vector_only or take.text is None, key=key)
-        reference = recordings.by_prompt(asked)
+        unprepared = Reference(None, take.text, x_vector_only=x_vector_only or take.text is None, key=key)
+        reference = recordings.by_prompt(unprepared)
         if reference.prompt is None and (prompt := await self._aside(store.derived, voice, key)) is not None:
-            recordings.keep_clone_prompt(asked, prompt)
-            reference = recordings.by_prompt(asked)
+            recordings.keep_clone_prompt(unprepared, prompt)
+            reference = recordings.by_prompt(unprepared)
         is_known = reference.prompt is not None
         metrics.references("prompt", Lookups(hits=int(is_known), misses=int(not is_known)))
         if is_known:
             return reference
         if len(self._underived) < _MOST_UNDERIVED:
-            self._underived[key] = voice, asked
+            self._underived[key] = voice, unprepared
         read = partial(recordings.read_flac, key, lambda: store.recording(voice, take), info.sample_rate)
-        return replace(asked, audio=await self._aside(read))
+        return replace(unprepared, audio=await self._aside(read))
 
     def files(self) -> VoiceStore:
-        """The store, for what lies beside the voices. Raises StoreFailed where there is none."""
-        return self._writable()
+        """The store, also for what lies beside the voices. Raises NoStore where there is none."""
+        if self.store is None:
+            raise NoStore(self._why_not)
+        return self.store
 
     async def refresh(self) -> None:
         """Look at the store. Those who ask meanwhile share the next look."""
-        asked = self._num_readings
+        num_before = self._num_readings
         async with self._reading:
-            if self._num_readings == asked:
+            if self._num_readings == num_before:
                 self._num_readings += 1
                 await self._read_changes()
 
@@ -324,7 +319,7 @@ class Voices:
                 await self._keep_derived()
                 if time.monotonic() - swept_s > _SWEEP_S:
                     swept_s = time.monotonic()
-                    await self._aside(self._writable().sweep)
+                    await self._aside(self.files().sweep)
                 failure = ""
             except TalkrayError as error:
                 if str(error) != failure:
@@ -333,7 +328,7 @@ class Voices:
             await asyncio.sleep(POLL_S)
 
     async def _read_changes(self) -> None:
-        store = self._writable()
+        store = self.files()
         marks = await self._aside(store.marks)
         changed = [path for path, mark in marks.items() if self._marks.get(path) != mark]
         read = await asyncio.gather(*(self._aside(tried, partial(store.read, path)) for path in changed))
@@ -369,11 +364,11 @@ class Voices:
 
     async def _keep_derived(self) -> None:
         """Replicas have answered with prompts of recordings that were sent as samples: store them."""
-        for key, (voice, asked) in list(self._underived.items()):
-            prompt = recordings.by_prompt(asked).prompt
+        for key, (voice, unprepared) in list(self._underived.items()):
+            prompt = recordings.by_prompt(unprepared).prompt
             if prompt is not None:
                 del self._underived[key]
-                await self._aside(self._writable().keep_derived, voice, key, prompt)
+                await self._aside(self.files().keep_derived, voice, key, prompt)
 
     async def _recorded(self, sent: SentRecording, field: str) -> tuple[Take, bytes]:
         """The recording as a take, with its FLAC. Raises InvalidRequest that names the field."""
@@ -383,39 +378,55 @@ class Voices:
             Take.of_file, sent.data, text=sent.text, style=sent.style, prepare=sent.prepare, field=field
         )
 
-    async def _consent(self, given: str | None) -> Consent:
-        if not given and self._settings.require_consent:
+    async def _keep_named(self, voice: StoredVoice, files: Mapping[str, bytes]) -> None:
+        """Store it if its name is free. Two processes may find it free at once: so each looks again, and may undo."""
+        before = next((each for each in self._all(StoredVoice) if each.id == voice.id), None)
+        self._check_name(voice)
+        await self.keep(voice, files)
+        try:
+            self._check_name(voice)
+        except Conflict:
+            store = self.files()
+            await self._aside(partial(store.remove, voice) if before is None else partial(store.write, before, {}))
+            await self.refresh()
+            raise
+
+    async def _consent(self, consent: str | None) -> Consent:
+        if not consent and self._settings.require_consent:
             message = "consent is required here: the id of a recording (POST /v1/audio/voice_consents) or a statement."
             raise InvalidRequest(message, "consent", "missing_required_parameter")
-        if not given or not given.startswith("cons_"):
-            return Consent(statement=given or None)
-        return Consent(recording=(await self.get_consent(given)).id)
+        if not consent or not consent.startswith("cons_"):
+            return Consent(statement=consent or None)
+        return Consent(recording=(await self.get_consent(consent)).id)
 
     def _check_name(self, voice: StoredVoice) -> None:
         if ID.fullmatch(voice.name.casefold()):
             raise InvalidRequest(f"name: {voice.name!r} looks like an id.", "name")
-        others = [each for each in self._all(StoredVoice) if each.owner == voice.owner and each.id != voice.id]
-        if any(_is_named(each, voice.name) for each in others):
-            raise Conflict(f"name: a voice {voice.name!r} is there already: delete it, or take another name.", "name")
+        other_voices = [each for each in self._all(StoredVoice) if each.owner == voice.owner and each.id != voice.id]
+        if any(each.is_named(voice.name) for each in other_voices):
+            conflict = f"a voice {voice.name!r} is there already, or was stored at the same moment"
+            raise Conflict(f"name: {conflict}: delete it, or take another name.", "name")
 
     def _check_quota(self, record: Record) -> None:
         """Designs do not count: an hour ends them."""
         kept = [each for each in self._records.values() if not isinstance(each, StoredDesign)]
-        others = [each for each in kept if each.owner == record.owner and each.id != record.id]
+        other_records = [each for each in kept if each.owner == record.owner and each.id != record.id]
+        if isinstance(record, StoredDesign):
+            return
         settings = self._settings
-        held = sum(map(_num_bytes, others)) + _num_bytes(record)
+        held = sum(each.num_bytes for each in other_records) + record.num_bytes
         message = ""
-        if len(others) >= settings.max_voices:
-            message = f"{len(others)} voices and consents are stored, api.voices.max_voices allows no more."
+        if len(other_records) >= settings.max_voices:
+            message = f"{len(other_records)} voices and consents are stored, api.voices.max_voices allows no more."
         elif held > settings.max_bytes:
             message = f"It would make {held} bytes of recordings, api.voices.max_bytes allows {settings.max_bytes}."
-        if message and not isinstance(record, StoredDesign):
+        if message:
             raise Conflict(message, None, "quota_exceeded")
 
     def _find(self, kind: type[R], id_or_name: str) -> R | None:
         visible, own = self._visible(kind), VISITOR.get().name
         matches = [each for each in visible if each.id == id_or_name.lower()]
-        matches += sorted((each for each in visible if _is_named(each, id_or_name)), key=lambda each: each.owner != own)
+        matches += sorted((each for each in visible if each.is_named(id_or_name)), key=lambda each: each.owner != own)
         return matches[0] if matches else None
 
     def _visible(self, kind: type[R]) -> list[R]:
@@ -428,22 +439,9 @@ class Voices:
             key=lambda each: (each.created_at, each.name.casefold(), each.id),
         )
 
-    def _writable(self) -> VoiceStore:
-        if self.store is None:
-            raise StoreFailed(self._why_not)
-        return self.store
-
     async def _aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))
 
 
 def _prefixes(records: Iterable[Record]) -> set[bytes]:
     return {each.key_prefix for each in records if isinstance(each, StoredVoice)}
-
-
-def _is_named(record: Record, name: str) -> bool:
-    return record.name.casefold() == name.casefold()
-
-
-def _num_bytes(record: Record) -> int:
-    return record.num_bytes if isinstance(record, StoredVoice | StoredLexicon) else record.take.num_bytes

@@ -63,8 +63,8 @@ class Take(Strict):
         checked = check_recording(data, field=field, transcript=text, heard=None, prepare=prepare)
         # 24 bits hold every sample of 16, and the mean of two channels of them. What is louder would wrap around.
         samples = np.clip(checked.audio, -1, 1 - 2**-23)
-        found = {"changes": checked.changes, "flaws": checked.flaws}
-        return cls.of_samples(samples, checked.sample_rate, "PCM_24", style=style, text=text, **found)
+        findings = {"changes": checked.changes, "flaws": checked.flaws}
+        return cls.of_samples(samples, checked.sample_rate, "PCM_24", style=style, text=text, **findings)
 
     @classmethod
     def of_samples(
@@ -117,6 +117,9 @@ class Stored(Strict):
     def changed(self, **changes: object) -> Self:
         """With other values in place of some. Raises InvalidRequest that names the field."""
         return type(self).made(**{**dict(self), **changes})
+
+    def is_named(self, name: str) -> bool:
+        return self.name.casefold() == name.casefold()
 
 
 class StoredVoice(Stored):
@@ -186,6 +189,10 @@ class StoredConsent(Stored):
     language: str
     take: Take
 
+    @property
+    def num_bytes(self) -> int:
+        return self.take.num_bytes
+
 
 class StoredDesign(Stored):
     """A voice made from a description: a candidate for an hour, from which a StoredVoice may be made."""
@@ -236,11 +243,11 @@ def _is_same(word: str, style: str) -> bool:
 
 def _check_sampling(sampling: Mapping[str, bool | int | float]) -> None:
     """Raises InvalidRequest of an option that is unknown, or outside the bounds of a request's."""
-    known = {option.name: option for option in fields(Sampling)}
+    options = {option.name: option for option in fields(Sampling)}
     for name, value in sampling.items():
-        if name not in known:
-            raise InvalidRequest(f"sampling: {name[:40]!r} is none of {', '.join(known)}.", "sampling")
-        kind, bounds = get_args(known[name].type)[0], known[name].metadata["bounds"]
+        if name not in options:
+            raise InvalidRequest(f"sampling: {name[:40]!r} is none of {', '.join(options)}.", "sampling")
+        kind, bounds = get_args(options[name].type)[0], options[name].metadata["bounds"]
         is_kind = isinstance(value, bool) == (kind is bool) and isinstance(value, int if kind is int else int | float)
         if not is_kind or not all(_HOLDS[bound](value, limit) for bound, limit in bounds.items()):
             raise InvalidRequest(f"sampling: {name} must be of type {kind.__name__}, within {bounds}.", "sampling")

@@ -53,6 +53,10 @@ class StoreFailed(TalkrayError):
     """The store of voices cannot be read or written."""
 
 
+class NoStore(StoreFailed):
+    """This server has no store for it; the message says what to set."""
+
+
 class Damaged(TalkrayError):
     """What was read from the store is not what was written."""
 
@@ -138,8 +142,8 @@ class VoiceStore:
         """A FLAC file. Raises Damaged and StoreFailed."""
         content = self.get(_audio(record.id, take.sha256))
         if content is None or hashlib.sha256(content).hexdigest() != take.sha256:
-            what = "is missing" if content is None else "is damaged"
-            raise Damaged(f"{self.location}: a recording of {record.name!r} ({record.id}) {what}")
+            problem = "is missing" if content is None else "is damaged"
+            raise Damaged(f"{self.location}: a recording of {record.name!r} ({record.id}) {problem}")
         return content
 
     def remove(self, record: Record) -> None:
@@ -179,8 +183,8 @@ class VoiceStore:
             for meta in self.listed(f"{kind}/")
             if meta["last_modified"].timestamp() < before_s
         }
-        known = {path.partition("/")[2].removesuffix(".json") for path in self.marks()}  # after the parts: see `write`
-        over = [path for path, record_id in parts.items() if record_id not in known]
+        record_ids = {path.partition("/")[2].removesuffix(".json") for path in self.marks()}
+        over = [path for path, record_id in parts.items() if record_id not in record_ids]
         self.delete(*over)
         unnamed = (
             [] if self.folder is None else [file for file in self.folder.rglob(".*.new") if _is_older(file, before_s)]
@@ -255,11 +259,11 @@ def tried(work: Callable[[], T]) -> T | TalkrayError:
 
 
 @contextmanager
-def _failing(what: str) -> Iterator[None]:
+def _failing(problem: str) -> Iterator[None]:
     try:
         yield
     except (BaseError, OSError) as error:
-        raise StoreFailed(f"{what}: {_first_line(error)}") from error
+        raise StoreFailed(f"{problem}: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -113,7 +113,7 @@ class ServerCommand:
                 state, parent = (process / "stat").read_text().rpartition(")")[2].split()[:2]
                 if state not in "ZX":
                     parents[int(process.name)] = int(parent)
-        found = {}
+        commands = {}
         for process_id in parents:
             above = process_id
             while above in parents and above != self._family.pid:
@@ -121,8 +121,8 @@ class ServerCommand:
             if above == self._family.pid != process_id:
                 with contextlib.suppress(OSError):
                     command = Path(f"/proc/{process_id}/cmdline").read_bytes()
-                    found[process_id] = command.replace(b"\0", b" ").decode(errors="replace")
-        return found
+                    commands[process_id] = command.replace(b"\0", b" ").decode(errors="replace")
+        return commands
 
     def find(self, title: str) -> list[int]:
         """Processes with this in their command line."""

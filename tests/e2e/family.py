@@ -59,15 +59,15 @@ def main(output: str, command: list[str]) -> None:
     process = (start_on_terminal if os.environ.get(TERMINAL) else start)(command, output)
     sys.stdout.write(f"{process.pid}\n")
     sys.stdout.flush()
-    told = False
+    is_reaped = False
     while True:
-        if not told and process.poll() is not None:
+        if not is_reaped and process.poll() is not None:
             sys.stdout.write(f"{process.returncode}\n")
             sys.stdout.flush()
-            told = True
+            is_reaped = True
         with contextlib.suppress(ChildProcessError):
             # Only once ours is buried by Popen may anybody's status be taken.
-            if told:
+            if is_reaped:
                 os.waitpid(-1, os.WNOHANG)
         threading.Event().wait(0.02)
 

@@ -34,8 +34,8 @@ def steps_where_joined(samples: Samples, joints: Sequence[int] = ()) -> list[int
 
     `joints` are the first samples of what was joined. Before and behind the whole there is silence.
     """
-    whole = np.concatenate(([0], samples.astype(np.int64), [0]))
-    steps = np.abs(np.diff(whole))  # [samples + 1]: steps[n] is the one to sample n
+    padded = np.concatenate(([0], samples.astype(np.int64), [0]))
+    steps = np.abs(np.diff(padded))  # [samples + 1]: steps[n] is the one to sample n
     joined = [0, *joints, len(samples)]
     inside = np.delete(steps, joined).max(initial=0)
     return [place for place in joined if steps[place] > inside]

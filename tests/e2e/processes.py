@@ -13,12 +13,12 @@ MARK = "TALKRAY_TEST_RUN"
 def marked(mark: str) -> dict[int, str]:
     """Command line of every living process that was started under `MARK=mark`, by its id."""
     wanted = f"{MARK}={mark}".encode()
-    found = {}
+    commands = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if wanted in (process / "environ").read_bytes().split(b"\0"):
-                found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return found
+                commands[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return commands
 
 
 def end_marked(mark: str) -> None:

@@ -51,10 +51,10 @@ def _address(text: str) -> tuple[IPv4Address | IPv6Address, int]:
 
 
 def _inodes(pid: int) -> set[str]:
-    found = set()
+    inodes = set()
     for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
         with contextlib.suppress(OSError):  # it may be closed while we look
             target = os.readlink(descriptor)
             if target.startswith("socket:["):
-                found.add(target[8:-1])
-    return found
+                inodes.add(target[8:-1])
+    return inodes

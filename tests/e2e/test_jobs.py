@@ -90,11 +90,11 @@ async def reach(http: aiohttp.ClientSession, place: str, segments: int) -> int:
     while True:
         async with http.get(place) as answer:
             assert answer.status in (200, 503), await answer.text()
-            told = await answer.json()
-        if answer.status == 200 and (done := told["segments"]["done"]) >= segments:
+            job = await answer.json()
+        if answer.status == 200 and (done := job["segments"]["done"]) >= segments:
             assert isinstance(done, int)
             return done
-        assert time.monotonic() < until_s, told
+        assert time.monotonic() < until_s, job
         await asyncio.sleep(0.1)
 
 

@@ -55,10 +55,10 @@ def victim() -> Iterator[Path]:
 
 def files_of(server: ServerCommand) -> set[Path]:
     """Files that its processes write, its sockets with names, and HAProxy's configuration."""
-    found: set[Path] = set()
+    files: set[Path] = set()
     sockets = {row.split()[6]: row.split()[7] for row in Path("/proc/net/unix").read_text().splitlines() if "/" in row}
     for process, command in server.processes().items():
-        found |= {Path(path) for path in re.findall(r"-f (\S+haproxy.cfg)", command)}
+        files |= {Path(path) for path in re.findall(r"-f (\S+haproxy.cfg)", command)}
         for descriptor in Path(f"/proc/{process}/fd").glob("*"):
             try:
                 target = os.readlink(descriptor)
@@ -71,8 +71,8 @@ def files_of(server: ServerCommand) -> set[Path]:
                 and not target.startswith(("/dev/", "/proc/", "/sys/"))
                 and "(deleted)" not in target
             ):
-                found.add(Path(target))
-    return {path for path in found if path.is_socket() or os.access(path, os.W_OK)} - {server.output_file}
+                files.add(Path(target))
+    return {path for path in files if path.is_socket() or os.access(path, os.W_OK)} - {server.output_file}
 
 
 def test_nothing_of_a_server_is_his(ours: ServerCommand, victim: Path) -> None:

@@ -30,7 +30,7 @@ def processes(plain: ServerCommand) -> dict[int, str]:
 
 
 @pytest.fixture(scope="module")
-def found(processes: dict[int, str]) -> list[Listener]:
+def open_at_start(processes: dict[int, str]) -> list[Listener]:
     return listeners(processes)
 
 
@@ -48,37 +48,37 @@ async def speak_while_it_is_written(port: int, opened: Callable[[], set[Listener
 
 
 def test_the_mailbox_is_open_to_this_machine_and_gives_nothing_without_a_token(
-    port: int, processes: dict[int, str], found: list[Listener]
+    port: int, processes: dict[int, str], open_at_start: list[Listener]
 ) -> None:
     def opened() -> set[Listener]:
-        return {*listeners(processes)} - {*found}
+        return {*listeners(processes)} - {*open_at_start}
 
     asyncio.run(speak_while_it_is_written(port, opened))
     [mailbox] = opened()
     assert processes[mailbox.pid].strip() == f"{REPLICA}:talkray:Ingress"
     assert mailbox.loopback
-    for asked in (b"\n", b"token 0\n", b"0" * 32 + b" 0\n"):
+    for request in (b"\n", b"token 0\n", b"0" * 32 + b" 0\n"):
         with socket.create_connection(("127.0.0.1", mailbox.port), BOUND_S) as connection:
-            connection.sendall(asked)
+            connection.sendall(request)
             assert connection.recv(1) == b""
 
 
-def test_every_kind_of_process_was_looked_at(processes: dict[int, str], found: list[Listener]) -> None:
-    listening = {processes[listener.pid] for listener in found}
+def test_every_kind_of_process_was_looked_at(processes: dict[int, str], open_at_start: list[Listener]) -> None:
+    listening = {processes[listener.pid] for listener in open_at_start}
     for part in ("gcs_server", "raylet", "ServeController", "ProxyActor", "HAProxyManager", REPLICA, "bin/haproxy"):
         assert any(part in command for command in listening), part
 
 
 def test_nothing_listens_to_other_machines_but_the_ports_between_replicas(
-    processes: dict[int, str], found: list[Listener]
+    processes: dict[int, str], open_at_start: list[Listener]
 ) -> None:
-    open_to_others = sorted(processes[listener.pid].strip() for listener in found if not listener.loopback)
+    open_to_others = sorted(processes[listener.pid].strip() for listener in open_at_start if not listener.loopback)
     replicas = ("Codec", "Ingress", "Jobs", "Talker")
     assert open_to_others == [f"{REPLICA}:talkray:{name}" for name in replicas], "one port each"
 
 
-def test_the_ports_between_replicas_take_no_call_without_the_token(found: list[Listener]) -> None:
-    for listener in found:
+def test_the_ports_between_replicas_take_no_call_without_the_token(open_at_start: list[Listener]) -> None:
+    for listener in open_at_start:
         if listener.loopback:
             continue
         for metadata in ((), (("authorization", "Bearer " + "0" * 64),)):
@@ -90,8 +90,10 @@ def test_the_ports_between_replicas_take_no_call_without_the_token(found: list[L
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_the_proxy_listens_where_it_was_told(port: int, processes: dict[int, str], found: list[Listener]) -> None:
-    ports = {listener.port for listener in found if "bin/haproxy" in processes[listener.pid]}
+def test_the_proxy_listens_where_it_was_told(
+    port: int, processes: dict[int, str], open_at_start: list[Listener]
+) -> None:
+    ports = {listener.port for listener in open_at_start if "bin/haproxy" in processes[listener.pid]}
     assert port in ports
     assert len(ports) == 3, "clients, statistics, metrics"
 

@@ -32,10 +32,10 @@ class Hosts:
 
     def processes(self, node: Any) -> dict[int, str]:
         """All that runs on a host, its raylet and everything below: command lines by process."""
-        running, found = marked(self.service.mark), {node.all_processes["raylet"][0].process.pid}
-        while below := {process for process in running if process not in found and _parent(process) in found}:
-            found |= below
-        return {process: running[process] for process in found if process in running}
+        running, tree = marked(self.service.mark), {node.all_processes["raylet"][0].process.pid}
+        while below := {process for process in running if process not in tree and _parent(process) in tree}:
+            tree |= below
+        return {process: running[process] for process in tree if process in running}
 
     def busiest(self) -> Any:
         """The host with the most replicas."""

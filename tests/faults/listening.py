@@ -65,11 +65,11 @@ class Listener:
     def _noting(
         self, handle: DeploymentHandle, method: str, request: object, *, lost: type[ReplicaLost]
     ) -> AsyncGenerator[Any, None]:
-        asked = request.synthesis if isinstance(request, GenerateRequest) else request
-        if isinstance(asked, SynthesisRequest) and asked.reference is not None:
-            what = "samples" if asked.reference.prompt is None else "prompt"
-            assert (asked.reference.audio is None) == (what == "prompt")
-            self._recordings.append(f"{'codec' if asked is request else 'talker'} {what}")
+        synthesis = request.synthesis if isinstance(request, GenerateRequest) else request
+        if isinstance(synthesis, SynthesisRequest) and synthesis.reference is not None:
+            recording = "samples" if synthesis.reference.prompt is None else "prompt"
+            assert (synthesis.reference.audio is None) == (recording == "prompt")
+            self._recordings.append(f"{'codec' if synthesis is request else 'talker'} {recording}")
         return self._read(handle, method, request, lost=lost)
 
     async def all_sound(self, count: int) -> None:
@@ -131,15 +131,15 @@ async def _write(live: LiveText, text: str, word_s: float) -> None:
     live.finish()
 
 
-def difference(one: Heard, other: Heard) -> str | None:
+def difference(heard: Heard, other: Heard) -> str | None:
     """What is not the same about two deliveries of an utterance; PCM may differ by 1 LSB."""
-    if one.error or other.error:
-        return one.error or other.error
-    if one.finish_reason is not other.finish_reason:
-        return f"ended with {one.finish_reason}, not {other.finish_reason}"
-    if not np.array_equal(one.codes, other.codes):
-        return f"codes differ: {one.codes.shape}, {other.codes.shape}"
-    return polite.difference(one.pcm, other.pcm)
+    if heard.error or other.error:
+        return heard.error or other.error
+    if heard.finish_reason is not other.finish_reason:
+        return f"ended with {heard.finish_reason}, not {other.finish_reason}"
+    if not np.array_equal(heard.codes, other.codes):
+        return f"codes differ: {heard.codes.shape}, {other.codes.shape}"
+    return polite.difference(heard.pcm, other.pcm)
 
 
 def gaps_after(moment_s: float, streams: Sequence[Heard]) -> list[float]:

@@ -94,13 +94,13 @@ class Seen:
         acts = Counter[str]()
         for what, count in self.got.items():
             acts[what.partition(":")[0]] += count
-        told = "  ".join(f"{what}: {count}" for what, count in sorted(acts.items()) if what != "cut off")
+        acts_text = "  ".join(f"{what}: {count}" for what, count in sorted(acts.items()) if what != "cut off")
         way = self.worst_way(quiet)
         both_s = self.pauses_s.get(way, 0.0), quiet.pauses_s[way]
         times = [f"{1000 * each:.0f}" for each in (*both_s, self.health_s)]
         number = str(self.entry) if self.many else ""
         verdict = "" if not self.many else "BROKEN" if self.missed else "holds"
-        return [number, self.name, str(self.many or ""), *times, f"{self.peak_mib:.0f}", self.kept, verdict, told]
+        return [number, self.name, str(self.many or ""), *times, f"{self.peak_mib:.0f}", self.kept, verdict, acts_text]
 
 
 HEAD = [
@@ -311,7 +311,7 @@ def stand_back() -> None:
 async def run(
     server: ServerCommand,
     polite: Sequence[str],
-    others: Sequence[str],
+    neighbours: Sequence[str],
     keys: tuple[str, str],
     attacks: Sequence[Attack],
 ) -> None:
@@ -334,7 +334,7 @@ async def run(
             await watch.recovered()
             warm = replace(watch.seen("warm-up, two attacks at a time"), missed=[])
             watch.begin()
-            async with neighbours(server, others):
+            async with neighbours(server, neighbours):
                 await asyncio.sleep(MINUTE_S)
                 watch.check()
                 quiet = watch.seen("a minute without attackers")

@@ -59,7 +59,7 @@ async def test_a_dead_ingress_never_ends_a_body_cleanly(http: aiohttp.ClientSess
 
 
 async def test_a_websocket_client_goes_on_after_it(http: aiohttp.ClientSession, service: Service) -> None:
-    whole = await fetch(http, utterance())
+    expected = await fetch(http, utterance())
     pcm = b""
     async with http.ws_connect(f"{PATH}/ws") as socket:
         await socket.send_json({"type": "speak", **utterance()})
@@ -80,4 +80,4 @@ async def test_a_websocket_client_goes_on_after_it(http: aiohttp.ClientSession, 
         while (message := await socket.receive()).type is aiohttp.WSMsgType.BINARY:
             rest += message.data
         assert message.json()["type"] == "done"
-    assert difference(pcm[: had * 2 * 1920] + rest, whole) is None
+    assert difference(pcm[: had * 2 * 1920] + rest, expected) is None

@@ -51,5 +51,5 @@ def test_decoder_processes_come_and_go(tmp_path: Path) -> None:
 
 
 def decoder_processes(service: Service) -> list[int]:
-    found = service.processes_titled(DECODER)
-    return [process for process in found if parent(process) in found]
+    decoders = service.processes_titled(DECODER)
+    return [process for process in decoders if parent(process) in decoders]

@@ -37,8 +37,8 @@ def ask(service: Service, path: str, body: object = None) -> dict[str, object]:
         content = None if body is None else json.dumps(body).encode()
         try:
             with urllib.request.urlopen(service.url + path, content, timeout=60) as answer:
-                told: dict[str, object] = json.load(answer)
-                return told
+                answered: dict[str, object] = json.load(answer)
+                return answered
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             assert time.monotonic() < until_s
             time.sleep(0.2)
@@ -46,9 +46,9 @@ def ask(service: Service, path: str, body: object = None) -> dict[str, object]:
 
 def reach(service: Service, job: str, segments: int) -> None:
     until_s = time.monotonic() + _BOUND_S
-    while (told := ask(service, f"{PATH}/{job}"))["segments"]["done"] < segments:  # type: ignore[index]
-        assert told["status"] in ("queued", "running", "paused"), told
-        assert time.monotonic() < until_s, told
+    while (state := ask(service, f"{PATH}/{job}"))["segments"]["done"] < segments:  # type: ignore[index]
+        assert state["status"] in ("queued", "running", "paused"), state
+        assert time.monotonic() < until_s, state
         time.sleep(0.05)
 
 

@@ -68,9 +68,9 @@ def test_clones_outlive_all_who_have_read_their_recording(cloning: Service, inli
     speaking.heard.clear()
     speaking.add(streams)
     assert wrong(speaking.finish(), expected) == []
-    asked = speaking.recordings()
-    assert {*asked[1:]} == {beside}
-    assert len(asked) > 1 + 3 * len(streams)  # some were asked for again, and none by samples
+    recordings = speaking.recordings()
+    assert {*recordings[1:]} == {beside}
+    assert len(recordings) > 1 + 3 * len(streams)  # some were asked for again, and none by samples
 
 
 @pytest.mark.parametrize("what", [ENGINE, TALKER, CODEC])

@@ -228,7 +228,7 @@ async def converse(
 async def ask(http: aiohttp.ClientSession, heard: Heard, over: asyncio.Event) -> None:
     """HTTP requests one after the other, each on a connection of its own, heard as slowly as they play."""
     body = {"input": " ".join(3 * WORDS), "voice": "nora", "response_format": "pcm", "seed": 7}
-    whole: bytes | None = None
+    first_pcm: bytes | None = None
     while not over.is_set():
         try:
             pcm, began_s = bytearray(), time.monotonic()
@@ -238,9 +238,9 @@ async def ask(http: aiohttp.ClientSession, heard: Heard, over: asyncio.Event) ->
                 async for part in answer.content.iter_any():
                     pcm += part
                     await asyncio.sleep(max(0.0, began_s + len(pcm) / BYTES_PER_S - 1 - time.monotonic()))
-            whole = whole or bytes(pcm)
-            if len(pcm) != len(whole):
-                raise LostError(f"{len(pcm)} bytes of {len(whole)}")
+            first_pcm = first_pcm or bytes(pcm)
+            if len(pcm) != len(first_pcm):
+                raise LostError(f"{len(pcm)} bytes of {len(first_pcm)}")
             heard.turns["HTTP"] += 1
         except (LostError, TimeoutError, aiohttp.ClientError) as error:
             heard.lost.append(f"HTTP: {type(error).__name__} {error}")

@@ -69,12 +69,12 @@ def greedy_client(port: int, text: str, seen: list[int]) -> Iterator[None]:
 
 @pytest.mark.parametrize("kind", GREEDY)
 def test_the_others_are_spoken(server: ServerCommand, kind: str) -> None:
-    greedy, others = list[int](), list[int]()
+    greedy, polite = list[int](), list[int]()
     with greedy_client(server.port, GREEDY[kind], greedy), busy_machine():
         for number in range(REQUESTS):
             status, _, answer = ask(server.port, SHORT, source=f"127.0.0.{100 + number % OTHERS}")
-            others.append(status)
+            polite.append(status)
             if status != 200:
                 print(status, answer.decode())
-    print(f"{kind}: others {Counter(others)}, the greedy client {Counter(greedy)}")
-    assert others.count(200) >= SPOKEN * REQUESTS
+    print(f"{kind}: others {Counter(polite)}, the greedy client {Counter(greedy)}")
+    assert polite.count(200) >= SPOKEN * REQUESTS

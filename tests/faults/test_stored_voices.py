@@ -35,9 +35,9 @@ def app(tmp_path: Path) -> AppConfig:
 
 def ports(service: Service) -> list[int]:
     """Of both ingress replicas, without the proxy."""
-    found = [http_ports([process])[0] for process in service.processes("Ingress")]
-    assert len(found) == 2
-    return found
+    listening = [http_ports([process])[0] for process in service.processes("Ingress")]
+    assert len(listening) == 2
+    return listening
 
 
 def ask(port: int, method: str, path: str, body: bytes | None = None, kind: str = "application/json") -> bytes:
@@ -56,8 +56,8 @@ def store(port: int, name: str) -> str:
     ]
     head = b'--x\r\ncontent-disposition: form-data; name="audio_sample"; filename="a.wav"\r\n\r\n'
     content = b"".join([*parts, head, wav(), b"\r\n--x--\r\n"])
-    told = ask(port, "POST", "/v1/audio/voices", content, "multipart/form-data; boundary=x")
-    return str(json.loads(told)["id"])
+    answer = ask(port, "POST", "/v1/audio/voices", content, "multipart/form-data; boundary=x")
+    return str(json.loads(answer)["id"])
 
 
 def speak(port: int, voice: str) -> bytes:
@@ -67,19 +67,19 @@ def speak(port: int, voice: str) -> bytes:
 async def held(*voices: StoredVoice) -> list[dict[str, list[int]]]:
     """How many vectors, codes and states of each voice the replicas of a pool have; afterwards they have none."""
     handles = {pool: serve.get_deployment_handle(pool, APP_NAME) for pool in ("Talker", "Codec")}
-    found = [
+    counts = [
         {pool: await ask_all_replicas(handle, "forget", (voice.key_prefix,)) for pool, handle in handles.items()}
         for voice in voices
     ]
     for handle in handles.values():
         await handle.shutdown_async()  # while its loop runs
-    return found
+    return counts
 
 
 def record(place: Path, voice_id: str) -> StoredVoice:
-    found = VoiceStore(str(place)).read(f"voices/{voice_id}.json")
-    assert isinstance(found, StoredVoice)
-    return found
+    voice = VoiceStore(str(place)).read(f"voices/{voice_id}.json")
+    assert isinstance(voice, StoredVoice)
+    return voice
 
 
 def test_a_voice_that_stays_and_one_that_goes(tmp_path: Path) -> None:

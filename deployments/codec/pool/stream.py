@@ -105,9 +105,8 @@ class StreamDecoder:
         self._decode, self._plan, self._start, self._load = decode, plan, start, load
         self._silence, self._guard = silence, guard
         self._frame_samples, self._sample_rate = frame_samples, sample_rate
-        self._listener = Listener.of(background=background)
+        self._listener = Listener.of(background=background, in_hand_s=start.in_hand_s)
         if start.in_hand_s and not background:
-            self._listener.due_s = time.monotonic() + start.in_hand_s
             plan.skip(start.position // frame_samples)
         self._state = start.state
         self._to_recall = [] if start.to_recall is None else list(start.to_recall)  # frames that `_state` lacks yet

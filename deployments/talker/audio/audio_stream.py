@@ -27,6 +27,7 @@ class AudioStream:
     opened_s: float
     frame_s: float  # seconds of audio of a frame
     is_background: bool  # a segment of a job
+    listener: Listener
     num_before: int = 0  # frames of the sequence whose audio its listener had when it opened
     begins_with: bytes = b""  # while a recording is recalled that others may share: its key and codes
     num_written: int = 0  # frames whose codes are in the slot
@@ -34,11 +35,9 @@ class AudioStream:
     num_decoded: int = 0
     earliest_call_s: float = math.inf  # before then `call_size` is 0
     ready_since_s: float = math.inf  # when its next chunk could have been decoded
-    listener: Listener = field(init=False)
     _plan: ChunkPlan = field(init=False)
 
     def __post_init__(self) -> None:
-        self.listener = Listener.of(background=self.is_background)
         self._plan = ChunkPlan(GPU_RAMP, frame_s=self.frame_s, min_lead_s=_MIN_LEAD_S, in_hand=0.0)
 
     @property

@@ -20,6 +20,7 @@ from deployments.audio.speech_detection import first_sound
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.slots import DecodeCall, Pcm, SlotDecoder
 from deployments.errors import EngineError, Overloaded
+from deployments.listener import Listener
 from deployments.protocol import Codes
 from deployments.talker.audio.audio_stream import MAX_WAITING, AudioStream
 from deployments.talker.audio.codec_pacing import choose_call
@@ -89,13 +90,14 @@ class AudioStreams:
         recording: Codes | None = None,
         key: bytes = b"",
         background: bool = False,
+        due_s: float | None = None,
     ) -> None:
         """Decode `frames` frames of a stream that follow the first `delivered_frames` of `prefix` [frames, groups].
 
         `delivered_frames` is by default all of `prefix`. These frames are recalled, after the codes of a recording from
         which speech goes on; `key` is the recording's. Raises Overloaded if every slot is taken. A `background`
         stream is refused as soon as half of the slots are taken. A stream that has ended in the talker keeps its slot
-        until its audio is complete.
+        until its audio is complete. `due_s`: when the listener needs more, where it has a part already.
         """
         if frames <= 0:
             return
@@ -124,6 +126,7 @@ class AudioStreams:
             opened_s=time.monotonic(),
             frame_s=self._frame_s,
             is_background=background,
+            listener=Listener(math.inf if background else due_s),
             num_before=num_before,
             begins_with=begins_with,
         )

@@ -47,6 +47,7 @@ class Outgoing:
             recording=request.reference_codes,
             key=b"" if reference is None else reference.key,
             background=sequence.is_background,
+            due_s=sequence.listener.due_s,
         )
         sequence.is_open = True
 

@@ -36,7 +36,7 @@ _MOST_BESIDE, _LISTENERS_A_ROW, _FEWEST_BESIDE = 18, 4, 4
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's work. Sequences of `prefill` are also in `decode`, unless they wait for text."""
+    """One step's work. Sequences of `prefill` are also in `decode`, unless they sit out."""
 
     prefill: list[Sequence]
     decode: list[Sequence]

@@ -109,14 +109,14 @@ def _for_host(config: AppConfig, host: str) -> AppConfig:
 
 def logical_cpus(config: AppConfig) -> int:
     """CPUs that Ray counts: this process's, or as many as all replicas ask for, so that a small machine runs them."""
-    each = config.by_model().values()
+    models = config.by_model().values()
     codec = config.codec_scaling.max_replicas if config.codec_scaling else config.codec_pool.replicas
     talkers = [
         (own.talker_pool, own.talker_scaling.max_replicas if own.talker_scaling else own.talker_pool.replicas)
-        for own in each
+        for own in models
     ]
     # At most each model has a codec pool of its own.
-    codecs = (config.codec_pool, codec * len(each))
+    codecs = (config.codec_pool, codec * len(models))
     pools = [(config.ingress_pool, config.ingress_pool.replicas), codecs, (config.jobs_pool, 1), *talkers]
     return max(len(os.sched_getaffinity(0)), math.ceil(sum(pool.num_cpus * replicas for pool, replicas in pools)))
 

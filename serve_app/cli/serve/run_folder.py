@@ -151,10 +151,10 @@ def clear_dead(report: Callable[[str], None]) -> None:
 
 def _ours(pattern: str, folder: Path) -> list[Path]:
     """Folders of this user: another one's of such a name is none of our business."""
-    found = []
+    folders = []
     for path in folder.glob(pattern):
         with contextlib.suppress(FileNotFoundError):
             status = path.lstat()
             if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
-                found.append(path)
-    return found
+                folders.append(path)
+    return folders

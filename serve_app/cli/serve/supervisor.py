@@ -142,8 +142,8 @@ def _ended_by_signals() -> Iterator[None]:
     """The first signal raises Stopped wherever this process is; later signals are ignored."""
 
     def stop(number: int, _: FrameType | None) -> None:
-        for each in _SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
+        for later in _SIGNALS:
+            signal.signal(later, signal.SIG_IGN)
         if number == signal.SIGHUP:  # the terminal is gone: a print would be an error from here on
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -82,6 +83,16 @@ async def test_another_talker_goes_on_after_what_was_heard(error: TalkrayError) 
     assert np.concatenate([chunk.codes for chunk in chunks])[:, 0].tolist() == list(range(FRAMES))
     resumes = [asked.synthesis.resume for asked in talkers.asked]
     assert [resume and (len(resume.codes), resume.samples // SAMPLES) for resume in resumes] == [None, (3, 2), (5, 3)]
+
+
+async def test_the_next_talker_learns_what_the_listener_has_in_hand() -> None:
+    talkers = Talkers((500, 0, TalkerLost("gone")), (0, 0, TalkerLost("gone")), (1, 0, None))
+    await listen(talkers, replace(REQUEST, ignore_eos=True))
+    resumes = [asked.synthesis.resume for asked in talkers.asked]
+    assert resumes[0] is None
+    for resume in resumes[1:]:
+        assert resume is not None
+        assert 5.0 < resume.in_hand_s <= 10.0  # of 500 frames of 20 ms
 
 
 async def test_a_refusal_at_the_start_is_an_answer() -> None:

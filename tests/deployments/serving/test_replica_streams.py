@@ -61,7 +61,11 @@ def test_another_replica_goes_on_after_all_that_was_received() -> None:
     progress = received.progress
     assert progress is not None
     assert (progress.codes[:, 0].tolist(), progress.samples, progress.in_hand_s) == ([1, 2, 3], 2 * SAMPLES, 0.0)
-    received.add(FrameChunk(codes(4), 0), 3 * SAMPLES, delivered_s=60.0)
+    received.add(FrameChunk(codes(4), 0), 3 * SAMPLES)
+    received.deliver(60.0)
     progress = received.progress
+    assert progress is not None
+    assert 30.0 < progress.in_hand_s <= 60.0
+    progress = Received(progress).progress  # of a replica that makes the rest, and loses the next stage
     assert progress is not None
     assert 30.0 < progress.in_hand_s <= 60.0

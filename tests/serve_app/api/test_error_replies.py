@@ -10,9 +10,12 @@ from deployments.errors import (
     NotReady,
     Overloaded,
     PayloadTooLarge,
+    StartError,
+    Starting,
     TalkerLost,
 )
 from serve_app.api.error_replies import translate
+from serve_app.voices.voice_store import NoStore, StoreFailed
 
 
 @pytest.mark.parametrize(
@@ -26,6 +29,8 @@ from serve_app.api.error_replies import translate
         (NotReady(), 503, "not_ready"),
         (TalkerLost("gone"), 503, "replica_lost"),
         (CodecLost("gone"), 503, "replica_lost"),
+        (StoreFailed("far"), 503, "voice_store_failed"),
+        (NoStore("nowhere"), 503, "voice_store_failed"),
         (EngineError("why"), 500, "engine_error"),
         (CheckpointError("where"), 500, "internal_error"),
         (ZeroDivisionError("secret"), 500, "internal_error"),
@@ -53,6 +58,21 @@ def test_inner_details_stay_inside(error: Exception) -> None:
 def test_an_overloaded_server_says_when_to_come_back() -> None:
     headers = translate(Overloaded("full", 1.25)).headers
     assert headers == {"Retry-After": "2", "retry-after-ms": "1250", "x-should-retry": "true"}
+
+
+@pytest.mark.parametrize(
+    "error", [NotReady(), Starting("soon", 1.0), TalkerLost("gone"), StoreFailed("s3://v: no route")]
+)
+def test_what_may_pass_by_itself_says_when_to_come_back(error: Exception) -> None:
+    reply = translate(error)
+    assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
+    assert reply.message.endswith(". Try again in 1 s.")
+
+
+@pytest.mark.parametrize("error", [NoStore("set api.voices.store."), StartError("api.default_voice: no such voice")])
+def test_what_only_a_setting_changes_asks_nobody_to_come_back(error: Exception) -> None:
+    reply = translate(error)
+    assert (reply.status, reply.message, reply.headers) == (503, str(error), {})
 
 
 def test_a_remote_subclass_is_answered_like_its_cause() -> None:

@@ -45,8 +45,8 @@ def test_a_healthy_machine() -> None:
 
 
 def test_a_line_says_whether_and_what() -> None:
-    assert Finding(False, "port", "8000 is taken").line() == "FAIL  port         8000 is taken"
-    assert Finding(True, "port", "8000 is free").line().startswith("ok    port")
+    assert Finding("port", "8000 is taken", ok=False).line() == "FAIL  port         8000 is taken"
+    assert Finding("port", "8000 is free").line().startswith("ok    port")
 
 
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def precision(worker: str, pool: str, name: str) -> str:
 def test_the_precision_of_a_running_server() -> None:
     lines = precision("a", "talker", "float16") + precision("b", "codec", "bfloat16")
     with server(lines + precision("c", "codec", "bfloat16")) as port:
-        assert findings(port=port)["codec"] == Finding(True, "codec", "codec bfloat16, talker float16")
+        assert findings(port=port)["codec"] == Finding("codec", "codec bfloat16, talker float16")
 
 
 def test_a_port_that_talkray_itself_holds_is_no_failure() -> None:

@@ -70,7 +70,7 @@ def test_doctor_fails_where_a_finding_does(monkeypatch: pytest.MonkeyPatch, ok: 
 
     def examine(config: AppConfig, address: Address) -> list[Finding]:
         asked.append((config, address))
-        return [Finding(True, "Python", "3.11"), Finding(ok, "port", "8001")]
+        return [Finding("Python", "3.11"), Finding("port", "8001", ok=ok)]
 
     monkeypatch.setattr(module, "examine", examine)
     result = RUNNER.invoke(cli, ["doctor", "--port", "8001"])

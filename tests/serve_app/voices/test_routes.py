@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.visitor import EVERYBODY, VISITOR, Visitor
 from serve_app.voices.library import SentRecording, Voices
 from serve_app.voices.stored_voice import StoredVoice
+from serve_app.voices.voice_store import Record, VoiceStore
 from tests.serve_app import asgi
 from tests.serve_app.dialects.client import Client
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
@@ -520,6 +522,70 @@ async def test_of_equal_names_that_are_stored_at_once_one_is_taken(folder: Path)
             return (await client.post("/v1/audio/voices", data={"name": "ada"}, files=files)).status_code
 
         assert sorted(await asyncio.gather(add(), add(), add())) == [200, 409, 409]
+
+
+async def named(voices: Voices, name: str) -> list[str]:
+    """The ids of the voices in the store that have the name."""
+    await voices.refresh()
+    return [each.id for each in await voices.voices() if each.name == name]
+
+
+async def test_two_replicas_never_keep_one_name_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both find it free, and write at once."""
+    write, both = VoiceStore.write, threading.Barrier(2)
+
+    def together(store: VoiceStore, record: Record, recordings: dict[str, bytes]) -> None:
+        if not both.broken:
+            both.wait(30)
+        write(store, record, recordings)
+
+    replicas = [Server(folder), Server(folder)]
+    sample = {"audio_sample": ("a.wav", wav())}
+    async with replicas[0].client() as one, replicas[1].client() as other:
+        for client in (one, other):
+            await client.get("/v1/audio/voices")
+        monkeypatch.setattr(VoiceStore, "write", together)
+        told = await asyncio.gather(
+            *(client.post("/v1/audio/voices", data={"name": "ada"}, files=sample) for client in (one, other))
+        )
+        both.abort()
+        stored = [answer.json()["id"] for answer in told if answer.status_code == 200]
+        assert {answer.status_code for answer in told} <= {200, 409}
+        assert all("at the same moment" in answer.text for answer in told if answer.status_code == 409)
+        assert len(stored) < 2
+        for replica in replicas:
+            assert await named(replica.voices, "ada") == stored
+        if not stored:  # both took it back
+            await store(one, "ada")
+
+
+@pytest.mark.parametrize("renames", [False, True])
+async def test_a_name_that_another_replica_took_first_is_taken_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, renames: bool
+) -> None:
+    write, loop = VoiceStore.write, asyncio.get_running_loop()
+    late, early = Server(folder), Server(folder)
+    async with late.client() as client, early.client() as other:
+        before = await store(client, "grace")
+        first: list[str] = []
+
+        def after_another(place: VoiceStore, record: Record, recordings: dict[str, bytes]) -> None:
+            monkeypatch.setattr(VoiceStore, "write", write)
+            told = asyncio.run_coroutine_threadsafe(store(other, "Ada"), loop).result(30)
+            first.append(str(told["id"]))
+            write(place, record, recordings)
+
+        monkeypatch.setattr(VoiceStore, "write", after_another)
+        if renames:
+            answer = await client.post(f"/v1/voices/{before['id']}/edit", data={"name": "ada"})
+        else:
+            sample = {"audio_sample": ("a.wav", wav())}
+            answer = await client.post("/v1/audio/voices", data={"name": "ada"}, files=sample)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (409, "name")
+        for replica in (late, early):
+            assert await named(replica.voices, "Ada") == first
+            assert await named(replica.voices, "ada") == []
+            assert await named(replica.voices, "grace") == [before["id"]]
 
 
 async def test_a_change_does_not_bring_a_deleted_voice_back(folder: Path) -> None:

@@ -290,6 +290,15 @@ def playing(slots: FakeSlots, streams: int, frames: int = 15) -> AudioStreams:
     return audio
 
 
+def test_a_resumed_stream_is_due_when_its_listener_has_played_what_it_has(clock: Clock) -> None:
+    slots = FakeSlots()
+    audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
+    audio.open(0, None, frames=ALL_FRAMES, due_s=clock.now_s + 5.0)
+    audio.open(1, None, frames=ALL_FRAMES)
+    audio.add_frames([0, 1], frames_of(2))
+    assert [called for called, _ in slots.calls] == [[1, 0]]  # the listener of 1 has nothing
+
+
 def add_frames(audio: AudioStreams, stream: int, frames: int) -> None:
     for _ in range(frames):
         audio.add_frames([stream], frames_of(1))

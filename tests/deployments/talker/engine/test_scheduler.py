@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deployments.errors import Overloaded
-from deployments.protocol import FinishReason, GenerateRequest, Sampling, SynthesisRequest
+from deployments.protocol import FinishReason, GenerateRequest, Progress, Sampling, SynthesisRequest
 from deployments.talker.engine.scheduler import Scheduler
 from deployments.talker.state.kv_cache import BlockManager
 from deployments.talker.state.sequence import FrameLimit, Sequence
@@ -348,6 +348,19 @@ def test_a_resumed_sequence_is_not_ahead_by_what_was_heard_elsewhere() -> None:
     for each in (resumed, sequence(2, frames=99)):
         line.add(each)
     assert [step(line) for _ in range(3)] == [([1, 2], [1, 2]), ([], [1, 2]), ([], [1, 2])]
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(("in_hand_s", "decoded"), [(0.0, [1, 2]), (5.0, [2])])
+def test_a_resumed_sequence_is_ahead_by_what_its_listener_has_in_hand(in_hand_s: float, decoded: list[int]) -> None:
+    blocks = BlockManager(num_blocks=200, block_size=BLOCK_SIZE)
+    line = Scheduler(blocks, max_num_seqs=4, max_num_waiting=2, max_lead_s=1.0)
+    new, frames = sequence(1, frames=99), [FRAME] * 40
+    progress = Progress(np.stack(frames), 40 * 1920, in_hand_s)
+    request = replace(new.request, synthesis=replace(new.request.synthesis, resume=progress))
+    line.add(Sequence(1, request, new.prompt, new.sampling, new.limit, frames=frames, frame_s=0.08))
+    line.add(sequence(2, frames=99))
+    assert step(line) == ([1, 2], decoded)
 
 
 def test_a_sequence_that_is_heard_already_goes_first() -> None:

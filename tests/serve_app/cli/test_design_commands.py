@@ -7,7 +7,7 @@ import pytest
 import soundfile
 from typer.testing import CliRunner
 
-from serve_app.cli import voice_design
+from serve_app.cli import design_commands
 from serve_app.cli.main import cli
 from tests.serve_app.cli.test_check_client import Server
 from tests.serve_app.cli.test_say import only_player, write_program
@@ -60,7 +60,7 @@ def test_one_is_locked_at_once(server: Server, tmp_path: Path) -> None:
 def test_on_a_terminal_they_are_heard_and_one_is_chosen(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_player: Path
 ) -> None:
-    monkeypatch.setattr(voice_design, "_is_terminal", lambda: True)
+    monkeypatch.setattr(design_commands, "_is_terminal", lambda: True)
     heard = tmp_path / "heard"
     write_program(only_player, f"import sys; open({str(heard)!r}, 'ab').write(sys.stdin.buffer.read())")
     designs(server, tmp_path, typed="2\ngrace\n")

@@ -29,8 +29,8 @@ def design(
     if lock is not None and name is None:
         raise InvalidRequest("--lock needs a --name for the voice", "name")
     server = running_server(url)
-    asked = {"instructions": description, "text": text, "language": language, "seed": seed, "response_format": "wav"}
-    made = ask(server, "/v1/audio/voices/design", asked)
+    fields = {"instructions": description, "text": text, "language": language, "seed": seed, "response_format": "wav"}
+    made = ask(server, "/v1/audio/voices/design", fields)
     candidates = made["candidates"]
     print(f"They say: {made['text']}")
     for number, each in enumerate(candidates, start=1):
