@@ -66,9 +66,7 @@ class LeadingSilence:
         self._sample_rate, self._window = sample_rate, _window(sample_rate)
         self._keep = ceil(_KEEP_S * sample_rate / self._window) * self._window
         self._max_trim = round(_MAX_TRIM_S * sample_rate)
-        self._held: Pcm | None = np.zeros(
-            0, np.int16
-        )  # quiet samples that may still be kept; None once sound was found
+        self._held: Pcm | None = np.zeros(0, np.int16)  # quiet samples that may be kept; None once sound was found
         self._num_dropped = 0
 
     def trim(self, pcm: Pcm) -> Pcm:

@@ -147,9 +147,7 @@ class PlainSlots(SlotDecoder):
         except EngineError as error:
             if len(slots) == 1:
                 return _FinishedCall([error])
-        return _FinishedCall(
-            [pcm for slot in slots for pcm in self.decode([slot], frames).result()]
-        )  # find the culprit
+        return _FinishedCall([pcm for slot in slots for pcm in self.decode([slot], frames).result()])  # who raises?
 
     def barrier(self) -> None:
         """Calls are over when they return."""

@@ -212,9 +212,7 @@ class Engine:
     def _admit(self, sequences: list[Sequence], runner: ModelRunner) -> list[Sequence]:
         """Prefill sequences that have a row now, and open them at the decoder. Returns those that failed."""
         failed = self._prefill(sequences, runner)
-        for sequence in [
-            sequence for sequence in sequences if sequence not in failed
-        ]:  # the device works on their prompts
+        for sequence in (each for each in sequences if each not in failed):  # the device works on their prompts
             try:
                 self.outgoing.open(sequence)
             except Overloaded as error:

@@ -49,8 +49,7 @@ def check_columns(built: str) -> None:
     """Raises RuntimeError if the columns of a library are not those of `FilterOptions`, in their order."""
     packed = "".join(f"{_C_TYPES[option.type]} {option.name};" for option in fields(FilterOptions))
     if built != packed:
-        raise RuntimeError(f"cpu_kernels.c has OPTIONS `{built}`, but FilterOptions packs `{packed}`: make the former"
-                           " like the latter, and run `make install`")  # fmt: skip
+        raise RuntimeError(f"OPTIONS of cpu_kernels.c are `{built}`, FilterOptions packs `{packed}`: `make install`")
 
 
 _built = _suited_library()

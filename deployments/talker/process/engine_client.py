@@ -151,14 +151,10 @@ class EngineClient:
                     self._report(report.stage)
                 if isinstance(report, channel.RequestFailed):
                     raise report.error
-        raise TalkerLost(
-            f"the engine process ended with code {self._process.wait()} while it loaded; its output says why"
-        )
+        raise TalkerLost(f"the engine process ended with code {self._process.wait()} at its start; its output says why")
 
     async def attach(self) -> None:
-        """Give the socket to the event loop. The first call does so, because a constructor has no loop. Raises
-        TalkerLost.
-        """
+        """Give the socket to the event loop: the first call does: a constructor has none. Raises TalkerLost."""
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
         await asyncio.shield(self._connecting)
@@ -239,10 +235,8 @@ class EngineClient:
 
     def _deliver(self, report: channel.Command | channel.Report) -> None:
         if isinstance(report, channel.Produced):
-            before, self.load = self.load, report.load
-            metrics.talker_step(
-                report.step_s, len(report.chunks), self.load.kv_used_ratio, waiting=self.load.num_waiting
-            )
+            before, self.load = self.load, (load := report.load)
+            metrics.talker_step(report.step_s, len(report.chunks), load.kv_used_ratio, waiting=load.num_waiting)
             metrics.references("speaker", self.load.speakers)
             metrics.references("codes", self.load.references)
             metrics.codec_repaired("talker", self.load.repaired - before.repaired)
