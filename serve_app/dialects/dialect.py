@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
-from inspect import signature
 from string import Template
 from typing import Any
 
@@ -20,20 +19,27 @@ from serve_app.api.speech_service import SpeechService
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One HTTP route. The `answer` of a `POST` returns a Response. It takes the SpeechService, then one of these:
-
-    - `request` and `fields`: the JSON body, which was read within the limits of size, time and room;
-    - any arguments that FastAPI gives an endpoint: it reads the body itself.
-
-    Several dialects may have the same place, each with the first form. All but one of their routes have a
-    `json_field`: they answer the requests whose body has that field.
+    """One HTTP route. `answer` takes the SpeechService, then any arguments that FastAPI gives an endpoint; the `answer`
+    of a `POST` returns a Response.
     """
 
     place: str  # method and path: "POST /v1/speak"
     answer: Callable[..., Awaitable[object]]
     summary: str | None = None  # None: /docs does not show it
     docs: dict[str, Any] = field(default_factory=dict)  # added to the OpenAPI that FastAPI makes
-    json_field: str | None = None  # None: the route answers all other requests at its place
+    json_field: str | None = None  # of a JsonRoute. None: it answers all other requests at its place
+
+
+@dataclass(frozen=True, slots=True)
+class JsonRoute(Route):
+    """A route whose body is read for it, within the limits of size, time and room: `answer` takes the SpeechService,
+    the request, and the fields of its JSON object.
+
+    Several dialects may have one at the same place. All but one of them have a `json_field`: they answer the requests
+    whose body has that field.
+    """
+
+    answer: Callable[[SpeechService, Request, dict[str, object]], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +89,14 @@ def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRoute
     for dialect in dialects:
         for route in dialect.routes:
             sharing = places.setdefault(route.place, {})
-            assert route.json_field not in sharing, f"{dialect.name}: {route.place} is another's: see Route"
+            assert route.json_field not in sharing, f"{dialect.name}: {route.place} is another's: see JsonRoute"
             sharing[route.json_field] = dialect, route
     router = APIRouter()
     for place, sharing in places.items():
         dialect, route = sharing[None]
-        takes_fields = ["fields" in signature(other.answer).parameters for _, other in sharing.values()]
-        assert len(sharing) == 1 or all(takes_fields), f"{place} is shared: each `answer` has to take `fields`"
-        answer = partial(_answer_by_field, sharing) if takes_fields[0] else route.answer
+        json_routes = {name: (owner, one) for name, (owner, one) in sharing.items() if isinstance(one, JsonRoute)}
+        assert len(sharing) == 1 or len(json_routes) == len(sharing), f"{place} is shared: each has to be a JsonRoute"
+        answer = partial(_answer_by_field, json_routes) if json_routes else route.answer
         method, path = place.split()
         returns: dict[str, Any] = {"response_class": Response} if method == "POST" else {"response_model": None}  # JSON
         router.add_api_route(
@@ -126,15 +132,13 @@ def _endpoint(route: Route, bound: partial[Awaitable[object]], dialect: str) -> 
 
 
 async def _answer_by_field(
-    sharing: Mapping[str | None, tuple[Dialect, Route]], service: SpeechService, request: Request
+    sharing: Mapping[str | None, tuple[Dialect, JsonRoute]], service: SpeechService, request: Request
 ) -> Response:
     """Answers with the route whose `json_field` the body has, else with the one that has none."""
     fields = await service.read_fields(request)
     dialect, route = sharing[next((name for name in sharing if name in fields), None)]
     state_of(request).record.dialect = dialect.name
-    response = await route.answer(service, request, fields)
-    assert isinstance(response, Response)
-    return response
+    return await route.answer(service, request, fields)
 
 
 async def _converse(kinds: Mapping[type[Connection], str], service: SpeechService, socket: WebSocket) -> None:

@@ -16,7 +16,7 @@ from serve_app.api.responses.speech_response import StreamedBody, WholeBody, in_
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
 from serve_app.audio.formats import AudioFormat
-from serve_app.dialects.dialect import Dialect, Route
+from serve_app.dialects.dialect import Dialect, JsonRoute
 from serve_app.speech.word_times import WordTimes
 
 _FORMATS = {name: AudioFormat(name) for name in ("mp3", "wav", "pcm", "flac", "opus")}
@@ -59,7 +59,7 @@ def _done(usage: Usage) -> bytes:
 DIALECT = Dialect(
     "Mistral",
     routes=(
-        Route("POST /v1/audio/speech", speak, json_field="voice_id"),
-        Route("POST /openai/v1/audio/speech", speak, json_field="voice_id"),
+        JsonRoute("POST /v1/audio/speech", speak, json_field="voice_id"),
+        JsonRoute("POST /openai/v1/audio/speech", speak, json_field="voice_id"),
     ),
 )

@@ -11,7 +11,7 @@ from serve_app.api.requests.make_request import strict_request
 from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.api.requests.speech_request import CONTENT_TYPES, EVENT_STREAM
 from serve_app.api.speech_service import SpeechService
-from serve_app.dialects.dialect import Dialect, Route, Sample
+from serve_app.dialects.dialect import Dialect, JsonRoute, Route, Sample
 from serve_app.text.spoken_text import LEFT_OUT
 
 
@@ -109,9 +109,9 @@ _SAMPLE = Sample(
 DIALECT = Dialect(
     "OpenAI",
     routes=(
-        Route("POST /v1/audio/speech", speech, "Speak a text", docs=_SPEECH_DOCS),
+        JsonRoute("POST /v1/audio/speech", speech, "Speak a text", docs=_SPEECH_DOCS),
         Route("POST /v1/audio/text", show_text, "Show what of a text is spoken", docs=_TEXT_DOCS),
-        Route("POST /openai/v1/audio/speech", speech),
+        JsonRoute("POST /openai/v1/audio/speech", speech),
         Route("POST /openai/deployments/{deployment}/audio/speech", speak_deployment, "Speak a text (Azure)"),
     ),
     heading="Speech",

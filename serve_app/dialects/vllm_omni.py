@@ -90,7 +90,7 @@ async def _speak_item(
     if fields.get(ignored_fields.PREVIOUS) is not None:
         reasons[ignored_fields.PREVIOUS] = "items stand by themselves"
     speech = await strict_request(service.offer, fields, default=AudioFormat.WAV, reasons=reasons)
-    utterance = await service.begin_speech(request, speech)
+    utterance = await service.begin_utterance(request, speech)
     utterance = utterance.changed(request_id=f"{utterance.synthesis.request_id}-{number}")
     usage = Usage()
     rendering = replace(speech.delivery, whole=True).rendering(speech.info)
