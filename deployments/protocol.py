@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 Codes = NDArray[np.int16]  # [frames, num_code_groups]
 Frame = NDArray[np.int16]  # [num_code_groups]: the codes of one frame
+Pcm = NDArray[np.int16]  # [samples]
 
 ALL_FRAMES = 1 << 30  # more than any stream has
 

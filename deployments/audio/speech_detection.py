@@ -11,9 +11,7 @@ from math import ceil, inf, log10
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.protocol import Codes, FinishReason
-
-Pcm = NDArray[np.int16]  # [samples]
+from deployments.protocol import Codes, FinishReason, Pcm
 
 _WINDOW_S = 0.01
 _FULL_SCALE = 32768

@@ -13,10 +13,9 @@ from deployments.codec.codec_config import MAX_CALL_FRAMES, DecoderConfig
 from deployments.codec.decoder import Backend, CodecDecoder, to_pcm16
 from deployments.codec.decoder_state import DecoderState
 from deployments.errors import EngineError
-from deployments.protocol import Frame
+from deployments.protocol import Frame, Pcm
 
 CODE_RING = 2048  # frames whose codes a slot holds: half of them may wait, earlier ones may be needed again
-Pcm = NDArray[np.int16]
 Prepare = Callable[[Callable[[], None]], None]
 """Makes sure that the kernels which some work launches are compiled; runs it without launching them."""
 
@@ -55,7 +54,7 @@ class SlotDecoder(ABC):
     @staticmethod
     @abstractmethod
     def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, within_reach: int) -> int:
-        """Bytes that it will take of a GPU, of which so many are `within_reach` of this process."""
+        """Bytes of GPU memory that it will take. `within_reach`: bytes that this process can get."""
 
     @staticmethod
     @abstractmethod

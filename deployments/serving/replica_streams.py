@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from deployments.audio.speech_detection import EndingGuard, LeadingSilence
 from deployments.errors import CodecLost, EngineError, TalkerLost
@@ -23,6 +22,7 @@ from deployments.protocol import (
     GenerateRequest,
     Marks,
     ModelInfo,
+    Pcm,
     PcmChunk,
     Reading,
     SynthesisRequest,
@@ -32,7 +32,6 @@ from deployments.serving.failover import D, Received, ReplicaStream
 
 Generate = Callable[[GenerateRequest], AsyncGenerator[FrameChunk, None]]
 Synthesize = Callable[[SynthesisRequest], AsyncGenerator[PcmChunk, None]]
-Pcm = NDArray[np.int16]  # [samples]
 
 
 class TalkerStream(ReplicaStream[FrameChunk, D]):
@@ -48,7 +47,7 @@ class TalkerStream(ReplicaStream[FrameChunk, D]):
         gpu_frames = self._request.gpu_frames
         if gpu_frames < ALL_FRAMES:
             gpu_frames = max(0, gpu_frames - (self._received.samples - self._start) // self._frame_samples)
-        rest = self._received.next_request(self._request.synthesis)
+        rest = self._received.begin_attempt(self._request.synthesis)
         return self._generate(replace(self._request, synthesis=rest, gpu_frames=gpu_frames))
 
     def _collect(self, chunk: FrameChunk) -> None:
@@ -113,7 +112,7 @@ class CodecAudio(ReplicaStream[PcmChunk, PcmChunk]):
         self._received = Received()
 
     def ask(self) -> AsyncGenerator[PcmChunk, None]:
-        return self._synthesize(self._received.next_request(self._request))
+        return self._synthesize(self._received.begin_attempt(self._request))
 
     def receive(self, chunk: PcmChunk) -> PcmChunk | None:
         self._each_chunk(chunk)

@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from deployments.codec.slots import DecodeCall, Pcm
+from deployments.codec.slots import DecodeCall
 from deployments.errors import EngineError, Overloaded
 from deployments.listener import Listener
 from deployments.protocol import (
@@ -28,6 +28,7 @@ from deployments.protocol import (
     GenerateRequest,
     ModelInfo,
     ModelKind,
+    Pcm,
     PcmChunk,
     Sampling,
     SynthesisRequest,

@@ -26,8 +26,8 @@ from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder, snr_db, to_pcm16
 from deployments.codec.fold import FoldedDecoder, fold, map_tensors
 from deployments.codec.plan import GPU_RAMP
-from deployments.codec.slots import Pcm
 from deployments.errors import EngineError
+from deployments.protocol import Pcm
 from deployments.talker.engine.startup import prepare_nothing
 from talkray_tools.arguments import checkpoint
 from talkray_tools.random_codec import Stress, randomize_decoder

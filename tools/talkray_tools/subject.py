@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from deployments.audio.speech_detection import Pcm, runaway_frames
+from deployments.audio.speech_detection import runaway_frames
 from deployments.codec.decoder import to_pcm16
 from deployments.codec.pool.codec import Codec, load_codec
 from deployments.config import CodecConfig, TalkerConfig
@@ -20,6 +20,7 @@ from deployments.protocol import (
     FinishReason,
     GenerateRequest,
     ModelKind,
+    Pcm,
     Reference,
     Sampling,
     SynthesisRequest,

@@ -17,9 +17,10 @@ from deployments.codec.decoder import MIN_SNR_DB, Backend, CodecDecoder, choice,
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.fold import FoldedDecoder
 from deployments.codec.plan import GPU_RAMP, call_sizes, parts
-from deployments.codec.slots import CODE_RING, DecodeCall, Pcm, Prepare, SlotDecoder
+from deployments.codec.slots import CODE_RING, DecodeCall, Prepare, SlotDecoder
 from deployments.errors import EngineError
 from deployments.gpu.graphs import Graphs, Staging, buckets
+from deployments.protocol import Pcm
 
 # Numbers of streams in a call. They are close together, so that the padding of a call stays small.
 BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, *range(96, 4096, 32))

@@ -16,9 +16,9 @@ from deployments.codec.decoder_state import DecoderState
 from deployments.codec.plan import ChunkPlan
 from deployments.errors import EngineError
 from deployments.listener import Listener
-from deployments.protocol import Codes, FrameChunk, PcmChunk
+from deployments.protocol import Codes, FrameChunk, Pcm, PcmChunk
 from deployments.serving import metrics
-from deployments.serving.replica_streams import OutgoingAudio, Pcm, UntakenFrames
+from deployments.serving.replica_streams import OutgoingAudio, UntakenFrames
 
 Decode = Callable[[DecodeTask], Awaitable[Decoded]]
 

@@ -6,7 +6,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
-from deployments.audio.speech_detection import EndingGuard, Pcm, runaway_frames
+from deployments.audio.speech_detection import EndingGuard, runaway_frames
 from deployments.protocol import (
     Codes,
     FinishReason,
@@ -14,6 +14,7 @@ from deployments.protocol import (
     GenerateRequest,
     ModelInfo,
     ModelKind,
+    Pcm,
     PcmChunk,
     SynthesisRequest,
 )

@@ -3,7 +3,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from deployments.audio.speech_detection import FirstSound, LeadingSilence, Pcm, first_sound
+from deployments.audio.speech_detection import FirstSound, LeadingSilence, first_sound
+from deployments.protocol import Pcm
 
 RATE = 1000  # windows of 10 samples
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from deployments.protocol import Codes, FinishReason
+from deployments.protocol import Codes, FinishReason, Pcm
 from tests.faults.listening import Heard
 from tools.experiments.gpu import audit as module
-from tools.experiments.gpu.audit import Audit, Pcm, audit
+from tools.experiments.gpu.audit import Audit, audit
 
 FRAME = 100
 

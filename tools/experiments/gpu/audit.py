@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 import ray
 import torch
-from numpy.typing import NDArray
 
 from deployments.codec.decoder import MIN_SNR_DB, snr_db, to_pcm16
-from deployments.protocol import Codes, Sampling, SynthesisRequest
+from deployments.protocol import Codes, Pcm, Sampling, SynthesisRequest
 from deployments.weights.store import locate
 from loadtest.arrivals import Phase, ScheduledRequest, SpeechLengths
 from loadtest.settings import Settings
@@ -32,7 +31,6 @@ from tests.faults.pools import serving
 
 _RANDOM, _EXTREME = 100, 50  # streams that are decoded: at random, and the shortest and the longest
 
-Pcm = NDArray[np.int16]
 Decode = Callable[[Codes], Pcm]
 
 

@@ -13,9 +13,9 @@ from deployments.codec.backends.registry import load_decoder
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.encoder import CodecEncoder
-from deployments.codec.slots import CODE_RING, Pcm, PlainSlots, SlotDecoder
+from deployments.codec.slots import CODE_RING, PlainSlots, SlotDecoder
 from deployments.errors import InvalidRequest, Overloaded
-from deployments.protocol import ALL_FRAMES, Codes, FrameChunk, Reference
+from deployments.protocol import ALL_FRAMES, Codes, FrameChunk, Pcm, Reference
 from deployments.talker.audio import audio_streams, codec_pacing
 from deployments.talker.audio.audio_stream import AudioStream
 from deployments.talker.audio.audio_streams import AudioStreams

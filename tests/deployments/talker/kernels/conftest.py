@@ -1,4 +1,4 @@
-"""These run where Triton is: on a GPU, or on CPU tensors in Triton's interpreter (TRITON_INTERPRET=1)."""
+"""All but test_cpu_kernels.py run where Triton is: on a GPU, or on a CPU in its interpreter (TRITON_INTERPRET=1)."""
 
 import json
 from dataclasses import replace
@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """On a GPU they are part of `-m gpu`."""
     if not INTERPRETED:
         for item in items:
-            if Path(__file__).parent in item.path.parents:
+            if Path(__file__).parent in item.path.parents and item.path.name != "test_cpu_kernels.py":
                 item.add_marker(pytest.mark.gpu)
 
 
