@@ -59,8 +59,8 @@ class Received:
         if audio_s:
             self._listener.deliver(audio_s, now_s=time.monotonic())
 
-    def next_request(self, request: SynthesisRequest) -> SynthesisRequest:
-        """The request for what the reader has not got. Each call is one attempt: from the second call on the request
+    def begin_attempt(self, request: SynthesisRequest) -> SynthesisRequest:
+        """The request for what the reader has not got. Each call begins an attempt: from the second on the request
         says `was_asked_for`, because the replica that was asked before may hang. The prompt that a replica made of a
         recording goes in place of the recording.
         """

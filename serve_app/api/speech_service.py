@@ -129,40 +129,40 @@ class SpeechService:
 
         The response counts in the record's `usage` while it is sent. `RequestContext` publishes the record after it.
         """
-        utterance, ignored = self._continued(await self.begin_speech(request, speech), speech)
+        utterance, ignored = self._continued(await self.begin_utterance(request, speech), speech)
         usage = state_of(request).record.usage
         usage.ignored = ignored_fields.entries(ignored)
         own_type = {} if body is None else {"content-type": body.content_type}
         notes = replace(speech, ignored=ignored).headers() | usage.headers()
         headers = {**speech_headers(speech.delivery, speech.info), **notes, **own_type}
-        spoken = await self._dialogue(request, utterance, parts) if parts else [utterance]
+        utterances = await self._dialogue(request, utterance, parts) if parts else [utterance]
         if isinstance(body, StreamedBody) or (body is None and not speech.delivery.whole):
             times = _word_times(parts or [speech])
-            audio = self._audio(spoken, speech, usage, times)
+            audio = self._audio(utterances, speech, usage, times)
             return SpeechResponse(audio if body is None else body.make(audio, times), headers, usage=usage)
-        return self._whole(request, speech, spoken, headers, body=body, parts=parts)
+        return self._whole(request, speech, utterances, headers, body=body, parts=parts)
 
     def _whole(
         self,
         request: Request,
         speech: SpeechRequest,
-        spoken: Sequence[UtteranceRequest],
+        utterances: Sequence[UtteranceRequest],
         headers: dict[str, str],
         *,
         body: WholeBody | None,
         parts: Sequence[SpeechRequest],
     ) -> WholeResponse:
         """All audio in one body. A text, not a dialogue of `parts`, is spoken again, once, if it ended badly."""
-        first = spoken[0]
+        first = utterances[0]
         usage = state_of(request).record.usage
         quota = ByteQuota(state_of(request).caller.name)
         quota.expect(speech.body, speech.delivery, speech.info)
 
-        def attempt(spoken: Sequence[UtteranceRequest], usage: Usage) -> AnswerAttempt:
+        def attempt(utterances: Sequence[UtteranceRequest], usage: Usage) -> AnswerAttempt:
             times = _word_times(parts or [speech])
-            audio = self._audio(spoken, speech, usage, times, quota)
+            audio = self._audio(utterances, speech, usage, times, quota)
             return AnswerAttempt(
-                audio, usage, whole=body, times=times, drop_tail=partial(self._tails.drop, spoken[0].synthesis)
+                audio, usage, whole=body, times=times, drop_tail=partial(self._tails.drop, utterances[0].synthesis)
             )
 
         def redraw() -> AnswerAttempt:
@@ -170,21 +170,21 @@ class SpeechService:
             return attempt([second], usage.another(second.synthesis.seed))
 
         redraws = first.redraws and not parts
-        return WholeResponse(attempt(spoken, usage), headers, quota=quota, redraw=redraw if redraws else None)
+        return WholeResponse(attempt(utterances, usage), headers, quota=quota, redraw=redraw if redraws else None)
 
     def _audio(
         self,
-        parts: Sequence[UtteranceRequest],
+        utterances: Sequence[UtteranceRequest],
         speech: SpeechRequest,
         usage: Usage,
         times: WordTimes | None,
         quota: ByteQuota | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        """The parts' audio in the form that was asked for: bare, or as events."""
-        speak = partial(self.models.of(parts[0]).speak, info=speech.info)
-        chunks = one_after_another(parts, speak) if len(parts) > 1 else speak(parts[0])
-        make = event_body if speech.delivery.events else audio_body
-        return make(chunks, speech.delivery.rendering(speech.info), usage, times, quota)
+        """The audio of one utterance, or of those of a dialogue, in the form that was asked for: bare, or as events."""
+        speak = partial(self.models.of(utterances[0]).speak, info=speech.info)  # Admission.speak
+        chunks = one_after_another(utterances, speak) if len(utterances) > 1 else speak(utterances[0])
+        body = event_body if speech.delivery.events else audio_body
+        return body(chunks, speech.delivery.rendering(speech.info), usage, times, quota)
 
     def _continued(
         self, utterance: UtteranceRequest, speech: SpeechRequest
@@ -209,7 +209,7 @@ class SpeechService:
         ]
         return as_dialogue([first.changed(seed=opening.seed, tail=opening.tail, marks=opening.marks), *later])
 
-    async def begin_speech(
+    async def begin_utterance(
         self, request: HTTPConnection, speech: SpeechRequest, *, record: RequestRecord | None = None
     ) -> UtteranceRequest:
         """The utterance of a request, or of a socket's message with its own `record`. Raises InvalidRequest.

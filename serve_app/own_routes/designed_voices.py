@@ -178,7 +178,7 @@ async def _speak(
     changes: Json = {"max_new_tokens": most if max_new_tokens is None else min(max_new_tokens, most)}
     if speech.body.seed is not None:
         changes["seed"] = (speech.body.seed + number) % 2**64
-    utterance = await service.begin_speech(request, replace(speech, body=speech.body.model_copy(update=changes)))
+    utterance = await service.begin_utterance(request, replace(speech, body=speech.body.model_copy(update=changes)))
     utterance = utterance.changed(request_id=f"{utterance.synthesis.request_id}-{number + 1}")
     usage, pcm = Usage(), bytearray()
     async with aclosing(service.models.of(utterance).speak(utterance, speech.info)) as chunks:

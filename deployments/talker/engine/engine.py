@@ -47,7 +47,7 @@ class StepInFlight:
 
     queued: QueuedStep
     runner: ModelRunner
-    # First in the batch: the codec gets their frames when the host has them. It has got those of the others by then.
+    # These stand first in the batch. The codec gets their frames from the host, those of the others on the device.
     decoded_late: list[Sequence]
     previous: QueuedStep | None = None  # the step before it, whose `advance` is over once this one has codes
     is_collected: bool = False  # the host has its frames, and the talker reads them
@@ -55,7 +55,7 @@ class StepInFlight:
 
 
 class Engine:
-    """Continuous batching over one checkpoint on one device. `loading.build_engine` puts one together.
+    """Continuous batching over one checkpoint on one device. `startup.build_engine` puts one together.
 
     A step makes one frame for each running sequence. It has two halves: `predict` makes the frames, and `advance` has
     the talker read them, which needs no answer from the host. On a GPU the host works beside both:

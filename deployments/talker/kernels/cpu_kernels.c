@@ -13,7 +13,7 @@
 #ifdef __aarch64__
 #define LANES 4
 #else
-#define LANES 8 /* of a vector; GCC does not split wider ones well where a CPU has them not */
+#define LANES 8 /* of a vector; GCC makes slow code of vectors that are wider than the CPU's */
 #endif
 #define TILE 16 /* outputs whose weights stand side by side */
 #define PARTS (TILE / LANES)

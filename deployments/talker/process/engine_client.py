@@ -154,7 +154,7 @@ class EngineClient:
         raise TalkerLost(f"the engine process ended with code {self._process.wait()} at its start; its output says why")
 
     async def attach(self) -> None:
-        """Give the socket to the event loop: the first call does: a constructor has none. Raises TalkerLost."""
+        """Give the socket to the event loop: only coroutines have one, so the first call does. Raises TalkerLost."""
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
         await asyncio.shield(self._connecting)
