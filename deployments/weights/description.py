@@ -67,7 +67,8 @@ def _info(top: Any, codec: Any, name: str, config: TalkerConfig, *, on_gpu: bool
     needs = top["talkray"]
     spoken_form = needs.get("spoken_form")
     is_small = kind is ModelKind.CUSTOM_VOICE and top.get("tts_model_size") == "0b6"
-    drops = kind is ModelKind.BASE or is_small or spoken_form is not None  # as ModelConfig.drops_instructions
+    only_reads = spoken_form is not None and not needs.get("follows_instructions", False)
+    drops = kind is ModelKind.BASE or is_small or only_reads  # as ModelConfig.drops_instructions
     return ModelInfo(
         name=name,
         kind=kind,

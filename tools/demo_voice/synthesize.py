@@ -15,12 +15,15 @@ import os
 import shutil
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
+from tools.demo_voice.manners import MANNERS
 from tools.demo_voice.shape import PHONE_SAMPLES
-from tools.demo_voice.teacher import SAMPLE_RATE, VOICES, Teacher
+from tools.demo_voice.speakers import VOICES
+from tools.demo_voice.teacher import SAMPLE_RATE, Teacher
 from tools.demo_voice.texts import Line, lines
 
 logger = logging.getLogger(__name__)
@@ -64,12 +67,12 @@ def _read_part(job: tuple[Path, list[Line], int]) -> None:
     rows = []
     with path.with_suffix(".i16").open("wb") as samples, path.with_suffix(".u8").open("wb") as phones:
         for seed, line in enumerate(texts, start=first):
-            speech = _teacher.speak(line.text, line.voice, seed=seed)
+            speech = _teacher.speak(line.text, line.voice, MANNERS[line.manner], seed=seed)
             count = len(speech.audio)
             if count:
                 samples.write((speech.audio * _FULL_SCALE).round().astype("<i2").tobytes())
                 phones.write(speech.phones.tobytes())
-                rows.append({"text": line.text, "voice": line.voice, "samples": count, "split": line.split})
+                rows.append({**asdict(line), "samples": count})
     scratch = path.with_suffix(".tmp")
     scratch.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     scratch.rename(path.with_suffix(".jsonl"))

@@ -1,8 +1,4 @@
-"""The teacher: hibari's one voice, and four out of it.
-
-Played faster or slower than it was synthesised, a voice moves in pitch and in formants together, as a smaller or a
-larger speaker would. The teacher speaks slower or faster by the same factor, so the rate of speech stays.
-"""
+"""The teacher: hibari, and what each speaker makes of its one voice."""
 
 import importlib
 import sys
@@ -18,10 +14,11 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from tools.demo_voice.manners import MANNERS, PLAIN, Manner
 from tools.demo_voice.shape import FRAME_SAMPLES, PHONE_SAMPLES
+from tools.demo_voice.speakers import VOICES, spoken_by
 
 SAMPLE_RATE = 24000
-VOICES = {"nora": Fraction(1), "iris": Fraction(11, 10), "felix": Fraction(22, 25), "hugo": Fraction(4, 5)}
 
 Audio = NDArray[np.float32]  # [samples]
 Phones = NDArray[np.uint8]
@@ -63,7 +60,7 @@ class TeacherSpeech:
 
 
 class Timed:
-    """The teacher's network, which keeps how long it made each phoneme of its last sentence.
+    """The teacher's network, which keeps how long it made each phoneme of its last sentence, and speaks as told.
 
     The released network does not give the durations out: the list of its outputs is extended here. A message that is
     appended to a serialised one is merged with it, so this needs no library.
@@ -78,12 +75,13 @@ class Timed:
         network = file.read_bytes() + _field(7, _field(12, output))
         self._session = onnxruntime.InferenceSession(network, options, providers=["CPUExecutionProvider"])
         self.durations = np.zeros(0, np.float32)  # in steps of the teacher
+        self.speaker, self.manner = VOICES["nora"], MANNERS[PLAIN]
 
     def run(self, names: None, inputs: dict[str, NDArray[np.generic]]) -> list[NDArray[np.float32]]:
         """As the session's: the outputs that the package knows."""
         outputs: list[NDArray[np.float32]] = self._session.run(names, inputs)
         self.durations = outputs.pop()
-        return outputs
+        return spoken_by(self.speaker, self.manner, outputs)
 
 
 def _field(number: int, payload: bytes) -> bytes:
@@ -110,10 +108,11 @@ class Teacher:
         timed = voice.sess = Timed(Path(voice.model_path))
         return cls(voice, timed)
 
-    def speak(self, text: str, name: str, *, seed: int) -> TeacherSpeech:
+    def speak(self, text: str, name: str, manner: Manner = MANNERS[PLAIN], *, seed: int) -> TeacherSpeech:
         """Normalised speech, with little silence around it and short pauses between its sentences; maybe empty."""
         generator = np.random.default_rng(seed)
-        sentences = [self._sentence(phonemes, name, generator) for phonemes in self._voice.phonemize(text)]
+        self._timed.speaker, self._timed.manner = VOICES[name], manner
+        sentences = [self._sentence(phonemes, generator) for phonemes in self._voice.phonemize(text)]
         lost = any(sentence is None for sentence in sentences)
         sentences = [sentence for sentence in sentences if sentence is not None and len(sentence[0])]
         if lost or not sentences:
@@ -123,7 +122,8 @@ class Teacher:
         audio, phones = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
         padding = -len(audio) % FRAME_SAMPLES
         phones = np.pad(phones, (0, padding + AHEAD))[AHEAD:][PHONE_SAMPLES // 2 :: PHONE_SAMPLES]
-        return TeacherSpeech(np.pad(_normalise(audio), (0, padding)), phones.astype(np.uint8))
+        leveled = _normalise(audio) * np.float32(10 ** (manner.level_db / 20))
+        return TeacherSpeech(np.pad(leveled, (0, padding)), phones.astype(np.uint8))
 
     def words(self, text: str) -> list[list[int]]:
         """The numbers of each word's phonemes, without punctuation."""
@@ -132,11 +132,11 @@ class Teacher:
         words = [numbers[start:end] for start, end in zip([0, *places], places, strict=False)]
         return [spoken for word in words if (spoken := [number for number in word if number > _GAP])]
 
-    def _sentence(self, phonemes: str, name: str, generator: np.random.Generator) -> tuple[Audio, Phones] | None:
+    def _sentence(self, phonemes: str, generator: np.random.Generator) -> tuple[Audio, Phones] | None:
         """Trimmed samples, and the phoneme at each of them; None where the teacher cut a sentence that is too long."""
-        factor = VOICES[name]
-        ids = self._voice.ids(phonemes)
-        spoken = self._voice.from_ids(ids, float(1 / factor), generator)
+        speaker, ids = self._timed.speaker, self._voice.ids(phonemes)
+        factor = speaker.size
+        spoken = self._voice.from_ids(ids, speaker.speed * self._timed.manner.speed / float(factor), generator)
         phones = np.repeat(np.asarray(ids, np.uint8), self._timed.durations.astype(int) * _TEACHER_STEP)
         if len(phones) != len(spoken):
             return None

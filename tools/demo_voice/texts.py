@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.demo_voice.manners import MANNERS, PLAIN
+
 NUM_HELD_OUT = 100
+MANNER_SHARE = 0.3  # of the training lines are not spoken plainly
 MAX_CHARACTERS = 300
 
 _DATA = Path(__file__).parent / "data"
@@ -38,7 +41,8 @@ _ORDINALS = _words(
 _SLOTS = {
     "name": _words(
         "Anna Ben Carla David Emma Frank Grace Henry Isabel Jack Karen Leo Maria Nathan Olivia Paul Rachel Sam Tina "
-        "Victor Wendy Michael Sarah Thomas Julia Robert Alice Peter Laura Daniel Nora Felix Iris Hugo"
+        "Victor Wendy Michael Sarah Thomas Julia Robert Alice Peter Laura Daniel Nora Felix Iris Hugo Otto Miles Lily "
+        "Edith"
     ),
     "surname": _words(
         "Miller Johnson Carter Brown Davis Wilson Taylor Anderson Thompson White Harris Clark Lewis Walker Young King "
@@ -136,6 +140,7 @@ class Line:
     text: str
     voice: str
     split: str  # "train" or "heldout"
+    manner: str = PLAIN
 
 
 def lines(hours: float, voices: tuple[str, ...], *, seed: int = 0) -> list[Line]:
@@ -149,11 +154,13 @@ def lines(hours: float, voices: tuple[str, ...], *, seed: int = 0) -> list[Line]
     remaining_s = hours * 3600.0
     known = [text for text in (*sentences, *_read(_DEFINITIONS)) if text not in excluded]
     generator.shuffle(known)
+    others = [manner for manner in MANNERS if manner != PLAIN]
     for text in _endless(generator, known):
         if remaining_s <= 0:
             return result
-        result.append(Line(text, voices[len(result) % len(voices)], "train"))
-        remaining_s -= len(text) / _CHARACTERS_PER_SECOND + _PAUSES_S
+        manner = generator.choice(others) if generator.random() < MANNER_SHARE else PLAIN
+        result.append(Line(text, voices[len(result) % len(voices)], "train", manner))
+        remaining_s -= (len(text) / _CHARACTERS_PER_SECOND + _PAUSES_S) / MANNERS[manner].speed
     raise AssertionError("the generator of texts has no end")
 
 

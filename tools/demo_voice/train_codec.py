@@ -330,6 +330,7 @@ class IndexRow:
     start: int  # sample of RUN/audio.i16
     samples: int
     split: str  # "train" or "heldout"
+    manner: str
 
 
 def read_index(run: Path) -> list[IndexRow]:

@@ -22,7 +22,8 @@ from deployments.weights.store import locate
 from serve_app.speech.word_times import WordTimes
 from serve_app.text.spoken_text import TextRules, read
 from tools.demo_voice.shape import PHONES_PER_FRAME
-from tools.demo_voice.teacher import AHEAD, VOICES, Teacher
+from tools.demo_voice.speakers import VOICES
+from tools.demo_voice.teacher import AHEAD, Teacher
 from tools.demo_voice.texts import lines
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,9 @@
-from tools.demo_voice.texts import MAX_CHARACTERS, NUM_HELD_OUT, lines
+from collections import Counter
+
+import pytest
+
+from tools.demo_voice.manners import MANNERS, PLAIN
+from tools.demo_voice.texts import MANNER_SHARE, MAX_CHARACTERS, NUM_HELD_OUT, lines
 
 VOICES = ("one", "two")
 
@@ -19,3 +24,11 @@ def test_nearly_every_text_is_new() -> None:
     texts = [line.text for line in lines(20, VOICES) if line.split == "train" and len(line.text) > 20]
     assert len(set(texts)) > 0.95 * len(texts)
     assert max(map(len, texts)) <= MAX_CHARACTERS
+
+
+def test_each_manner_has_its_share_and_held_out_lines_are_plain() -> None:
+    result = lines(20, VOICES)
+    assert {line.manner for line in result if line.split == "heldout"} == {PLAIN}
+    manners = Counter(line.manner for line in result if line.split == "train")
+    shares = {manner: manners[manner] / manners.total() for manner in MANNERS if manner != PLAIN}
+    assert shares == pytest.approx(dict.fromkeys(shares, MANNER_SHARE / len(shares)), rel=0.1)
