@@ -50,7 +50,7 @@ VOICES = {
     "hugo": Speaker(Fraction(4, 5)),
     "otto": Speaker(Fraction(41, 50), pitch=0.61, melody=0.8, speed=0.95),
     "miles": Speaker(Fraction(24, 25), pitch=0.68, melody=1.2, speed=1.05),
-    "lily": Speaker(Fraction(6, 5), pitch=1.15, melody=1.3),
+    "lily": Speaker(Fraction(9, 8), pitch=1.16, melody=1.15),
     "edith": Speaker(Fraction(21, 20), pitch=0.82, tremor=0.05, breath_db=-22.0, tilt_db=-3.0, speed=0.88),
 }
 

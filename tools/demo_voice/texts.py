@@ -144,10 +144,12 @@ class Line:
 
 
 def lines(hours: float, voices: tuple[str, ...], *, seed: int = 0) -> list[Line]:
-    """Held-out sentences for every voice, then training lines that last about `hours`, the voices taking turns."""
+    """Held-out sentences for every voice, the same for each seed, then training lines that last about `hours`, the
+    voices taking turns.
+    """
     generator = random.Random(seed)
     sentences = _read(_SENTENCES)
-    generator.shuffle(sentences)
+    random.Random(0).shuffle(sentences)
     held_out = [sentence for sentence in sentences if len(sentence) in _HELD_OUT_LENGTHS][:NUM_HELD_OUT]
     excluded = set(held_out)
     result = [Line(text, voice, "heldout") for text in held_out for voice in voices]

@@ -20,6 +20,13 @@ def test_the_same_seed_gives_the_same_texts() -> None:
     assert lines(1, VOICES, seed=3) == lines(1, VOICES, seed=3) != lines(1, VOICES, seed=4)
 
 
+def test_every_seed_holds_the_same_sentences_out() -> None:
+    first, second = lines(2, VOICES, seed=3), lines(2, VOICES, seed=4)
+    held_out = [line for line in first if line.split == "heldout"]
+    assert held_out == [line for line in second if line.split == "heldout"]
+    assert not {line.text for line in held_out} & {line.text for line in second if line.split == "train"}
+
+
 def test_nearly_every_text_is_new() -> None:
     texts = [line.text for line in lines(20, VOICES) if line.split == "train" and len(line.text) > 20]
     assert len(set(texts)) > 0.95 * len(texts)
