@@ -12,11 +12,16 @@ _TURNS = 400  # instructions of each manner
 class Manner:
     """What the teacher's speech becomes, and words that ask for it."""
 
-    speed: float = 1.0
+    speed: float = 1.0  # at which the teacher speaks
+    pace: float = 1.0  # of what it said: it has no durations shorter than 25 ms, so that fast speech loses its words
     level_db: float = 0.0
     tilt_db: float = 0.0  # of harmonics, for each octave above 300 Hz
     adverbs: tuple[str, ...] = ()
     adjectives: tuple[str, ...] = ()
+
+    @property
+    def tempo(self) -> float:
+        return self.speed * self.pace
 
 
 PLAIN = ""
@@ -47,7 +52,7 @@ MANNERS = {
         adjectives=("slow", "very slow", "slower", "leisurely", "slow-paced"),
     ),
     "fast": Manner(
-        speed=1.4,
+        pace=1.35,
         adverbs=(
             *("fast", "very fast", "faster", "a bit faster", "much faster", "quickly", "more quickly", "rapidly"),
             *("at a fast pace", "at a faster pace", "at high speed", "in a hurry", "as fast as you can"),

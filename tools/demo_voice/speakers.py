@@ -1,7 +1,7 @@
 """The eight speakers, made of the teacher's one.
 
 The teacher's network gives a pitch curve, the spectrum that its pulses are filtered by, and the rest of the sound. So a
-speaker may have another pitch, another melody and breath, and a larger or smaller head: the sound is played faster or
+speaker may have another pitch, another melody and tilt, and a larger or smaller head: the sound is played faster or
 slower than it was synthesised, which moves pitch and formants together.
 """
 
@@ -34,7 +34,6 @@ class Speaker:
     pitch: float = 1.0  # another factor of the pitch alone
     melody: float = 1.0  # exponent of the pitch around its median
     tremor: float = 0.0  # of the pitch, as a share of it
-    breath_db: float | None = None  # noise, relative to the harmonics
     tilt_db: float = 0.0  # of the harmonics, for each octave above _TILT_FROM
     speed: float = 1.0
 
@@ -49,9 +48,9 @@ VOICES = {
     "iris": Speaker(Fraction(11, 10)),
     "hugo": Speaker(Fraction(4, 5)),
     "otto": Speaker(Fraction(41, 50), pitch=0.61, melody=0.8, speed=0.95),
-    "miles": Speaker(Fraction(24, 25), pitch=0.68, melody=1.2, speed=1.05),
+    "miles": Speaker(Fraction(23, 25), pitch=0.7, melody=1.2, tilt_db=1.0, speed=1.05),
     "lily": Speaker(Fraction(9, 8), pitch=1.16, melody=1.15),
-    "edith": Speaker(Fraction(21, 20), pitch=0.82, tremor=0.05, breath_db=-22.0, tilt_db=-3.0, speed=0.88),
+    "edith": Speaker(pitch=0.88, tremor=0.04, tilt_db=-1.0, speed=0.88),
 }
 
 
@@ -61,27 +60,28 @@ def spoken_by(speaker: Speaker, manner: Manner, outputs: list[Spectrum]) -> list
     They are log magnitudes and phases of what the pulses are filtered by, log magnitudes of noise, log magnitudes and
     phases of the rest, and the pitch [1, steps].
     """
-    pulses, phases, noise, rest, rest_phases, pitch = outputs
+    steps = (np.arange(int(outputs[0].shape[-1] / manner.pace)) * manner.pace).astype(int)
+    pulses, phases, noise, rest, rest_phases, pitch = (output[..., steps] for output in outputs)
     frequencies = np.arange(pulses.shape[1])[:, None] * _BIN_HZ
+    voiced = pitch > _VOICED
     if speaker.has_own_pitch:
-        voiced = pitch > _VOICED
         pitch = np.where(voiced, _melody(speaker, pitch), pitch)
         pulses, phases = _minimum_phase(pulses)
+    if speaker.has_own_pitch or manner.pace != 1:
         share = np.clip((_REST_TO - frequencies) / (_REST_TO - _REST_FROM), 0, 1)
         rest = rest - _REST_CUT * share * voiced[:, None]
     tilt_db = speaker.tilt_db + manner.tilt_db
     tilt = _NEPERS * tilt_db * np.log2(np.maximum(frequencies, _TILT_FROM) / _TILT_FROM)
-    if speaker.breath_db is not None:
-        noise = np.logaddexp(noise, np.where(pitch > _VOICED, pulses + _NEPERS * speaker.breath_db, noise))
     changed = pulses + tilt, phases, noise, rest + tilt, rest_phases, pitch
     return [output.astype(np.float32) for output in changed]
 
 
-def _melody(speaker: Speaker, pitch: NDArray[np.float32]) -> NDArray[np.float64]:
+def _melody(speaker: Speaker, pitch: Spectrum) -> Spectrum:
     seconds = np.arange(pitch.shape[-1]) * _STEP_S
     shaken = 1 + speaker.tremor * np.sin(2 * np.pi * _TREMOR_HZ * seconds)
     relative = np.maximum(pitch, 1.0) / _TEACHER_PITCH
-    return _TEACHER_PITCH * speaker.pitch * relative**speaker.melody * shaken
+    moved: Spectrum = (_TEACHER_PITCH * speaker.pitch * relative**speaker.melody * shaken).astype(np.float32)
+    return moved
 
 
 def _minimum_phase(magnitudes: Spectrum) -> tuple[Spectrum, Spectrum]:
@@ -94,4 +94,4 @@ def _minimum_phase(magnitudes: Spectrum) -> tuple[Spectrum, Spectrum]:
     kept[0] = 1
     smooth = np.fft.rfft(cepstrum * kept, axis=1).T[None]
     turns = np.angle(np.exp(1j * smooth.imag)) / np.pi
-    return smooth.real, np.arctanh(np.clip(turns, -0.9999, 0.9999))
+    return smooth.real.astype(np.float32), np.arctanh(np.clip(turns, -0.9999, 0.9999)).astype(np.float32)

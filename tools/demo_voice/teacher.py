@@ -24,7 +24,6 @@ Audio = NDArray[np.float32]  # [samples]
 Phones = NDArray[np.uint8]
 
 _DURATIONS = "/Round_output_0"
-_TEACHER_STEP = 600  # samples of a step of its durations
 _TAPS = 48  # of the resampling filter, at the lower of the two rates
 _STEP = SAMPLE_RATE // 100  # samples over which speech is told from silence
 _SPEECH = 0.005  # of the peak
@@ -74,13 +73,15 @@ class Timed:
         output = _field(1, _DURATIONS.encode()) + _field(2, floats)
         network = file.read_bytes() + _field(7, _field(12, output))
         self._session = onnxruntime.InferenceSession(network, options, providers=["CPUExecutionProvider"])
-        self.durations = np.zeros(0, np.float32)  # in steps of the teacher
+        self.durations = np.zeros(0, np.float32)  # in steps of two of its output
+        self.num_steps = 0
         self.speaker, self.manner = VOICES["nora"], MANNERS[PLAIN]
 
     def run(self, names: None, inputs: dict[str, NDArray[np.generic]]) -> list[NDArray[np.float32]]:
         """As the session's: the outputs that the package knows."""
         outputs: list[NDArray[np.float32]] = self._session.run(names, inputs)
         self.durations = outputs.pop()
+        self.num_steps = outputs[0].shape[-1]
         return spoken_by(self.speaker, self.manner, outputs)
 
 
@@ -137,11 +138,11 @@ class Teacher:
         speaker, ids = self._timed.speaker, self._voice.ids(phonemes)
         factor = speaker.size
         spoken = self._voice.from_ids(ids, speaker.speed * self._timed.manner.speed / float(factor), generator)
-        phones = np.repeat(np.asarray(ids, np.uint8), self._timed.durations.astype(int) * _TEACHER_STEP)
-        if len(phones) != len(spoken):
+        phones = np.repeat(np.asarray(ids, np.uint8), 2 * self._timed.durations.astype(int))
+        if len(phones) != self._timed.num_steps:
             return None
         audio = resample(spoken, 1 / factor)
-        places = np.arange(len(audio)) * len(spoken) // max(len(audio), 1)
+        places = np.arange(len(audio)) * len(phones) // max(len(audio), 1)
         begin, end = _sounding(audio)
         return _faded(audio[begin:end]), phones[places][begin:end]
 

@@ -162,7 +162,7 @@ def lines(hours: float, voices: tuple[str, ...], *, seed: int = 0) -> list[Line]
             return result
         manner = generator.choice(others) if generator.random() < MANNER_SHARE else PLAIN
         result.append(Line(text, voices[len(result) % len(voices)], "train", manner))
-        remaining_s -= (len(text) / _CHARACTERS_PER_SECOND + _PAUSES_S) / MANNERS[manner].speed
+        remaining_s -= (len(text) / _CHARACTERS_PER_SECOND + _PAUSES_S) / MANNERS[manner].tempo
     raise AssertionError("the generator of texts has no end")
 
 
