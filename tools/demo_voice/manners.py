@@ -52,7 +52,7 @@ MANNERS = {
         adjectives=("slow", "very slow", "slower", "leisurely", "slow-paced"),
     ),
     "fast": Manner(
-        pace=1.35,
+        pace=1.3,
         adverbs=(
             *("fast", "very fast", "faster", "a bit faster", "much faster", "quickly", "more quickly", "rapidly"),
             *("at a fast pace", "at a faster pace", "at high speed", "in a hurry", "as fast as you can"),

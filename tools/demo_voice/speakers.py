@@ -20,7 +20,7 @@ _VOICED = 40.0  # Hz: below that pitch there are no pulses
 _STEP_S, _BIN_HZ = 0.0125, 20.0  # of the network's outputs
 _LIFTER = 80  # samples: what is finer in a spectrum is harmonics, not the mouth
 _REST_FROM, _REST_TO = 1500.0, 4000.0  # Hz: the rest has the teacher's pitch below the first and has none above
-_REST_CUT = 2.3  # nepers
+_REST_CUT = 1.0  # nepers
 _TREMOR_HZ = 5.2
 _TILT_FROM = 300.0  # Hz
 _NEPERS = np.log(10) / 20  # in a dB
@@ -67,7 +67,6 @@ def spoken_by(speaker: Speaker, manner: Manner, outputs: list[Spectrum]) -> list
     if speaker.has_own_pitch:
         pitch = np.where(voiced, _melody(speaker, pitch), pitch)
         pulses, phases = _minimum_phase(pulses)
-    if speaker.has_own_pitch or manner.pace != 1:
         share = np.clip((_REST_TO - frequencies) / (_REST_TO - _REST_FROM), 0, 1)
         rest = rest - _REST_CUT * share * voiced[:, None]
     tilt_db = speaker.tilt_db + manner.tilt_db
