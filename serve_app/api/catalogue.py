@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 from deployments.errors import InvalidRequest, ModelNotFound, StartError
 from deployments.protocol import ModelInfo, ModelKind
@@ -77,20 +78,15 @@ ALIASES = {
 
 def aliases(speakers: Sequence[str]) -> dict[str, str]:
     """OpenAI's names onto `speakers`: the preferred match where it is there, else spread by order."""
-    if not speakers:
-        return {}
-    spread = {name: speakers[index % len(speakers)] for index, name in enumerate(ALIASES)}
+    spread = dict(zip(ALIASES, cycle(speakers), strict=False))
     preferred = {name: speaker for name, targets in ALIASES.items() for speaker in targets if speaker in speakers}
     return {name: target for name, target in (spread | preferred).items() if name not in speakers}
 
 
 def resolve(name: str, speakers: Sequence[str]) -> str:
     """The speaker that `name` means, in any case. Raises InvalidRequest with the valid names."""
-    wanted = name.lower()
-    if wanted in speakers:
-        return wanted
-    known = aliases(speakers)
-    if wanted in known:
+    known = {speaker: speaker for speaker in speakers} | aliases(speakers)
+    if (wanted := name.lower()) in known:
         return known[wanted]
     raise InvalidRequest(f"Unknown voice {name[:80]!r}. Valid voices: {listing(speakers)}.", "voice", "voice_not_found")
 

@@ -9,7 +9,7 @@ _TURNS = 400  # instructions of each manner
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class SpokenManner:
     """What the teacher's speech becomes, and words that ask for it."""
 
     speed: float = 1.0  # at which the teacher speaks
@@ -26,7 +26,7 @@ class Manner:
 
 PLAIN = ""
 MANNERS = {
-    PLAIN: Manner(
+    PLAIN: SpokenManner(
         adverbs=(
             *("normally", "naturally", "clearly", "cheerfully", "sadly", "angrily", "warmly", "with emotion"),
             *("at a normal speed", "in a friendly tone", "like a pirate", "with a smile", "in an excited voice"),
@@ -43,7 +43,7 @@ MANNERS = {
         ),
         adjectives=("happy", "sad", "angry", "friendly", "calm", "dramatic", "excited", "warm", "serious", "natural"),
     ),
-    "slow": Manner(
+    "slow": SpokenManner(
         speed=0.72,
         adverbs=(
             *("slowly", "very slowly", "more slowly", "slower", "a bit slower", "much slower", "at a slow pace"),
@@ -51,7 +51,7 @@ MANNERS = {
         ),
         adjectives=("slow", "very slow", "slower", "leisurely", "slow-paced"),
     ),
-    "fast": Manner(
+    "fast": SpokenManner(
         pace=1.3,
         adverbs=(
             *("fast", "very fast", "faster", "a bit faster", "much faster", "quickly", "more quickly", "rapidly"),
@@ -59,7 +59,7 @@ MANNERS = {
         ),
         adjectives=("fast", "very fast", "faster", "quick", "hurried", "rapid", "fast-paced"),
     ),
-    "quiet": Manner(
+    "quiet": SpokenManner(
         level_db=-10.0,
         tilt_db=-2.0,
         adverbs=(

@@ -11,7 +11,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.demo_voice.manners import Manner
+from tools.demo_voice.manners import SpokenManner
 
 Spectrum = NDArray[np.float32]  # [1, bins, steps]
 
@@ -54,7 +54,7 @@ VOICES = {
 }
 
 
-def spoken_by(speaker: Speaker, manner: Manner, outputs: list[Spectrum]) -> list[Spectrum]:
+def spoken_by(speaker: Speaker, manner: SpokenManner, outputs: list[Spectrum]) -> list[Spectrum]:
     """The network's outputs as that speaker has them.
 
     They are log magnitudes and phases of what the pulses are filtered by, log magnitudes of noise, log magnitudes and

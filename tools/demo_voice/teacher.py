@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from tools.demo_voice.manners import MANNERS, PLAIN, Manner
+from tools.demo_voice.manners import MANNERS, PLAIN, SpokenManner
 from tools.demo_voice.shape import FRAME_SAMPLES, PHONE_SAMPLES
 from tools.demo_voice.speakers import VOICES, spoken_by
 
@@ -109,7 +109,7 @@ class Teacher:
         timed = voice.sess = Timed(Path(voice.model_path))
         return cls(voice, timed)
 
-    def speak(self, text: str, name: str, manner: Manner = MANNERS[PLAIN], *, seed: int) -> TeacherSpeech:
+    def speak(self, text: str, name: str, manner: SpokenManner = MANNERS[PLAIN], *, seed: int) -> TeacherSpeech:
         """Normalised speech, with little silence around it and short pauses between its sentences; maybe empty."""
         generator = np.random.default_rng(seed)
         self._timed.speaker, self._timed.manner = VOICES[name], manner

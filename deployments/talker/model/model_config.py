@@ -116,6 +116,4 @@ class ModelConfig:
         generation = SAMPLING_DEFAULTS | (read_json(options) if options.exists() else {})
         values = {**top, "tokens": top, "generation": generation, "talkray": own_facts(directory, top)}
         config = as_config(cls, values, file)
-        if config.kind is ModelKind.BASE:
-            return config
-        return replace(config, speaker_encoder=None)  # a fine-tuned voice keeps the section, not the tensors
+        return config if config.kind is ModelKind.BASE else replace(config, speaker_encoder=None)  # others lack tensors

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tools.demo_voice.manners import MANNERS, PLAIN, Manner
+from tools.demo_voice.manners import MANNERS, PLAIN, SpokenManner
 from tools.demo_voice.speakers import VOICES, Speaker, Spectrum, spoken_by
 
 STEPS, BINS = 40, 601
@@ -38,6 +38,6 @@ def test_a_tilt_leaves_low_sounds_as_they_are(outputs: list[Spectrum]) -> None:
 
 
 def test_fast_speech_has_fewer_steps_of_the_same_pitch(outputs: list[Spectrum]) -> None:
-    spoken = spoken_by(VOICES["nora"], Manner(pace=2), outputs)
+    spoken = spoken_by(VOICES["nora"], SpokenManner(pace=2), outputs)
     assert [output.shape[-1] for output in spoken] == [STEPS // 2] * len(outputs)
     assert np.array_equal(spoken[-1], PITCH[:, ::2])
