@@ -399,6 +399,7 @@ def main(arguments: list[str]) -> int:
     training = Training(options.run, settings, device)
     training.resume_or_start()
     training.run()
+    logger.info(f"trained {training.step} steps")
     torch.backends.cudnn.benchmark = False  # each utterance has its own length from here on
     report(options.run, training.model, device, utterances=8 if options.smoke else 100)
     return 0
