@@ -37,10 +37,6 @@ class Speaker:
     tilt_db: float = 0.0  # of the harmonics, for each octave above _TILT_FROM
     speed: float = 1.0
 
-    @property
-    def has_own_pitch(self) -> bool:
-        return (self.pitch, self.melody, self.tremor) != (1.0, 1.0, 0.0)
-
 
 VOICES = {
     "nora": Speaker(),
@@ -64,7 +60,7 @@ def spoken_by(speaker: Speaker, manner: SpokenManner, outputs: list[Spectrum]) -
     pulses, phases, noise, rest, rest_phases, pitch = (output[..., steps] for output in outputs)
     frequencies = np.arange(pulses.shape[1])[:, None] * _BIN_HZ
     voiced = pitch > _VOICED
-    if speaker.has_own_pitch:
+    if (speaker.pitch, speaker.melody, speaker.tremor) != (1.0, 1.0, 0.0):
         pitch = np.where(voiced, _melody(speaker, pitch), pitch)
         pulses, phases = _minimum_phase(pulses)
         share = np.clip((_REST_TO - frequencies) / (_REST_TO - _REST_FROM), 0, 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -33,21 +33,6 @@ _FADE_S = 0.01
 AHEAD = SAMPLE_RATE // 25  # samples: sounds are named before they are heard, because each is spoken towards the next
 _GAP = 16  # its number for what stands between words; those below are punctuation
 _LOUDNESS, _PEAK = 0.08, 0.95
-
-
-class TeacherVoice(Protocol):
-    """What is used of the teacher's package."""
-
-    sess: object
-    model_path: str
-
-    def phonemize(self, text: str) -> list[str]: ...
-
-    def ids(self, phonemes: str) -> list[int]:
-        """Their numbers, with silence on both sides."""
-        ...
-
-    def from_ids(self, ids: list[int], speed: float, rng: np.random.Generator) -> Audio: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +79,7 @@ def _field(number: int, payload: bytes) -> bytes:
 class Teacher:
     """Speaks text in any of the voices."""
 
-    def __init__(self, voice: TeacherVoice, timed: Timed) -> None:
+    def __init__(self, voice: Any, timed: Timed) -> None:
         self._voice, self._timed = voice, timed
 
     @classmethod

@@ -71,6 +71,7 @@ class TrainingRun:
 
     def __init__(self, run: Path, settings: TalkerRecipe, *, device: torch.device) -> None:
         self.run, self.settings, self.device = run, settings, device
+        self.checkpoint, self.best = run / "talker" / "checkpoint.pt", run / "talker" / "best.pt"
         corpus = Corpus.load(run)
         directory = write_model_files(run, corpus)
         config = ModelConfig.load(directory)
@@ -88,15 +89,6 @@ class TrainingRun:
         self.sampler = Sampler(training, self.layout, tokens=ways, turns=asking, full_text=settings.full_text)
         hours = sum(utterance.frames for utterance in training) / 12.5 / 3600
         logger.info("%d utterances, %.1f hours, from step %d", len(training), hours, self.trainer.steps)
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.run / "talker" / "checkpoint.pt"
-
-    @property
-    def best(self) -> Path:
-        """The averaged weights that did best on held-out utterances."""
-        return self.run / "talker" / "best.pt"
 
     def train(self) -> None:
         trainer, settings = self.trainer, self.settings
@@ -168,9 +160,7 @@ def _rounded(losses: Tensor) -> list[float]:
 
 def main(arguments: list[str]) -> int:
     """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.demo_voice.train_talker", description="Train the demo voice's talker."
-    )
+    parser = argparse.ArgumentParser(prog="python -m tools.demo_voice.train_talker")
     parser.add_argument("run", type=Path, help="the run's folder, with codes in it")
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--smoke", action="store_true", help="a few small steps, to see that everything works")

@@ -38,6 +38,6 @@ def test_a_tilt_leaves_low_sounds_as_they_are(outputs: list[Spectrum]) -> None:
 
 
 def test_fast_speech_has_fewer_steps_of_the_same_pitch(outputs: list[Spectrum]) -> None:
-    spoken = spoken_by(VOICES["nora"], SpokenManner(pace=2), outputs)
+    spoken = spoken_by(VOICES["nora"], SpokenManner("", "", pace=2), outputs)
     assert [output.shape[-1] for output in spoken] == [STEPS // 2] * len(outputs)
     assert np.array_equal(spoken[-1], PITCH[:, ::2])
