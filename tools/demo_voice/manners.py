@@ -14,7 +14,7 @@ class SpokenManner:
 
     adverbs: str
     adjectives: str
-    speed: float = 1.0  # at which the teacher speaks
+    speed: float = 2.0  # at which the teacher speaks at most; above 1 its durations hardly change
     pace: float = 1.0  # of what it said: it has no durations shorter than 25 ms, so that fast speech loses its words
     level_db: float = 0.0
     tilt_db: float = 0.0  # of harmonics, for each octave above 300 Hz
@@ -33,7 +33,7 @@ MANNERS = {
         "slowly, very slowly, more slowly, slower, a bit slower, much slower, at a slow pace, at a slower pace, "
         "in a slow voice, at a slow speed, slowly and clearly, without any hurry",
         "slow, very slow, slower, leisurely, slow-paced",
-        speed=0.72,
+        speed=0.7,
     ),
     "fast": SpokenManner(
         "fast, very fast, faster, a bit faster, much faster, quickly, more quickly, rapidly, at a fast pace, "

@@ -122,7 +122,8 @@ class Teacher:
         """Trimmed samples, and the phoneme at each of them; None where the teacher cut a sentence that is too long."""
         speaker, ids = self._timed.speaker, self._voice.ids(phonemes)
         factor = speaker.size
-        spoken = self._voice.from_ids(ids, speaker.speed * self._timed.manner.speed / float(factor), generator)
+        speed = min(speaker.speed / float(factor), self._timed.manner.speed)
+        spoken = self._voice.from_ids(ids, speed, generator)
         phones = np.repeat(np.asarray(ids, np.uint8), 2 * self._timed.durations.astype(int))
         if len(phones) != self._timed.num_steps:
             return None

@@ -152,8 +152,8 @@ def lines(hours: float, voices: tuple[str, ...], *, seed: int = 0) -> list[Line]
         if remaining_s <= 0:
             return result
         manner = generator.choice(others) if generator.random() < MANNER_SHARE else PLAIN
-        tempo = MANNERS[manner].speed * MANNERS[manner].pace
         result.append(Line(text, voices[len(result) % len(voices)], "train", manner))
+        tempo = min(1.0, MANNERS[manner].speed) * MANNERS[manner].pace
         remaining_s -= (len(text) / _CHARACTERS_PER_SECOND + _PAUSES_S) / tempo
     raise AssertionError("the generator of texts has no end")
 

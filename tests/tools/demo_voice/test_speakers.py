@@ -37,7 +37,8 @@ def test_a_tilt_leaves_low_sounds_as_they_are(outputs: list[Spectrum]) -> None:
     assert (np.diff(change[16:]) < 0).all()
 
 
-def test_fast_speech_has_fewer_steps_of_the_same_pitch(outputs: list[Spectrum]) -> None:
-    spoken = spoken_by(VOICES["nora"], SpokenManner("", "", pace=2), outputs)
-    assert [output.shape[-1] for output in spoken] == [STEPS // 2] * len(outputs)
-    assert np.array_equal(spoken[-1], PITCH[:, ::2])
+@pytest.mark.parametrize("pace", [2, 0.5])
+def test_another_pace_is_another_number_of_steps_of_the_same_pitch(pace: float, outputs: list[Spectrum]) -> None:
+    spoken = spoken_by(VOICES["nora"], SpokenManner("", "", pace=pace), outputs)
+    assert [output.shape[-1] for output in spoken] == [int(STEPS / pace)] * len(outputs)
+    assert np.array_equal(spoken[-1], PITCH[:, ::2] if pace == 2 else PITCH.repeat(2, axis=1))
