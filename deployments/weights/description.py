@@ -67,13 +67,13 @@ def _info(top: Any, codec: Any, name: str, config: TalkerConfig, *, on_gpu: bool
     needs = top["talkray"]
     spoken_form = needs.get("spoken_form")
     is_small = kind is ModelKind.CUSTOM_VOICE and top.get("tts_model_size") == "0b6"
-    drops = kind is ModelKind.BASE or is_small or spoken_form is not None  # as ModelConfig.drops_instructions
+    drops = kind is ModelKind.BASE or is_small or (spoken_form and not needs.get("follows_instructions"))
     return ModelInfo(
         name=name,
         kind=kind,
         voices=_names(talker.get("spk_id")),
         languages=tuple(each for each in _names(talker.get("codec_language_id")) if not each.endswith("_dialect")),
-        supports_instructions=not drops,
+        supports_instructions=not drops,  # as ModelConfig.drops_instructions
         sample_rate=codec["output_sample_rate"],
         frame_samples=codec["decode_upsample_rate"],
         num_code_groups=talker["num_code_groups"],

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 from deployments.errors import InvalidRequest, ModelNotFound, StartError
 from deployments.protocol import ModelInfo, ModelKind
@@ -48,44 +49,44 @@ EMBEDDED = {
     "nora": Character("english", "female", "Clear voice; a small model for demonstrations"),
     "felix": Character("english", "male", "Deeper voice; a small model for demonstrations"),
     "iris": Character("english", "female", "Bright voice; a small model for demonstrations"),
-    "hugo": Character("english", "male", "Deepest voice; a small model for demonstrations"),
+    "hugo": Character("english", "male", "Large voice; a small model for demonstrations"),
+    "otto": Character("english", "male", "Deepest voice; a small model for demonstrations"),
+    "miles": Character("english", "male", "Lively lower voice; a small model for demonstrations"),
+    "lily": Character("english", "female", "High, bright voice; a small model for demonstrations"),
+    "edith": Character("english", "female", "Older, slower voice; a small model for demonstrations"),
 }
 UNKNOWN = Character("", "", "")
 
-# By gender and weight of the voice. Not eric and dylan: with language "auto" they turn any text into their dialect.
+# By gender and weight of the voice: a released speaker and an embedded one. Not eric and dylan: with language
+# "auto" they turn any text into their dialect.
 ALIASES = {
-    "alloy": "vivian",
-    "ash": "ryan",
-    "ballad": "aiden",
-    "cedar": "ryan",
-    "coral": "sohee",
-    "echo": "aiden",
-    "fable": "uncle_fu",
-    "marin": "serena",
-    "nova": "vivian",
-    "onyx": "uncle_fu",
-    "sage": "serena",
-    "shimmer": "ono_anna",
-    "verse": "aiden",
+    "alloy": ("vivian", "nora"),
+    "ash": ("ryan", "felix"),
+    "ballad": ("aiden", "miles"),
+    "cedar": ("ryan", "otto"),
+    "coral": ("sohee", "iris"),
+    "echo": ("aiden", "miles"),
+    "fable": ("uncle_fu", "hugo"),
+    "marin": ("serena", "edith"),
+    "nova": ("vivian", "lily"),
+    "onyx": ("uncle_fu", "otto"),
+    "sage": ("serena", "edith"),
+    "shimmer": ("ono_anna", "lily"),
+    "verse": ("aiden", "felix"),
 }
 
 
 def aliases(speakers: Sequence[str]) -> dict[str, str]:
     """OpenAI's names onto `speakers`: the preferred match where it is there, else spread by order."""
-    if not speakers:
-        return {}
-    spread = {name: speakers[index % len(speakers)] for index, name in enumerate(ALIASES)}
-    preferred = {name: speaker for name, speaker in ALIASES.items() if speaker in speakers}
+    spread = dict(zip(ALIASES, cycle(speakers), strict=False))
+    preferred = {name: speaker for name, targets in ALIASES.items() for speaker in targets if speaker in speakers}
     return {name: target for name, target in (spread | preferred).items() if name not in speakers}
 
 
 def resolve(name: str, speakers: Sequence[str]) -> str:
     """The speaker that `name` means, in any case. Raises InvalidRequest with the valid names."""
-    wanted = name.lower()
-    if wanted in speakers:
-        return wanted
-    known = aliases(speakers)
-    if wanted in known:
+    known = {speaker: speaker for speaker in speakers} | aliases(speakers)
+    if (wanted := name.lower()) in known:
         return known[wanted]
     raise InvalidRequest(f"Unknown voice {name[:80]!r}. Valid voices: {listing(speakers)}.", "voice", "voice_not_found")
 
@@ -136,7 +137,7 @@ def voice_list(*models: ModelInfo) -> list[Voice]:
 
 
 def _voices(info: ModelInfo) -> list[Voice]:
-    characters = EMBEDDED if set(info.voices) == set(EMBEDDED) else RELEASED
+    characters = EMBEDDED if EMBEDDED.keys() >= set(info.voices) else RELEASED
     kinds = [(name, name, "builtin") for name in info.voices]
     kinds += [(alias, speaker, "alias") for alias, speaker in aliases(info.voices).items()]
     return [_voice(name, speaker, characters.get(speaker, UNKNOWN), kind) for name, speaker, kind in kinds]

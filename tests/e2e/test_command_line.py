@@ -84,7 +84,6 @@ def assert_say_finds_it(url: str, folder: Path) -> None:
     done = talkray("say", "hi", "-o", str(file), "--speed", "1.5", "--instructions", "calmly")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"wrote {file}")
-    assert "the server ignored instructions" in done.stdout
     assert done.stdout.endswith(f", spoken by {url}\n")
     piped = subprocess.run(
         ["bash", "-c", f"echo hi | {shlex.join(TALKRAY)} say - -o -"],

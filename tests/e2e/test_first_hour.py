@@ -95,14 +95,14 @@ def test_a_wav_that_is_not_streamed_is_finite_and_a_streamed_one_is_read_to_its_
     assert '"stream": false' in (ROOT / "README.md").read_text()
 
 
-IGNORED = {"instructions": "Softly.", "response_fromat": "wav", "a\r\nset-cookie: b": 1}
+IGNORED = {"ref_text": "Softly.", "response_fromat": "wav", "a\r\nset-cookie: b": 1}
 
 
 def test_what_is_ignored_is_named_with_its_reason(client: httpx.Client) -> None:
     answer = client.post(SPEECH, json=HELLO | IGNORED)
     assert answer.status_code == 200
     assert answer.headers["x-ignored"].split("; ") == [
-        "instructions (the loaded voice follows none)",
+        "ref_text (the loaded model does not clone voices)",
         "response_fromat (unknown field, did you mean response_format?)",
         "a??set-cookie:?b (unknown field)",
     ]
@@ -113,7 +113,7 @@ def test_what_is_ignored_is_named_with_its_reason(client: httpx.Client) -> None:
 def test_an_event_stream_names_it_too(client: httpx.Client) -> None:
     answer = client.post(SPEECH, json=HELLO | IGNORED | {"stream_format": "sse"})
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
-    assert [entry["field"] for entry in events[-1]["ignored"]][:2] == ["instructions", "response_fromat"]
+    assert [entry["field"] for entry in events[-1]["ignored"]][:2] == ["ref_text", "response_fromat"]
 
 
 def test_a_sample_rate_is_not_ignored(client: httpx.Client) -> None:
@@ -130,7 +130,7 @@ def test_a_websocket_names_it_too(url: str) -> None:
             return answer
 
     reasons = {entry["field"]: entry["reason"] for entry in asyncio.run(started())["ignored"]}
-    assert set(reasons) == {"response_fromat", "a??set-cookie:?b", "instructions", "stream"}
+    assert set(reasons) == {"response_fromat", "a??set-cookie:?b", "ref_text", "stream"}
 
 
 def test_dropped_markup_is_named_and_its_pause_is_heard(client: httpx.Client) -> None:

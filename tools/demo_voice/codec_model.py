@@ -218,11 +218,9 @@ def official_tensors(model: CodecModel) -> dict[str, Tensor]:
 
 
 def load_trained(run: Path, config: SpeechTokenizerConfig, *, device: torch.device | str) -> CodecModel:
-    """The latest checkpoint of RUN/codec, or the bare weights that are left of one."""
+    """The model with the weights that training left in RUN/codec."""
     model = CodecModel(config)
-    files = (run / "codec" / "latest.pt", run / "codec" / "weights.pt")
-    checkpoint = torch.load(next(file for file in files if file.exists()), map_location="cpu", weights_only=True)
-    model.load_state_dict(checkpoint["model"])
+    model.load_state_dict(torch.load(run / "codec" / "weights.pt", map_location="cpu", weights_only=True)["model"])
     return model.to(device)
 
 

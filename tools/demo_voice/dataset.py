@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.text.tokenizer import TextTokenizer
+from tools.demo_voice.manners import PLAIN
 from tools.demo_voice.shape import PHONES_PER_FRAME
 from tools.demo_voice.tokenizer import cased
 
@@ -22,6 +23,7 @@ NONE = -1  # no codec id, no frame, or no target: every array below uses it
 END = -2  # as a target: the end of speech
 _LENGTH_STEP = 32  # batches are padded to multiples of this
 _LEAD = 2  # frames of silence that are left out where all text is known before the first frame
+_TOLD_SHARE = 0.2  # of what is spoken plainly has instructions that the voice cannot follow
 _BREAK_RATE = 0.04  # of the places inside words at which a broken-up text is cut
 
 Ints = NDArray[np.int64]
@@ -36,12 +38,15 @@ class Utterance:
     split: str
     start: int  # first of its frames in the corpus
     frames: int
+    manner: str = PLAIN
 
-    def asked(self, tokens: list[int], language: str | None, *, full_text: bool) -> "TrainingSample":
+    def asked(
+        self, tokens: list[int], language: str | None, *, full_text: bool, turn: Sequence[int] = ()
+    ) -> "TrainingSample":
         """Speech that knows all its text begins at once; streamed text has to come before it can be spoken."""
         lead = _LEAD if full_text and self.frames > _LEAD else 0
         spoken = replace(self, start=self.start + lead, frames=self.frames - lead)
-        return TrainingSample(spoken, tokens, language, full_text)
+        return TrainingSample(spoken, tokens, language, full_text, turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,7 @@ class Corpus:
         ends = np.cumsum(counts)
         codes = np.fromfile(run / "codes.i16", dtype=np.int16).reshape(int(ends[-1]), -1)
         utterances = [
-            Utterance(entry["text"], entry["voice"], entry["split"], int(end - count), count)
+            Utterance(entry["text"], entry["voice"], entry["split"], int(end - count), count, entry["manner"])
             for entry, count, end in zip(entries, counts, ends, strict=True)
         ]
         return cls(codes, utterances)
@@ -81,12 +86,13 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """An utterance as it is asked for: its tokens, the language tag and the text mode."""
+    """An utterance as it is asked for: its tokens, the language tag, the text mode and the turn of instructions."""
 
     utterance: Utterance
     tokens: list[int]
     language: str | None
     full_text: bool
+    turn: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,7 @@ class RowLayout:
         tokens, codes = self.config.tokens, self.config.codes
         tags = self._head(sample)
         head, lead, count = len(tags), self._lead(sample), sample.utterance.frames
-        text[: len(self.role)] = self.role
+        text[: len(sample.turn) + len(self.role)] = [*sample.turn, *self.role]
         text[head - 1] = tokens.tts_bos
         trailing = [*sample.tokens, tokens.tts_eos][: len(text) - head]  # speech may end before all its text has come
         text[head : head + len(trailing)] = trailing
@@ -149,13 +155,14 @@ class RowLayout:
         return first
 
     def _head(self, sample: TrainingSample) -> list[int]:
-        """Codec ids of the rows before the text: none for the role, then language tags, the speaker and padding."""
+        """Codec ids of the rows before the text: none for instructions and role, then language, speaker, padding."""
         codes = self.config.codes
         if sample.language is None:
             tags = [codes.nothink, codes.think_bos, codes.think_eos]
         else:
             tags = [codes.think, codes.think_bos, self.config.languages[sample.language], codes.think_eos]
-        return [NONE] * len(self.role) + [*tags, self.config.speakers[sample.utterance.voice], codes.pad]
+        tags += [self.config.speakers[sample.utterance.voice], codes.pad]
+        return [NONE] * (len(sample.turn) + len(self.role)) + tags
 
     def _lead(self, sample: TrainingSample) -> int:
         """Rows of text before the first frame may start."""
@@ -166,10 +173,19 @@ class Sampler:
     """Endless batches of the training utterances, in other words and modes each time."""
 
     def __init__(
-        self, utterances: list[Utterance], layout: RowLayout, *, tokens: list[list[list[int]]], full_text: float
+        self,
+        utterances: list[Utterance],
+        layout: RowLayout,
+        *,
+        tokens: list[list[list[int]]],
+        turns: dict[str, list[list[int]]],
+        full_text: float,
     ) -> None:
-        """`tokens`: of each utterance, the ways its text may be written. `full_text`: share of that mode."""
-        self.utterances, self.layout, self.tokens, self.full_text = utterances, layout, tokens, full_text
+        """`tokens`: of each utterance, the ways its text may be written. `turns`: of each manner, what may ask for it.
+        `full_text`: share of that mode.
+        """
+        self.utterances, self.layout, self.full_text = utterances, layout, full_text
+        self.tokens, self.turns = tokens, turns
 
     def batches(self, max_rows: int, *, draw: np.random.Generator) -> Iterator[TrainingBatch]:
         """Batches of at most `max_rows` padded rows, epoch after epoch."""
@@ -194,10 +210,13 @@ class Sampler:
         return groups
 
     def _sample(self, number: int, draw: np.random.Generator) -> TrainingSample:
-        ways = self.tokens[number]
+        utterance, ways = self.utterances[number], self.tokens[number]
+        turns = self.turns[utterance.manner]
         language = "english" if draw.random() < 0.5 else None
         tokens, full_text = ways[draw.integers(len(ways))], bool(draw.random() < self.full_text)
-        return self.utterances[number].asked(tokens, language, full_text=full_text)
+        is_told = utterance.manner != PLAIN or draw.random() < _TOLD_SHARE
+        turn = turns[draw.integers(len(turns))] if is_told else ()
+        return utterance.asked(tokens, language, full_text=full_text, turn=turn)
 
 
 def written_ways(texts: Sequence[str], tokenizer: TextTokenizer, *, ways: int, seed: int) -> list[list[list[int]]]:

@@ -20,7 +20,7 @@ import torch
 from deployments.protocol import Codes
 from tools.demo_voice.codec_model import load_trained
 from tools.demo_voice.shape import PHONE_SAMPLES, PHONES_PER_FRAME, codec_config
-from tools.demo_voice.train_codec import IndexRow, read_index
+from tools.demo_voice.train_codec import read_index
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +52,11 @@ class Recordings:
         longest = self.frames[batch[0]]
         audio = np.zeros((len(batch), longest * self._frame_samples), np.int16)
         phones = np.zeros((len(batch), longest, PHONES_PER_FRAME), np.uint8)
-        for place, row in enumerate(self._chosen(batch)):
+        for place, row in enumerate(self.rows[index] for index in batch):
             audio[place, : row.samples] = self._audio[row.start : row.start + row.samples]
             first, count = row.start // self._frame_samples, row.samples // self._frame_samples
             phones[place, :count] = self._phones[first : first + count]
         return torch.from_numpy(audio), torch.from_numpy(phones)
-
-    def _chosen(self, batch: list[int]) -> list[IndexRow]:
-        return [self.rows[index] for index in batch]
 
 
 def encode(run: Path, *, max_frames: int) -> None:
@@ -69,21 +66,17 @@ def encode(run: Path, *, max_frames: int) -> None:
     model = load_trained(run, config, device=device)
     recordings = Recordings(run, config.frame_samples)
     results: list[Codes | None] = [None] * len(recordings.rows)
-    begin, done, total = time.perf_counter(), 0, sum(recordings.frames)
-    for number, batch in enumerate(recordings.batches(max_frames)):
+    begin = time.perf_counter()
+    for batch in recordings.batches(max_frames):
         audio, phones = recordings.padded(batch)
         codes = model.codes(audio.to(device).float() / _FULL_SCALE, phones.to(device).long())
         for index, frames in zip(batch, codes.to(torch.int16).cpu().numpy(), strict=True):
             results[index] = frames[: recordings.frames[index]]
-            done += recordings.frames[index]
-        if number % 20 == 0:
-            elapsed_s = time.perf_counter() - begin
-            logger.info(f"{done}/{total} frames, {elapsed_s / done * (total - done):.0f} s left")
     encoded = [result for result in results if result is not None]
     assert len(encoded) == len(results)
     np.concatenate(encoded).astype("<i2").tofile(run / "codes.i16")
     (run / "frames.json").write_text(json.dumps(recordings.frames) + "\n", encoding="utf-8")
-    logger.info(f"{total} frames of {len(results)} utterances in {time.perf_counter() - begin:.0f} s")
+    logger.info(f"{sum(recordings.frames)} frames of {len(results)} utterances in {time.perf_counter() - begin:.0f} s")
 
 
 def main(arguments: list[str]) -> int:

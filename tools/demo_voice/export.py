@@ -25,7 +25,6 @@ from tools.demo_voice.train_talker import VOICE_GENERATION, write_json
 
 logger = logging.getLogger(__name__)
 
-_MAX_TOTAL, _MAX_FILE = 16e6, 14e6  # bytes, of the packed folder
 _LARGEST = 127
 _WORTH_PACKING = 4096  # values; smaller tensors are biases, norms and the like
 
@@ -37,11 +36,8 @@ def export(run: Path, out: Path) -> None:
     _write_talker(run, official)
     _write_codec(run, official / "speech_tokenizer")
     pack(official, compact, without="encoder.")
-    for directory in (official, compact):
-        report_sizes(directory)
     sizes = [file.stat().st_size for file in compact.rglob("*") if file.is_file()]
-    if sum(sizes) > _MAX_TOTAL or max(sizes) > _MAX_FILE:
-        logger.warning("the packed folder is larger than it may be")
+    logger.info("the packed folder has %.1f MB", sum(sizes) / 1e6)
 
 
 def pack(checkpoint: Path, packed: Path, *, without: str = "") -> None:
@@ -100,18 +96,9 @@ def _averaged_codebooks(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return averaged
 
 
-def report_sizes(directory: Path) -> None:
-    files = sorted(file for file in directory.rglob("*") if file.is_file())
-    for file in files:
-        logger.info("%9.3f MB  %s", file.stat().st_size / 1e6, file.relative_to(directory.parent))
-    logger.info("%9.3f MB  %s", sum(file.stat().st_size for file in files) / 1e6, directory.name)
-
-
 def main(arguments: list[str]) -> int:
     """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.demo_voice.export", description="Write the demo voice's checkpoint."
-    )
+    parser = argparse.ArgumentParser(prog="python -m tools.demo_voice.export")
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path)
     options = parser.parse_args(arguments)

@@ -2,6 +2,7 @@
 
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from talkray_tools.released import SHAPES, Json, Shape, changed
+from tools.demo_voice.speakers import VOICES
 
 _RELEASED = SHAPES["1.7B-CustomVoice"]
 _TALKER = _RELEASED.config["talker_config"]
@@ -12,7 +13,6 @@ _NUM_CODES, _CODE_GROUPS = 512, 10  # entries in each of so many codebooks
 # Channels where the codec begins to upsample. 512 cost a CPU with matrix units little more than 256: its kernels work
 # in blocks of 32, and the last layers have a sixteenth.
 _DECODER_DIM = 512
-_VOICES = ("nora", "felix", "iris", "hugo")
 
 
 def _moved(ids: Json, *, prefix: str = "", by: int) -> Json:
@@ -25,7 +25,7 @@ def _moved(ids: Json, *, prefix: str = "", by: int) -> Json:
 
 
 def _shape() -> Shape:
-    voices = {name: _NUM_CODES + 1001 + number for number, name in enumerate(_VOICES)}
+    voices = {name: _NUM_CODES + 1001 + number for number, name in enumerate(VOICES)}
     predictor: Json = {
         "hidden_size": 192,
         "intermediate_size": 512,

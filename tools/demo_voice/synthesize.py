@@ -3,8 +3,8 @@
     python -m tools.demo_voice.synthesize RUN --hours 72 --teacher-wheel DIR
 
 Writes RUN/audio.i16, RUN/index.jsonl and RUN/phones.u8: which sound each PHONE_SAMPLES samples are, without which
-neither the codec nor the talker learns to be understood in the minutes it has. Finished parts are kept under RUN/parts,
-where a second call goes on, until they are joined.
+neither the codec nor the talker learns to be understood in the minutes it has. The index comes last: without it a
+second call begins anew.
 """
 
 import argparse
@@ -12,20 +12,19 @@ import json
 import logging
 import multiprocessing
 import os
-import shutil
 import sys
-import time
+from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-
+from tools.demo_voice.manners import MANNERS
 from tools.demo_voice.shape import PHONE_SAMPLES
-from tools.demo_voice.teacher import SAMPLE_RATE, VOICES, Teacher
+from tools.demo_voice.speakers import VOICES
+from tools.demo_voice.teacher import SAMPLE_RATE, Teacher
 from tools.demo_voice.texts import Line, lines
 
 logger = logging.getLogger(__name__)
 
-_PART = 100  # lines
+_PART = 20  # lines that a process reads at a time
 _SMOKE_LINES = 24
 _FULL_SCALE = 32767
 
@@ -33,23 +32,32 @@ _teacher: Teacher | None = None  # of a worker process
 
 
 def synthesize(run: Path, texts: list[Line], *, wheels: Path | None, processes: int) -> None:
-    """Read all texts; parts that exist already are not read again."""
-    parts = run / "parts"
+    """Read all texts, but for those that the teacher cannot read."""
     if (run / "index.jsonl").exists():
         logger.info("already done")
         return
-    parts.mkdir(parents=True, exist_ok=True)
+    run.mkdir(parents=True, exist_ok=True)
     os.environ["OMP_NUM_THREADS"] = "1"  # a process per core already
-    jobs = [(parts / f"{first:06d}", texts[first : first + _PART], first) for first in range(0, len(texts), _PART)]
-    missing = [job for job in jobs if not job[0].with_suffix(".jsonl").exists()]
-    begin = time.perf_counter()
-    with multiprocessing.get_context("spawn").Pool(processes, _load_teacher, (wheels,)) as pool:
-        for done, _ in enumerate(pool.imap_unordered(_read_part, missing), start=1):
-            elapsed_s = time.perf_counter() - begin
-            if done % 10 == 0 or done == len(missing):
-                left_s = elapsed_s / done * (len(missing) - done)
-                logger.info(f"part {done}/{len(missing)}, {elapsed_s:.0f} s, {left_s:.0f} s left")
-    _join(run, [job[0] for job in jobs])
+    start, totals, scratch = 0, dict.fromkeys(VOICES, 0), run / "index.new"
+    with (
+        multiprocessing.get_context("spawn").Pool(processes, _load_teacher, (wheels,)) as pool,
+        (run / "audio.i16").open("wb") as samples,
+        (run / "phones.u8").open("wb") as phones,
+        scratch.open("w", encoding="utf-8") as index,
+    ):
+        read = pool.imap(_read, enumerate(texts), chunksize=_PART)
+        for number, (line, (audio, sounds)) in enumerate(zip(texts, read, strict=True)):
+            if number % 2000 == 0:
+                logger.info(f"{number} of {len(texts)}")
+            samples.write(audio)
+            phones.write(sounds)
+            if count := len(sounds) * PHONE_SAMPLES:
+                index.write(json.dumps({**asdict(line), "samples": count, "start": start}) + "\n")
+                start += count
+                totals[line.voice] += count
+    scratch.rename(run / "index.jsonl")
+    hours = ", ".join(f"{voice} {samples / SAMPLE_RATE / 3600:.2f} h" for voice, samples in totals.items())
+    logger.info(f"{start / SAMPLE_RATE / 3600:.2f} h: {hours}")
 
 
 def _load_teacher(wheels: Path | None) -> None:
@@ -57,45 +65,13 @@ def _load_teacher(wheels: Path | None) -> None:
     _teacher = Teacher.load(wheels)
 
 
-def _read_part(job: tuple[Path, list[Line], int]) -> None:
-    """Samples first, index last and renamed: a part with an index is complete."""
+def _read(job: tuple[int, Line]) -> tuple[bytes, bytes]:
+    """Samples and sounds as they stand in the files; both are empty where the teacher cannot read the line."""
     assert _teacher is not None
-    path, texts, first = job
-    rows = []
-    with path.with_suffix(".i16").open("wb") as samples, path.with_suffix(".u8").open("wb") as phones:
-        for seed, line in enumerate(texts, start=first):
-            speech = _teacher.speak(line.text, line.voice, seed=seed)
-            count = len(speech.audio)
-            if count:
-                samples.write((speech.audio * _FULL_SCALE).round().astype("<i2").tobytes())
-                phones.write(speech.phones.tobytes())
-                rows.append({"text": line.text, "voice": line.voice, "samples": count, "split": line.split})
-    scratch = path.with_suffix(".tmp")
-    scratch.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    scratch.rename(path.with_suffix(".jsonl"))
-
-
-def _join(run: Path, parts: list[Path]) -> None:
-    start = 0
-    totals = dict.fromkeys(VOICES, 0)
-    for name, suffix in (("audio.i16", ".i16"), ("phones.u8", ".u8")):
-        with (run / name).open("wb") as joined:
-            for part in parts:
-                with part.with_suffix(suffix).open("rb") as source:
-                    shutil.copyfileobj(source, joined, 1 << 24)
-    with (run / "index.new").open("w", encoding="utf-8") as index:
-        for part in parts:
-            for text in part.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines():
-                row = json.loads(text)
-                index.write(json.dumps({**row, "start": start}) + "\n")
-                start += row["samples"]
-                totals[row["voice"]] += row["samples"]
-    assert (run / "audio.i16").stat().st_size == start * np.dtype(np.int16).itemsize
-    assert (run / "phones.u8").stat().st_size * PHONE_SAMPLES == start
-    (run / "index.new").rename(run / "index.jsonl")
-    shutil.rmtree(run / "parts")  # as large as the audio
-    hours = ", ".join(f"{voice} {samples / SAMPLE_RATE / 3600:.2f} h" for voice, samples in totals.items())
-    logger.info(f"{start / SAMPLE_RATE / 3600:.2f} h: {hours}")
+    seed, line = job
+    speech = _teacher.speak(line.text, line.voice, MANNERS[line.manner], seed=seed)
+    assert len(speech.audio) == len(speech.phones) * PHONE_SAMPLES
+    return (speech.audio * _FULL_SCALE).round().astype("<i2").tobytes(), speech.phones.tobytes()
 
 
 def main(arguments: list[str]) -> int:

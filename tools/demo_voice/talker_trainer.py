@@ -248,6 +248,18 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps, self.seconds, self.best = state["steps"], state["seconds"], state["best"]
 
+    @torch.no_grad()
+    def start_from(self, file: Path) -> None:
+        """Begin with an earlier talker's weights. Voices that it has not begin as the mean of its voices."""
+        weights = torch.load(file, map_location=self.device, weights_only=True)["averaged"]
+        table = weights["model.codec_embedding.weight"].float()
+        rows = torch.tensor(list(self.talker.config.speakers.values()), device=self.device)
+        known = table[rows].any(-1)
+        table[rows[~known]] = table[rows[known]].mean(0)
+        weights["model.codec_embedding.weight"] = table
+        for talker in (self.talker, self.averaged):
+            talker.load_state_dict(weights)
+
     def keep_best(self, held_out: float, file: Path) -> None:
         """Write the averaged weights in half precision where they are the best so far on what they never saw."""
         if held_out >= self.best:

@@ -1,8 +1,4 @@
-"""The teacher: hibari's one voice, and four out of it.
-
-Played faster or slower than it was synthesised, a voice moves in pitch and in formants together, as a smaller or a
-larger speaker would. The teacher speaks slower or faster by the same factor, so the rate of speech stays.
-"""
+"""The teacher: hibari, and what each speaker makes of its one voice."""
 
 import importlib
 import sys
@@ -12,22 +8,22 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from tools.demo_voice.manners import MANNERS, PLAIN, SpokenManner
 from tools.demo_voice.shape import FRAME_SAMPLES, PHONE_SAMPLES
+from tools.demo_voice.speakers import VOICES, spoken_by
 
 SAMPLE_RATE = 24000
-VOICES = {"nora": Fraction(1), "iris": Fraction(11, 10), "felix": Fraction(22, 25), "hugo": Fraction(4, 5)}
 
 Audio = NDArray[np.float32]  # [samples]
 Phones = NDArray[np.uint8]
 
 _DURATIONS = "/Round_output_0"
-_TEACHER_STEP = 600  # samples of a step of its durations
 _TAPS = 48  # of the resampling filter, at the lower of the two rates
 _STEP = SAMPLE_RATE // 100  # samples over which speech is told from silence
 _SPEECH = 0.005  # of the peak
@@ -39,21 +35,6 @@ _GAP = 16  # its number for what stands between words; those below are punctuati
 _LOUDNESS, _PEAK = 0.08, 0.95
 
 
-class TeacherVoice(Protocol):
-    """What is used of the teacher's package."""
-
-    sess: object
-    model_path: str
-
-    def phonemize(self, text: str) -> list[str]: ...
-
-    def ids(self, phonemes: str) -> list[int]:
-        """Their numbers, with silence on both sides."""
-        ...
-
-    def from_ids(self, ids: list[int], speed: float, rng: np.random.Generator) -> Audio: ...
-
-
 @dataclass(frozen=True, slots=True)
 class TeacherSpeech:
     """What the teacher said, and which sound each part of it is."""
@@ -63,7 +44,7 @@ class TeacherSpeech:
 
 
 class Timed:
-    """The teacher's network, which keeps how long it made each phoneme of its last sentence.
+    """The teacher's network, which keeps how long it made each phoneme of its last sentence, and speaks as told.
 
     The released network does not give the durations out: the list of its outputs is extended here. A message that is
     appended to a serialised one is merged with it, so this needs no library.
@@ -77,13 +58,16 @@ class Timed:
         output = _field(1, _DURATIONS.encode()) + _field(2, floats)
         network = file.read_bytes() + _field(7, _field(12, output))
         self._session = onnxruntime.InferenceSession(network, options, providers=["CPUExecutionProvider"])
-        self.durations = np.zeros(0, np.float32)  # in steps of the teacher
+        self.durations = np.zeros(0, np.float32)  # in steps of two of its output
+        self.num_steps = 0
+        self.speaker, self.manner = VOICES["nora"], MANNERS[PLAIN]
 
     def run(self, names: None, inputs: dict[str, NDArray[np.generic]]) -> list[NDArray[np.float32]]:
         """As the session's: the outputs that the package knows."""
         outputs: list[NDArray[np.float32]] = self._session.run(names, inputs)
         self.durations = outputs.pop()
-        return outputs
+        self.num_steps = outputs[0].shape[-1]
+        return spoken_by(self.speaker, self.manner, outputs)
 
 
 def _field(number: int, payload: bytes) -> bytes:
@@ -95,7 +79,7 @@ def _field(number: int, payload: bytes) -> bytes:
 class Teacher:
     """Speaks text in any of the voices."""
 
-    def __init__(self, voice: TeacherVoice, timed: Timed) -> None:
+    def __init__(self, voice: Any, timed: Timed) -> None:
         self._voice, self._timed = voice, timed
 
     @classmethod
@@ -110,10 +94,11 @@ class Teacher:
         timed = voice.sess = Timed(Path(voice.model_path))
         return cls(voice, timed)
 
-    def speak(self, text: str, name: str, *, seed: int) -> TeacherSpeech:
+    def speak(self, text: str, name: str, manner: SpokenManner = MANNERS[PLAIN], *, seed: int) -> TeacherSpeech:
         """Normalised speech, with little silence around it and short pauses between its sentences; maybe empty."""
         generator = np.random.default_rng(seed)
-        sentences = [self._sentence(phonemes, name, generator) for phonemes in self._voice.phonemize(text)]
+        self._timed.speaker, self._timed.manner = VOICES[name], manner
+        sentences = [self._sentence(phonemes, generator) for phonemes in self._voice.phonemize(text)]
         lost = any(sentence is None for sentence in sentences)
         sentences = [sentence for sentence in sentences if sentence is not None and len(sentence[0])]
         if lost or not sentences:
@@ -123,7 +108,8 @@ class Teacher:
         audio, phones = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
         padding = -len(audio) % FRAME_SAMPLES
         phones = np.pad(phones, (0, padding + AHEAD))[AHEAD:][PHONE_SAMPLES // 2 :: PHONE_SAMPLES]
-        return TeacherSpeech(np.pad(_normalise(audio), (0, padding)), phones.astype(np.uint8))
+        leveled = _normalise(audio) * np.float32(10 ** (manner.level_db / 20))
+        return TeacherSpeech(np.pad(leveled, (0, padding)), phones.astype(np.uint8))
 
     def words(self, text: str) -> list[list[int]]:
         """The numbers of each word's phonemes, without punctuation."""
@@ -132,16 +118,17 @@ class Teacher:
         words = [numbers[start:end] for start, end in zip([0, *places], places, strict=False)]
         return [spoken for word in words if (spoken := [number for number in word if number > _GAP])]
 
-    def _sentence(self, phonemes: str, name: str, generator: np.random.Generator) -> tuple[Audio, Phones] | None:
+    def _sentence(self, phonemes: str, generator: np.random.Generator) -> tuple[Audio, Phones] | None:
         """Trimmed samples, and the phoneme at each of them; None where the teacher cut a sentence that is too long."""
-        factor = VOICES[name]
-        ids = self._voice.ids(phonemes)
-        spoken = self._voice.from_ids(ids, float(1 / factor), generator)
-        phones = np.repeat(np.asarray(ids, np.uint8), self._timed.durations.astype(int) * _TEACHER_STEP)
-        if len(phones) != len(spoken):
+        speaker, ids = self._timed.speaker, self._voice.ids(phonemes)
+        factor = speaker.size
+        speed = min(speaker.speed / float(factor), self._timed.manner.speed)
+        spoken = self._voice.from_ids(ids, speed, generator)
+        phones = np.repeat(np.asarray(ids, np.uint8), 2 * self._timed.durations.astype(int))
+        if len(phones) != self._timed.num_steps:
             return None
         audio = resample(spoken, 1 / factor)
-        places = np.arange(len(audio)) * len(spoken) // max(len(audio), 1)
+        places = np.arange(len(audio)) * len(phones) // max(len(audio), 1)
         begin, end = _sounding(audio)
         return _faded(audio[begin:end]), phones[places][begin:end]
 

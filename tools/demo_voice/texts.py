@@ -10,7 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from deployments.embedded_voice.numbers import cardinal, ordinal
+from tools.demo_voice.manners import MANNERS, PLAIN
+
 NUM_HELD_OUT = 100
+MANNER_SHARE = 0.3  # of the training lines are not spoken plainly
 MAX_CHARACTERS = 300
 
 _DATA = Path(__file__).parent / "data"
@@ -25,20 +29,11 @@ def _words(text: str) -> list[str]:
     return text.split()
 
 
-_ONES = _words(
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-)
-_TENS = _words("twenty thirty forty fifty sixty seventy eighty ninety")
-_ORDINALS = _words(
-    "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth "
-    "sixteenth seventeenth eighteenth nineteenth twentieth twenty-first twenty-second twenty-third twenty-fourth "
-    "twenty-fifth twenty-sixth twenty-seventh twenty-eighth twenty-ninth thirtieth thirty-first"
-)
 _SLOTS = {
     "name": _words(
         "Anna Ben Carla David Emma Frank Grace Henry Isabel Jack Karen Leo Maria Nathan Olivia Paul Rachel Sam Tina "
-        "Victor Wendy Michael Sarah Thomas Julia Robert Alice Peter Laura Daniel Nora Felix Iris Hugo"
+        "Victor Wendy Michael Sarah Thomas Julia Robert Alice Peter Laura Daniel Nora Felix Iris Hugo Otto Miles Lily "
+        "Edith"
     ),
     "surname": _words(
         "Miller Johnson Carter Brown Davis Wilson Taylor Anderson Thompson White Harris Clark Lewis Walker Young King "
@@ -46,7 +41,7 @@ _SLOTS = {
     ),
     "day": _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday"),
     "month": _words("January February March April May June July August September October November December"),
-    "ordinal": _ORDINALS,
+    "ordinal": [ordinal(day) for day in range(1, 32)],
     "city": _words(
         "London Paris Berlin Chicago Boston Seattle Denver Dallas Toronto Sydney Madrid Rome Vienna Tokyo Dublin Oslo "
         "Amsterdam Lisbon Prague Montreal Houston Phoenix Atlanta Portland"
@@ -136,41 +131,35 @@ class Line:
     text: str
     voice: str
     split: str  # "train" or "heldout"
+    manner: str = PLAIN
 
 
 def lines(hours: float, voices: tuple[str, ...], *, seed: int = 0) -> list[Line]:
-    """Held-out sentences for every voice, then training lines that last about `hours`, the voices taking turns."""
+    """Held-out sentences for every voice, the same for each seed, then training lines that last about `hours`, the
+    voices taking turns.
+    """
     generator = random.Random(seed)
     sentences = _read(_SENTENCES)
-    generator.shuffle(sentences)
+    random.Random(0).shuffle(sentences)
     held_out = [sentence for sentence in sentences if len(sentence) in _HELD_OUT_LENGTHS][:NUM_HELD_OUT]
     excluded = set(held_out)
     result = [Line(text, voice, "heldout") for text in held_out for voice in voices]
     remaining_s = hours * 3600.0
     known = [text for text in (*sentences, *_read(_DEFINITIONS)) if text not in excluded]
     generator.shuffle(known)
+    others = [manner for manner in MANNERS if manner != PLAIN]
     for text in _endless(generator, known):
         if remaining_s <= 0:
             return result
-        result.append(Line(text, voices[len(result) % len(voices)], "train"))
-        remaining_s -= len(text) / _CHARACTERS_PER_SECOND + _PAUSES_S
+        manner = generator.choice(others) if generator.random() < MANNER_SHARE else PLAIN
+        result.append(Line(text, voices[len(result) % len(voices)], "train", manner))
+        tempo = min(1.0, MANNERS[manner].speed) * MANNERS[manner].pace
+        remaining_s -= (len(text) / _CHARACTERS_PER_SECOND + _PAUSES_S) / tempo
     raise AssertionError("the generator of texts has no end")
 
 
 def _read(texts: Path) -> list[str]:
     return gzip.decompress(texts.read_bytes()).decode().splitlines()
-
-
-def number_words(number: int) -> str:
-    """The number, below ten thousand, as it is read."""
-    if number < 20:
-        return _ONES[number]
-    if number < 100:
-        tens, ones = divmod(number, 10)
-        return _TENS[tens - 2] + (f"-{_ONES[ones]}" if ones else "")
-    size, name = (100, "hundred") if number < 1000 else (1000, "thousand")
-    head, rest = divmod(number, size)
-    return f"{number_words(head)} {name}" + (f" {number_words(rest)}" if rest else "")
 
 
 def _endless(generator: random.Random, sentences: list[str]) -> Iterator[str]:
@@ -221,15 +210,15 @@ def _from_template(generator: random.Random) -> str:
 def _slot(generator: random.Random, name: str) -> str:
     match name:
         case "number":
-            return number_words(generator.randrange(generator.choice((20, 100, 1000, 10000))))
+            return cardinal(generator.randrange(generator.choice((20, 100, 1000, 10000))))
         case "digits":
-            return " ".join(generator.choices(_ONES[:10], k=generator.randint(3, 5)))
+            return " ".join(map(cardinal, generator.choices(range(10), k=generator.randint(3, 5))))
         case "hour":
-            return _ONES[generator.randint(1, 12)]
+            return cardinal(generator.randint(1, 12))
         case "minute":
-            return number_words(generator.randint(10, 59))
+            return cardinal(generator.randint(10, 59))
         case "tens":
-            return number_words(generator.randint(10, 99))
+            return cardinal(generator.randint(10, 99))
         case "daytime":
             return generator.choice(("morning", "afternoon", "evening"))
         case _:

@@ -5,10 +5,10 @@
 Spectral losses and a classifier of sounds from the start, discriminators from a third of the time on. What makes codes
 has five minutes: the first call ends there, and a second one, once the corpus is encoded, trains the decoder alone for
 the rest. The learning rates follow the elapsed share of --minutes, so that the end is annealed on any machine.
-RUN/codec/latest.pt is written every minute, and a call that was stopped goes on from it. Where there is only
-RUN/codec/weights.pt, a new training starts from there. On a GPU the decoder's convolutions are compiled, and a step is
-captured and replayed: it has thousands of small kernels.
-Ends with reconstructions by the served networks: RUN/codec/samples.
+RUN/codec/latest.pt is written every minute, and a call that was stopped goes on from it; RUN/codec/weights.pt are its
+bare weights. Where there are only those, a new training starts from there. On a GPU the decoder's convolutions are
+compiled, and a step is captured and replayed: it has thousands of small kernels.
+Ends with how far the served networks are from held-out recordings: RUN/codec/report.json.
 """
 
 import argparse
@@ -17,7 +17,6 @@ import logging
 import math
 import sys
 import time
-import wave
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +27,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from deployments.codec.decoder import to_pcm16
 from tools.demo_voice.codec_model import CodecModel, served
 from tools.demo_voice.judges import (
     Discriminators,
@@ -67,7 +65,6 @@ class CodecRecipe:
     clip: float = 200.0
     log_every: int = 100
     save_every_s: float = 60.0
-    max_steps: int = 0
     mel_weight: float = 30.0
     linear_weight: float = 2.0
     commitment_weight: float = 2.0
@@ -146,6 +143,7 @@ class Training:
         self.settings, self.device = settings, device
         self.directory = run / "codec"
         self.directory.mkdir(parents=True, exist_ok=True)
+        self.checkpoint = self.directory / "latest.pt"
         config = codec_config()
         self.model = CodecModel(config).to(device)
         self.discriminators = Discriminators().to(device)
@@ -169,11 +167,7 @@ class Training:
     def _is_done(self) -> bool:
         settings = self.settings
         minutes = settings.minutes if self.encoded else min(settings.encoder_minutes, settings.minutes)
-        return self.elapsed_s >= 60 * minutes or 0 < settings.max_steps <= self.step
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.directory / "latest.pt"
+        return self.elapsed_s >= 60 * minutes
 
     def resume_or_start(self) -> None:
         """Load the latest checkpoint, or bare weights, or start the codebooks from the first batches."""
@@ -250,7 +244,7 @@ class Training:
         return losses
 
     def save(self) -> None:
-        """Write the checkpoint aside and rename it."""
+        """Write the checkpoint, and beside it the bare weights; each aside first and then renamed."""
         state = {
             "model": self.model.state_dict(),
             "judges": self.judges.state_dict(),
@@ -259,9 +253,9 @@ class Training:
             "step": self.step,
             "elapsed_s": self.elapsed_s,
         }
-        scratch = self.checkpoint.with_suffix(".tmp")
-        torch.save(state, scratch)
-        scratch.rename(self.checkpoint)
+        for file, kept in ((self.checkpoint, state), (self.directory / "weights.pt", {"model": state["model"]})):
+            torch.save(kept, file.with_suffix(".tmp"))
+            file.with_suffix(".tmp").rename(file)
 
     def _load(self) -> None:
         state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
@@ -330,6 +324,7 @@ class IndexRow:
     start: int  # sample of RUN/audio.i16
     samples: int
     split: str  # "train" or "heldout"
+    manner: str
 
 
 def read_index(run: Path) -> list[IndexRow]:
@@ -338,36 +333,21 @@ def read_index(run: Path) -> list[IndexRow]:
 
 @torch.no_grad()
 def report(run: Path, model: CodecModel, device: torch.device, *, utterances: int) -> None:
-    """Held-out utterances through the served decoder: the distance, and eight of them to listen to."""
+    """The distance of held-out utterances from their recordings, through the served decoder."""
     decoder = served(model, device)
     spectral = SpectralLoss(model.config.sample_rate).to(device)
     audio = np.memmap(run / "audio.i16", np.int16, "r")
     phones = np.memmap(run / "phones.u8", np.uint8, "r")
-    folder = run / "codec" / "samples"
-    folder.mkdir(exist_ok=True)
     distances = []
-    for number, row in enumerate([row for row in read_index(run) if row.split == "heldout"][:utterances]):
+    for row in [row for row in read_index(run) if row.split == "heldout"][:utterances]:
         recorded = audio[row.start : row.start + row.samples].astype(np.float32) / np.float32(_FULL_SCALE)
         sounds = phones[row.start // PHONE_SAMPLES :][: row.samples // PHONE_SAMPLES].reshape(1, -1, PHONES_PER_FRAME)
         heard = torch.from_numpy(recorded).to(device)[None], torch.from_numpy(sounds).long().to(device)
         ours, _ = decoder.decode(model.codes(*heard), [decoder.initial_state()])
         distances.append(float(spectral(ours, torch.from_numpy(recorded).to(device)[None])[0]))
-        if number < 8:
-            stem = f"{number}-{row.voice}"
-            _write_wav(folder / f"{stem}-recorded.wav", torch.from_numpy(recorded), model.config.sample_rate)
-            _write_wav(folder / f"{stem}-decoded.wav", ours[0], model.config.sample_rate)
-            (folder / f"{stem}.txt").write_text(f"{row.text}\n", encoding="utf-8")
     summary = {"held_out": len(distances), "log_mel_l1": float(np.mean(distances)), "worst": float(np.max(distances))}
     (run / "codec" / "report.json").write_text(json.dumps(summary) + "\n", encoding="utf-8")
     logger.info(f"held out: {summary}")
-
-
-def _write_wav(path: Path, audio: Tensor, sample_rate: int) -> None:
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(sample_rate)
-        file.writeframes(to_pcm16(audio).tobytes())
 
 
 def main(arguments: list[str]) -> int:
@@ -376,18 +356,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("run", type=Path)
     parser.add_argument("--minutes", type=float, default=14)
     parser.add_argument("--encoder-minutes", type=float, default=5, help="of them; the rest is the decoder's alone")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=0, help="stop here, with the time not over; for trials")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--smoke", action="store_true", help="a few small steps")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    settings = CodecRecipe(
-        minutes=options.minutes,
-        encoder_minutes=options.encoder_minutes,
-        batch=options.batch,
-        max_steps=options.steps,
-    )
+    settings = CodecRecipe(options.minutes, options.encoder_minutes)
     if options.smoke:
         settings = replace(settings, batch=2, first_batches=4, log_every=1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -398,6 +371,7 @@ def main(arguments: list[str]) -> int:
     training = Training(options.run, settings, device)
     training.resume_or_start()
     training.run()
+    logger.info(f"trained {training.step} steps")
     torch.backends.cudnn.benchmark = False  # each utterance has its own length from here on
     report(options.run, training.model, device, utterances=8 if options.smoke else 100)
     return 0

@@ -3,7 +3,8 @@
     python -m tools.demo_voice.train_talker RUN --minutes 8
 
 The learning rate follows the time that has passed: the training anneals in full whatever the machine.
-Started again, it goes on from its last checkpoint for the rest of the minutes.
+Started again, it goes on from its last checkpoint for the rest of the minutes. Where there are RUN/talker/weights.pt,
+the best.pt of an earlier talker, and that talker's tokenizer in RUN/talker/model, a new training starts from there.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.text.tokenizer import TextTokenizer
 from talkray_tools.released import GENERATION, Json
 from tools.demo_voice.dataset import Corpus, RowLayout, Sampler, written_ways
+from tools.demo_voice.manners import turns
 from tools.demo_voice.shape import PHONES_PER_FRAME, SHAPE
 from tools.demo_voice.talker_trainer import BatchSource, Losses, TalkerRecipe, Trainer, batch_tensors
 from tools.demo_voice.teacher_forcing import Guide
@@ -34,7 +36,12 @@ logger = logging.getLogger(__name__)
 # temperatures the most was understood.
 VOICE_GENERATION: Json = {**GENERATION, "repetition_penalty": 1.0, "temperature": 0.3, "subtalker_temperature": 0.6}
 # It learnt English in words, and utterances of about twenty seconds at most.
-TEXT_NEEDS: Json = {"spoken_form": "english", "max_segment_chars": 200, "alignment_head": [Guide.LAYER, Guide.HEAD]}
+TEXT_NEEDS: Json = {
+    "spoken_form": "english",
+    "follows_instructions": True,
+    "max_segment_chars": 200,
+    "alignment_head": [Guide.LAYER, Guide.HEAD],
+}
 
 _SEED = 20
 _CHECK_BATCH = 100
@@ -43,11 +50,12 @@ _SMOKE = TalkerRecipe(duration=15, max_rows=512, num_predicted=128, report_steps
 
 
 def write_model_files(run: Path, corpus: Corpus) -> Path:
-    """Configuration and tokenizer under RUN/talker/model, where they are not yet; returns that folder."""
+    """Configuration and tokenizer under RUN/talker/model, each where it is not yet; returns that folder."""
     directory = run / "talker" / "model"
-    if not (directory / "config.json").exists():
+    if not (directory / "vocab.json").exists():
         texts = [utterance.text for utterance in corpus.part("train")]
         train_tokenizer(directory, texts, num_tokens=SHAPE.text_tokens, assistant_token=SHAPE.assistant_token)
+    if not (directory / "config.json").exists():
         write_json(directory / "generation_config.json", VOICE_GENERATION)
         write_json(directory / "config.json", {**SHAPE.config, "talkray": TEXT_NEEDS})
     return directory
@@ -63,6 +71,7 @@ class TrainingRun:
 
     def __init__(self, run: Path, settings: TalkerRecipe, *, device: torch.device) -> None:
         self.run, self.settings, self.device = run, settings, device
+        self.checkpoint, self.best = run / "talker" / "checkpoint.pt", run / "talker" / "best.pt"
         corpus = Corpus.load(run)
         directory = write_model_files(run, corpus)
         config = ModelConfig.load(directory)
@@ -72,20 +81,14 @@ class TrainingRun:
         self.trainer = Trainer(config, Losses(corpus, config, device), settings)
         if self.checkpoint.exists():
             self.trainer.load(self.checkpoint)
+        elif (earlier := run / "talker" / "weights.pt").exists():
+            self.trainer.start_from(earlier)
         training = corpus.part("train")
         ways = written_ways([utterance.text for utterance in training], self.tokenizer, ways=settings.ways, seed=_SEED)
-        self.sampler = Sampler(training, self.layout, tokens=ways, full_text=settings.full_text)
+        asking = turns(self.tokenizer, seed=_SEED)
+        self.sampler = Sampler(training, self.layout, tokens=ways, turns=asking, full_text=settings.full_text)
         hours = sum(utterance.frames for utterance in training) / 12.5 / 3600
         logger.info("%d utterances, %.1f hours, from step %d", len(training), hours, self.trainer.steps)
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.run / "talker" / "checkpoint.pt"
-
-    @property
-    def best(self) -> Path:
-        """The averaged weights that did best on held-out utterances."""
-        return self.run / "talker" / "best.pt"
 
     def train(self) -> None:
         trainer, settings = self.trainer, self.settings
@@ -157,9 +160,7 @@ def _rounded(losses: Tensor) -> list[float]:
 
 def main(arguments: list[str]) -> int:
     """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.demo_voice.train_talker", description="Train the demo voice's talker."
-    )
+    parser = argparse.ArgumentParser(prog="python -m tools.demo_voice.train_talker")
     parser.add_argument("run", type=Path, help="the run's folder, with codes in it")
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--smoke", action="store_true", help="a few small steps, to see that everything works")

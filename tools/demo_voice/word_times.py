@@ -9,6 +9,8 @@ compared is where each word begins, but for the first one: it begins with the au
 import argparse
 import logging
 from collections.abc import Iterator
+from difflib import SequenceMatcher
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +24,13 @@ from deployments.weights.store import locate
 from serve_app.speech.word_times import WordTimes
 from serve_app.text.spoken_text import TextRules, read
 from tools.demo_voice.shape import PHONES_PER_FRAME
-from tools.demo_voice.teacher import AHEAD, VOICES, Teacher
+from tools.demo_voice.teacher import AHEAD, Teacher
 from tools.demo_voice.texts import lines
 
 logger = logging.getLogger(__name__)
 
 _SPACE = 16  # the teacher's number for what stands between words; those below are silence and punctuation
-_SKIPPED_PHONE, _LEFT_OUT, _LONGER = 0.5, 1.0, 0.01  # costs of a path through what was heard and what was expected
-_UNEXPECTED_SILENCE = 0.7
-_MOST_COST = 0.25  # for each phone: what was said is something else
+_LEAST_ALIKE = 0.8  # of 1: below that, what was said is something else
 
 Phones = NDArray[np.int64]
 
@@ -59,7 +59,7 @@ def main() -> None:
 
 def _errors(engine: Engine, teacher: Teacher, *, sentences: int, full_text: bool) -> Iterator[float]:
     """Seconds by which a word is told too late, of each word that the teacher and the text agree on."""
-    voices = tuple(VOICES)
+    voices = engine.info.voices
     for number, line in enumerate(lines(0, ("",))[:sentences]):
         voice = voices[number % len(voices)]
         request = SynthesisRequest(
@@ -97,43 +97,19 @@ def _speak(engine: Engine, request: SynthesisRequest) -> tuple[NDArray[np.int16]
 
 
 def _beginnings(heard: Phones, words: list[list[int]]) -> list[int | None] | None:
-    """In which phone each word begins; None for one that was not heard. None at all where something else was said."""
-    expected = np.array([phone for word in words for phone in (*word, _SPACE)])
-    owners = np.array([number for number, word in enumerate(words) for _ in (*word, _SPACE)])
-    owners[expected == _SPACE] = -1
-    is_silent = heard <= _SPACE
-    costs = (heard[:, None] != expected).astype(float)
-    costs[is_silent] = np.where(expected == _SPACE, 0.0, _UNEXPECTED_SILENCE)
-    path, total = _best_path(costs, is_silent)
-    if total > _MOST_COST * len(heard):
+    """In which phone each word begins; None for one whose first phoneme was not heard.
+
+    None at all where something else was said.
+    """
+    runs = [place for place, phone in enumerate(heard) if phone > _SPACE and (not place or phone != heard[place - 1])]
+    expected = [phone for word in words for phone in word]
+    matcher = SequenceMatcher(None, expected, heard[runs].tolist(), autojunk=False)
+    if matcher.ratio() < _LEAST_ALIKE:
         return None
-    said = np.where(is_silent, -1, owners[path])
-    places = [np.flatnonzero(said == number) for number in range(len(words))]
-    return [int(place[0]) if len(place) else None for place in places]
-
-
-def _best_path(costs: NDArray[np.float64], is_silent: NDArray[np.bool_]) -> tuple[Phones, float]:
-    """For each phone that was heard the one expected, in order, and what that costs: costs [heard, expected]."""
-    num_heard, num_expected = costs.shape
-    best = np.full((num_heard, num_expected), np.inf)
-    steps = np.zeros((num_heard, num_expected), np.int64)  # how many were expected since the one heard before
-    best[0] = costs[0] * ~is_silent[0] + np.arange(num_expected) * _LEFT_OUT
-    for row in range(1, num_heard):
-        own = costs[row] * 1.0
-        if is_silent[row]:
-            own[0] = 0.0  # before the first word
-        stays, nexts, skips = (
-            np.concatenate((np.full(back, np.inf), best[row - 1][: num_expected - back])) for back in (0, 1, 2)
-        )
-        ways = np.stack((stays, nexts + _LONGER, skips + _SKIPPED_PHONE))
-        steps[row] = ways.argmin(0)
-        best[row] = ways.min(0) + own
-    at = num_expected - 1 if best[-1, -1] <= best[-1, -2] else num_expected - 2
-    total, path = float(best[-1, at]), np.zeros(num_heard, np.int64)
-    for row in range(num_heard - 1, -1, -1):
-        path[row] = at
-        at -= int(steps[row, at])
-    return path, total
+    blocks = matcher.get_matching_blocks()
+    places = {block.a + number: runs[block.b + number] for block in blocks for number in range(block.size)}
+    firsts = accumulate(map(len, words[:-1]), initial=0)
+    return [places.get(first) for first in firsts]
 
 
 if __name__ == "__main__":

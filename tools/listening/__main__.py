@@ -1,6 +1,6 @@
 """Listens to a server: how much of what is asked for is understood, by each way in which audio comes to a client.
 
-    make listen                                                                   # the embedded voice, an hour
+    make listen                                                                   # the embedded voice, hours
     python -m tools.listening --model 1.7B-CustomVoice --language german --out heard
     python -m tools.listening --url http://127.0.0.1:8000 --sentences 20 --out heard
 

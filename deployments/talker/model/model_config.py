@@ -70,6 +70,7 @@ class TextNeeds:
     """The form that text needs before the checkpoint can speak it: Talkray's own addition to `config.json`."""
 
     spoken_form: Literal["english"] | None = None  # normalised to spoken words
+    follows_instructions: Annotated[bool, Field(strict=True)] = False  # with a spoken form
     max_segment_chars: Annotated[int, Field(ge=1, strict=True)] = 1000
     alignment_head: tuple[int, int] | None = None  # layer and head of the talker whose attention follows the text
 
@@ -101,10 +102,11 @@ class ModelConfig:
     @property
     def drops_instructions(self) -> bool:
         """Whether it was not trained on them. The official package takes none for clones and drops those for the small
-        CustomVoice model; a voice that needs a spoken form has learnt nothing but to read.
+        CustomVoice model; a voice that needs a spoken form has learnt nothing but to read, unless its files say so.
         """
         is_small = self.kind is ModelKind.CUSTOM_VOICE and self.size == "0b6"
-        return self.kind is ModelKind.BASE or is_small or self.text.spoken_form is not None
+        only_reads = self.text.spoken_form is not None and not self.text.follows_instructions
+        return self.kind is ModelKind.BASE or is_small or only_reads
 
     @classmethod
     def load(cls, directory: Path) -> "ModelConfig":
@@ -114,6 +116,4 @@ class ModelConfig:
         generation = SAMPLING_DEFAULTS | (read_json(options) if options.exists() else {})
         values = {**top, "tokens": top, "generation": generation, "talkray": own_facts(directory, top)}
         config = as_config(cls, values, file)
-        if config.kind is ModelKind.BASE:
-            return config
-        return replace(config, speaker_encoder=None)  # a fine-tuned voice keeps the section, not the tensors
+        return config if config.kind is ModelKind.BASE else replace(config, speaker_encoder=None)  # others lack tensors

@@ -53,7 +53,7 @@ def test_it_is_the_same_every_time(checkpoint: Path, tmp_path: Path) -> None:
 
 def test_it_has_named_voices(engine: Engine) -> None:
     assert engine.model.kind is ModelKind.CUSTOM_VOICE
-    assert len(engine.model.speakers) == 4
+    assert len(engine.model.speakers) == 8
     assert list(engine.model.languages) == ["english"]
 
 

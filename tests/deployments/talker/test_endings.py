@@ -17,7 +17,7 @@ from tests.deployments.talker.driving import Spoken, ask, speak_all
 from tests.deployments.talker.engine.test_engine import push_end_of_speech
 from tools.listening.texts import texts
 
-VOICES = ("nora", "felix", "iris", "hugo")
+VOICES = ("nora", "felix", "iris", "hugo", "otto", "miles", "lily", "edith")
 TEXT = "The train to the coast leaves at nine, and the next one only in the evening."
 PATIENCE = 38  # frames of three seconds
 EARLY, STOP, LOOP, RUNAWAY = FinishReason.EARLY, FinishReason.STOP, FinishReason.LOOP, FinishReason.RUNAWAY

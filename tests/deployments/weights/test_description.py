@@ -29,7 +29,7 @@ def test_files_tell_what_the_engine_tells(tiny_checkpoint: Callable[[str], Path]
 def test_the_embedded_voice_is_described_without_being_written() -> None:
     info = describe("embedded", CPU, on_gpu=False)
     assert info is not None
-    assert info.voices == ("nora", "felix", "iris", "hugo")
+    assert info.voices == ("nora", "felix", "iris", "hugo", "otto", "miles", "lily", "edith")
     assert info == replace(build_engine(embedded_path(), CPU).info, name="embedded")
     assert info.word_times
     on_gpu = describe("embedded", CPU, on_gpu=True)

@@ -4,7 +4,17 @@ import httpx
 import pytest
 
 from deployments.errors import InvalidRequest, StartError
-from serve_app.api.catalogue import ALIASES, RELEASED, aliases, check_default, nearest, resolve, voice_list
+from serve_app.api.catalogue import (
+    ALIASES,
+    EMBEDDED,
+    RELEASED,
+    Character,
+    aliases,
+    check_default,
+    nearest,
+    resolve,
+    voice_list,
+)
 from serve_app.config import ApiSettings
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 
@@ -17,11 +27,16 @@ def test_speakers_are_found_in_any_case() -> None:
     assert resolve("Uncle_Fu", RELEASED_SPEAKERS) == "uncle_fu"
 
 
-def test_openai_names_keep_their_gender_on_the_released_speakers() -> None:
+@pytest.mark.parametrize("characters", [RELEASED, EMBEDDED])
+def test_openai_names_keep_their_gender(characters: dict[str, Character]) -> None:
     female = {"alloy", "coral", "marin", "nova", "sage", "shimmer"}
-    genders = {name: RELEASED[resolve(name.upper(), RELEASED_SPEAKERS)].gender for name in ALIASES}
+    genders = {name: characters[resolve(name.upper(), tuple(characters))].gender for name in ALIASES}
     assert genders == {name: "female" if name in female else "male" for name in ALIASES}
     assert len(ALIASES) == 13
+
+
+def test_openai_names_reach_every_embedded_voice() -> None:
+    assert set(aliases(tuple(EMBEDDED)).values()) == set(EMBEDDED)
 
 
 def test_openai_names_avoid_speakers_that_force_a_dialect() -> None:
@@ -53,7 +68,7 @@ def test_no_speakers_have_no_aliases() -> None:
 async def test_every_voice_of_the_embedded_model_is_described(
     client: httpx.AsyncClient, synthesizer: FakeSynthesizer
 ) -> None:
-    synthesizer.info = replace(CUSTOM_VOICE, name="embedded", voices=("nora", "felix", "iris", "hugo"))
+    synthesizer.info = replace(CUSTOM_VOICE, name="embedded", voices=tuple(EMBEDDED))
     for voice in (await client.get("/v1/audio/voices")).json()["voices"]:
         assert voice["language"] == "english"
         assert voice["gender"] in ("female", "male")

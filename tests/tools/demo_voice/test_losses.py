@@ -62,6 +62,20 @@ def test_training_lowers_every_loss(setting: Setting) -> None:
     assert all(parameter.is_leaf for parameter in setting.trainer.averaged.parameters())
 
 
+def test_a_talker_begins_with_an_earlier_ones_weights(setting: Setting, tmp_path: Path) -> None:
+    state = {name: tensor.half() for name, tensor in setting.trainer.averaged.state_dict().items()}
+    rows = list(setting.layout.config.speakers.values())
+    table = state["model.codec_embedding.weight"]
+    table[rows[1:]] = 0  # voices that the earlier talker had not
+    torch.save({"averaged": state}, tmp_path / "weights.pt")
+    trainer = Trainer(setting.layout.config, setting.losses, SETTINGS)
+    trainer.start_from(tmp_path / "weights.pt")
+    for talker in (trainer.talker, trainer.averaged):
+        started = talker.state_dict()["model.codec_embedding.weight"]
+        assert torch.equal(started[rows], table[rows[:1]].float().expand(len(rows), -1))
+        assert torch.equal(talker.codec_head.weight, state["codec_head.weight"].float())
+
+
 def test_only_better_weights_are_kept(setting: Setting, tmp_path: Path) -> None:
     file = tmp_path / "best.pt"
     for held_out, kept in ((3.0, 3.0), (4.0, 3.0), (2.0, 2.0)):

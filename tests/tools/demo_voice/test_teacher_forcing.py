@@ -22,7 +22,12 @@ from tools.demo_voice.teacher_forcing import input_rows, predictor_logits, talke
 
 CPU = torch.device("cpu")
 TEXTS = {"Hi.": 3, "Hello there, how are you?": 9, "A": 17}
-ASKED = [(text, full_text, language) for text in TEXTS for full_text in (True, False) for language in ("english", None)]
+ASKED = [
+    (text, full_text, language, instructions)
+    for text in TEXTS
+    for full_text in (True, False)
+    for language, instructions in (("english", None), (None, None), ("english", "Speak slowly."))
+]
 
 
 class Setting:
@@ -35,13 +40,14 @@ class Setting:
         self.talker.prepare(max_positions=256)
         self.layout = RowLayout(self.config, self.tokenizer)
         draw = np.random.default_rng(0)
-        shape = (sum(TEXTS[text] for text, _, _ in ASKED), self.config.num_code_groups)
+        shape = (sum(TEXTS[text] for text, *_ in ASKED), self.config.num_code_groups)
         self.codes = torch.from_numpy(draw.integers(self.config.code_vocab_size, size=shape))
         voice = next(iter(self.config.speakers))
         self.samples, start = [], 0
-        for text, full_text, language in ASKED:
+        for text, full_text, language, instructions in ASKED:
             utterance = Utterance(text, voice, "train", start, TEXTS[text])
-            self.samples.append(TrainingSample(utterance, self.tokenizer.encode(text), language, full_text))
+            turn = self.tokenizer.encode_instructions(instructions) if instructions else ()
+            self.samples.append(TrainingSample(utterance, self.tokenizer.encode(text), language, full_text, turn))
             start += TEXTS[text]
         self.batch: TrainingBatch = self.layout.batch(self.samples)
 
@@ -53,14 +59,16 @@ class Setting:
     def frames(self, sample: TrainingSample) -> Tensor:
         return self.codes[sample.utterance.start :][: sample.utterance.frames]
 
-    def runner_of(self, sample: TrainingSample, num_frames: int) -> tuple[ModelRunner, Sequence]:
+    def runner_of(self, number: int, num_frames: int) -> tuple[ModelRunner, Sequence]:
         """An engine's runner, and a sequence of the sample's first frames that is ready to be prefilled."""
+        sample = self.samples[number]
         synthesis = SynthesisRequest(
             "test",
             sample.utterance.text,
             voice=sample.utterance.voice,
             language=sample.language or "auto",
             non_streaming_mode=sample.full_text,
+            instructions=ASKED[number][-1],
         )
         request = GenerateRequest(synthesis)
         tables = InputTables(self.talker)
@@ -82,8 +90,8 @@ def setting(tiny_checkpoint: Callable[[str], Path]) -> Setting:
 @pytest.mark.parametrize("number", range(len(ASKED)))
 def test_rows_are_the_prompts_and_the_frames(setting: Setting, number: int) -> None:
     sample = setting.samples[number]
-    runner, sequence = setting.runner_of(sample, sample.utterance.frames)
-    inputs = PrefillInputs(64, scratch_row=1, tables=runner.networks.tables)
+    runner, sequence = setting.runner_of(number, sample.utterance.frames)
+    inputs = PrefillInputs(96, scratch_row=1, tables=runner.networks.tables)
     inputs.fill([SequencePart(sequence, 0, sequence.num_positions, is_last=True)])
     served = runner.networks.tables.rows(inputs.tensors.text_ids, inputs.tensors.codec_ids)[: sequence.num_positions]
     assert setting.layout.length(sample) == len(served)
@@ -96,7 +104,7 @@ def test_hidden_states_are_the_engines(setting: Setting, number: int) -> None:
     hidden = talker_hidden(setting.talker, setting.rows()).view(*setting.batch.targets.shape, -1)[number]
     first = int(np.flatnonzero(setting.batch.targets[number] != NONE)[0])
     for num_frames in (0, 1, sample.utterance.frames):
-        runner, sequence = setting.runner_of(sample, num_frames)
+        runner, sequence = setting.runner_of(number, num_frames)
         runner.prefill([sequence])
         torch.testing.assert_close(hidden[first + num_frames], runner.state.hidden[0], rtol=0, atol=1e-4)
 

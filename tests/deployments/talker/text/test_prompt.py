@@ -13,6 +13,7 @@ from deployments.talker.engine.startup import build_engine
 from deployments.talker.runner.prefill import PrefillInputs, SequencePart
 from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import Prompt, PromptBuilder, full_text
+from deployments.weights.description import describe
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from tests.deployments.talker.conftest import CONFIG
@@ -127,6 +128,15 @@ def test_what_was_not_trained_on_instructions_drops_them(tmp_path: Path, change:
     engine = build_engine(tmp_path / "small", CONFIG)
     assert same(engine.prompts.build(ask(instructions="Speak slowly.")), engine.prompts.build(ask()))
     assert not engine.info.supports_instructions
+
+
+def test_a_voice_with_a_spoken_form_follows_instructions_where_its_files_say_so(tmp_path: Path) -> None:
+    told = SHAPES["tiny-CustomVoice"].changed({"talkray": {"spoken_form": "english", "follows_instructions": True}})
+    write_checkpoint(tmp_path / "told", told, Options(dtype=torch.float32))
+    engine = build_engine(tmp_path / "told", CONFIG)
+    assert not same(engine.prompts.build(ask(instructions="Speak slowly.")), engine.prompts.build(ask()))
+    assert engine.info.supports_instructions
+    assert describe(str(tmp_path / "told"), CONFIG, on_gpu=False) == replace(engine.info, name=str(tmp_path / "told"))
 
 
 @pytest.mark.parametrize("frames", [10, None])
