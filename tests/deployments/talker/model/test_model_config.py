@@ -16,10 +16,10 @@ def load_with(directory: Path, scratch: Path, talkray: object) -> ModelConfig:
 
 def test_a_checkpoint_says_what_text_it_needs(tiny_checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     directory = tiny_checkpoint("CustomVoice")
-    assert ModelConfig.load(directory).text == TextNeeds(None, 1000)
-    assert load_with(directory, tmp_path, {}).text == TextNeeds(None, 1000)
+    assert ModelConfig.load(directory).text == TextNeeds(max_segment_chars=1000)
+    assert load_with(directory, tmp_path, {}).text == TextNeeds(max_segment_chars=1000)
     needs = {"spoken_form": "english", "max_segment_chars": 300}
-    assert load_with(directory, tmp_path, needs).text == TextNeeds("english", 300)
+    assert load_with(directory, tmp_path, needs).text == TextNeeds("english", max_segment_chars=300)
 
 
 @pytest.mark.parametrize("needs", [{"spoken_form": "latin"}, {"max_segment_chars": 0}, {"max_segment_chars": "300"}])
