@@ -27,7 +27,8 @@ PCM_SCALE = 32767  # libsndfile's for 16 bits, through which the official packag
 class Backend(ABC):
     """Decodes frames of streams. Threads share it: a call changes nothing but the states that it returns.
 
-    States are of floats; samples and lists of states belong to the caller. With `precisions` goes `at`.
+    States are of floats; samples and lists of states belong to the caller. A backend that overrides `precisions`
+    overrides `at` too.
     """
 
     config: DecoderConfig

@@ -146,7 +146,8 @@ class PlainSlots(SlotDecoder):
         except EngineError as error:
             if len(slots) == 1:
                 return _FinishedCall([error])
-        return _FinishedCall([pcm for slot in slots for pcm in self.decode([slot], frames).result()])  # who raises?
+        # One by one, to find the slot whose frames raise.
+        return _FinishedCall([pcm for slot in slots for pcm in self.decode([slot], frames).result()])
 
     def barrier(self) -> None:
         """Calls are over when they return."""

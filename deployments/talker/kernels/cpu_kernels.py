@@ -49,7 +49,10 @@ def check_columns(built: str) -> None:
     """Raises RuntimeError if the columns of a library are not those of `FilterOptions`, in their order."""
     packed = "".join(f"{_C_TYPES[option.type]} {option.name};" for option in fields(FilterOptions))
     if built != packed:
-        raise RuntimeError(f"OPTIONS of cpu_kernels.c are `{built}`, FilterOptions packs `{packed}`: `make install`")
+        raise RuntimeError(
+            f"cpu_kernels.c was built with OPTIONS `{built}`, but FilterOptions packs `{packed}`: make them alike, "
+            "and run `make install`"
+        )
 
 
 _built = _suited_library()

@@ -154,7 +154,10 @@ class EngineClient:
         raise TalkerLost(f"the engine process ended with code {self._process.wait()} at its start; its output says why")
 
     async def attach(self) -> None:
-        """Give the socket to the event loop: only coroutines have one, so the first call does. Raises TalkerLost."""
+        """Give the socket to the event loop, at the first call: when the client is made, no loop runs yet.
+
+        Raises TalkerLost.
+        """
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
         await asyncio.shield(self._connecting)
@@ -235,7 +238,8 @@ class EngineClient:
 
     def _deliver(self, report: channel.Command | channel.Report) -> None:
         if isinstance(report, channel.Produced):
-            before, self.load = self.load, (load := report.load)
+            before, self.load = self.load, report.load
+            load = self.load
             metrics.talker_step(report.step_s, len(report.chunks), load.kv_used_ratio, waiting=load.num_waiting)
             metrics.references("speaker", self.load.speakers)
             metrics.references("codes", self.load.references)
