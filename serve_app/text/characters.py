@@ -8,12 +8,15 @@ _CJK = r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u3000-\u303f\uff00-\uff65]"
 _CJK_SPACE = re.compile(rf"(?<={_CJK})\s+(?={_CJK})")
 _IDEOGRAPH = re.compile(_CJK)
 _MARKS = re.compile(r"[^\w\s]{31,}")  # a letter has fewer
+_HIDDEN = ("Cc", "Cf")
 
 
 def clean(text: str) -> str:
     """NFC without control and format (zero-width) characters, runs of whitespace as one space, no space at the ends."""
-    spoken = "".join(char for char in text if char.isspace() or unicodedata.category(char) not in ("Cc", "Cf"))
-    return " ".join(unicodedata.normalize("NFC", _MARKS.sub(_in_order, spoken)).split())
+    if not text.isprintable():
+        hidden = {ord(char): None for char in set(text) if not char.isspace() and unicodedata.category(char) in _HIDDEN}
+        text = text.translate(hidden)
+    return " ".join(unicodedata.normalize("NFC", _MARKS.sub(_in_order, text)).split())
 
 
 def letters(text: str) -> str:

@@ -12,30 +12,50 @@ from deployments.audio.recording_cache import Lookups
 from deployments.protocol import FinishReason
 from deployments.serving import metrics, ray_metrics
 
-Recorded = tuple[str, float, dict[str, str] | None]
+Call = tuple[str, float, dict[str, str] | None]
+
+
+class Recorded:
+    """What reaches Ray's own code, which checks the tags, once all is installed. Only what this thread hands on."""
+
+    def __init__(self) -> None:
+        self.recorders: list[ray_metrics.Recorder] = []
+        self._calls: list[Call] = []
+        self._thread = threading.current_thread()
+
+    def add(self, call: Call) -> None:
+        if threading.current_thread() is self._thread:
+            self._calls.append(call)
+
+    def take(self) -> list[Call]:
+        """The calls since the last time."""
+        for recorder in self.recorders:
+            recorder.hand_on()
+        calls, self._calls = self._calls, []
+        return calls
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Recorded]]:
-    """What reaches Ray's own code, which checks the tags, once all is installed.
-
-    Only what this thread records: gauges of a replica that another test made in this process are repeated by theirs.
-    """
-    calls: list[Recorded] = []
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
+    recorded = Recorded()
     checked = ray.Metric._validate_tags
-    here = threading.current_thread()
 
     def record(self: ray.Metric, value: float, tags: dict[str, str] | None = None) -> None:
         checked(self, tags or {})
-        if threading.current_thread() is here:
-            calls.append((self.info["name"], value, tags))
+        recorded.add((self.info["name"], value, tags))
+
+    class Noted(ray_metrics.Recorder):
+        def __init__(self) -> None:
+            super().__init__()
+            recorded.recorders.append(self)
 
     monkeypatch.setattr(ray.Metric, "_record", record)
+    monkeypatch.setattr(ray_metrics, "Recorder", Noted)
     before = [instrument.record for instrument in metrics.INSTRUMENTS]
-    monkeypatch.setattr(ray_metrics, "_REPEAT_S", 3600.0)
+    monkeypatch.setattr(ray_metrics, "_HAND_ON_S", 3600.0)
     ray_metrics.install.cache_clear()
     ray_metrics.install()
-    yield calls
+    yield recorded
     ray_metrics.install.cache_clear()
     for instrument, was in zip(metrics.INSTRUMENTS, before, strict=True):
         instrument.record = was
@@ -55,7 +75,7 @@ def test_nothing_is_recorded_before_it_is_installed() -> None:
     subprocess.run([sys.executable, "-c", UNINSTALLED], check=True)
 
 
-def test_every_instrument_takes_what_is_recorded(recorded: list[Recorded]) -> None:
+def test_every_instrument_takes_what_is_recorded(recorded: Recorded) -> None:
     metrics.refused("full")
     metrics.failed_over("TalkerLost", 0.1)
     metrics.ttfb(0.1)
@@ -77,34 +97,55 @@ def test_every_instrument_takes_what_is_recorded(recorded: list[Recorded]) -> No
     metrics.decoded("codec", 1.0)
     metrics.references("codes", Lookups(hits=1, misses=1))
     metrics.used("ada", "ryan", "OpenAI", counts=dict.fromkeys(metrics.USED, 1))
-    assert {name for name, _, _ in recorded} == {instrument.name for instrument in metrics.INSTRUMENTS}
+    assert {name for name, _, _ in recorded.take()} == {instrument.name for instrument in metrics.INSTRUMENTS}
 
 
-def test_the_last_value_of_each_set_of_tags_is_set_again(recorded: list[Recorded]) -> None:
+def test_the_last_value_of_each_set_of_tags_is_set_again(recorded: Recorded) -> None:
     gauge = ray_metrics.LastingGauge("talkray_test", "A test.", ("pool",))
     gauge.set(1, {"pool": "talker"})
     gauge.set(1, {"pool": "codec"})
     gauge.set(2, {"pool": "talker"})
-    recorded.clear()
+    recorded.take()
     gauge.repeat()
-    assert recorded == [("talkray_test", 2, {"pool": "talker"}), ("talkray_test", 1, {"pool": "codec"})]
+    assert recorded.take() == [("talkray_test", 2, {"pool": "talker"}), ("talkray_test", 1, {"pool": "codec"})]
 
 
 def test_it_happens_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    again = threading.Event()
+    handed_on, again = threading.Event(), threading.Event()
+    monkeypatch.setattr(ray_metrics, "_HAND_ON_S", 0.001)
     monkeypatch.setattr(ray_metrics, "_REPEAT_S", 0.01)
     monkeypatch.setattr(ray_metrics.LastingGauge, "repeat", lambda gauge: again.set())
-    gauges = [ray_metrics.LastingGauge("talkray_again", "A test.", ())]
-    threading.Thread(target=ray_metrics.repeat_all, args=(gauges,), daemon=True).start()
+    recorder = ray_metrics.Recorder()
+    recorder.gauges.append(ray_metrics.LastingGauge("talkray_again", "A test.", ()))
+    recorder.of(lambda value, tags: handed_on.set(), {})(1.0)
+    threading.Thread(target=recorder.run, daemon=True).start()
+    assert handed_on.wait(30)
     assert again.wait(30)
 
 
-def test_what_a_model_records_has_its_name(recorded: list[Recorded]) -> None:
+def test_what_ray_refuses_is_logged_and_the_next_record_reaches_it(caplog: pytest.LogCaptureFixture) -> None:
+    values, recorder = [], ray_metrics.Recorder()
+
+    def observe(value: float, tags: dict[str, str]) -> None:
+        if value < 0:
+            raise ValueError("negative")
+        values.append(value)
+
+    record = recorder.of(observe, {"model": ""})
+    record(-1.0)
+    record(2.0)
+    assert not values, "nobody waits for Ray"
+    recorder.hand_on()
+    assert values == [2.0]
+    assert "a metric was not recorded: -1.0" in caplog.text
+
+
+def test_what_a_model_records_has_its_name(recorded: Recorded) -> None:
     ray_metrics.install.cache_clear()
     ray_metrics.install("base")
     metrics.talker_step(0.01, 0, 0.5, waiting=0)
     metrics.ttfp(0.1, model="design")  # an ingress knows all of them
-    assert [tags for _, _, tags in recorded] == [
+    assert [tags for _, _, tags in recorded.take()] == [
         {"model": "base"},
         {"pool": "talker", "model": "base"},
         {"model": "design"},
@@ -112,11 +153,12 @@ def test_what_a_model_records_has_its_name(recorded: list[Recorded]) -> None:
 
 
 @pytest.mark.parametrize("pool", ["ingress", "codec", "talker"])
-def test_counters_of_a_pool_begin_at_zero(recorded: list[Recorded], pool: str) -> None:
+def test_counters_of_a_pool_begin_at_zero(recorded: Recorded, pool: str) -> None:
     ray_metrics.install.cache_clear()
     ray_metrics.install("voices", pool=pool, models=("voices", "clones"))
-    assert {value for _, value, _ in recorded} == {0}
-    begun = [(name, tuple(sorted((tags or {}).items()))) for name, _, tags in recorded]
+    zeros = recorded.take()
+    assert {value for _, value, _ in zeros} == {0}
+    begun = [(name, tuple(sorted((tags or {}).items()))) for name, _, tags in zeros]
     assert len(set(begun)) == len(begun)
     if pool == "ingress":
         metrics.refused("line", model="clones")
@@ -124,7 +166,7 @@ def test_counters_of_a_pool_begin_at_zero(recorded: list[Recorded], pool: str) -
         metrics.redrawn(FinishReason.LOOP, model="voices")
         metrics.refused("key")
         metrics.finished(1.0, audio_s=0.0, reason=FinishReason.STOP, model="clones")
-        counted = [(name, tuple(sorted((tags or {}).items()))) for name, value, tags in recorded if value == 1]
+        counted = [(name, tuple(sorted((tags or {}).items()))) for name, value, tags in recorded.take() if value == 1]
         assert len(counted) == 5
         assert set(counted) <= set(begun), "what is counted later has begun at zero"
 
