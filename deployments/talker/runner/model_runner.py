@@ -121,7 +121,7 @@ class ModelRunner:
         self.lanes = list(lanes)
         self.state, self.device = networks.state, networks.tables.device
         self._writer = RowWriter(self.state)
-        self._on_cpu = self.device.type == "cpu"
+        self.on_gpu = self.device.type != "cpu"
         self.mode = mode = shape.mode(pads=networks.pads)
         self._given = Staging(networks.given.numel(), device=self.device) if mode.retraces else None
         self.buckets, sizes = shape.sizes(mode, most_positions=most_positions)
@@ -131,7 +131,7 @@ class ModelRunner:
         self._staging = Staging(2 * shape.max_num_seqs, device=self.device)
         self._batch: _Batch | None = None
         self._pending: tuple[list[Sequence], Callable[[], None]] | None = None  # of a CPU: `advance` of the last step
-        self._results = deque(_HostResults(networks, pinned=not self._on_cpu) for _ in range(_KEPT_STEPS))
+        self._results = deque(_HostResults(networks, pinned=self.on_gpu) for _ in range(_KEPT_STEPS))
 
     @torch.inference_mode()
     def prefill(self, sequences: list[Sequence]) -> None:
@@ -172,10 +172,10 @@ class ModelRunner:
             has_readings = self.networks.config.text.alignment_head is not None
             readings = results.readings[: len(sequences)] if has_readings else None
             advance = partial(self._advance, batch, length=self._length(max(positions) + 1), readings=readings)
-            if self._on_cpu:
-                self._pending = sequences, advance
-            else:
+            if self.on_gpu:
                 advance()
+            else:
+                self._pending = sequences, advance
             results.owner = QueuedStep(sequences, results, has_readings, codes_event, self._event_now())
             return results.owner
 
@@ -231,7 +231,7 @@ class ModelRunner:
 
         `progress` is called with the number of shapes that are done, and of all.
         """
-        if self._on_cpu:
+        if not self.on_gpu:
             return
         shapes = [(runner.graphs, key, work) for runner in (self, *self.lanes) for key, work in runner._shapes()]
         for number, (graphs, key, work) in enumerate(shapes):
@@ -287,7 +287,7 @@ class ModelRunner:
         return most if self.mode.fixed_shapes else min(-(-num_positions // LENGTH_STEP) * LENGTH_STEP, most)
 
     def _event_now(self) -> torch.cuda.Event | None:
-        if self._on_cpu:
+        if not self.on_gpu:
             return None
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()

@@ -40,8 +40,8 @@ def like_a_gpu(directory: Path, *, deterministic: bool = False, networks: Networ
         device=old.device,
     )
     shape = RunnerShape(CONFIG.max_num_seqs, CONFIG.max_model_len, deterministic, networks)
-    engine.runner = build_runner(old.networks.tables, cache, blocks, shape)
-    return engine
+    runner = build_runner(old.networks.tables, cache, blocks, shape)
+    return Engine(engine.info, engine.prompts, engine.limits, runner, engine.scheduler, engine.audio)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
