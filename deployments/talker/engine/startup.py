@@ -2,7 +2,6 @@
 
 import fcntl
 import hashlib
-import importlib.util
 import math
 import os
 import re
@@ -23,7 +22,8 @@ from deployments.codec.encoder import CodecEncoder
 from deployments.codec.slots import Prepare
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
-from deployments.gpu.card import AMPERE, Capability, Card, half_precision, torch_cuda, why_not
+from deployments.gpu.capability import capability_of
+from deployments.gpu.card import Card, half_precision, torch_cuda, why_not
 from deployments.protocol import GenerateRequest, Reference, Sampling, SynthesisRequest
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine.engine import Engine
@@ -32,8 +32,9 @@ from deployments.talker.engine.scheduler import Scheduler
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
+from deployments.talker.networks.registry import choose_networks
 from deployments.talker.runner.model_runner import build_runner
-from deployments.talker.runner.runner_shape import NetworkKind, RunnerShape
+from deployments.talker.runner.runner_shape import RunnerShape
 from deployments.talker.state.kv_cache import GIB, BlockManager, CacheBounds, GpuMemory, KVCache
 from deployments.talker.text.prompt import InputTables, PromptBuilder
 from deployments.talker.text.tokenizer import TextTokenizer
@@ -126,7 +127,8 @@ def _load_engine(directory: Path, config: TalkerConfig, clock: StartClock, *, ma
             _check_card(device)
         where = _use_cpus_near(device) if device.type == "cuda" else None
         torch.zeros(1, device=device)
-        fused = _networks(config, device, dtype_of(config, device)) == "fused"
+        model, dtype = ModelConfig.load(directory), dtype_of(config, device)
+        fused = choose_networks(config.kernels, model, dtype=dtype, device=device) == "fused"
     if where is not None:
         clock.report(f"on {where}")
     facts = _facts(directory, config, makes_audio=makes_audio) if fused else ""
@@ -200,8 +202,8 @@ def build_engine(
     size = config.kv_block_size or block_size_of(device, config.attention)
     blocks = BlockManager(_num_blocks(config, model, dtype, size, memory), size)
     cache = KVCache(model.talker, num_blocks=blocks.num_blocks, block_size=size, dtype=dtype, device=device)
-    networks = _networks(config, device, dtype)
-    shape = RunnerShape(config.max_num_seqs, config.max_model_len, config.deterministic, networks, config.attention)
+    networks = choose_networks(config.kernels, model, dtype=dtype, device=device)
+    shape = RunnerShape(config.max_num_seqs, config.max_model_len, networks, config.deterministic, config.attention)
     with clock.phase("packing weights"):
         runner = build_runner(tables, cache, blocks, shape)
     prepare(runner.rehearse)
@@ -320,14 +322,6 @@ def block_size_of(device: torch.device, attention: str) -> int:
     return 256 if attention == "flash_attn" else 64
 
 
-def _networks(config: TalkerConfig, device: torch.device, dtype: torch.dtype) -> NetworkKind:
-    """Fused kernels where Triton is and tensor cores take the type, else plain PyTorch, on a CPU row by row."""
-    if device.type == "cpu":
-        return "by_rows" if config.kernels == "auto" else "plain"
-    fits = dtype.itemsize == 2 and _capability(device) >= AMPERE and importlib.util.find_spec("triton") is not None
-    return "fused" if config.kernels == "auto" and fits else "plain"
-
-
 def _device(config: TalkerConfig) -> torch.device:
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -336,16 +330,11 @@ def _device(config: TalkerConfig) -> torch.device:
 
 def dtype_of(config: TalkerConfig, device: torch.device) -> torch.dtype:
     if config.dtype == "auto":
-        name = half_precision(_capability(device)) if device.type == "cuda" else "float32"
+        name = half_precision(capability_of(device)) if device.type == "cuda" else "float32"
     else:
         name = config.dtype
     dtype: torch.dtype = getattr(torch, name)
     return dtype
-
-
-def _capability(device: torch.device) -> Capability:
-    """The GPU's; where none is here, as in a prediction, one that has all kernels."""
-    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else AMPERE
 
 
 @contextmanager

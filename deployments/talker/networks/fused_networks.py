@@ -1,4 +1,4 @@
-"""The step of a batch in Triton kernels: the same functions as `FrameNetworks`, in a tenth of the launches."""
+"""The networks in Triton, on a GPU: the same functions as `PlainNetworks`, in a tenth of the launches."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,10 @@ from deployments.talker.kernels.readings import AlignmentReader
 from deployments.talker.kernels.sampler import FirstCodeRules, sample_first_code
 from deployments.talker.kernels.state_kernels import Gathered, StateKernels
 from deployments.talker.model.talker import Talker
-from deployments.talker.networks.frame_networks import MIN_NEW_TOKENS, NOT_FINITE, FrameNetworks, PrefillTensors
+from deployments.talker.networks.frame_networks import MIN_NEW_TOKENS, NOT_FINITE, NetworkKind, PrefillTensors
 from deployments.talker.networks.fused_predictor import FusedPredictor, PackedPredictor
 from deployments.talker.networks.fused_stack import FusedStack, PackedStack
+from deployments.talker.networks.plain_networks import PlainNetworks
 from deployments.talker.state.batch_state import BatchState
 from deployments.talker.state.kv_cache import KVCache
 from deployments.talker.state.sampling import WIDE, Breadth, Draw
@@ -37,12 +38,13 @@ class FusedWeights:
         return cls(stack, PackedPredictor(talker), attention, pdl)
 
 
-class FusedNetworks(FrameNetworks):
-    """All of a decoding step, and prompts. Plain PyTorch runs the later rows of a long prompt.
+class FusedNetworks(PlainNetworks):
+    """The `fused` kind: all of a decoding step, and prompts. The later passes of a long prompt are plain.
 
     With `pdl` the order of the launches is a part of the result: see `FusedStack`.
     """
 
+    kind: NetworkKind = "fused"
     breadths = (WIDE,)
 
     def __init__(
@@ -71,7 +73,7 @@ class FusedNetworks(FrameNetworks):
 
     @property
     def name(self) -> str:
-        return f"fused kernels, attention: {self.attention.name}"
+        return f"{self.kind}, attention: {self.attention.name}"
 
     def predict(self, rows: Tensor, breadth: Breadth) -> None:  # one kernel serves every breadth
         gathered = self.kernels.gather(rows)

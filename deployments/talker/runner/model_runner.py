@@ -20,9 +20,8 @@ from torch import Tensor
 
 from deployments.gpu.graphs import Graphs, Staging
 from deployments.protocol import Codes, Frame
-from deployments.talker.kernels.cpu_kernels import fits
-from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.networks.frame_networks import FrameNetworks
+from deployments.talker.networks.registry import UNFUSED
 from deployments.talker.runner.prefill import Pass, PrefillInputs, pack
 from deployments.talker.runner.runner_shape import RunnerShape
 from deployments.talker.state.batch_state import BatchState, RowWriter, StateSize
@@ -122,9 +121,9 @@ class ModelRunner:
         self.state, self.device = networks.state, networks.tables.device
         self._writer = RowWriter(self.state)
         self.on_gpu = self.device.type != "cpu"
-        self.mode = mode = shape.mode(pads=networks.pads)
+        self.mode = mode = shape.mode
         self._given = Staging(networks.given.numel(), device=self.device) if mode.retraces else None
-        self.buckets, sizes = shape.sizes(mode, most_positions=most_positions)
+        self.buckets, sizes = shape.sizes(most_positions=most_positions)
         self.graphs, scratch_row = Graphs(cuda_stream), self.state.scratch_row
         self._prefills = [PrefillInputs(size, scratch_row=scratch_row, tables=networks.tables) for size in sizes]
         self._rows = torch.zeros(shape.max_num_seqs, dtype=torch.long, device=self.device)
@@ -352,11 +351,8 @@ def build_runner(tables: InputTables, cache: KVCache, blocks: BlockManager, shap
     size = StateSize(shape.max_num_seqs, shape.max_model_len, blocks.block_size)
     state = BatchState(config, size, dtype=tables.dtype, device=tables.device)
     if shape.networks != "fused":
-        by_rows = shape.networks == "by_rows"
-        if by_rows and tables.dtype is torch.float32 and fits(config.talker, config.predictor):
-            return ModelRunner(CpuNetworks(tables, state, cache), blocks, shape)
-        plain = FrameNetworks(tables, state, cache, num_rows=shape.max_num_seqs, by_rows=by_rows)
-        return ModelRunner(plain, blocks, shape)
+        unfused = UNFUSED[shape.networks](tables, state, cache, num_rows=shape.max_num_seqs)
+        return ModelRunner(unfused, blocks, shape)
     from deployments.gpu.launch import launches_early  # they need Triton, which a CPU has not
     from deployments.talker.networks.fused_networks import FusedNetworks, FusedWeights
 

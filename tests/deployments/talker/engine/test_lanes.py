@@ -12,7 +12,7 @@ from deployments.errors import EngineError, Overloaded, TalkerLost
 from deployments.protocol import FinishReason, FrameChunk, GenerateRequest
 from deployments.talker.engine import lanes
 from deployments.talker.engine.engine import Engine
-from deployments.talker.networks.frame_networks import FrameNetworks
+from deployments.talker.networks.plain_networks import PlainNetworks
 from deployments.talker.runner.model_runner import ModelRunner
 from deployments.talker.state.sequence import Sequence
 from deployments.talker.text.text_progress import TextProgress
@@ -68,7 +68,7 @@ def engine(tiny_checkpoint: Callable[[str], Path], clock: Clock) -> Engine:
 def another_lane(runner: ModelRunner) -> ModelRunner:
     """Of the same rows, weights, keys and values."""
     like = runner.networks
-    networks = FrameNetworks(like.tables, like.state, like.cache, num_rows=runner.shape.max_num_seqs)
+    networks = PlainNetworks(like.tables, like.state, like.cache, num_rows=runner.shape.max_num_seqs)
     return ModelRunner(networks, runner.blocks, runner.shape, most_positions=256)
 
 
