@@ -32,10 +32,10 @@ class FusedWeights:
     pdl: bool
 
     @classmethod
-    def pack(cls, talker: Talker, *, positions: int, attention: str, pdl: bool) -> "FusedWeights":
-        """`positions`: one more than the largest position ever asked for."""
-        stack = PackedStack(talker.model, talker.config.talker, positions=positions)
-        return cls(stack, PackedPredictor(talker), attention, pdl)
+    def pack_in_place(cls, talker: Talker, *, positions: int, attention: str, pdl: bool) -> "FusedWeights":
+        """The talker reads the packed weights from now on, and computes the same: see `PackedStack.pack_in_place`."""
+        stack = PackedStack.pack_in_place(talker.model, talker.config.talker, positions=positions)
+        return cls(stack, PackedPredictor.pack_in_place(talker), attention, pdl)
 
 
 class FusedNetworks(PlainNetworks):

@@ -30,8 +30,8 @@ from deployments.talker.state.sampling import Breadth, FilterOptions
 from deployments.talker.state.sequence import Sequence
 from deployments.talker.text.prompt import MAX_PASS_POSITIONS, InputTables
 
-# A lane takes so many newcomers at once, with prompts of so many positions. With one lane a newcomer in eight waits for
-# another one, at 20 requests a second.
+# How many lanes there are, how many newcomers a step of a lane has, and how many positions their prompts have together.
+# With one lane, at 20 requests a second, one newcomer in eight waits for another one.
 _LANES, _LANE_ROWS, _LANE_POSITIONS = 2, 8, 256
 _LANE_PRIORITY = -2  # before the codec's stream
 _KEPT_STEPS = 2  # steps whose results the host can still read
@@ -47,7 +47,7 @@ class _Batch:
 
 
 class _HostResults:
-    """Where a step's results come on the host, in pinned memory that later steps use again."""
+    """A step's results in the host's memory, which is pinned beside a GPU. Later steps use the memory again."""
 
     def __init__(self, networks: FrameNetworks, *, pinned: bool) -> None:
         self.codes = torch.zeros_like(networks.codes, device="cpu", pin_memory=pinned)  # [rows, groups] int16
@@ -57,7 +57,7 @@ class _HostResults:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedStep:
-    """A step that may still run. Its results can be read until so many more as _KEPT_STEPS are queued."""
+    """A step that may still run. Its results can be read until _KEPT_STEPS later steps are queued."""
 
     sequences: list[Sequence]
     _results: _HostResults
@@ -100,7 +100,7 @@ class QueuedStep:
 
 
 class ModelRunner:
-    """Runs batches of a talker's sequences. Its networks say what it shares with its lanes; all else is its own."""
+    """Runs batches of a talker's sequences. `build_runner` says what it shares with its lanes."""
 
     def __init__(
         self,
@@ -265,7 +265,7 @@ class ModelRunner:
         return next(breadth for breadth in self.networks.breadths if breadth.covers(needed))
 
     def _send_new_blocks(self, sequences: list[Sequence], positions: list[int]) -> None:
-        """Upload the numbers of the blocks in which these next `positions` of sequences are the first."""
+        """Upload the number of a sequence's new block, if its next position, of `positions`, is the first in one."""
         for sequence, position in zip(sequences, positions, strict=True):
             if position % self.blocks.block_size == 0:
                 index = position // self.blocks.block_size
@@ -342,7 +342,7 @@ class ModelRunner:
 
 
 def build_runner(tables: InputTables, cache: KVCache, blocks: BlockManager, shape: RunnerShape) -> ModelRunner:
-    """The runner of one talker, and its lanes where it has any.
+    """The runner of one talker, with its lanes.
 
     Lanes share its weights, keys, values and rows. What a step writes besides them is in `FusedNetworks` and
     `ModelRunner`, of which each lane has its own, because two steps may run at once.
@@ -356,7 +356,7 @@ def build_runner(tables: InputTables, cache: KVCache, blocks: BlockManager, shap
     from deployments.gpu.launch import launches_early  # they need Triton, which a CPU has not
     from deployments.talker.networks.fused_networks import FusedNetworks, FusedWeights
 
-    weights = FusedWeights.pack(
+    weights = FusedWeights.pack_in_place(
         tables.talker, positions=size.max_model_len, attention=shape.attention, pdl=launches_early(tables.device)
     )
 
