@@ -232,7 +232,7 @@ class ModelledGpu:
         if each.is_open:
             return
         try:
-            self._audio.open(each.id, None, frames=ALL_FRAMES)
+            self._audio.open(each.id, None, num_frames=ALL_FRAMES)
             each.is_open = True
         except Overloaded as error:
             self._queues[each.id].put_nowait(error)

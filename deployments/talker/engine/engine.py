@@ -95,7 +95,7 @@ class Engine:
             if decode := [sequence for sequence in batch.decode if sequence not in failed]:
                 self._step = self.steps.queue(decode, self.runner, after=self._step)
         if (step := self._await_codes(meanwhile)) is not None:
-            self.steps.hand_on(step, self._read_frames(step))
+            self.steps.hand_on(step, self._collect(step))
             self.scheduler.retire(step.queued.sequences)
         chunks = self.outgoing.take(self.scheduler.find)
         return StepOutput(tuple(chunks), self._abort_failed())
@@ -189,7 +189,7 @@ class Engine:
         self.waited_ns += time.perf_counter_ns() - start
         return self._step if has_codes else None
 
-    def _read_frames(self, step: StepInFlight) -> Codes:
+    def _collect(self, step: StepInFlight) -> Codes:
         """Frames [sequences, groups] of the running step. From now on it is known when to start the next one."""
         frames = step.queued.result()
         step.is_collected, self.num_steps = True, self.num_steps + 1

@@ -32,7 +32,7 @@ class Pacing:
 
     def due(self, running: Collection[Sequence], now_s: float, most_background: int) -> list[Sequence]:
         """The sequences of the step that begins now. Beside others it has at most `most_background` background
-        sequences, the oldest. To be called once a step, because it measures them.
+        sequences, the oldest. Call it once a step, because the time between two calls is the duration of a step.
         """
         self._step_s, self._scheduled_s = now_s - self._scheduled_s, now_s
         background = [sequence for sequence in running if sequence.is_background]

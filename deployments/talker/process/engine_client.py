@@ -261,8 +261,8 @@ class EngineClient:
 
 
 async def _next_chunk(queue: "asyncio.Queue[Item]", least: int) -> FrameChunk:
-    """The next chunk of at least so many frames, unless the stream ends, joined with all that have arrived. An error
-    waits until the frames before it are read.
+    """One chunk of all that have arrived, and of at least `least` frames unless the stream ends. An error waits until
+    the frames before it are read.
     """
     chunks, num_frames = list[FrameChunk](), 0
     while not chunks or ((num_frames < least or not queue.empty()) and chunks[-1].finish_reason is None):

@@ -1,7 +1,7 @@
-"""Everything a running sequence is between two frames, by its row, in tensors that CUDA graphs read and write.
+"""The state of the running sequences between two frames: one row for each, in tensors that CUDA graphs read and write.
 
-The host writes a row once, when its sequence is admitted; from then on a step moves it along by itself. The row that
-is handed to no sequence belongs to the padding of a batch.
+The host writes a row once, when its sequence is admitted. From then on each step updates it on the device. One row, the
+scratch row, belongs to no sequence: batches are padded with it.
 """
 
 from dataclasses import dataclass
