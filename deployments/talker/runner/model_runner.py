@@ -230,8 +230,6 @@ class ModelRunner:
 
         `progress` is called with the number of shapes that are done, and of all.
         """
-        if not self.on_gpu:
-            return
         shapes = [(runner.graphs, key, work) for runner in (self, *self.lanes) for key, work in runner._shapes()]
         for number, (graphs, key, work) in enumerate(shapes):
             progress(number, len(shapes))
