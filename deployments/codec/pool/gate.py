@@ -16,14 +16,14 @@ from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.plan import CALL_FRAMES, MANY_WORKERS, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, longest_call_s
 
 _SMOOTHING = 0.1  # weight of the newest batch
-_HICCUP = 4.0  # a call that takes more times as long as others says nothing of later calls: the machine stood still
+_HICCUP = 4.0  # a call counts as at most this many times the mean, because in a longer one the machine stood still
 _USABLE = 0.9  # share of the workers' time: busier workers are late at the next burst
 _LONG = 1.2  # times the mean of calls; a stream expects this time where others share its call
-# Before the first call workers carry half as many streams as calls at the start say, because these had cores and memory
-# to themselves. They carry at least two, because a decoded stream tells more than a start on a busy machine.
+# Until a stream was decoded, workers are said to carry half of the streams that the calls at the start promise, because
+# those calls had cores and memory to themselves; and two at least, because on a busy machine such calls take too long.
 _UNTRIED = 0.5
 _LEAST_UNTRIED = 2.0
-_USUAL_FRAMES = 8  # a call has so many on average: few at a stream's beginning, more later
+_USUAL_FRAMES = 8  # of a call, on average: it has fewer at a stream's beginning and more later
 # A stream whose listener has less than _URGENT_S in hand after its chunk asks again as soon as the chunk is sent. Its
 # worker waits _RETURN_S for it, because a call for a stream that has time would take far longer.
 _URGENT_S = 0.5
