@@ -92,7 +92,7 @@ class SlotDecoder(ABC):
 
 
 class PlainSlots(SlotDecoder):
-    """Slots over the plain decoder, for CPUs and for shapes that the kernels do not know."""
+    """Slots over any `Backend`, for CPUs and for shapes that the kernels of `TritonSlots` do not know."""
 
     def __init__(self, decoder: CodecDecoder, *, num_slots: int) -> None:
         self.num_slots = num_slots

@@ -95,8 +95,10 @@ def _talker_bytes(directory: Path, model: ModelConfig, dtype: torch.dtype) -> in
 
 
 def _codec_bytes(directory: Path, num_slots: int, within_reach: int, *, clones: bool) -> int:
-    """Bytes of the codec decoder with so many streams (0: there is none), where so many bytes are `within_reach`; for a
-    model that `clones` with the encoder of recordings and the decoder's states after recordings.
+    """Bytes of the codec decoder with `num_slots` streams (0: there is no decoder).
+
+    `within_reach`: bytes that the process can get. A model that `clones` also has the encoder of recordings, and the
+    decoder's states after recordings.
     """
     folder = directory / "speech_tokenizer"
     shapes = read_shapes(folder)

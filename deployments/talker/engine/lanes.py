@@ -59,7 +59,7 @@ class Lanes:
             self._runner.await_lanes()
 
     def _collect(self, step: StepInFlight) -> bool:
-        """Read a lane's frames; its sequences join the others after `advance`. Returns whether there were frames."""
+        """Hand a lane's frames on, or have its sequences join once `advance` is over. Returns whether it had frames."""
         if not step.queued.has_codes:
             return False
         if not step.is_collected:

@@ -15,7 +15,7 @@ from collections.abc import Collection
 
 from deployments.talker.state.sequence import Sequence
 
-# A frame is nearly due if the listener has less audio in hand than this, and less than so many steps take.
+# A frame is nearly due if the listener has less audio in hand than this time, and than this number of steps takes.
 _NEARLY_DUE_STEPS = 3
 _NEARLY_DUE_S = 0.25
 # Frames of a sequence may wait for more of them if its listener has more audio in hand than this.

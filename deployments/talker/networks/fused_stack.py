@@ -162,7 +162,7 @@ def fold_norm(weight: Tensor, norm: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _pack(layer: DecoderLayer, cos: Tensor, sin: Tensor, config: TransformerConfig) -> PackedLayer:
-    """The packed layer, whose matrices `layer` reads from now on."""
+    """A layer's weights, packed. `layer` reads the packed ones from now on."""
     attention, mlp = layer.self_attn, layer.mlp
     qkv = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
     gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])

@@ -38,7 +38,7 @@ _KEPT_STEPS = 2  # steps whose results the host can still read
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class _DeviceBatch:
     """A batch on the device, which is uploaded again only when its members change."""
 
     members: tuple[tuple[int, int], ...]  # each sequence's id and row
@@ -128,7 +128,7 @@ class ModelRunner:
         self._prefills = [PrefillInputs(size, scratch_row=scratch_row, tables=networks.tables) for size in sizes]
         self._rows = torch.zeros(shape.max_num_seqs, dtype=torch.long, device=self.device)
         self._staging = Staging(2 * shape.max_num_seqs, device=self.device)
-        self._batch: _Batch | None = None
+        self._batch: _DeviceBatch | None = None
         self._pending: tuple[list[Sequence], Callable[[], None]] | None = None  # of a CPU: `advance` of the last step
         self._results = deque(_HostResults(networks, pinned=self.on_gpu) for _ in range(_KEPT_STEPS))
 
@@ -242,7 +242,7 @@ class ModelRunner:
         for _, work in self._shapes():
             work()
 
-    def _as_batch(self, sequences: list[Sequence]) -> _Batch:
+    def _as_batch(self, sequences: list[Sequence]) -> _DeviceBatch:
         """The batch on the device, uploaded again if a sequence has joined, left or moved to another row."""
         members = tuple((sequence.id, _row(sequence)) for sequence in sequences)
         if self._batch is None or self._batch.members != members:
@@ -252,7 +252,7 @@ class ModelRunner:
             rows[: len(members)] = [row for _, row in members]
             rows[len(members) : bucket] = self.state.scratch_row
             self._rows[:bucket].copy_(staged.tensor.view(torch.long)[:bucket], non_blocking=True)
-            self._batch = _Batch(members, self._rows[:bucket], self._breadth(sequences))
+            self._batch = _DeviceBatch(members, self._rows[:bucket], self._breadth(sequences))
         return self._batch
 
     def _breadth(self, sequences: list[Sequence]) -> Breadth:
@@ -269,11 +269,11 @@ class ModelRunner:
                 index = position // self.blocks.block_size
                 self._writer.add_block(_row(sequence), index, self.blocks.table(sequence.id)[index])
 
-    def _predict(self, batch: _Batch) -> None:
+    def _predict(self, batch: _DeviceBatch) -> None:
         work = partial(self.networks.predict, batch.rows, batch.breadth)
         self.graphs.run(("predict", len(batch.rows), batch.breadth), work)
 
-    def _advance(self, batch: _Batch, *, length: int, readings: Tensor | None = None) -> None:
+    def _advance(self, batch: _DeviceBatch, *, length: int, readings: Tensor | None = None) -> None:
         self.graphs.run(("advance", len(batch.rows)), partial(self.networks.advance, batch.rows, length=length))
         if readings is not None:
             readings.copy_(self.networks.readings[: len(readings)], non_blocking=True)
