@@ -15,7 +15,7 @@ from deployments.config import TalkerConfig
 from deployments.errors import EngineError
 from deployments.gpu.capability import capability_of
 from deployments.gpu.card import Card, half_precision, torch_cuda, why_not
-from deployments.talker.state.kv_cache import CacheBounds, CpuMemory, GpuMemory
+from deployments.talker.state.kv_cache import CacheBounds, GpuMemory
 from deployments.weights.store import Report, cache_directory
 
 _SYSFS = Path("/sys")
@@ -53,9 +53,9 @@ class EngineDevice:
         torch.zeros(1, device=self.device)
         return None
 
-    def memory(self) -> CpuMemory | GpuMemory:
-        """The memory for keys and values. To be called before anything is loaded."""
-        return CpuMemory()
+    def memory(self) -> GpuMemory | None:
+        """The memory of a GPU, from which the rest is for keys and values. To be called before anything is loaded."""
+        return None
 
     @property
     def _default_dtype(self) -> str:

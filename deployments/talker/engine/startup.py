@@ -19,7 +19,7 @@ from deployments.config import TalkerConfig
 from deployments.errors import EngineError
 from deployments.protocol import GenerateRequest, Reference, Sampling, SynthesisRequest
 from deployments.talker.audio.audio_streams import AudioStreams
-from deployments.talker.engine.device import EngineDevice, cache_bounds, choose_device
+from deployments.talker.engine.device import cache_bounds, choose_device
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.intake import LengthLimits
 from deployments.talker.engine.scheduler import Scheduler
@@ -29,13 +29,14 @@ from deployments.talker.model.talker import Talker
 from deployments.talker.networks.registry import choose_networks
 from deployments.talker.runner.model_runner import build_runner
 from deployments.talker.runner.runner_shape import RunnerShape
-from deployments.talker.state.kv_cache import BlockManager, CpuMemory, GpuMemory, KVCache
+from deployments.talker.state.kv_cache import GIB, BlockManager, GpuMemory, KVCache
 from deployments.talker.text.prompt import InputTables, PromptBuilder
 from deployments.talker.text.tokenizer import TextTokenizer
 from deployments.weights.checkpoint import load_strict, without_values
 from deployments.weights.description import described
 from deployments.weights.store import Report
 
+_CPU_CACHE_BYTES = GIB  # of keys and values on a CPU, if the settings do not say
 _WORTH_SAYING_S = 0.05
 _REPORT_S = 1.0
 
@@ -86,27 +87,19 @@ def prepare_nothing(work: Callable[[], None]) -> None:
 
 def load_engine(directory: Path, config: TalkerConfig, clock: StartClock, *, makes_audio: bool = True) -> Engine:
     """An engine that is ready: loaded, compiled, captured, warmed up. Engines of one GPU start one after the other."""
-    device = choose_device(config)
-    with device.turn(clock.report):
-        return _load_engine(directory, config, device, clock, makes_audio=makes_audio)
-
-
-def _load_engine(
-    directory: Path, config: TalkerConfig, device: EngineDevice, clock: StartClock, *, makes_audio: bool
-) -> Engine:
-    with clock.phase("starting the device"):
-        where = device.begin()
-        networks = choose_networks(
-            config.kernels, ModelConfig.load(directory), dtype=device.dtype, device=device.device
-        )
-        fused = networks == "fused"
-    if where is not None:
-        clock.report(f"on {where}")
-    facts = _facts(directory, config, makes_audio=makes_audio) if fused else ""
-    with _compiling_ahead(clock, facts) if fused else nullcontext(prepare_nothing) as prepare:
-        engine = build_engine(directory, config, clock=clock, prepare=prepare, makes_audio=makes_audio)
-    warm_up(engine, clock, makes_audio=makes_audio)
-    return engine
+    chosen = choose_device(config)
+    with chosen.turn(clock.report):
+        with clock.phase("starting the device"):
+            where = chosen.begin()
+            model = ModelConfig.load(directory)
+            networks = choose_networks(config.kernels, model, dtype=chosen.dtype, device=chosen.device)
+        if where is not None:
+            clock.report(f"on {where}")
+        facts = _facts(directory, config, makes_audio=makes_audio) if networks == "fused" else None
+        with nullcontext(prepare_nothing) if facts is None else _compiling_ahead(clock, facts) as prepare:
+            engine = build_engine(directory, config, clock=clock, prepare=prepare, makes_audio=makes_audio)
+        warm_up(engine, clock, makes_audio=makes_audio)
+        return engine
 
 
 def build_engine(
@@ -233,13 +226,16 @@ def _load_audio(
 
 
 def _num_blocks(
-    config: TalkerConfig, model: ModelConfig, dtype: torch.dtype, block_size: int, memory: CpuMemory | GpuMemory
+    config: TalkerConfig, model: ModelConfig, dtype: torch.dtype, block_size: int, memory: GpuMemory | None
 ) -> int:
     """The KV blocks that the memory set aside holds, but no more than all rows at full length could use."""
     block_bytes = KVCache.bytes_per_position(model.talker, dtype) * block_size
     useful = config.max_num_seqs * -(-config.max_model_len // block_size) + 1
-    cache_bytes = config.kv_cache_bytes
-    if cache_bytes is None:
+    if config.kv_cache_bytes is not None:
+        cache_bytes = config.kv_cache_bytes
+    elif memory is None:
+        cache_bytes = _CPU_CACHE_BYTES
+    else:
         cache_bytes = memory.kv_bytes(cache_bounds(config, block_bytes, block_size))
     return max(2, min(cache_bytes // block_bytes, useful))
 

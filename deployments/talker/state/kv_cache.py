@@ -76,14 +76,6 @@ class CacheBounds:
         )
 
 
-class CpuMemory:
-    """The memory of a CPU for keys and values."""
-
-    def kv_bytes(self, bounds: CacheBounds) -> int:
-        """Bytes for keys and values, whatever the `bounds` of a GPU."""
-        return GIB
-
-
 class GpuMemory:
     """How much of a GPU's memory is left for keys and values.
 
