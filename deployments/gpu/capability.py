@@ -6,5 +6,5 @@ from deployments.gpu.card import AMPERE, Capability
 
 
 def capability_of(device: torch.device) -> Capability:
-    """The GPU's. Where no GPU is here, as in a prediction, it is one for which all kernels were written."""
+    """The GPU's. Where there is no GPU, as when one is only predicted, that of the first one that all kernels suit."""
     return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else AMPERE

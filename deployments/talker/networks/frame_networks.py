@@ -78,7 +78,7 @@ class FrameNetworks(ABC):
     def predict(self, rows: Tensor, breadth: Breadth) -> None:
         """The next frames of state rows [rows] int64 into `codes`."""
         state = self.state
-        hidden, seeds, frames = state.hidden[rows], state.seeds[rows], state.frames[rows].long()
+        hidden, seeds, frames = state.hidden[rows], state.seeds[rows], state.num_frames[rows].long()
         sampler = state.predictor_sampler(rows, breadth)
 
         def sample(logits: Tensor, codebook: int) -> Tensor:
@@ -140,7 +140,7 @@ class FrameNetworks(ABC):
     def _sample_code0(self, rows: Tensor, hidden: Tensor, breadth: Breadth) -> Tensor:
         """Codebook 0 [rows] int64 of the next frames of state rows [rows], whose hidden states are [rows, hidden]."""
         state, eos = self.state, self.config.codes.eos
-        frames = state.frames[rows].long()
+        frames = state.num_frames[rows].long()
         logits = penalise_repetition(self._first_logits(hidden), state.seen[rows], state.penalty(rows))
         logits = logits.masked_fill(self.talker.suppressed, -torch.inf)
         too_early = (frames < MIN_NEW_TOKENS) | state.ignore_eos(rows)
