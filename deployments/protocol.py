@@ -216,6 +216,11 @@ class SynthesisRequest:
         return "" if self.tail is None else self.tail.gap
 
     @property
+    def in_hand_s(self) -> float:
+        """Seconds of audio of another replica that the listener has not played yet."""
+        return 0.0 if self.resume is None else self.resume.in_hand_s
+
+    @property
     def is_underway(self) -> bool:
         """Whether the client has a part of this speech already. A refusal would end it in the middle."""
         return self.continues or self.resume is not None

@@ -16,7 +16,7 @@ from deployments.protocol import Codes, FinishReason, Pcm
 _WINDOW_S = 0.01
 _FULL_SCALE = 32768
 QUIET_DB = -50.0  # relative to full scale: quieter audio does not count as sound
-_KEEP_S = 0.02  # so much before the first sound is kept, so that no attack is cut
+_KEEP_S = 0.02  # of audio before the first sound is kept, so that no attack is cut
 _MAX_TRIM_S = 10.0  # later audio passes, quiet or not
 
 
@@ -44,7 +44,7 @@ class FirstSound:
         self._is_found = False
 
     def feed(self, pcm: Pcm) -> float | None:
-        """Seconds of the stream in front of the first sound, with the chunk that has it; None with all others."""
+        """Seconds of the stream before its first sound, for the chunk that has that sound; None for other chunks."""
         if self._is_found:
             return None
         pcm = np.concatenate((self._rest, pcm))
@@ -68,7 +68,7 @@ class LeadingSilence:
         self._num_dropped = 0
 
     def trim(self, pcm: Pcm) -> Pcm:
-        """The samples to send of the next ones: none until a window is louder than QUIET_DB, then all."""
+        """Which of the next samples to send: none until a window is louder than QUIET_DB, then all."""
         if self._held is None:
             return pcm
         pcm = np.concatenate((self._held, pcm))
@@ -100,7 +100,10 @@ _SHORTEST_TOKEN_S = 0.04
 _PATIENCE_S, LATE_PATIENCE_S = 8.0, 3.0
 _FULL_SCALE_DB = 20 * log10(32768)
 _PAUSE_DB = 30.0  # below the loudest frame so far
-_MURMUR_DB, _STEADY_DB = 12.0, 4.0  # noise is that much quieter than the loudest frame, and varies no more than that
+_MURMUR_DB, _STEADY_DB = (
+    12.0,
+    4.0,
+)  # noise is quieter than the loudest frame by the first, and varies less than the second
 # The longest period of a loop. A loop counts after two repeats. An odd frame costs as much as some equal frames earn.
 _LONGEST_LOOP_S = 3.2
 _REPEATS = 2
@@ -109,12 +112,12 @@ _UNKNOWN = -1  # code of a frame that was not asked for here
 
 
 def frames_of(seconds: float, frame_s: float) -> int:
-    """The fewest frames of `frame_s` that last so long."""
+    """The fewest frames, each of `frame_s` seconds, that last `seconds`."""
     return ceil(seconds / frame_s - 1e-6)
 
 
 def runaway_frames(num_text_tokens: int, frame_s: float) -> int:
-    """The number of frames after which a text of so many tokens cannot still be spoken."""
+    """The number of frames after which a text of `num_text_tokens` cannot still be spoken."""
     return frames_of(max(num_text_tokens * _LONGEST_TOKEN_S, _LEAST_S), frame_s)
 
 
@@ -199,7 +202,7 @@ class EndingGuard:
         self._loops.add(code, counts=not is_quiet and code != _UNKNOWN)
 
     def _over(self, expected: float) -> FinishReason | None:
-        """Why speech that was `expected` to have so many frames is over, if it is."""
+        """Why the speech is over, None if it is not. `expected`: how many frames its text should take."""
         is_late = self._num_frames - expected >= self._late_patience
         patience = self._late_patience if is_late else self._patience
         if self._num_quiet >= patience or (is_late and self._is_murmur()):

@@ -14,14 +14,14 @@ from deployments.weights.store import read_json
 
 CONTEXT = 6  # rows that the kernels of 7 look back
 RESIDUAL_DILATIONS = (1, 3, 9)
-PRE_CONV_TAPS = 3  # the convolution before the transformer has so many
-MAX_FRAMES = 12  # one call of a GPU has so many of one stream at most
-MAX_CALL_FRAMES = 384  # one call has so many of all streams: this bounds memory, and how long the next stream waits
+PRE_CONV_TAPS = 3  # of the convolution before the transformer
+MAX_FRAMES = 12  # of one stream in one call of a GPU
+MAX_CALL_FRAMES = 384  # of all streams in one call: this bounds memory, and how long the next stream waits
 _SMALL_GPU_BYTES, _TINY_GPU_BYTES = 16e9, 5e9
 
 
 def call_frames(gpu_bytes: float) -> int:
-    """Frames of all streams of a call with so much of a GPU's memory: captured calls take 6 MB for each."""
+    """The most frames of a call, of all its streams, with `gpu_bytes` of memory: captured calls take 6 MB for each."""
     if gpu_bytes >= _SMALL_GPU_BYTES:
         return MAX_CALL_FRAMES
     return MAX_CALL_FRAMES // (4 if gpu_bytes >= _TINY_GPU_BYTES else 16)

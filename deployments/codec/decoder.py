@@ -19,7 +19,7 @@ from deployments.codec.decoder_state import DecoderState
 from deployments.codec.plan import CALL_FRAMES, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, RECALL_SIZES, call_sizes, recall_sizes
 from deployments.errors import EngineError
 
-# The error of a faster precision is so many dB below the signal: an error that low is inaudible.
+# A faster precision is taken if its error is this many dB below the signal, because such an error is inaudible.
 MIN_SNR_DB = 35.0
 PCM_SCALE = 32767  # libsndfile's for 16 bits, through which the official package's users write their files
 
@@ -108,7 +108,7 @@ class CodecDecoder:
         codes = codes.to(self.device).contiguous()  # kernels read them without strides
         audio, after = self.backend.decode(codes, states)
         for row in _not_finite(audio):
-            audio[row], after[row] = self._repair(partial(self._exact.decode, codes[row : row + 1]), states[row])
+            audio[row], after[row] = self._repair(partial(self._float32.decode, codes[row : row + 1]), states[row])
         return audio.clamp_(-1, 1), after
 
     def state_after(self, codes: Tensor) -> DecoderState:
@@ -134,12 +134,12 @@ class CodecDecoder:
         codes = codes.to(self.device).contiguous()  # kernels read them without strides
         made, after = self.backend.recall(codes, states, followed_by=followed_by)
         for row in _not_finite(made):
-            recall = partial(self._exact.recall, codes[row : row + 1], followed_by=followed_by)
+            recall = partial(self._float32.recall, codes[row : row + 1], followed_by=followed_by)
             _, after[row] = self._repair(recall, states[row])
         return after
 
     @cached_property
-    def _exact(self) -> Backend:
+    def _float32(self) -> Backend:
         """Costs the weights in float32, once a stream needs it."""
         return self.backend.at("float32")
 
@@ -149,7 +149,7 @@ class CodecDecoder:
         """A stream's part of a call in float32, from the state before it, which is finite."""
         if self.precision == "float32":
             raise EngineError("the codec decoder came to NaN or infinity: the weights or this machine are broken")
-        made, (after,) = call(states=[_cast(state, self._exact.initial_state)])
+        made, (after,) = call(states=[_cast(state, self._float32.initial_state)])
         if _not_finite(made):
             raise EngineError("the codec decoder came to NaN or infinity, also in float32: the weights are broken")
         self.repaired += 1
@@ -222,7 +222,7 @@ def to_pcm16(audio: Tensor) -> NDArray[np.int16]:
     return scaled.to(torch.int16).cpu().numpy()
 
 
-def choice(precision: str, noise_db: float, failed: str = "") -> str:
+def describe_choice(precision: str, noise_db: float, failed: str = "") -> str:
     """The line of a start about the precision it has chosen, and about precisions that were not exact enough."""
     line = f"the codec decodes in {precision}"
     if noise_db < inf:

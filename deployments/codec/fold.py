@@ -28,7 +28,7 @@ from deployments.codec.codec_config import (
 from deployments.weights.checkpoint import read_strict
 
 _MIN_USAGE = 1e-5  # keeps a codebook entry that training never used finite
-_EXPANSION = 4  # perceptrons of ConvNeXt blocks are so many times as wide inside
+_EXPANSION = 4  # inner width of a ConvNeXt block's perceptron over its outer width
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ MAX_BATCH_SIZE = 16
 MAX_BATCH_FRAMES = 16
 # Streams share a call only while it takes no longer than this, because an urgent stream may have to wait for it.
 MAX_CALL_S = 0.25
-# With so many workers another one is free soon, so streams share longer calls, and may wait for each other.
+# From this number of workers on another one is free soon, so streams share longer calls, and may wait for each other.
 MANY_WORKERS = 4
 LONG_CALL_S = 0.4
 # The cost of a call besides its frames, in frames: 4 on a Xeon with AMX, 3 with the embedded voice.
@@ -30,7 +30,7 @@ RECALL_SIZES = (12, 24, 48, 96, 192)
 
 
 def chosen_ramp(chunk_frames: tuple[int, ...] | None, workers: int) -> tuple[int, ...]:
-    """The sizes by which chunks grow: `chunk_frames`, or sizes that suit so many workers."""
+    """The sizes by which chunks grow: `chunk_frames`, or sizes that suit the number of workers."""
     return chunk_frames or (SHARED_RAMP if workers >= MANY_WORKERS else RAMP)
 
 
@@ -59,7 +59,7 @@ def fitted_ramp(
 
 
 def longest_call_s(workers: int) -> float:
-    """How long a call may be that streams share, if there are so many workers."""
+    """The longest call that streams share, with this number of workers."""
     return LONG_CALL_S if workers >= MANY_WORKERS else MAX_CALL_S
 
 
@@ -112,7 +112,7 @@ class ChunkPlan:
         return size
 
     def size(self, available: int, *, ended: bool, lead_s: float, load: int = 0) -> int:
-        """The result of `next_size`, without counting it: the caller calls `count` once it has decoded so many."""
+        """The result of `next_size`, without counting it: the caller calls `count` once it has decoded them."""
         full_size = self._wanted(load, lead_s)
         size = min(available, full_size)
         if not size or (size < full_size and not ended and not self._must_hurry(lead_s)):
@@ -122,7 +122,7 @@ class ChunkPlan:
         return parts(size, self._sizes)[0]
 
     def lead_to_decode_s(self, available: int) -> float:
-        """With at most so much `lead_s`, `size` may be above 0 for a stream that has not ended; inf: with any."""
+        """The largest `lead_s` with which `size` may be above 0 for a stream that has not ended; inf: any."""
         if available >= self._ramp[min(self._num_chunks, len(self._ramp) - 1)]:
             return math.inf
         return self._min_lead_s if self._num_chunks else -math.inf

@@ -1,4 +1,4 @@
-"""Streams of a decoder by slot, and calls that are under way: as a talker has them beside it."""
+"""The codec decoder beside a talker: it keeps each stream's state in a slot, and a call may return while it runs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -54,12 +54,12 @@ class SlotDecoder(ABC):
     @staticmethod
     @abstractmethod
     def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, within_reach: int) -> int:
-        """Bytes of GPU memory that it will take. `within_reach`: bytes that this process can get."""
+        """Bytes of GPU memory that the decoder will take. `within_reach`: bytes that this process can get."""
 
     @staticmethod
     @abstractmethod
     def state_bytes(config: DecoderConfig) -> int:
-        """Bytes of a state, about."""
+        """Bytes of one stream's state, about."""
 
     @property
     @abstractmethod
@@ -92,7 +92,7 @@ class SlotDecoder(ABC):
 
 
 class PlainSlots(SlotDecoder):
-    """Slots over the plain decoder, for CPUs and for shapes that the kernels do not know."""
+    """Slots over any `Backend`, for CPUs and for shapes that the kernels of `TritonSlots` do not know."""
 
     def __init__(self, decoder: CodecDecoder, *, num_slots: int) -> None:
         self.num_slots = num_slots

@@ -30,7 +30,7 @@ def send_to_sleep(process: int) -> None:
 
 
 def wake(process: int) -> None:
-    """Return once the process has everything back. Raises EngineError, as where others have taken the memory."""
+    """Return once the process has everything back. Raises EngineError, for instance if others took the memory."""
     _call_driver("cuCheckpointProcessRestore", process, None)
     _call_driver("cuCheckpointProcessUnlock", process, None)
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Graphs:
-    """Captured GPU work by key, in one memory pool. Without captures everything runs as it is: so on a CPU."""
+    """Captured GPU work by key, in one memory pool. Work without a capture, as all work on a CPU, runs as it is."""
 
     def __init__(self, cuda_stream: torch.cuda.Stream | None = None) -> None:
         """`cuda_stream` is where work is captured, by default one for that: captured kernels keep its priority."""

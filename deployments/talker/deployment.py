@@ -92,7 +92,7 @@ class TalkerReplica:
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises, or when it ends: a dead engine cannot be revived in place."""
         self._replica.check_health()
-        if self._watches_idleness:  # also of a replica that nobody has asked for anything
+        if self._watches_idleness:  # also of a replica that had no request yet
             await self._engine.attach()
 
     def __del__(self) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 from deployments.errors import CheckpointError, StartError
 
 EMBEDDED = "embedded"
-EMBEDDED_BYTES = 36_000_000  # it takes so much of the disk, or a little less
+EMBEDDED_BYTES = 36_000_000  # of the disk, at most
 # `auto` prefers the first ones.
 REPOSITORIES = {
     "1.7B-CustomVoice": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
@@ -40,7 +40,7 @@ _WEIGHTS = (".", "speech_tokenizer")
 _FAMILY = {"config.json": "qwen3_tts", "speech_tokenizer/config.json": "qwen3_tts_tokenizer_12hz"}  # model_type of each
 _ADAPTER = "adapter_config.json"
 _PACKED = Path(__file__).parents[1] / "embedded_voice" / "packed"
-_DIGITS = 12  # the digest that names a folder has so many
+_DIGITS = 12  # of the digest that names a folder
 _HUB_S = 2.0
 _ATTEMPTS = 5
 # How far a download is, as tqdm writes it, and how often.

@@ -39,8 +39,8 @@ from deployments.serving.replica_streams import TalkerAudio
 from deployments.talker.audio import audio_streams
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine import scheduler
+from deployments.talker.engine.device import MAX_LEAD_S
 from deployments.talker.engine.scheduler import Scheduler
-from deployments.talker.engine.startup import _MAX_LEAD_S
 from deployments.talker.state.kv_cache import BlockManager
 from deployments.talker.state.sequence import FrameLimit
 from deployments.talker.state.sequence import Sequence as Spoken
@@ -161,7 +161,7 @@ class ModelledGpu:
             BlockManager(max_num_seqs * 16 + 1, _BLOCK),
             max_num_seqs=max_num_seqs,
             max_num_waiting=max_num_waiting,
-            max_lead_s=_MAX_LEAD_S,
+            max_lead_s=MAX_LEAD_S,
         )
         self._audio = AudioStreams(lambda: self.slots, frame_s=INFO.frame_s, precision="float16")  # type: ignore[return-value]
         self._queues: dict[int, asyncio.Queue[FrameChunk | Exception]] = {}
@@ -232,7 +232,7 @@ class ModelledGpu:
         if each.is_open:
             return
         try:
-            self._audio.open(each.id, None, frames=ALL_FRAMES)
+            self._audio.open(each.id, None, num_frames=ALL_FRAMES)
             each.is_open = True
         except Overloaded as error:
             self._queues[each.id].put_nowait(error)

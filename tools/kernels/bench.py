@@ -80,8 +80,10 @@ def time_steps(talker: Talker, all_rows: list[int], *, length: int) -> list[dict
         step = DecodeStep(talker, rows, length=length)
         times: dict[str, float] = {}
         for pdl in (True, False):
-            stack = FusedStack(PackedStack(talker.model, config.talker, positions=4096), max_rows=rows, pdl=pdl)
-            predictor = FusedPredictor(PackedPredictor(talker), max_rows=rows, pdl=pdl)
+            stack = FusedStack(
+                PackedStack.pack_in_place(talker.model, config.talker, positions=4096), max_rows=rows, pdl=pdl
+            )
+            predictor = FusedPredictor(PackedPredictor.pack_in_place(talker), max_rows=rows, pdl=pdl)
             label = "pdl" if pdl else "plain"
             times[f"talker {label}"] = _time_talker(stack, step)
             times[f"predictor {label}"] = _time_predictor(predictor, step)

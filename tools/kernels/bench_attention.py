@@ -44,7 +44,7 @@ def measure(talker: Talker, name: str, rows: int, length: int) -> Measured:
     config = talker.config.talker
     torch.manual_seed(0)
     step = DecodeStep(talker, rows, length=length, block_size=_BLOCK_SIZE)
-    stack = FusedStack(PackedStack(talker.model, config, positions=4096), max_rows=rows)
+    stack = FusedStack(PackedStack.pack_in_place(talker.model, config, positions=4096), max_rows=rows)
     attend = choose_attention(name, stack.heads, block_size=_BLOCK_SIZE, dtype=step.x.dtype)
     step_us = time_graph(lambda: _step(stack, step, attend), calls=1)
     qkv = torch.randn((rows, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim), device="cuda").bfloat16()

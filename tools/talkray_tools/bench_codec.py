@@ -187,7 +187,12 @@ def _bench_weights(options: argparse.Namespace, stress: Stress | None) -> list[R
         def make(kind: Precision) -> TritonSlots:
             device, most = torch.device("cuda"), max(options.streams)
             return TritonSlots(
-                folded, num_slots=most, device=device, precision=kind, load_exact=lambda: exact, batches=options.streams
+                folded,
+                num_slots=most,
+                device=device,
+                precision=kind,
+                load_float32=lambda: exact,
+                batches=options.streams,
             )
 
         if precision is None:

@@ -38,7 +38,7 @@ _PARAMETERS = {
     "depthwise_norm": [*[POINTER] * 7, *[COUNT] * 3],
     "replay": [POINTER, COUNT],
 }
-_WORDS = 16  # a step of a replay has so many: the function and its arguments
+_WORDS = 16  # of a step of a replay: the function and its arguments
 
 
 class Epilogue(IntEnum):
@@ -260,7 +260,7 @@ def normed(x: Tensor, eps: Tensor, dtype: torch.dtype, *, new: New = _empty) -> 
 
 
 def attends(size: int, window: int) -> bool:
-    """Whether `attend` takes heads of this size and windows of so many frames."""
+    """Whether `attend` takes heads of this size and windows of this number of frames."""
     return size % SIDE == 0 and max(size, window) <= _MOST
 
 

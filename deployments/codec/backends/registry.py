@@ -11,6 +11,7 @@ from deployments.codec.backends.triton_slots import TritonSlots
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import Backend, CodecDecoder
 from deployments.codec.slots import PlainSlots, SlotDecoder
+from deployments.gpu.capability import capability_of
 from deployments.gpu.card import AMPERE
 
 
@@ -24,10 +25,7 @@ class CodecBackend:
 
 
 def _on_matrix_units(config: SpeechTokenizerConfig, device: torch.device) -> bool:
-    """Where no GPU is here, one is only predicted, and counts as a new one."""
-    if device.type != "cuda" or not config.decoder.suits_matrix_units:
-        return False
-    return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= AMPERE
+    return device.type == "cuda" and config.decoder.suits_matrix_units and capability_of(device) >= AMPERE
 
 
 # The first row that decodes a codec on a device is taken. A new backend is a row here, and a row in

@@ -51,7 +51,7 @@ class TritonDecoder:
         self.folded = _place(folded, self.device, dtype)
         self.config = config = folded.config
         self.frame_samples = config.frame_samples
-        self.shared_bytes = shared_bytes(self.device)  # one block may use so many
+        self.shared_bytes = shared_bytes(self.device)  # that one block may use
         self.launches_early = launches_early(self.device)
         self.scratch_slot = num_slots
         self.ring = config.cached_frames

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.codec_config import MAX_CALL_FRAMES, MAX_FRAMES, DecoderConfig, call_frames
-from deployments.codec.decoder import MIN_SNR_DB, Backend, CodecDecoder, choice, snr_db, to_pcm16
+from deployments.codec.decoder import MIN_SNR_DB, Backend, CodecDecoder, describe_choice, snr_db, to_pcm16
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.fold import FoldedDecoder
 from deployments.codec.plan import GPU_RAMP, call_sizes, parts
@@ -65,7 +65,7 @@ class _SlotStream:
 
     slot: int
     called: int = 0  # frames in launched calls
-    exact: DecoderState | None = None  # the stream came to NaN or infinity, and goes on in float32 from this state
+    float32: DecoderState | None = None  # the stream came to NaN or infinity, and goes on in float32 from this state
 
 
 class TritonSlots(SlotDecoder):
@@ -85,12 +85,12 @@ class TritonSlots(SlotDecoder):
         num_slots: int,
         device: torch.device,
         precision: Precision,
-        load_exact: Callable[[], CodecDecoder],
+        load_float32: Callable[[], CodecDecoder],
         batches: Sequence[int] | None = None,
     ) -> None:
         """`batches` are the sizes that calls are captured for.
 
-        `load_exact` brings the float32 decoder that a stream goes on with once it came to NaN or infinity.
+        `load_float32` brings the float32 decoder that a stream goes on with once it came to NaN or infinity.
         """
         from deployments.codec.backends.triton_decoder import TritonDecoder  # Triton is there only with a GPU
 
@@ -107,7 +107,7 @@ class TritonSlots(SlotDecoder):
         self.reach = folded.config.reach
         self._repaired = 0
         self._call_frames = call_frames(within_reach(device))
-        self._load_exact = load_exact
+        self._load_float32 = load_float32
         self._streams = [_SlotStream(slot) for slot in range(num_slots)]
         self.batches = sorted(batches) if batches is not None else buckets(num_slots, BATCHES)
         self.cuda_stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
@@ -126,10 +126,10 @@ class TritonSlots(SlotDecoder):
     ) -> "TritonSlots":  # fmt: skip
         """Load in the first of PRECISIONS that comes close enough to float32 on this checkpoint."""
         folded = FoldedDecoder.load(directory, device=device)
-        load_exact = partial(CodecDecoder.load, backend, directory, device=device)
+        load_float32 = partial(CodecDecoder.load, backend, directory, device=device)
         slots = fitting_slots(
             CodecDecoder(TorchBackend(folded)),
-            lambda kind: cls(folded, num_slots=num_slots, device=device, precision=kind, load_exact=load_exact),
+            lambda kind: cls(folded, num_slots=num_slots, device=device, precision=kind, load_float32=load_float32),
             prepare=prepare,
             report=report,
         )
@@ -259,11 +259,11 @@ class TritonSlots(SlotDecoder):
         """Samples of `frames` at `position` in float32; the state before them comes from the stream's codes."""
         with torch.cuda.stream(self.cuda_stream):
             try:
-                if stream.exact is None:
+                if stream.float32 is None:
                     self._repaired += 1
-                    stream.exact = self._exact.state_after(self._written(stream, position - self.reach, position))
+                    stream.float32 = self._float32.state_after(self._written(stream, position - self.reach, position))
                 codes = self._written(stream, position, position + frames)
-                audio, (stream.exact,) = self._exact.decode(codes[None], [stream.exact])
+                audio, (stream.float32,) = self._float32.decode(codes[None], [stream.float32])
             except torch.OutOfMemoryError:
                 return EngineError("the audio came to NaN or infinity, and the GPU has no memory to make it in float32")
             except EngineError as error:
@@ -271,8 +271,8 @@ class TritonSlots(SlotDecoder):
             return to_pcm16(audio[0])
 
     @cached_property
-    def _exact(self) -> CodecDecoder:
-        return self._load_exact()
+    def _float32(self) -> CodecDecoder:
+        return self._load_float32()
 
     def _written(self, stream: _SlotStream, begin: int, end: int) -> Tensor:
         """Codes [frames, groups] of a stream's frames from `begin`, or from its first one."""
@@ -294,7 +294,7 @@ class _GpuCall(DecodeCall):
         self._slots, self._broken = torch.empty((2, owner.batches[-1]), dtype=torch.int32, pin_memory=True)
         self._rows: list[tuple[_SlotStream, int]] = []  # each stream, and its position at the call's first frame
         self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._samples = self._frames = 0  # each stream has so many
+        self._samples = self._frames = 0  # of each stream
 
     def fill_slots(self, slots: list[int]) -> Tensor:
         """`slots` in pinned memory."""
@@ -323,7 +323,7 @@ class _GpuCall(DecodeCall):
         rows, broken, frames = self._rows, self._broken.tolist(), self._frames
         self._owner.release(self)
         for row, (stream, position) in enumerate(rows):
-            if broken[row] or stream.exact is not None:
+            if broken[row] or stream.float32 is not None:
                 pcm[row] = self._owner.decode_again(stream, position, frames)
         return pcm
 
@@ -333,7 +333,7 @@ class _GpuCall(DecodeCall):
 
 
 def within_reach(device: torch.device) -> int:
-    """Bytes of a GPU that this process has or could have: the others' are out of reach."""
+    """Bytes of a GPU that this process has or could get, without those of other processes."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device)
 
@@ -360,7 +360,7 @@ def fitting_slots(
         if noise_db >= MIN_SNR_DB or precision is PRECISIONS[-1]:
             break
         failed += f", {precision.name} {noise_db:.1f} dB"
-    report(choice(slots.precision, noise_db, failed))
+    report(describe_choice(slots.precision, noise_db, failed))
     return slots
 
 
@@ -369,7 +369,9 @@ def every_code(config: DecoderConfig) -> Tensor:
     frames = min(_SWEPT_FRAMES, config.codebook_size)
     groups = torch.arange(config.num_quantizers)
     count = -(-config.codebook_size // frames) * frames
-    codes = (torch.arange(count)[:, None] + 131 * groups) % config.codebook_size  # others meet in each frame
+    codes = (
+        torch.arange(count)[:, None] + 131 * groups
+    ) % config.codebook_size  # so that codes of different numbers meet in a frame
     generator = torch.Generator().manual_seed(0)
     random = torch.randint(config.codebook_size, (frames, config.num_quantizers), generator=generator)
     return torch.cat((codes, random)).view(-1, frames, config.num_quantizers)

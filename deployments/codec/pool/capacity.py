@@ -42,7 +42,7 @@ class Capacity:
     """
 
     def __init__(self, *, max_late_s: float, workers_carry: Callable[[], float] = lambda: math.inf) -> None:
-        """Listeners may hear `max_late_s` of silence in all; the workers carry so many streams at the moment."""
+        """Listeners may hear `max_late_s` of silence in all. `workers_carry()`: streams that the workers carry now."""
         self._max_late_s, self._workers_carry = max_late_s, workers_carry
         self.limit = StreamLimit(least=1)
         self._places: dict[object, str] = {}  # whose they are
@@ -74,7 +74,7 @@ class Capacity:
         return client not in clients and (len(clients) < _CLIENTS or self._is_below_limits(len(clients)))
 
     def _is_below_limits(self, streams: int) -> bool:
-        """Whether a stream more may join so many."""
+        """Whether one more stream may join `streams` streams."""
         return streams + 1 <= self._workers_carry() and self.limit.has_room(streams)
 
     def _claim(self, client: str) -> object:
@@ -126,7 +126,7 @@ class CodecLoad:
     def __init__(
         self, config: CodecConfig, *, frame_s: float, workers_carry: Callable[[], float] = lambda: math.inf
     ) -> None:
-        """A frame plays for `frame_s`; the workers carry so many streams at the moment."""
+        """`frame_s`: seconds that a frame plays. `workers_carry()`: streams that the workers carry now."""
         self._workers, self._frame_s = config.workers, frame_s
         # A stream holds these back on purpose: others wait for a worker.
         self._chunk_frames = chosen_ramp(config.chunk_frames, config.workers)[-1]

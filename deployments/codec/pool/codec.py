@@ -9,7 +9,7 @@ import torch
 from deployments.audio.recording_cache import ByRecording
 from deployments.codec.backends.registry import load_decoder
 from deployments.codec.codec_config import SpeechTokenizerConfig
-from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, WarmUpResult, choice, snr_db, warm_up
+from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, WarmUpResult, describe_choice, snr_db, warm_up
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.plan import chosen_ramp, longest_call_s
@@ -115,10 +115,10 @@ def _load_decoder(directory: Path, config: CodecConfig, device: str) -> CodecDec
         rounded = CodecDecoder(exact.backend.at(precision))
         noise_db = noise(rounded, exact)
         if noise_db >= MIN_SNR_DB:
-            report_stage(f"codec: {choice(precision, noise_db)}")
+            report_stage(f"codec: {describe_choice(precision, noise_db)}")
             return rounded
         failed += f", {precision} {noise_db:.1f} dB"
-    report_stage(f"codec: {choice(exact.precision, inf, failed)}")
+    report_stage(f"codec: {describe_choice(exact.precision, inf, failed)}")
     return exact
 
 

@@ -16,14 +16,14 @@ from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.plan import CALL_FRAMES, MANY_WORKERS, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, longest_call_s
 
 _SMOOTHING = 0.1  # weight of the newest batch
-_HICCUP = 4.0  # a call that takes more times as long as others says nothing of later calls: the machine stood still
+_HICCUP = 4.0  # a call counts as at most this many times the mean, because in a longer one the machine stood still
 _USABLE = 0.9  # share of the workers' time: busier workers are late at the next burst
 _LONG = 1.2  # times the mean of calls; a stream expects this time where others share its call
-# Before the first call workers carry half as many streams as calls at the start say, because these had cores and memory
-# to themselves. They carry at least two, because a decoded stream tells more than a start on a busy machine.
+# Until a stream was decoded, workers are said to carry half of the streams that the calls at the start promise, because
+# those calls had cores and memory to themselves; and two at least, because on a busy machine such calls take too long.
 _UNTRIED = 0.5
 _LEAST_UNTRIED = 2.0
-_USUAL_FRAMES = 8  # a call has so many on average: few at a stream's beginning, more later
+_USUAL_FRAMES = 8  # of a call, on average: it has fewer at a stream's beginning and more later
 # A stream whose listener has less than _URGENT_S in hand after its chunk asks again as soon as the chunk is sent. Its
 # worker waits _RETURN_S for it, because a call for a stream that has time would take far longer.
 _URGENT_S = 0.5
@@ -60,8 +60,8 @@ class _Waiter:
 class DecodeGate:
     """Holds tasks back while every worker is busy, then lets the most urgent ones through together.
 
-    Of many workers one may be idle while tasks that are not wanted for long wait for others to share a call with, which
-    costs less, and leave it to an urgent one.
+    With many workers one may be idle while tasks wait that are not needed soon. They share a later call, which costs
+    less, and an urgent task finds the idle worker.
 
     `decode` takes one task. All tasks of a batch reach it in one tick of the event loop, and `@serve.batch`, which has
     no wait, gathers them again (codec/deployment.py says why it is used). The next batch waits until this one is
@@ -80,9 +80,9 @@ class DecodeGate:
     ) -> None:
         """`frame_s`: seconds that a frame plays.
 
-        Tasks share a batch only while the call is expected to end within the time that suits so many workers. `largest`
-        is by frames how many tasks have been decoded together: more would be a new shape. `tried_s` is
-        `seconds_per_frame` as the start measured it, 0 if that is not known.
+        Tasks share a batch only while the call is expected to end within `longest_call_s`. `largest` is by frames how
+        many tasks have been decoded together: more would be a new shape. `tried_s` is `seconds_per_frame` as the start
+        measured it, 0 if that is not known.
         """
         self._decode, self._frame_s = decode, frame_s
         self._max_batch_size, self._max_batch_frames = MAX_BATCH_SIZE, MAX_BATCH_FRAMES  # tasks; frames of all of them
@@ -108,8 +108,9 @@ class DecodeGate:
 
     @property
     def load(self) -> int:
-        """How many times over the waiting tasks would fill the workers; 0 while each task finds one at once. Nothing
-        waits for those without a deadline.
+        """How many times over the waiting tasks would fill the workers; 0 while each task finds one at once.
+
+        Tasks without a deadline do not count, because no listener waits for them.
         """
         return sum(waiter.deadline_s < inf for waiter in self._waiting) // self._workers
 
@@ -155,14 +156,14 @@ class DecodeGate:
             asyncio.get_running_loop().call_later(min(starts_s) - now_s, self._dispatch)
             return
         if first.is_urgent(now_s):
-            self._returns_s = self._returns_s[1:]  # this may be the one
+            self._returns_s = self._returns_s[1:]  # it may be the stream for which a worker was kept
         elif self._idle_workers <= len(self._returns_s):
             asyncio.get_running_loop().call_later(self._returns_s[0] - now_s, self._dispatch)  # or a little earlier
             return
         self._start(self._next_batch(first, now_s))
 
     def _starts_s(self, waiter: _Waiter, alike: int) -> float:
-        """The time until which a task, one of so many `alike`, waits although a worker is idle."""
+        """The time until which a task waits although a worker is idle. `alike`: waiting tasks of the same shape."""
         frames, silent = shape = waiter.task.shape
         if silent or not self._has_many_workers or self._idle_workers == self._workers:
             return waiter.came_s  # without a call under way no other task may come to share one
@@ -173,9 +174,9 @@ class DecodeGate:
         return min(waiter.came_s + share_wait_s, waiter.deadline_s - call_s - _PLENTY_S)
 
     def _next_batch(self, first: _Waiter, now_s: float) -> list[_Waiter]:
-        """Tasks that share a call with `first`: as many as let the most urgent one come in time, where it still can.
+        """Tasks that share a call with `first`: as many as the most urgent of them can be decoded with in time.
 
-        Of many workers another one is soon free for tasks that have time.
+        With many workers only urgent tasks share an urgent one's call: another worker is soon free for the others.
         """
         if first.deadline_s == inf:  # a longer call would keep the worker from others
             self._waiting.remove(first)

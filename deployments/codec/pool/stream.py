@@ -143,7 +143,7 @@ class StreamDecoder:
                 yield chunk
 
     async def _decoded(self, codes: Codes, count: int) -> Pcm:
-        """Audio of `codes` by a call of `count` frames, which are more at the end of a stream only."""
+        """Audio of `codes` by a call of `count` frames: at the end of a stream perhaps more frames than `codes` has."""
         deadline_s = self._listener.deadline_s(time.monotonic())
         padded = np.pad(codes, ((0, count - len(codes)), (0, 0)), mode="edge")
         task = DecodeTask(padded, self._state, deadline_s, stalled_s=self._listener.stalled_s)

@@ -10,7 +10,7 @@ from deployments.listener import Listener
 MAX_WAITING = CODE_RING // 2
 _MIN_LEAD_S = 0.06  # covers a decode and a frame of the talker
 _CALL_SIZES = call_sizes(GPU_RAMP)
-_RECALL_PATIENCE_S = 0.1  # a recall takes many calls, so younger streams may go first for so long
+_RECALL_PATIENCE_S = 0.1  # a recall takes many calls, so younger streams may go first for this time
 # A stream whose listener has _SHARING_LEAD_S of audio in hand waits for others that share its call, for _SHARE_WAIT_S.
 _SHARING_LEAD_S = 0.4
 _SHARE_WAIT_S = 0.1
@@ -75,40 +75,40 @@ class AudioStream:
         )
 
     def call_size(self, now_s: float, load: int) -> int:
-        """Frames that its next call has, of those that wait; 0 means wait for more. `load` is that of `ChunkPlan`."""
+        """How many of the waiting frames its next call decodes; 0: it waits for more. `load` is that of `ChunkPlan`."""
         if self.is_recalling:
             return parts(min(self.num_waiting, self.num_recalled - self.num_called), _CALL_SIZES)[0]
         lead_s = self.listener.lead_s(now_s) + self._under_way_s
         ended = self.num_written == self.num_wanted
         return self._plan.size(self.num_waiting, ended=ended, lead_s=lead_s, load=load)
 
-    def write(self, frames: int) -> None:
-        """The slot has so many more frames."""
-        self.num_written += frames
+    def write(self, num_frames: int) -> None:
+        """The slot has the codes of `num_frames` more frames."""
+        self.num_written += num_frames
         self._replan()
 
-    def enter_call(self, frames: int) -> None:
+    def enter_call(self, num_frames: int) -> None:
         """A call decodes its next frames; it may reach beyond the end."""
         if not self.is_recalling:
             self._plan.count()
-        self.num_called = min(self.num_called + frames, self.num_written)
+        self.num_called = min(self.num_called + num_frames, self.num_written)
         self.ready_since_s = math.inf
         self._replan()
 
-    def recall(self, frames: int) -> None:
+    def recall(self, num_frames: int) -> None:
         """Frames that the listener has heard are decoded again."""
-        self.num_decoded += frames
+        self.num_decoded += num_frames
         self._replan()
 
-    def deliver(self, frames: int, now_s: float) -> None:
+    def deliver(self, num_frames: int, now_s: float) -> None:
         """The audio of its next frames leaves now."""
-        self.num_decoded += frames
-        self.listener.deliver(frames * self.frame_s, now_s=now_s)
+        self.num_decoded += num_frames
+        self.listener.deliver(num_frames * self.frame_s, now_s=now_s)
         self._replan()
 
-    def drop_quiet(self, frames: int) -> None:
+    def drop_quiet(self, num_frames: int) -> None:
         """The audio of its next frames is quiet, and nothing was heard before: the ramp begins with the first sound."""
-        self.num_decoded += frames
+        self.num_decoded += num_frames
         self._plan.restart()
         self._replan()
 

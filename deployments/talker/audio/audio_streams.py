@@ -36,7 +36,7 @@ class _RunningCall:
     decode_call: DecodeCall
     streams: list[AudioStream]
     audible: list[bool]
-    frames: int
+    num_frames: int
 
 
 class AudioStreams:
@@ -85,21 +85,21 @@ class AudioStreams:
         sequence_id: int,
         prefix: Codes | None,
         *,
-        delivered_frames: int | None = None,
-        frames: int,
+        num_delivered: int | None = None,
+        num_frames: int,
         recording: Codes | None = None,
         key: bytes = b"",
         background: bool = False,
         due_s: float | None = None,
     ) -> None:
-        """Decode `frames` frames of a stream that follow the first `delivered_frames` of `prefix` [frames, groups].
+        """Decode `num_frames` frames of a stream that follow the first `num_delivered` of `prefix` [frames, groups].
 
-        `delivered_frames` is by default all of `prefix`. These frames are recalled, after the codes of a recording from
+        `num_delivered` is by default all of `prefix`. These frames are recalled, after the codes of a recording from
         which speech goes on; `key` is the recording's. Raises Overloaded if every slot is taken. A `background`
         stream is refused as soon as half of the slots are taken. A stream that has ended in the talker keeps its slot
         until its audio is complete. `due_s`: when the listener needs more, where it has a part already.
         """
-        if frames <= 0:
+        if num_frames <= 0:
             return
         while not self._free and self._calls:
             self._collect_call(self._calls.pop(0))
@@ -110,7 +110,7 @@ class AudioStreams:
             )
         slot = self._free.pop()
         codes = np.zeros((0, 0), np.int16) if prefix is None else prefix
-        delivered = num_before = len(codes) if delivered_frames is None else delivered_frames
+        delivered = num_before = len(codes) if num_delivered is None else num_delivered
         begins_with = b""
         if recording is not None:
             begins_with = b"" if delivered else key + recording.tobytes()
@@ -122,7 +122,7 @@ class AudioStreams:
             sequence_id=sequence_id,
             slot=slot,
             num_recalled=recalled,
-            num_wanted=recalled + frames,
+            num_wanted=recalled + num_frames,
             opened_s=time.monotonic(),
             frame_s=self._frame_s,
             is_background=background,
@@ -145,8 +145,8 @@ class AudioStreams:
         if not rows:
             return
         streams = [self._streams[sequence_ids[row]] for row in rows]
-        frames = codes if len(rows) == len(sequence_ids) else codes[rows]
-        self._decoder.write([stream.slot for stream in streams], [stream.num_written for stream in streams], frames)
+        wanted = codes if len(rows) == len(sequence_ids) else codes[rows]
+        self._decoder.write([stream.slot for stream in streams], [stream.num_written for stream in streams], wanted)
         for stream in streams:
             stream.write(1)
         self._dispatch()
@@ -233,19 +233,19 @@ class AudioStreams:
 
     def _start_next_call(self) -> _RunningCall | None:
         if not self._streams:
-            return None  # and no decoder is loaded for nobody
+            return None  # the decoder is loaded with the first stream
         streams, largest = self._streams.values(), self._decoder.largest_batch
         chosen = choose_call(streams, time.monotonic(), is_busy=bool(self._calls), largest_batch=largest)
-        return None if chosen is None else self._start_call(chosen.streams, chosen.frames)
+        return None if chosen is None else self._start_call(chosen.streams, chosen.num_frames)
 
-    def _start_call(self, streams: list[AudioStream], frames: int) -> _RunningCall:
+    def _start_call(self, streams: list[AudioStream], num_frames: int) -> _RunningCall:
         audible = [not stream.is_recalling for stream in streams]
-        decode_call = self._decoder.decode([stream.slot for stream in streams], frames)
+        decode_call = self._decoder.decode([stream.slot for stream in streams], num_frames)
         for stream, was_audible in zip(streams, audible, strict=True):
-            stream.enter_call(frames)
+            stream.enter_call(num_frames)
             if not was_audible and not stream.is_recalling and stream.begins_with:
                 self._keep(stream)
-        return _RunningCall(decode_call, streams, audible, frames)
+        return _RunningCall(decode_call, streams, audible, num_frames)
 
     def _keep(self, stream: AudioStream) -> None:
         """Keep the decoder's state after a stream's recording, in place of the least recently used one."""
@@ -271,18 +271,20 @@ class AudioStreams:
                 self.close(stream.sequence_id)
                 self._failed[stream.sequence_id] = pcm
                 continue
-            frames = min(call.frames, stream.num_wanted - stream.num_decoded)  # it may have reached beyond the end
+            num_frames = min(
+                call.num_frames, stream.num_wanted - stream.num_decoded
+            )  # it may have reached beyond the end
             if audible:
-                self._deliver(stream, frames, pcm[: frames * (len(pcm) // call.frames)])
+                self._deliver(stream, num_frames, pcm[: num_frames * (len(pcm) // call.num_frames)])
             else:
-                stream.recall(frames)
+                stream.recall(num_frames)
             self._close_if_over(stream)
 
-    def _deliver(self, stream: AudioStream, frames: int, pcm: Pcm) -> None:
-        if not stream.listener.has_begun and first_sound(pcm, round(len(pcm) / (frames * self._frame_s))) is None:
-            stream.drop_quiet(frames)
+    def _deliver(self, stream: AudioStream, num_frames: int, pcm: Pcm) -> None:
+        if not stream.listener.has_begun and first_sound(pcm, round(len(pcm) / (num_frames * self._frame_s))) is None:
+            stream.drop_quiet(num_frames)
         else:
-            stream.deliver(frames, time.monotonic())
+            stream.deliver(num_frames, time.monotonic())
         self._pcm.append((stream.sequence_id, pcm.tobytes(), stream.num_delivered))
 
     def _close_if_over(self, stream: AudioStream) -> None:

@@ -20,7 +20,7 @@ from deployments.config import TalkerConfig
 from deployments.errors import EngineError, TalkrayError
 from deployments.gpu.card import SMALL_BYTES
 from deployments.talker.audio.audio_streams import SLOTS_PER_RECORDING
-from deployments.talker.engine.startup import block_size_of, dtype_of, gpu_share
+from deployments.talker.engine.device import GpuDevice, cache_bounds
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.state.kv_cache import BESIDE_BYTES, CONTEXT_BYTES, KVCache
 from deployments.weights.checkpoint import read_shapes
@@ -69,15 +69,14 @@ def choose(directory: Path, config: TalkerConfig, total: int, free: int, *, make
 
 def predict(directory: Path, config: TalkerConfig, total: int, free: int, *, makes_audio: bool = True) -> Fit:
     """The load that fits a GPU with `free` of `total` bytes. Raises EngineError if no sequence fits."""
-    model, device = ModelConfig.load(directory), torch.device("cuda")
-    size = config.kv_block_size or block_size_of(device, config.attention)
-    dtype = dtype_of(config, device)
+    model, gpu = ModelConfig.load(directory), GpuDevice(torch.device("cuda"), config)
+    size, dtype = config.kv_block_size or gpu.block_size, gpu.dtype
     block_bytes = KVCache.bytes_per_position(model.talker, dtype) * size
     num_slots = 2 * config.max_num_seqs if makes_audio else 0
     loaded = _talker_bytes(directory, model, dtype)
     loaded += _codec_bytes(directory, num_slots, free - CONTEXT_BYTES, clones=model.speaker_encoder is not None)
     loaded += 0 if makes_audio else _UNCOUNTED_BYTES
-    share = gpu_share(config, block_bytes, size)
+    share = cache_bounds(config, block_bytes, size)
     kv = config.kv_cache_bytes or share.kv_bytes(total, loaded, others_bytes=total - free)
     blocks = kv // block_bytes - 1
 
@@ -96,8 +95,10 @@ def _talker_bytes(directory: Path, model: ModelConfig, dtype: torch.dtype) -> in
 
 
 def _codec_bytes(directory: Path, num_slots: int, within_reach: int, *, clones: bool) -> int:
-    """Bytes of the codec decoder with so many streams (0: there is none), where so many bytes are `within_reach`; for a
-    model that `clones` with the encoder of recordings and the decoder's states after recordings.
+    """Bytes of the codec decoder with `num_slots` streams (0: there is no decoder).
+
+    `within_reach`: bytes that the process can get. A model that `clones` also has the encoder of recordings, and the
+    decoder's states after recordings.
     """
     folder = directory / "speech_tokenizer"
     shapes = read_shapes(folder)

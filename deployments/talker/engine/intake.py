@@ -1,6 +1,5 @@
-"""From requests to sequences: of a complete text at once, of one that the client still writes when there is enough.
-
-How long their prompts and their speech may be is decided here too.
+"""Makes sequences of requests: of a complete text at once, of a text that the client still writes once it is long
+enough for a prompt. Limits the length of prompts and of speech.
 """
 
 from dataclasses import asdict, dataclass, field, replace
@@ -13,11 +12,11 @@ from deployments.talker.text.prompt import MAX_PASS_POSITIONS, Prompt, PromptBui
 from deployments.talker.text.text_progress import TextProgress
 from deployments.talker.text.tokenizer import LiveTokens, TextTokenizer
 
-# What a token of text takes to say until the voices that speak here have shown it, and how much each utterance shows,
-# which counts as between half and twice of that: speech may be over early.
-_TOKEN_S = 0.3
+_TOKEN_S = 0.3  # duration of a token of text, until utterances have been measured
+# An utterance moves the estimate by this share of the difference. Its own duration of a token counts as at least half
+# and at most twice _TOKEN_S, because speech may end early.
 _SHOWS = 0.05
-_END_CHARS = 64  # of a text whose last tokens are looked at
+_END_CHARS = 64  # characters at the end of a text among which tokens are looked for that need not be spoken
 
 
 @dataclass(slots=True)
@@ -87,7 +86,7 @@ class Intake:
             if request.synthesis.tail is not None and prompt.num_positions > MAX_PASS_POSITIONS:  # a second pass
                 return self.prepare(sequence_id, replace(request, synthesis=replace(request.synthesis, tail=None)))
             sequence = self._make(sequence_id, request, prompt)
-            self._look_at_end(sequence, request.synthesis.text)
+            self._count_unspoken(sequence, request.synthesis.text)
             return sequence
         self._live[sequence_id] = LiveRequest(request, LiveTokens(self._prompts.tokenizer, gap=request.synthesis.gap))
         return None
@@ -111,7 +110,7 @@ class Intake:
             prompt = self._prompts.begin(live.request, live.body, has_all_text=is_last)
             live.sequence = self._make(sequence_id, live.request, prompt, live.tokens)
         if is_last and live.sequence is not None:
-            self._look_at_end(live.sequence, live.body)
+            self._count_unspoken(live.sequence, live.body)
         return live.sequence
 
     def close(self, sequence_id: int) -> None:
@@ -146,8 +145,11 @@ class Intake:
             sequence_id, request, prompt, sampling, limit, progress, prefix, frame_s=frame_s, clone_prompt=clone_prompt
         )
 
-    def _look_at_end(self, sequence: Sequence, text: str | list[int]) -> None:
-        """Count what need not be read at the end of a text, or of its token ids, if an alignment head reads it."""
+    def _count_unspoken(self, sequence: Sequence, text: str | list[int]) -> None:
+        """Count the tokens at the end of the text that need not be spoken, if an alignment head follows the text.
+
+        `text`: the text or its token ids.
+        """
         if self._prompts.config.text.alignment_head is not None:
             tokenizer = self._prompts.tokenizer
             ids = tokenizer.encode(text[-_END_CHARS:]) if isinstance(text, str) else text

@@ -1,4 +1,4 @@
-"""What leaves the engine: frames of sequences, audio that is made beside the talker, and ends of streams."""
+"""The chunks that leave the engine: frames of sequences, audio that is made beside the talker, and ends of streams."""
 
 import math
 from collections.abc import Callable
@@ -42,8 +42,8 @@ class Outgoing:
         self._audio.open(
             sequence.id,
             request.prefix,
-            delivered_frames=None if resume is None else resume.samples // self._frame_samples,
-            frames=request.gpu_frames,
+            num_delivered=None if resume is None else resume.samples // self._frame_samples,
+            num_frames=request.gpu_frames,
             recording=request.reference_codes,
             key=b"" if reference is None else reference.key,
             background=sequence.is_background,
@@ -67,7 +67,7 @@ class Outgoing:
         self._audio.close(sequence_id)
 
     def take(self, find: Callable[[int], Sequence | None]) -> list[tuple[int, FrameChunk]]:
-        """The chunks that leave now, by sequence id. `find` has the sequences that go on."""
+        """The chunks that leave now, by sequence id. `find` returns a sequence that has not ended."""
         added, self._chunks = self._chunks, []
         leaving = []
         for sequence_id, chunk in added:

@@ -15,7 +15,7 @@ from collections.abc import Collection
 
 from deployments.talker.state.sequence import Sequence
 
-# A frame is nearly due if the listener has less audio in hand than this, and less than so many steps take.
+# A frame is nearly due if the listener has less audio in hand than this time, and than this number of steps takes.
 _NEARLY_DUE_STEPS = 3
 _NEARLY_DUE_S = 0.25
 # Frames of a sequence may wait for more of them if its listener has more audio in hand than this.
@@ -32,7 +32,7 @@ class Pacing:
 
     def due(self, running: Collection[Sequence], now_s: float, most_background: int) -> list[Sequence]:
         """The sequences of the step that begins now. Beside others it has at most `most_background` background
-        sequences, the oldest. To be called once a step, because it measures them.
+        sequences, the oldest. Call it once a step, because the time between two calls is the duration of a step.
         """
         self._step_s, self._scheduled_s = now_s - self._scheduled_s, now_s
         background = [sequence for sequence in running if sequence.is_background]

@@ -5,7 +5,7 @@ Segments of jobs are called background sequences. They wait in a line of their o
 - They enter one a step, if no other sequence waits.
 - They have at most seven eighths of the rows. Beside other sequences they have at most half of them and at most 18,
   and the more others there are the fewer.
-- They are preempted only if another sequence would have no row or no blocks else.
+- They are preempted only if another sequence would otherwise have no row or no blocks.
 
 A listener's newcomer may enter beside a step that runs, if one of the *lanes* takes it: it is in `in_lane` until that
 has made its first frame and read it.
@@ -28,9 +28,9 @@ from deployments.talker.engine.pacing import Pacing
 from deployments.talker.state.kv_cache import BlockManager
 from deployments.talker.state.sequence import Sequence
 
-_RESERVED = 8  # one row in so many is left free by background sequences
-# Rows of the background beside one listener, one fewer for every fourth listener, and never fewer than the last number.
-# A step with more rows takes longer for all of them, and their samples take the device's time from listeners.
+_RESERVED = 8  # background sequences leave one row in eight free
+# Background sequences have at most _MOST_BESIDE rows beside a listener, one row fewer for every fourth listener, and
+# never fewer than _FEWEST_BESIDE. More rows make each step longer, and their samples take the device's time.
 _MOST_BESIDE, _LISTENERS_A_ROW, _FEWEST_BESIDE = 18, 4, 4
 
 
@@ -56,9 +56,9 @@ class Scheduler:
         self.running: dict[int, Sequence] = {}  # in the order of admission, with those of the background
         self._running_background: dict[int, Sequence] = {}  # these by themselves, because each step asks for them
         self.in_lane: dict[int, Sequence] = {}  # in a lane: they have rows, and take part in no step
-        # Rows and blocks are handed out in the order in which they became free. So many of them were free when the last
-        # batch was chosen: its step, which may still run, does not use them.
-        self._free_rows = deque(range(max_num_seqs))
+        self._free_rows = deque(range(max_num_seqs))  # as blocks, handed out in the order in which they became free
+        # How many rows and blocks no step uses: those that were free when the last batch was chosen, whose step may
+        # still run, less those that lanes took since.
         self._unused_rows = self._unused_blocks = 0
         self._finished = Rate()
 
@@ -66,7 +66,7 @@ class Scheduler:
     def is_idle(self) -> bool:
         """Whether a step would have nothing to do: all await text, and nothing that waits could enter."""
         all_await_text = all(sequence.awaits_text for sequence in chain(self.running.values(), self.waiting))
-        return all_await_text and not self._has_place_for_background() and not any(map(self._fits, self.waiting))
+        return all_await_text and not self._has_room_for_background() and not any(map(self._fits, self.waiting))
 
     @property
     def num_running(self) -> int:
@@ -111,8 +111,8 @@ class Scheduler:
 
     def find(self, sequence_id: int) -> Sequence | None:
         """A sequence that runs or waits, else None."""
-        if placed := self.running.get(sequence_id) or self.in_lane.get(sequence_id):
-            return placed
+        if with_row := self.running.get(sequence_id) or self.in_lane.get(sequence_id):
+            return with_row
         waiting = chain(self.waiting, self.waiting_background)
         return next((sequence for sequence in waiting if sequence.id == sequence_id), None)
 
@@ -122,8 +122,8 @@ class Scheduler:
 
     def abort(self, sequence_id: int) -> None:
         """Drop a sequence, running or waiting. One that has ended meanwhile is no error."""
-        if placed := self.running.get(sequence_id) or self.in_lane.get(sequence_id):
-            self._release(placed)
+        if with_row := self.running.get(sequence_id) or self.in_lane.get(sequence_id):
+            self._release(with_row)
         else:
             self.waiting = deque(sequence for sequence in self.waiting if sequence.id != sequence_id)
             self.waiting_background = deque(
@@ -141,17 +141,17 @@ class Scheduler:
         return Batch(prefill=admitted, decode=due)
 
     def start_beside(self, accepts: Callable[[Sequence], bool], *, most: int) -> list[Sequence]:
-        """Move at most so many sequences from the line's head to `in_lane`, while a lane accepts them and rows and
-        blocks are free which no step uses.
+        """Move up to `most` sequences from the line's head to `in_lane`, while a lane accepts them, and while there are
+        rows and blocks that no step uses.
         """
         started: list[Sequence] = []
         for sequence in [sequence for sequence in self.waiting if not sequence.awaits_text]:
             needed = self.blocks.blocks_for(sequence.num_positions + 1)
-            has_place = self._unused_rows > 0 and needed <= self._unused_blocks
-            if len(started) == most or not has_place or not accepts(sequence):
+            has_room = self._unused_rows > 0 and needed <= self._unused_blocks
+            if len(started) == most or not has_room or not accepts(sequence):
                 break  # no other sequence overtakes it
             self.waiting.remove(sequence)
-            self._give_place(sequence)
+            self._give_row(sequence)
             self._unused_rows -= 1
             self._unused_blocks -= needed
             self.in_lane[sequence.id] = sequence
@@ -175,8 +175,8 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert that rows and blocks are each held exactly once."""
-        placed = chain(self.running.values(), self.in_lane.values())
-        rows = sorted([*self._free_rows, *(sequence.row for sequence in placed if sequence.row is not None)])
+        with_row = chain(self.running.values(), self.in_lane.values())
+        rows = sorted([*self._free_rows, *(sequence.row for sequence in with_row if sequence.row is not None)])
         assert rows == list(range(self.max_num_seqs)), f"rows lost or held twice: {rows}"
         self.blocks.check_integrity()
 
@@ -212,9 +212,9 @@ class Scheduler:
 
     def _admit_background(self) -> list[Sequence]:
         """One background sequence, because the prefill of many would make others wait."""
-        return [self._admit(self.waiting_background[0])] if self._has_place_for_background() else []
+        return [self._admit(self.waiting_background[0])] if self._has_room_for_background() else []
 
-    def _has_place_for_background(self) -> bool:
+    def _has_room_for_background(self) -> bool:
         is_free = self.waiting_background and all(sequence.awaits_text for sequence in self.waiting)
         return (
             bool(is_free)
@@ -225,26 +225,26 @@ class Scheduler:
     def _admit_waiting(self) -> list[Sequence]:
         admitted: list[Sequence] = []
         for sequence in [sequence for sequence in self.waiting if not sequence.awaits_text]:
-            if not self._make_place(sequence):
+            if not self._make_room(sequence):
                 return admitted
             admitted.append(self._admit(sequence))
         return admitted + [self._admit(sequence) for sequence in [*self.waiting] if self._fits(sequence)]
 
     def _admit(self, sequence: Sequence) -> Sequence:
         (self.waiting_background if sequence.is_background else self.waiting).remove(sequence)
-        self._give_place(sequence)
+        self._give_row(sequence)
         self.running[sequence.id] = sequence
         if sequence.is_background:
             self._running_background[sequence.id] = sequence
         return sequence
 
-    def _give_place(self, sequence: Sequence) -> None:
+    def _give_row(self, sequence: Sequence) -> None:
         self.blocks.grow(sequence.id, sequence.num_positions + 1)
         sequence.row = self._free_rows.popleft()
 
-    def _make_place(self, sequence: Sequence) -> bool:
+    def _make_room(self, sequence: Sequence) -> bool:
         """Preempt sequences until a row and blocks are free: those of the background, then those that wait for text,
-        each time the youngest. Returns whether there is place.
+        each time the youngest. Returns whether there is room.
         """
         awaiting_text = [running for running in self.running.values() if running.awaits_text]
         preemptible = [*awaiting_text, *self._running_background.values()]

@@ -1,18 +1,12 @@
 """Builds an engine: loads weights, compiles kernels, divides memory, captures CUDA graphs, speaks a first utterance."""
 
-import fcntl
 import hashlib
-import importlib.util
-import math
-import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,30 +17,26 @@ from deployments.codec.encoder import CodecEncoder
 from deployments.codec.slots import Prepare
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
-from deployments.gpu.card import AMPERE, Capability, Card, half_precision, torch_cuda, why_not
 from deployments.protocol import GenerateRequest, Reference, Sampling, SynthesisRequest
 from deployments.talker.audio.audio_streams import AudioStreams
+from deployments.talker.engine.device import cache_bounds, choose_device
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.intake import LengthLimits
 from deployments.talker.engine.scheduler import Scheduler
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
+from deployments.talker.networks.registry import choose_networks
 from deployments.talker.runner.model_runner import build_runner
-from deployments.talker.runner.runner_shape import NetworkKind, RunnerShape
-from deployments.talker.state.kv_cache import GIB, BlockManager, CacheBounds, GpuMemory, KVCache
+from deployments.talker.runner.runner_shape import RunnerShape
+from deployments.talker.state.kv_cache import GIB, BlockManager, GpuMemory, KVCache
 from deployments.talker.text.prompt import InputTables, PromptBuilder
 from deployments.talker.text.tokenizer import TextTokenizer
 from deployments.weights.checkpoint import load_strict, without_values
 from deployments.weights.description import described
-from deployments.weights.store import Report, cache_directory
+from deployments.weights.store import Report
 
-_SYSFS = Path("/sys")
-# Defaults: the share of a GPU's memory, and the size of keys and values on a CPU.
-_GPU_MEMORY_FRACTION = 0.85
-_CPU_CACHE_BYTES = GIB
-# A sequence this far ahead of its listener sits steps out while others wait.
-_MAX_LEAD_S = 8.0
+_CPU_CACHE_BYTES = GIB  # of keys and values on a CPU, if the settings do not say
 _WORTH_SAYING_S = 0.05
 _REPORT_S = 1.0
 
@@ -95,75 +85,21 @@ def prepare_nothing(work: Callable[[], None]) -> None:
     """Leave each kernel to its first launch."""
 
 
-@contextmanager
-def turn_on_gpu(report: Report) -> Iterator[None]:
-    """Waits while another engine starts on this GPU, so that none measures memory that another one is taking.
-
-    The turn of a process that dies is over.
-    """
-    gpu = re.sub(r"[^A-Za-z0-9-]", "", os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0])
-    file = cache_directory() / f"gpu-{gpu}.lock"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report("waiting for another engine that starts on this GPU")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def load_engine(directory: Path, config: TalkerConfig, clock: StartClock, *, makes_audio: bool = True) -> Engine:
     """An engine that is ready: loaded, compiled, captured, warmed up. Engines of one GPU start one after the other."""
-    with turn_on_gpu(clock.report) if _device(config).type == "cuda" else nullcontext():
-        return _load_engine(directory, config, clock, makes_audio=makes_audio)
-
-
-def _load_engine(directory: Path, config: TalkerConfig, clock: StartClock, *, makes_audio: bool) -> Engine:
-    with clock.phase("starting the device"):
-        device = _device(config)
-        if device.type == "cuda":
-            _check_card(device)
-        where = _use_cpus_near(device) if device.type == "cuda" else None
-        torch.zeros(1, device=device)
-        fused = _networks(config, device, dtype_of(config, device)) == "fused"
-    if where is not None:
-        clock.report(f"on {where}")
-    facts = _facts(directory, config, makes_audio=makes_audio) if fused else ""
-    with _compiling_ahead(clock, facts) if fused else nullcontext(prepare_nothing) as prepare:
-        engine = build_engine(directory, config, clock=clock, prepare=prepare, makes_audio=makes_audio)
-    warm_up(engine, clock, makes_audio=makes_audio)
-    return engine
-
-
-def _check_card(device: torch.device) -> None:
-    """Raises EngineError for a GPU without kernels; `talkray doctor` checks the driver too."""
-    properties: Any = torch.cuda.get_device_properties(device)
-    card = Card(properties.name, (properties.major, properties.minor), "", properties.total_memory, 0)
-    reason = why_not(card, torch_cuda())
-    if reason is not None:
-        raise EngineError(reason)
-
-
-def _use_cpus_near(device: torch.device) -> str | None:
-    """Keep this thread, and threads that it starts, on the CPUs of the GPU's own NUMA node, where memory that is pinned
-    later lies too. (PyTorch's `torch.numa` does this for processes of torchrun only.) Returns the name of the CPUs.
-
-    Returns None and changes nothing where no allowed CPU is near, all are, or the kernel does not say which are.
-    """
-    allowed = os.sched_getaffinity(0)
-    properties: Any = torch.cuda.get_device_properties(device)
-    address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-    try:
-        listed = (_SYSFS / "bus/pci/devices" / address / "local_cpulist").read_text(encoding="ascii").strip()
-    except OSError:  # a container may hide it
-        return None
-    spans = [part.split("-") for part in listed.split(",") if part]  # of 0-15,64-79
-    near = allowed & {cpu for span in spans for cpu in range(int(span[0]), int(span[-1]) + 1)}
-    if not near or near == allowed:
-        return None
-    os.sched_setaffinity(0, near)
-    return f"{len(near)} of {len(allowed)} CPUs, those near GPU {address}"
+    chosen = choose_device(config)
+    with chosen.turn(clock.report):
+        with clock.phase("starting the device"):
+            where = chosen.begin()
+            model = ModelConfig.load(directory)
+            networks = choose_networks(config.kernels, model, dtype=chosen.dtype, device=chosen.device)
+        if where is not None:
+            clock.report(f"on {where}")
+        facts = _facts(directory, config, makes_audio=makes_audio) if networks == "fused" else None
+        with nullcontext(prepare_nothing) if facts is None else _compiling_ahead(clock, facts) as prepare:
+            engine = build_engine(directory, config, clock=clock, prepare=prepare, makes_audio=makes_audio)
+        warm_up(engine, clock, makes_audio=makes_audio)
+        return engine
 
 
 def build_engine(
@@ -180,9 +116,8 @@ def build_engine(
     model, codec = ModelConfig.load(directory), SpeechTokenizerConfig.load(directory / "speech_tokenizer")
     if config.max_model_len > (most := model.max_position_embeddings):
         raise EngineError(f"talker.max_model_len is {config.max_model_len}, but {directory} has {most} positions")
-    device = _device(config)
-    dtype = dtype_of(config, device)
-    memory = GpuMemory(device) if device.type == "cuda" else None
+    chosen = choose_device(config)
+    device, dtype, memory = chosen.device, chosen.dtype, chosen.memory()
     with clock.phase("loading the talker"):
         talker = load_talker(directory, model, dtype=dtype, device=device)
         talker.prepare(max_positions=config.max_model_len)
@@ -190,18 +125,18 @@ def build_engine(
         tables = InputTables(talker)
     speaker_encoder = load_speaker_encoder(directory, model, device=device)
     encode = None
-    if speaker_encoder is not None and device.type == "cuda":  # a CPU has the codec pool for it
+    if speaker_encoder is not None and chosen.on_gpu:  # a CPU has the codec pool for it
         encode = CodecEncoder.load(directory / "speech_tokenizer", device=device).encode
     with clock.phase("loading the tokenizer"):
         prompts = PromptBuilder(tables, TextTokenizer(directory, model.tokens), speaker_encoder, encode)
     # A stream that has ended in the talker may still hold its slot while another one has taken its row.
     num_slots = 2 * config.max_num_seqs
     audio = _load_audio(directory, num_slots, device, clock, prepare, makes_audio=makes_audio)
-    size = config.kv_block_size or block_size_of(device, config.attention)
+    size = config.kv_block_size or chosen.block_size
     blocks = BlockManager(_num_blocks(config, model, dtype, size, memory), size)
     cache = KVCache(model.talker, num_blocks=blocks.num_blocks, block_size=size, dtype=dtype, device=device)
-    networks = _networks(config, device, dtype)
-    shape = RunnerShape(config.max_num_seqs, config.max_model_len, config.deterministic, networks, config.attention)
+    networks = choose_networks(config.kernels, model, dtype=dtype, device=device)
+    shape = RunnerShape(config.max_num_seqs, config.max_model_len, networks, config.deterministic, config.attention)
     with clock.phase("packing weights"):
         runner = build_runner(tables, cache, blocks, shape)
     prepare(runner.rehearse)
@@ -209,11 +144,11 @@ def build_engine(
         blocks,
         max_num_seqs=config.max_num_seqs,
         max_num_waiting=config.max_num_waiting,
-        max_lead_s=_MAX_LEAD_S if device.type == "cuda" else math.inf,  # a CPU has time for all its rows
+        max_lead_s=chosen.max_lead_s,
     )
     most = min(config.max_model_len, blocks.capacity)
     limits = LengthLimits(prompts.tokenizer, max_positions=most, frame_s=codec.frame_s)
-    info = described(directory, directory.name, config, on_gpu=device.type == "cuda")
+    info = described(directory, directory.name, config, on_gpu=chosen.on_gpu)
     info = replace(info, codec_precision=audio.precision)
     return Engine(info, prompts, limits, runner, scheduler, audio)
 
@@ -224,14 +159,13 @@ def warm_up(engine: Engine, clock: StartClock | None = None, *, makes_audio: boo
     Raises EngineError if even that fails: such an engine must not take requests.
     """
     clock = clock or StartClock()
-    on_gpu = engine.runner.device.type == "cuda"
+    on_gpu = engine.runner.on_gpu
     if on_gpu:
         with clock.phase("capturing GPU work"):
             engine.runner.capture(throttled("capturing GPU work", clock.report))
     with clock.phase("speaking a warm-up"):
         _speak(engine, on_gpu=on_gpu, gpu_frames=2 if on_gpu and makes_audio else 0)
-    if on_gpu:
-        torch.cuda.empty_cache()  # memory of the runs before each capture
+    torch.cuda.empty_cache()  # memory of the runs before each capture, on a GPU
 
 
 def _speak(engine: Engine, *, on_gpu: bool, gpu_frames: int) -> None:
@@ -302,50 +236,8 @@ def _num_blocks(
     elif memory is None:
         cache_bytes = _CPU_CACHE_BYTES
     else:
-        cache_bytes = memory.kv_bytes(gpu_share(config, block_bytes, block_size))
+        cache_bytes = memory.kv_bytes(cache_bounds(config, block_bytes, block_size))
     return max(2, min(cache_bytes // block_bytes, useful))
-
-
-def gpu_share(config: TalkerConfig, block_bytes: int, block_size: int) -> CacheBounds:
-    """The GPU memory that the settings ask for, where they do not set the cache's size itself."""
-    longest = -(-config.max_model_len // block_size)
-    fraction = config.gpu_memory_fraction or _GPU_MEMORY_FRACTION
-    return CacheBounds(fraction, (longest + 1) * block_bytes, (config.max_num_seqs * longest + 1) * block_bytes)
-
-
-def block_size_of(device: torch.device, attention: str) -> int:
-    """Positions of a KV block, if the settings do not say."""
-    if device.type == "cpu":
-        return 16
-    return 256 if attention == "flash_attn" else 64
-
-
-def _networks(config: TalkerConfig, device: torch.device, dtype: torch.dtype) -> NetworkKind:
-    """Fused kernels where Triton is and tensor cores take the type, else plain PyTorch, on a CPU row by row."""
-    if device.type == "cpu":
-        return "by_rows" if config.kernels == "auto" else "plain"
-    fits = dtype.itemsize == 2 and _capability(device) >= AMPERE and importlib.util.find_spec("triton") is not None
-    return "fused" if config.kernels == "auto" and fits else "plain"
-
-
-def _device(config: TalkerConfig) -> torch.device:
-    if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(config.device)
-
-
-def dtype_of(config: TalkerConfig, device: torch.device) -> torch.dtype:
-    if config.dtype == "auto":
-        name = half_precision(_capability(device)) if device.type == "cuda" else "float32"
-    else:
-        name = config.dtype
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
-def _capability(device: torch.device) -> Capability:
-    """The GPU's; where none is here, as in a prediction, one that has all kernels."""
-    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else AMPERE
 
 
 @contextmanager

@@ -158,7 +158,7 @@ class StateKernels:
         return self._inputs[:count], context
 
     def settle(self, rows: Tensor, hidden: Tensor) -> None:
-        """The talker's output [batch, hidden] becomes the rows' state, which have a frame more."""
+        """The talker's output [batch, hidden] becomes the hidden state of `rows`; each has one frame more."""
         state, width = self.state, hidden.shape[1]
         _settle[(len(rows),)](
             rows, state.packed, state.hidden, hidden, state.packed.stride(0), state.scratch_row, width=width,

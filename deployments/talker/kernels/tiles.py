@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 # Rows up to which plain multiply-adds beat the tensor cores' padding to 16 rows.
 MAX_VECTOR_ROWS = 4
-# A program of so many rows may cover only a part of them: several programs then share the rows.
+# From this number of rows on a program may cover a part of them, so that several programs share the rows.
 SHARED_ROWS = 64
 
 
@@ -29,8 +29,8 @@ class Tile:
     block_n: int
     block_k: int
     warps: int
-    stages: int = 1  # a pipeline has so many, or as many as the GPU has shared memory for
-    chains: int = 1  # a pipeline has so many sums that do not wait for each other, each over a part of `block_k`
+    stages: int = 1  # of a pipeline, at most: fewer where the GPU lacks shared memory
+    chains: int = 1  # of a pipeline: sums that do not wait for each other, each over a part of `block_k`
     block_m: int = 16  # rows that a program on tensor cores covers at least; from SHARED_ROWS on no more either
 
 

@@ -15,7 +15,7 @@ from deployments.weights.store import read_json
 
 
 def _named(values: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """A table that may be missing or null, by lower-case names; entries that say false or null are none."""
+    """The entries of a table by lower-case names, without those that are false or null; empty for a missing table."""
     return {name.lower(): value for name, value in (values or {}).items() if value is not False and value is not None}
 
 
@@ -101,8 +101,8 @@ class ModelConfig:
 
     @property
     def drops_instructions(self) -> bool:
-        """Whether it was not trained on them. The official package takes none for clones and drops those for the small
-        CustomVoice model; a voice that needs a spoken form has learnt nothing but to read, unless its files say so.
+        """Whether the checkpoint was not trained on instructions. The official package takes none for clones, and drops
+        those for the small CustomVoice model. A voice that needs a spoken form only reads, unless its files say else.
         """
         is_small = self.kind is ModelKind.CUSTOM_VOICE and self.size == "0b6"
         only_reads = self.text.spoken_form is not None and not self.text.follows_instructions

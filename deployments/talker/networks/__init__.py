@@ -1,1 +1,1 @@
-"""The two networks of a step, three times: in PyTorch, in Triton's kernels, in kernels for CPUs."""
+"""The two networks of a step, in PyTorch, in Triton and in C."""

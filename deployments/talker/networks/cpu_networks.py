@@ -1,4 +1,4 @@
-"""The networks on a CPU by kernels of their own: all of a decoding step, and prompts, in float32."""
+"""The networks in C, on a CPU: all of a decoding step, and prompts, in float32."""
 
 from dataclasses import replace
 
@@ -7,20 +7,19 @@ from torch import Tensor, nn
 
 from deployments.talker.kernels.cpu_kernels import CpuStack, RowCache, RowProduct
 from deployments.talker.model.predictor import SampleCode
-from deployments.talker.networks.frame_networks import FrameNetworks, PrefillTensors
+from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKind, PrefillTensors
 from deployments.talker.state.batch_state import BatchState, Context
 from deployments.talker.state.kv_cache import KVCache
 from deployments.talker.text.prompt import InputTables
 
 
 class CpuNetworks(FrameNetworks):
-    """The same functions as `FrameNetworks`. A pass may have any number of rows, because none depends on another."""
+    """The `cpu` kind. A pass may have any number of rows, because none depends on another."""
 
-    pads = False
+    kind: NetworkKind = "cpu"
 
-    def __init__(self, tables: InputTables, state: BatchState, cache: KVCache) -> None:
-        rows = state.size.max_num_seqs
-        super().__init__(tables, state, cache, num_rows=rows, by_rows=True)
+    def __init__(self, tables: InputTables, state: BatchState, cache: KVCache, *, num_rows: int) -> None:
+        super().__init__(tables, state, cache, num_rows=num_rows)
         talker, predictor = self.talker, self.talker.code_predictor
         self._stack = CpuStack(talker.model, self.config.talker, talker.rotary)
         self._predictor = CpuStack(predictor.model, self.config.predictor, predictor.rotary)
@@ -29,13 +28,9 @@ class CpuNetworks(FrameNetworks):
         narrow = predictor.small_to_mtp_projection
         self._narrow = (RowProduct(narrow.weight), narrow.bias) if isinstance(narrow, nn.Linear) else None
         shape, groups = self.config.predictor, self.config.num_code_groups
-        self._frame_keys = torch.zeros(shape.num_layers, rows * groups, shape.num_kv_heads, shape.head_dim)
+        self._frame_keys = torch.zeros(shape.num_layers, num_rows * groups, shape.num_kv_heads, shape.head_dim)
         self._frame_values = torch.zeros_like(self._frame_keys)
-        self._frame_tables = torch.arange(rows, dtype=torch.int32)[:, None]
-
-    @property
-    def name(self) -> str:
-        return "kernels for CPUs"
+        self._frame_tables = torch.arange(num_rows, dtype=torch.int32)[:, None]
 
     def prefill(self, tensors: PrefillTensors, *, length: int) -> None:
         used = int((tensors.owners != self.state.scratch_row).sum())
@@ -68,7 +63,7 @@ class CpuNetworks(FrameNetworks):
         followed = self.config.text.alignment_head
         return self._stack.run(inputs, context.positions, self._where(context), followed=followed)
 
-    def _run_rows(self, inputs: Tensor, context: Context, length: int) -> Tensor:
+    def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
         return self._stack.run(inputs, context.positions, self._where(context))[0]
 
     def _where(self, context: Context) -> RowCache:

@@ -1,4 +1,4 @@
-"""The step of a batch in Triton kernels: the same functions as `FrameNetworks`, in a tenth of the launches."""
+"""The networks in Triton, on a GPU: the same functions as `PlainNetworks`, in a tenth of the launches."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,10 @@ from deployments.talker.kernels.readings import AlignmentReader
 from deployments.talker.kernels.sampler import FirstCodeRules, sample_first_code
 from deployments.talker.kernels.state_kernels import Gathered, StateKernels
 from deployments.talker.model.talker import Talker
-from deployments.talker.networks.frame_networks import MIN_NEW_TOKENS, NOT_FINITE, FrameNetworks, PrefillTensors
+from deployments.talker.networks.frame_networks import MIN_NEW_TOKENS, NOT_FINITE, NetworkKind, PrefillTensors
 from deployments.talker.networks.fused_predictor import FusedPredictor, PackedPredictor
 from deployments.talker.networks.fused_stack import FusedStack, PackedStack
+from deployments.talker.networks.plain_networks import PlainNetworks
 from deployments.talker.state.batch_state import BatchState
 from deployments.talker.state.kv_cache import KVCache
 from deployments.talker.state.sampling import WIDE, Breadth, Draw
@@ -31,18 +32,19 @@ class FusedWeights:
     pdl: bool
 
     @classmethod
-    def pack(cls, talker: Talker, *, positions: int, attention: str, pdl: bool) -> "FusedWeights":
-        """`positions`: one more than the largest position ever asked for."""
-        stack = PackedStack(talker.model, talker.config.talker, positions=positions)
-        return cls(stack, PackedPredictor(talker), attention, pdl)
+    def pack_in_place(cls, talker: Talker, *, positions: int, attention: str, pdl: bool) -> "FusedWeights":
+        """The talker reads the packed weights from now on, and computes the same: see `PackedStack.pack_in_place`."""
+        stack = PackedStack.pack_in_place(talker.model, talker.config.talker, positions=positions)
+        return cls(stack, PackedPredictor.pack_in_place(talker), attention, pdl)
 
 
-class FusedNetworks(FrameNetworks):
-    """All of a decoding step, and prompts. Plain PyTorch runs the later rows of a long prompt.
+class FusedNetworks(PlainNetworks):
+    """The `fused` kind: all of a decoding step, and prompts. The later passes of a long prompt are plain.
 
     With `pdl` the order of the launches is a part of the result: see `FusedStack`.
     """
 
+    kind: NetworkKind = "fused"
     breadths = (WIDE,)
 
     def __init__(
@@ -71,7 +73,7 @@ class FusedNetworks(FrameNetworks):
 
     @property
     def name(self) -> str:
-        return f"fused kernels, attention: {self.attention.name}"
+        return f"{self.kind}, attention: {self.attention.name}"
 
     def predict(self, rows: Tensor, breadth: Breadth) -> None:  # one kernel serves every breadth
         gathered = self.kernels.gather(rows)

@@ -1,28 +1,40 @@
 """The code predictor of a whole frame as one chain of kernels: nothing else runs between two codebooks."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul
 from deployments.talker.kernels.sampler import Embeddings, FrameOutputs, begin_frame, sample_code
+from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.fused_stack import FrameCache, FusedStack, PackedStack, fold_norm
 from deployments.talker.state.sampling import BatchSampler, Draw
 
 
+@dataclass(frozen=True, slots=True)
 class PackedPredictor:
-    """Folds the norms of a talker's `CodePredictor` into its matrices, in place: see `PackedStack`."""
+    """The weights of a talker's `CodePredictor` as the kernels read them."""
 
+    config: ModelConfig
+    stack: PackedStack
+    heads: list[Tensor]  # of codebook 1 and on: [vocab, hidden], the final norm folded in
+    projection: torch.nn.Module  # from the talker's hidden size to the predictor's
+    tables: list[Embeddings]  # of codebook 0 and on
+
+    @classmethod
     @torch.no_grad()
-    def __init__(self, talker: Talker) -> None:
-        self.config = config = talker.config
-        predictor = talker.code_predictor
-        self.stack = PackedStack(predictor.model, config.predictor, positions=config.num_code_groups + 1)
+    def pack_in_place(cls, talker: Talker) -> "PackedPredictor":
+        """As `PackedStack.pack_in_place` does with the predictor's stack."""
+        config, predictor = talker.config, talker.code_predictor
+        stack = PackedStack.pack_in_place(predictor.model, config.predictor, positions=config.num_code_groups + 1)
         norm = predictor.model.norm.weight
-        self.heads = [fold_norm(head.weight, norm) for head in predictor.lm_head if isinstance(head, torch.nn.Linear)]
-        self.projection = predictor.small_to_mtp_projection
+        heads = [fold_norm(head.weight, norm) for head in predictor.lm_head if isinstance(head, torch.nn.Linear)]
+        projection = predictor.small_to_mtp_projection
         tables = [talker.model.codec_embedding, *predictor.embeddings]
-        self.tables = [Embeddings(self.projection(table.weight), table.weight.detach()) for table in tables]
+        embeddings = [Embeddings(projection(table.weight), table.weight.detach()) for table in tables]
+        return cls(config, stack, heads, projection, embeddings)
 
 
 class FusedPredictor:

@@ -28,20 +28,26 @@ class PackedLayer:
     norms: HeadNorms
 
 
+@dataclass(frozen=True, slots=True)
 class PackedStack:
-    """Folds the norms of a `DecoderStack` into its matrices, in place, and holds these as the kernels read them.
+    """The weights of a `DecoderStack` as the kernels read them. No kernel writes them."""
 
-    The stack computes the same function afterwards: its layers read the new matrices, and the folded norms are ones.
-    No kernel writes them.
-    """
+    config: TransformerConfig
+    heads: Heads
+    norm: Tensor  # [hidden]: the weight of the final norm
+    layers: list[PackedLayer]
 
-    def __init__(self, stack: DecoderStack, config: TransformerConfig, *, positions: int) -> None:
-        """`positions`: one more than the largest position ever asked for."""
-        self.config = config
-        self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
-        self.norm = stack.norm.weight.detach()
-        cos, sin = rotations(config, positions, self.norm.device)
-        self.layers = [_pack(layer, cos, sin, config) for layer in stack.layers if isinstance(layer, DecoderLayer)]
+    @classmethod
+    def pack_in_place(cls, stack: DecoderStack, config: TransformerConfig, *, positions: int) -> "PackedStack":
+        """Fold the norms of `stack` into its matrices. `positions`: one more than the largest position ever asked for.
+
+        The stack computes the same function afterwards: its layers read the packed matrices, so that weights are there
+        once, and the folded norms are ones.
+        """
+        norm = stack.norm.weight.detach()
+        cos, sin = rotations(config, positions, norm.device)
+        layers = [_pack(layer, cos, sin, config) for layer in stack.layers if isinstance(layer, DecoderLayer)]
+        return cls(config, Heads(config.num_heads, config.num_kv_heads, config.head_dim), norm, layers)
 
 
 class FrameCache:
@@ -156,6 +162,7 @@ def fold_norm(weight: Tensor, norm: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _pack(layer: DecoderLayer, cos: Tensor, sin: Tensor, config: TransformerConfig) -> PackedLayer:
+    """A layer's weights, packed. `layer` reads the packed ones from now on."""
     attention, mlp = layer.self_attn, layer.mlp
     qkv = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
     gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
@@ -172,7 +179,7 @@ def _pack(layer: DecoderLayer, cos: Tensor, sin: Tensor, config: TransformerConf
 
 
 def _share(layer: DecoderLayer, packed: PackedLayer) -> None:
-    """Let a plain layer, which long prompts take, read the packed matrices: weights are there once."""
+    """Let the layer in PyTorch, which later passes of long prompts take, read the packed matrices."""
     attention, mlp = layer.self_attn, layer.mlp
     sizes = [len(linear.weight) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
     shared = [*packed.qkv.split_with_sizes(sizes), *packed.gate_up.chunk(2)]

@@ -31,7 +31,7 @@ _STOP_TIMEOUT_S = 5.0
 _PEER_TIMEOUT_S = 1.5
 _LONGEST_PEER_TIMEOUT_S = 10.0  # for a process that has no processor to run on
 _WATCH_S = 0.25
-# Frames that a job's segment sends together: nobody waits for them, and each chunk takes time of this event loop. Ray's
+# Frames that a job's segment sends together: no listener waits, and each chunk takes time of this event loop. Ray's
 # object store would take chunks above 100 kB, and that takes more of it.
 _BACKGROUND_FRAMES = 20
 
@@ -261,8 +261,8 @@ class EngineClient:
 
 
 async def _next_chunk(queue: "asyncio.Queue[Item]", least: int) -> FrameChunk:
-    """The next chunk of at least so many frames, unless the stream ends, joined with all that have arrived. An error
-    waits until the frames before it are read.
+    """One chunk of all that have arrived, and of at least `least` frames unless the stream ends. An error waits until
+    the frames before it are read.
     """
     chunks, num_frames = list[FrameChunk](), 0
     while not chunks or ((num_frames < least or not queue.empty()) and chunks[-1].finish_reason is None):

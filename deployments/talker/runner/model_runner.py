@@ -20,9 +20,8 @@ from torch import Tensor
 
 from deployments.gpu.graphs import Graphs, Staging
 from deployments.protocol import Codes, Frame
-from deployments.talker.kernels.cpu_kernels import fits
-from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.networks.frame_networks import FrameNetworks
+from deployments.talker.networks.registry import UNFUSED
 from deployments.talker.runner.prefill import Pass, PrefillInputs, pack
 from deployments.talker.runner.runner_shape import RunnerShape
 from deployments.talker.state.batch_state import BatchState, RowWriter, StateSize
@@ -31,15 +30,15 @@ from deployments.talker.state.sampling import Breadth, FilterOptions
 from deployments.talker.state.sequence import Sequence
 from deployments.talker.text.prompt import MAX_PASS_POSITIONS, InputTables
 
-# A lane takes so many newcomers at once, with prompts of so many positions. With one lane a newcomer in eight waits for
-# another one, at 20 requests a second.
+# How many lanes there are, how many newcomers a step of a lane has, and how many positions their prompts have together.
+# With one lane, at 20 requests a second, one newcomer in eight waits for another one.
 _LANES, _LANE_ROWS, _LANE_POSITIONS = 2, 8, 256
 _LANE_PRIORITY = -2  # before the codec's stream
 _KEPT_STEPS = 2  # steps whose results the host can still read
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class _DeviceBatch:
     """A batch on the device, which is uploaded again only when its members change."""
 
     members: tuple[tuple[int, int], ...]  # each sequence's id and row
@@ -48,7 +47,7 @@ class _Batch:
 
 
 class _HostResults:
-    """Where a step's results come on the host, in pinned memory that later steps use again."""
+    """A step's results in the host's memory, which is pinned beside a GPU. Later steps use the memory again."""
 
     def __init__(self, networks: FrameNetworks, *, pinned: bool) -> None:
         self.codes = torch.zeros_like(networks.codes, device="cpu", pin_memory=pinned)  # [rows, groups] int16
@@ -58,7 +57,7 @@ class _HostResults:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedStep:
-    """A step that may still run. Its results can be read until so many more as _KEPT_STEPS are queued."""
+    """A step that may still run. Its results can be read until _KEPT_STEPS later steps are queued."""
 
     sequences: list[Sequence]
     _results: _HostResults
@@ -101,7 +100,7 @@ class QueuedStep:
 
 
 class ModelRunner:
-    """Runs batches of a talker's sequences. Its networks say what it shares with its lanes; all else is its own."""
+    """Runs batches of a talker's sequences. `build_runner` says what it shares with its lanes."""
 
     def __init__(
         self,
@@ -121,17 +120,17 @@ class ModelRunner:
         self.lanes = list(lanes)
         self.state, self.device = networks.state, networks.tables.device
         self._writer = RowWriter(self.state)
-        self._on_cpu = self.device.type == "cpu"
-        self.mode = mode = shape.mode(pads=networks.pads)
+        self.on_gpu = self.device.type != "cpu"
+        self.mode = mode = shape.mode
         self._given = Staging(networks.given.numel(), device=self.device) if mode.retraces else None
-        self.buckets, sizes = shape.sizes(mode, most_positions=most_positions)
+        self.buckets, sizes = shape.sizes(most_positions=most_positions)
         self.graphs, scratch_row = Graphs(cuda_stream), self.state.scratch_row
         self._prefills = [PrefillInputs(size, scratch_row=scratch_row, tables=networks.tables) for size in sizes]
         self._rows = torch.zeros(shape.max_num_seqs, dtype=torch.long, device=self.device)
         self._staging = Staging(2 * shape.max_num_seqs, device=self.device)
-        self._batch: _Batch | None = None
+        self._batch: _DeviceBatch | None = None
         self._pending: tuple[list[Sequence], Callable[[], None]] | None = None  # of a CPU: `advance` of the last step
-        self._results = deque(_HostResults(networks, pinned=not self._on_cpu) for _ in range(_KEPT_STEPS))
+        self._results = deque(_HostResults(networks, pinned=self.on_gpu) for _ in range(_KEPT_STEPS))
 
     @torch.inference_mode()
     def prefill(self, sequences: list[Sequence]) -> None:
@@ -172,10 +171,10 @@ class ModelRunner:
             has_readings = self.networks.config.text.alignment_head is not None
             readings = results.readings[: len(sequences)] if has_readings else None
             advance = partial(self._advance, batch, length=self._length(max(positions) + 1), readings=readings)
-            if self._on_cpu:
-                self._pending = sequences, advance
-            else:
+            if self.on_gpu:
                 advance()
+            else:
+                self._pending = sequences, advance
             results.owner = QueuedStep(sequences, results, has_readings, codes_event, self._event_now())
             return results.owner
 
@@ -231,8 +230,6 @@ class ModelRunner:
 
         `progress` is called with the number of shapes that are done, and of all.
         """
-        if self._on_cpu:
-            return
         shapes = [(runner.graphs, key, work) for runner in (self, *self.lanes) for key, work in runner._shapes()]
         for number, (graphs, key, work) in enumerate(shapes):
             progress(number, len(shapes))
@@ -245,7 +242,7 @@ class ModelRunner:
         for _, work in self._shapes():
             work()
 
-    def _as_batch(self, sequences: list[Sequence]) -> _Batch:
+    def _as_batch(self, sequences: list[Sequence]) -> _DeviceBatch:
         """The batch on the device, uploaded again if a sequence has joined, left or moved to another row."""
         members = tuple((sequence.id, _row(sequence)) for sequence in sequences)
         if self._batch is None or self._batch.members != members:
@@ -255,7 +252,7 @@ class ModelRunner:
             rows[: len(members)] = [row for _, row in members]
             rows[len(members) : bucket] = self.state.scratch_row
             self._rows[:bucket].copy_(staged.tensor.view(torch.long)[:bucket], non_blocking=True)
-            self._batch = _Batch(members, self._rows[:bucket], self._breadth(sequences))
+            self._batch = _DeviceBatch(members, self._rows[:bucket], self._breadth(sequences))
         return self._batch
 
     def _breadth(self, sequences: list[Sequence]) -> Breadth:
@@ -266,17 +263,17 @@ class ModelRunner:
         return next(breadth for breadth in self.networks.breadths if breadth.covers(needed))
 
     def _send_new_blocks(self, sequences: list[Sequence], positions: list[int]) -> None:
-        """Upload the numbers of the blocks in which these next `positions` of sequences are the first."""
+        """Upload the number of a sequence's new block, if its next position, of `positions`, is the first in one."""
         for sequence, position in zip(sequences, positions, strict=True):
             if position % self.blocks.block_size == 0:
                 index = position // self.blocks.block_size
                 self._writer.add_block(_row(sequence), index, self.blocks.table(sequence.id)[index])
 
-    def _predict(self, batch: _Batch) -> None:
+    def _predict(self, batch: _DeviceBatch) -> None:
         work = partial(self.networks.predict, batch.rows, batch.breadth)
         self.graphs.run(("predict", len(batch.rows), batch.breadth), work)
 
-    def _advance(self, batch: _Batch, *, length: int, readings: Tensor | None = None) -> None:
+    def _advance(self, batch: _DeviceBatch, *, length: int, readings: Tensor | None = None) -> None:
         self.graphs.run(("advance", len(batch.rows)), partial(self.networks.advance, batch.rows, length=length))
         if readings is not None:
             readings.copy_(self.networks.readings[: len(readings)], non_blocking=True)
@@ -287,7 +284,7 @@ class ModelRunner:
         return most if self.mode.fixed_shapes else min(-(-num_positions // LENGTH_STEP) * LENGTH_STEP, most)
 
     def _event_now(self) -> torch.cuda.Event | None:
-        if self._on_cpu:
+        if not self.on_gpu:
             return None
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
@@ -343,7 +340,7 @@ class ModelRunner:
 
 
 def build_runner(tables: InputTables, cache: KVCache, blocks: BlockManager, shape: RunnerShape) -> ModelRunner:
-    """The runner of one talker, and its lanes where it has any.
+    """The runner of one talker, with its lanes.
 
     Lanes share its weights, keys, values and rows. What a step writes besides them is in `FusedNetworks` and
     `ModelRunner`, of which each lane has its own, because two steps may run at once.
@@ -352,15 +349,12 @@ def build_runner(tables: InputTables, cache: KVCache, blocks: BlockManager, shap
     size = StateSize(shape.max_num_seqs, shape.max_model_len, blocks.block_size)
     state = BatchState(config, size, dtype=tables.dtype, device=tables.device)
     if shape.networks != "fused":
-        by_rows = shape.networks == "by_rows"
-        if by_rows and tables.dtype is torch.float32 and fits(config.talker, config.predictor):
-            return ModelRunner(CpuNetworks(tables, state, cache), blocks, shape)
-        plain = FrameNetworks(tables, state, cache, num_rows=shape.max_num_seqs, by_rows=by_rows)
-        return ModelRunner(plain, blocks, shape)
+        unfused = UNFUSED[shape.networks](tables, state, cache, num_rows=shape.max_num_seqs)
+        return ModelRunner(unfused, blocks, shape)
     from deployments.gpu.launch import launches_early  # they need Triton, which a CPU has not
     from deployments.talker.networks.fused_networks import FusedNetworks, FusedWeights
 
-    weights = FusedWeights.pack(
+    weights = FusedWeights.pack_in_place(
         tables.talker, positions=size.max_model_len, attention=shape.attention, pdl=launches_early(tables.device)
     )
 

@@ -1,7 +1,7 @@
-"""Everything a running sequence is between two frames, by its row, in tensors that CUDA graphs read and write.
+"""The state of the running sequences between two frames: one row for each, in tensors that CUDA graphs read and write.
 
-The host writes a row once, when its sequence is admitted; from then on a step moves it along by itself. The row that
-is handed to no sequence belongs to the padding of a batch.
+The host writes a row once, when its sequence is admitted. From then on each step updates it on the device. One row, the
+scratch row, belongs to no sequence: batches are padded with it.
 """
 
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class BatchState:
         self.packed = torch.zeros((rows, size.width), dtype=torch.int32, device=device)
         floats = self.packed.view(torch.float32)
         self.seeds = self.packed.view(torch.long)[:, Columns.SEED // 2]
-        self.positions, self.frames = self.packed[:, Columns.POSITION], self.packed[:, Columns.FRAME]
+        self.positions, self.num_frames = self.packed[:, Columns.POSITION], self.packed[:, Columns.FRAME]
         self._num_trailing, self._ignore_eos = self.packed[:, Columns.NUM_TRAILING], self.packed[:, Columns.IGNORE_EOS]
         self._penalty = floats[:, Columns.PENALTY]
         self._trailing = self.packed[:, Columns.HEADER : Columns.HEADER + size.max_model_len]
@@ -82,7 +82,7 @@ class BatchState:
 
     def trailing(self, rows: Tensor, padding: int) -> Tensor:
         """[rows] int32: the text id that goes into the talker together with each row's next frame."""
-        frames = self.frames[rows]
+        frames = self.num_frames[rows]
         has_id = frames < self._num_trailing[rows]
         ids = self._trailing[rows, frames.clamp(max=self.size.max_model_len - 1)]
         return torch.where(has_id, ids, padding)
@@ -111,10 +111,10 @@ class BatchState:
         return self._ignore_eos[rows] != 0
 
     def move_on(self, rows: Tensor) -> None:
-        """Each row has a frame more; that of padding stays where it is."""
+        """Each row of a sequence has one frame more; the scratch row stays as it is."""
         step = (rows != self.scratch_row).int()
         self.positions[rows] = self.positions[rows] + step
-        self.frames[rows] = self.frames[rows] + step
+        self.num_frames[rows] = self.num_frames[rows] + step
 
 
 class RowWriter:

@@ -40,8 +40,7 @@ class Sequence:
     _num_played: int = field(init=False)  # frames that `listener` counts; those of a prefix were played before
 
     def __post_init__(self) -> None:
-        resume = self.request.synthesis.resume
-        in_hand_s = 0.0 if resume is None else resume.in_hand_s
+        in_hand_s = self.request.synthesis.in_hand_s
         self.listener = Listener.of(background=self.is_background, in_hand_s=in_hand_s)
         self.num_sent = self._num_played = len(self.frames)
         self.progress.begin(len(self.frames))

@@ -25,7 +25,7 @@ from deployments.talker.text.tokenizer import TextTokenizer
 
 Ids = NDArray[np.int32]
 
-# How many dense rows follow the codec table. A prefill pass has no more rows.
+# The number of dense rows after the codec table, and so the most rows of a prefill pass.
 MAX_PASS_POSITIONS = 512
 # Rows of each projection on a CPU. The number is fixed, so that a row's result does not depend on other rows.
 _CPU_ROWS = 16
@@ -106,7 +106,7 @@ class Prompt:
 
     @property
     def num_text_positions(self) -> int:
-        """Positions that hold the text, and the one that ends it: who reads that has said all."""
+        """Positions that hold the text, and the one that ends it: once speech reads that one, all of it is said."""
         return self.num_text_tokens + 1
 
 

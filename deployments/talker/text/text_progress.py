@@ -9,12 +9,12 @@ from deployments.talker.text.prompt import Prompt
 # The alignment head's attention is _AHEAD_TOKENS ahead of the speech. With at most ATTENTIVE on the text it is noise.
 _AHEAD_TOKENS = 0.75
 ATTENTIVE = 0.2
-# A frame that reads so many tokens before the furthest one reads a passage again.
+# A frame that reads more than this many tokens before the furthest one reads a passage again.
 _BACK_TOKENS = 10
 # A good end leaves 2.8 positions unread at most, one without its last word 3.8 or more: docs/reliability.md. With more
 # than _UNSAID_TOKENS left words are missing, with at most _SAID_TOKENS all is said.
 _UNSAID_TOKENS, _SAID_TOKENS = 3.25, 2.8
-_WITNESSES = 8  # frames that read before a head is believed: a stream that goes on elsewhere has read none of its own
+_WITNESSES = 8  # the head is believed once this many frames have read the text; a resumed stream begins with none
 
 
 class TextProgress:
@@ -32,7 +32,7 @@ class TextProgress:
         self._num_reread = 0  # frames that read a passage again
         self._num_after = 0  # frames since all of the text was said
         self._place = 0.0  # of the next frame, in characters
-        self._places: list[float] = []  # of frames whose places nobody has taken
+        self._places: list[float] = []  # of the frames since the last `take`
 
     def begin(self, num_frames: int) -> None:
         """Speech goes on behind `num_frames` frames."""
@@ -57,14 +57,17 @@ class TextProgress:
             self._come_to(token)
 
     def end(self, prompt: Prompt, *, patience: int) -> FinishReason:
-        """How speech ended that ended by itself. `patience`: so many frames that read a passage again are a loop."""
+        """Why speech that ended by itself has ended: in a loop, if `patience` frames or more read a passage again."""
         if self._num_reread >= patience:
             return FinishReason.LOOP
         is_early = self._num_read >= _WITNESSES and self._num_unread(prompt) > _UNSAID_TOKENS
         return FinishReason.EARLY if is_early else FinishReason.STOP
 
     def overrun(self, *, patience: int) -> FinishReason | None:
-        """Why speech is over that goes on although all of its text is said; half the patience if it reads it again."""
+        """Why speech that goes on after its text is over; None: it may go on.
+
+        `patience`: for how many frames it may; half as many if they read a passage again.
+        """
         if not self._num_after:
             return None
         if 2 * min(self._num_after, self._num_reread) >= patience:
@@ -72,7 +75,7 @@ class TextProgress:
         return FinishReason.RUNAWAY if self._num_after >= patience else None
 
     def take(self) -> tuple[float, ...]:
-        """The places of the frames since the last call, in characters; none where nobody wants word times."""
+        """The places of the frames since the last call, in characters; empty without word times."""
         places, self._places = self._places, []
         return tuple(places)
 

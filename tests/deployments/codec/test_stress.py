@@ -140,7 +140,7 @@ def test_stressed_weights_serve_on_a_gpu(released: DecoderNetwork) -> None:
     def make(kind: Precision) -> TritonSlots:
         device = torch.device("cuda")
         return TritonSlots(
-            folded, num_slots=4, device=device, precision=kind, load_exact=lambda: CodecDecoder(TorchBackend(folded))
+            folded, num_slots=4, device=device, precision=kind, load_float32=lambda: CodecDecoder(TorchBackend(folded))
         )
 
     slots = fitting_slots(exact, make, prepare=prepare_nothing, report=lines.append)
@@ -174,7 +174,7 @@ def test_a_stream_that_overflows_on_a_gpu_goes_on_in_float32() -> None:
         num_slots=2,
         device=device,
         precision=PRECISIONS[0],
-        load_exact=lambda: CodecDecoder(TorchBackend(folded)),
+        load_float32=lambda: CodecDecoder(TorchBackend(folded)),
     )
     slots.capture()
     total = sum(GPU_RAMP)
@@ -208,7 +208,7 @@ def test_every_precision_is_as_exact_as_its_name(precision: Precision) -> None:
     folded = fold(network.state_dict(), network.config)
     device = torch.device("cuda")
     slots = TritonSlots(
-        folded, num_slots=2, device=device, precision=precision, load_exact=lambda: CodecDecoder(TorchBackend(folded))
+        folded, num_slots=2, device=device, precision=precision, load_float32=lambda: CodecDecoder(TorchBackend(folded))
     )
     # Samples of 16 bits are 77 dB above their rounding, at the loudness of these weights. Float16 was measured at 49.6
     # dB; bfloat16 has three bits less, 18 dB, and tensor cores do not round float32 to tf32, they cut it off.

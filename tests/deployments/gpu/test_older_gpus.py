@@ -53,7 +53,7 @@ def kernels_of_a_frame(folder: Path, monkeypatch: pytest.MonkeyPatch, *, launche
     talker.prepare(max_positions=128)
     config, device = talker.config.talker, torch.device("cpu")
     cache = KVCache(config, num_blocks=20, block_size=16, dtype=torch.bfloat16, device=device)
-    made_by = build_runner(InputTables(talker), cache, BlockManager(20, 16), RunnerShape(16, 64, False, "fused"))
+    made_by = build_runner(InputTables(talker), cache, BlockManager(20, 16), RunnerShape(16, 64, "fused"))
     networks = made_by.networks
     with noted_launches() as kernels:
         for batch in (1, 16):

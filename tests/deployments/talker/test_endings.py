@@ -42,7 +42,7 @@ def replace_readings(monkeypatch: pytest.MonkeyPatch, read_at: Readings) -> None
     """Of every sequence: its attention is on `read_at` of its frame."""
 
     def forced(networks: FrameNetworks, rows: Tensor, _: Tensor) -> None:
-        tokens = torch.tensor([read_at(int(networks.state.frames[row])) for row in rows.tolist()])
+        tokens = torch.tensor([read_at(int(networks.state.num_frames[row])) for row in rows.tolist()])
         networks.readings[: len(rows), 0], networks.readings[: len(rows), 1] = 1.0, tokens
 
     monkeypatch.setattr(FrameNetworks, "_read", forced)
@@ -55,7 +55,7 @@ def end_at(monkeypatch: pytest.MonkeyPatch, frame: int) -> None:
 
     def ending(networks: FrameNetworks, rows: Tensor, hidden: Tensor, breadth: Breadth) -> Tensor:
         return torch.where(
-            networks.state.frames[rows] == frame, networks.config.codes.eos, sample(networks, rows, hidden, breadth)
+            networks.state.num_frames[rows] == frame, networks.config.codes.eos, sample(networks, rows, hidden, breadth)
         )
 
     monkeypatch.setattr(FrameNetworks, "_sample_code0", ending)

@@ -13,8 +13,9 @@ pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.protocol import SAMPLING_DEFAULTS, FinishReason, GenerateRequest, Sampling, SynthesisRequest
 from deployments.talker.model.talker import Talker
+from deployments.talker.networks.frame_networks import NetworkKind
 from deployments.talker.runner.model_runner import build_runner
-from deployments.talker.runner.runner_shape import NetworkKind, RunnerShape
+from deployments.talker.runner.runner_shape import RunnerShape
 from deployments.talker.state.kv_cache import BlockManager, KVCache
 from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import InputTables, Prompt
@@ -47,7 +48,7 @@ def logits_of(talker: Talker, networks: NetworkKind) -> Tensor:
     """Float32 logits of codebook 0 [streams, vocab] after the prompts and the frames, which went step by step."""
     like, blocks = talker.codec_head.weight, BlockManager(64, BLOCK_SIZE)
     cache = KVCache(talker.config.talker, num_blocks=64, block_size=BLOCK_SIZE, dtype=like.dtype, device=like.device)
-    shape = RunnerShape(STREAMS, 256, deterministic=True, networks=networks)
+    shape = RunnerShape(STREAMS, 256, networks, deterministic=True)
     tables = InputTables(talker)
     tables.pad = 0  # `random_talker` has few text tokens
     runner = build_runner(tables, cache, blocks, shape)

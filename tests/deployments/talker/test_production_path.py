@@ -68,10 +68,10 @@ def load(
     num_blocks: int = 2000,
     deterministic: bool = False,
     captured: bool = True,
-    by_rows: bool = True,
+    plain: bool = False,
 ) -> Engine:
-    """An engine as production has it; not `captured`, it runs operation by operation. Not `by_rows`, a CPU packs
-    prompts as a GPU does.
+    """An engine as production has it; not `captured`, it runs operation by operation. With `plain` networks a CPU
+    packs prompts as a GPU does.
     """
     block_size = 64 if place.device == "cuda" else 16
     per_position = KVCache.bytes_per_position(ModelConfig.load(checkpoint).talker, place.dtype)
@@ -80,7 +80,7 @@ def load(
         max_num_seqs=streams,
         max_num_waiting=256,
         max_model_len=1024,
-        kernels="auto" if by_rows or place.device == "cuda" else "plain",
+        kernels="plain" if plain and place.device == "cpu" else "auto",
         deterministic=deterministic and place.device == "cuda",
         kv_block_size=block_size,
         kv_cache_bytes=num_blocks * block_size * per_position,
@@ -312,7 +312,7 @@ def test_prompts_of_any_length_are_those_of_float32(
     place: Place, checkpoint: Path, exact_hidden: Callable[[int], torch.Tensor]
 ) -> None:
     """Fused kernels take the first 512 rows, plain PyTorch those behind them."""
-    engine = load(checkpoint, place, streams=4, by_rows=False)
+    engine = load(checkpoint, place, streams=4, plain=True)
     before, errors = engine.runner.graphs.num_eager, {}
     for rows in PROMPT_ROWS:
         sequence = prompted(engine, rows, 0)
@@ -327,7 +327,7 @@ def test_prompts_that_share_a_pass_do_not_see_each_other(
     place: Place, checkpoint: Path, exact_hidden: Callable[[int], torch.Tensor]
 ) -> None:
     """Which prompts share one depends on their lengths; the last row of each is compared."""
-    engine, lengths = load(checkpoint, place, streams=8, by_rows=False), (9, 30, 17, 63, 9, 96, 30, 129)
+    engine, lengths = load(checkpoint, place, streams=8, plain=True), (9, 30, 17, 63, 9, 96, 30, 129)
     sequences = [prompted(engine, rows, number) for number, rows in enumerate(lengths)]
     together = hidden_of(engine.runner, sequences)
     errors = relative_errors(together, torch.stack([exact_hidden(rows) for rows in lengths]))

@@ -79,7 +79,7 @@ class Setting:
         blocks = BlockManager(16, 16)
         blocks.grow(0, sequence.num_positions + 1)
         cache = KVCache(self.config.talker, num_blocks=16, block_size=16, dtype=torch.float32, device=CPU)
-        return build_runner(tables, cache, blocks, RunnerShape(1, 256)), sequence
+        return build_runner(tables, cache, blocks, RunnerShape(1, 256, "exact")), sequence
 
 
 @pytest.fixture(scope="module")

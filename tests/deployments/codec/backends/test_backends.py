@@ -156,7 +156,7 @@ def test_a_code_in_no_codebook_is_an_error(decoder: CodecDecoder, codes: Tensor)
 def triton_slots(precision: Precision) -> SlotDecoder:
     exact = CodecDecoder(TorchBackend(folded := weights(whole_blocks=True)))
     device = torch.device("cuda")
-    slots = TritonSlots(folded, num_slots=4, device=device, precision=precision, load_exact=lambda: exact)
+    slots = TritonSlots(folded, num_slots=4, device=device, precision=precision, load_float32=lambda: exact)
     slots.capture()
     return slots
 

@@ -74,7 +74,7 @@ def feed(audio: AudioStreams, streams: dict[int, Codes]) -> dict[int, bytes]:
 def test_audio_stays_until_the_host_has_its_codes(audio: AudioStreams, decoder: CodecDecoder, before: int) -> None:
     """A device may have made it before the host has looked for the codes."""
     codes = random_codes(before + 2)
-    audio.open(7, codes[:before], frames=ALL_FRAMES)
+    audio.open(7, codes[:before], num_frames=ALL_FRAMES)
     audio.add_frames([7], torch.from_numpy(codes[before : before + 1]))
     audio.add_frames([7], torch.from_numpy(codes[before + 1 :]))
     audio.finish(7)
@@ -91,7 +91,7 @@ def test_audio_stays_until_the_host_has_its_codes(audio: AudioStreams, decoder: 
 @pytest.mark.parametrize("frames", [1, 5, 12, 30, ALL_FRAMES])
 def test_the_first_frames_are_decoded_and_no_more(audio: AudioStreams, decoder: CodecDecoder, frames: int) -> None:
     codes = random_codes(20)
-    audio.open(7, None, frames=frames)
+    audio.open(7, None, num_frames=frames)
     heard = feed(audio, {7: codes})
     assert_close(heard[7], whole(decoder, codes)[: frames * decoder.frame_samples])
     assert not audio.is_pending(7)
@@ -100,7 +100,7 @@ def test_the_first_frames_are_decoded_and_no_more(audio: AudioStreams, decoder: 
 def test_streams_together_sound_as_alone(audio: AudioStreams, decoder: CodecDecoder) -> None:
     streams = {number: random_codes(9 + 5 * number, seed=number) for number in range(4)}
     for number in streams:
-        audio.open(number, None, frames=ALL_FRAMES)
+        audio.open(number, None, num_frames=ALL_FRAMES)
     for number, pcm in feed(audio, streams).items():
         assert_close(pcm, whole(decoder, streams[number]))
 
@@ -110,7 +110,7 @@ def test_a_resumed_stream_goes_on_behind_what_was_heard(
     audio: AudioStreams, decoder: CodecDecoder, known: int, heard: int | None
 ) -> None:
     codes = random_codes(45)
-    audio.open(1, codes[:known], delivered_frames=heard, frames=12)
+    audio.open(1, codes[:known], num_delivered=heard, num_frames=12)
     pcm = feed(audio, {1: codes[known:]})[1]
     begin = known if heard is None else heard
     expected = whole(decoder, codes)[begin * decoder.frame_samples :][: 12 * decoder.frame_samples]
@@ -118,22 +118,22 @@ def test_a_resumed_stream_goes_on_behind_what_was_heard(
 
 
 def test_who_asks_for_nothing_gets_nothing(audio: AudioStreams) -> None:
-    audio.open(1, None, frames=0)
+    audio.open(1, None, num_frames=0)
     assert feed(audio, {1: random_codes(3)}) == {1: b""}
 
 
 def test_a_stream_without_a_slot_is_refused(audio: AudioStreams) -> None:
     for number in range(4):
-        audio.open(number, None, frames=ALL_FRAMES)
+        audio.open(number, None, num_frames=ALL_FRAMES)
     with pytest.raises(Overloaded, match=r"as many streams as it can \(4\)"):
-        audio.open(4, None, frames=ALL_FRAMES)
+        audio.open(4, None, num_frames=ALL_FRAMES)
     audio.close(0)
-    audio.open(4, None, frames=ALL_FRAMES)
+    audio.open(4, None, num_frames=ALL_FRAMES)
 
 
 def test_slots_are_used_again_also_after_leaving(audio: AudioStreams, decoder: CodecDecoder) -> None:
     for number in range(20):
-        audio.open(number, None, frames=ALL_FRAMES)
+        audio.open(number, None, num_frames=ALL_FRAMES)
         audio.add_frames([number], torch.from_numpy(random_codes(1)))
         if number % 2:
             audio.close(number)
@@ -208,7 +208,7 @@ def test_the_first_frame_starts_at_once_and_later_ones_share_calls() -> None:
     slots = FakeSlots()
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
     for number in range(6):
-        audio.open(number, None, frames=ALL_FRAMES)
+        audio.open(number, None, num_frames=ALL_FRAMES)
         audio.add_frames([number], frames_of(1))
     assert [len(called) for called, _ in slots.calls] == [1, 1]  # one runs, one waits behind it
     slots.decode_calls[0].done = True
@@ -222,11 +222,11 @@ def test_the_talker_waits_for_a_first_frame_but_not_for_other_calls() -> None:
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
     audio.prioritise_newest_call()
     assert slots.num_preceded == 0
-    audio.open(0, None, frames=ALL_FRAMES)
+    audio.open(0, None, num_frames=ALL_FRAMES)
     audio.add_frames([0], frames_of(1))
     audio.prioritise_newest_call()
     assert slots.num_preceded == 1
-    audio.open(1, None, frames=ALL_FRAMES)
+    audio.open(1, None, num_frames=ALL_FRAMES)
     audio.add_frames([1], frames_of(1))
     audio.prioritise_newest_call()
     assert slots.num_preceded == 1, "another call is before it"
@@ -235,7 +235,7 @@ def test_the_talker_waits_for_a_first_frame_but_not_for_other_calls() -> None:
 def test_a_stream_that_plays_lets_a_new_one_go_first(clock: Clock) -> None:
     slots = FakeSlots()
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
-    audio.open(0, None, frames=ALL_FRAMES)
+    audio.open(0, None, num_frames=ALL_FRAMES)
     audio.add_frames([0], frames_of(1))
     slots.decode_calls[0].done = True
     audio.take()
@@ -244,7 +244,7 @@ def test_a_stream_that_plays_lets_a_new_one_go_first(clock: Clock) -> None:
         audio.add_frames([0], frames_of(1))
     for _ in range(4):
         audio.add_frames([0], frames_of(1))
-    audio.open(1, None, frames=ALL_FRAMES)
+    audio.open(1, None, num_frames=ALL_FRAMES)
     assert len(slots.calls) == 3  # two more of the first stream are under way
     audio.add_frames([0, 1], frames_of(2))
     for decode_call in slots.decode_calls:
@@ -258,7 +258,7 @@ def test_under_load_chunks_are_wider() -> None:
     slots = FakeSlots()
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
     for number in range(40):
-        audio.open(number, None, frames=ALL_FRAMES)
+        audio.open(number, None, num_frames=ALL_FRAMES)
     for _ in range(30):
         audio.add_frames(range(40), frames_of(40))
         for decode_call in slots.decode_calls:
@@ -280,7 +280,7 @@ def playing(slots: FakeSlots, streams: int, frames: int = 15) -> AudioStreams:
     """Streams whose listeners have so many frames in hand, while no further ones exist."""
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
     for number in range(streams):
-        audio.open(number, None, frames=ALL_FRAMES)
+        audio.open(number, None, num_frames=ALL_FRAMES)
     for _ in range(frames):
         audio.add_frames(range(streams), frames_of(streams))
         while land(slots, audio):
@@ -293,8 +293,8 @@ def playing(slots: FakeSlots, streams: int, frames: int = 15) -> AudioStreams:
 def test_a_resumed_stream_is_due_when_its_listener_has_played_what_it_has(clock: Clock) -> None:
     slots = FakeSlots()
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
-    audio.open(0, None, frames=ALL_FRAMES, due_s=clock.now_s + 5.0)
-    audio.open(1, None, frames=ALL_FRAMES)
+    audio.open(0, None, num_frames=ALL_FRAMES, due_s=clock.now_s + 5.0)
+    audio.open(1, None, num_frames=ALL_FRAMES)
     audio.add_frames([0, 1], frames_of(2))
     assert [called for called, _ in slots.calls] == [[1, 0]]  # the listener of 1 has nothing
 
@@ -364,7 +364,7 @@ def test_a_first_frame_finds_one_shared_call_before_it_at_most() -> None:
     for stream in range(4):
         add_frames(audio, stream, 12)
     assert slots.shapes == [(2, 12)]
-    audio.open(12, None, frames=ALL_FRAMES)
+    audio.open(12, None, num_frames=ALL_FRAMES)
     add_frames(audio, 12, 1)
     assert slots.shapes == [(2, 12), (1, 1)]
 
@@ -398,7 +398,7 @@ def test_a_known_recording_is_not_heard_again() -> None:
     def clone(recording: Codes) -> DecoderState | None:
         """The first frame of one; what its slot began with."""
         slots.calls.clear()
-        audio.open(0, None, frames=ALL_FRAMES, recording=recording)
+        audio.open(0, None, num_frames=ALL_FRAMES, recording=recording)
         add_frames(audio, 0, 1)
         while not land(slots, audio):
             pass
@@ -423,7 +423,7 @@ def test_a_known_recording_is_not_heard_again() -> None:
 def test_a_slot_never_holds_more_codes_than_fit() -> None:
     slots = FakeSlots()
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
-    audio.open(0, None, frames=ALL_FRAMES)
+    audio.open(0, None, num_frames=ALL_FRAMES)
     for pushed in range(1, 2 * CODE_RING):
         audio.add_frames([0], frames_of(1))
         assert pushed - sum(frames for _, frames in slots.calls) < CODE_RING
@@ -441,7 +441,7 @@ def test_the_engine_sends_audio_beside_the_codes(engine: Engine, decoder: CodecD
 
 def test_no_audio_is_sent_before_its_codes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The audio is made before the engine looks for the codes, which it takes only then."""
-    sent, take, append = list[FrameChunk](), engine.outgoing.take, engine._append_frames
+    sent, take, append = list[FrameChunk](), engine.outgoing.take, engine.steps._append_frames
 
     def taken(find: Callable[[int], Sequence | None]) -> list[tuple[int, FrameChunk]]:
         chunks = take(find)
@@ -453,7 +453,7 @@ def test_no_audio_is_sent_before_its_codes(engine: Engine, monkeypatch: pytest.M
         append(sequences, frames)
 
     monkeypatch.setattr(engine.outgoing, "take", taken)
-    monkeypatch.setattr(engine, "_append_frames", take_and_append)
+    monkeypatch.setattr(engine.steps, "_append_frames", take_and_append)
     chunks_of(engine, replace(ask(frames=14, ignore_eos=True), gpu_frames=ALL_FRAMES))
     codes = np.cumsum([len(chunk.codes) for chunk in sent])
     samples = np.cumsum([len(chunk.pcm) // 2 for chunk in sent])
@@ -551,12 +551,12 @@ def test_segments_of_jobs_are_decoded_where_no_other_stream_wants_to_be(clock: C
     slots = FakeSlots(num_slots=8)
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
     for number in range(4):
-        audio.open(number, None, frames=ALL_FRAMES, background=True)
+        audio.open(number, None, num_frames=ALL_FRAMES, background=True)
         audio.add_frames([number], frames_of(1))
     assert [len(called) for called, _ in slots.calls] == [1], "no second call waits behind one of a job"
     with pytest.raises(Overloaded):
-        audio.open(4, None, frames=ALL_FRAMES, background=True)  # half of the slots are for others
-    audio.open(10, None, frames=ALL_FRAMES)
+        audio.open(4, None, num_frames=ALL_FRAMES, background=True)  # half of the slots are for others
+    audio.open(10, None, num_frames=ALL_FRAMES)
     slots.decode_calls[-1].done = True
     audio.take()
     assert len(slots.calls) == 1, "a listener waits for a first sound"
@@ -574,8 +574,8 @@ def test_segments_of_jobs_are_decoded_where_no_other_stream_wants_to_be(clock: C
 def test_a_listener_whose_text_is_not_written_holds_no_job_up(clock: Clock) -> None:
     slots = FakeSlots()
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
-    audio.open(0, None, frames=ALL_FRAMES)
-    audio.open(1, None, frames=ALL_FRAMES, background=True)
+    audio.open(0, None, num_frames=ALL_FRAMES)
+    audio.open(1, None, num_frames=ALL_FRAMES, background=True)
     audio.add_frames([1], frames_of(1))
     assert not slots.calls
     clock.now_s += 0.2
@@ -587,9 +587,9 @@ def test_a_listener_whose_text_is_not_written_holds_no_job_up(clock: Clock) -> N
 def test_a_job_whose_slot_is_full_is_decoded_whatever_others_want() -> None:
     slots = FakeSlots()
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
-    audio.open(0, None, frames=ALL_FRAMES, background=True)
+    audio.open(0, None, num_frames=ALL_FRAMES, background=True)
     for number in range(1, 9):
-        audio.open(number, None, frames=ALL_FRAMES)
+        audio.open(number, None, num_frames=ALL_FRAMES)
     for _ in range(CODE_RING):
         audio.add_frames(range(9), frames_of(9))
     assert audio._streams[0].num_waiting < CODE_RING // 2
@@ -613,7 +613,7 @@ def test_a_stream_that_is_not_looked_at_wants_no_call(clock: Clock, monkeypatch:
         if len(going) < 12 and rng.random() < 0.3:
             number += 1
             prefix = np.zeros((rng.randrange(1, 40), 16), np.int16) if rng.random() < 0.3 else None
-            audio.open(number, prefix, frames=ALL_FRAMES, background=rng.random() < 0.2)
+            audio.open(number, prefix, num_frames=ALL_FRAMES, background=rng.random() < 0.2)
             going.append(number)
         spoken = [each for each in going if rng.random() < 0.8]
         audio.add_frames(spoken, frames_of(len(spoken)))
@@ -633,7 +633,7 @@ def test_no_decoder_is_loaded_while_nobody_wants_audio() -> None:
         raise AssertionError("the decoder was loaded")
 
     audio = AudioStreams(load, frame_s=FRAME_S)
-    audio.open(1, None, frames=0)
+    audio.open(1, None, num_frames=0)
     audio.add_frames([1], frames_of(1))
     assert audio.take() == []
     assert not audio.finish(1)

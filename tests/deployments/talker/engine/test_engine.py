@@ -24,6 +24,7 @@ from deployments.talker.model.predictor import CodePredictor
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.networks.frame_networks import FrameNetworks
+from deployments.talker.networks.plain_networks import PlainNetworks
 from deployments.talker.runner.model_runner import QueuedStep
 from deployments.talker.state.kv_cache import KVCache
 from deployments.talker.state.sequence import Sequence
@@ -78,7 +79,7 @@ def push_end_of_speech(monkeypatch: pytest.MonkeyPatch, amount: float) -> None:
 
         return first_logits
 
-    for kind in (FrameNetworks, CpuNetworks):
+    for kind in (PlainNetworks, CpuNetworks):
         monkeypatch.setattr(kind, "_first_logits", pushed(kind._first_logits))
 
 
@@ -147,7 +148,7 @@ def test_without_kernels_every_pass_on_cpu_has_the_same_number_of_rows(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How torch's matrix product rounds may depend on its number of rows, so that must not depend on the batch."""
-    monkeypatch.setattr("deployments.talker.runner.model_runner.fits", lambda *_: False)
+    monkeypatch.setattr("deployments.talker.kernels.cpu_kernels.fits", lambda *_: False)
     engine, rows = build_engine(checkpoint, CONFIG), set[int]()
     for network in (Talker, CodePredictor):
         forward = network.forward

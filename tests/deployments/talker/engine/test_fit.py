@@ -245,7 +245,6 @@ def test_what_a_gpu_of_before_ampere_would_run(tmp_path: Path, monkeypatch: pyte
     """Float16 in plain PyTorch, talker and codec: the way of a Turing GPU, on another one."""
     write_checkpoint(tmp_path, SHAPES["0.6B-CustomVoice"], Options())
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _=None: (7, 5))
-    monkeypatch.setattr("deployments.codec.backends.get_device_capability", lambda _: (7, 5))
     config = ONE_GPU.model_copy(update={"device": "cuda", "max_num_seqs": 4, "max_model_len": 1024})
     engine = load_engine(tmp_path, config, StartClock())
     assert engine.runner.networks.name.startswith("plain")

@@ -12,7 +12,6 @@ from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.kernels import cpu_kernels
 from deployments.talker.kernels.cpu_kernels import RowProduct
-from deployments.talker.runner import model_runner as runner
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from tests.deployments.talker.driving import GREEDY, ask, speak_all
@@ -40,7 +39,7 @@ def load(checkpoint: Path) -> Engine:
 @pytest.fixture
 def padded(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """Where there is no compiler."""
-    monkeypatch.setattr(runner, "fits", lambda *_: False)
+    monkeypatch.setattr(cpu_kernels, "fits", lambda *_: False)
     return load(checkpoint)
 
 
@@ -66,7 +65,7 @@ def test_a_product_is_that_of_torch_and_no_row_depends_on_the_others(num_outputs
 def test_codes_are_those_of_torch(checkpoint: Path, padded: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     kernels = load(checkpoint)
-    assert (padded.runner.networks.name, kernels.runner.networks.name) == ("exact", "kernels for CPUs")
+    assert (padded.runner.networks.name, kernels.runner.networks.name) == ("exact", "cpu")
     for one, other in zip(speak_all(kernels, REQUESTS), speak_all(padded, REQUESTS), strict=True):
         np.testing.assert_array_equal(one.codes, other.codes)
 

@@ -11,8 +11,9 @@ pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.protocol import SAMPLING_DEFAULTS, FinishReason, GenerateRequest, Sampling, SynthesisRequest
 from deployments.talker.model.talker import Talker
+from deployments.talker.networks.frame_networks import NetworkKind
 from deployments.talker.runner.model_runner import ModelRunner, build_runner
-from deployments.talker.runner.runner_shape import NetworkKind, RunnerShape
+from deployments.talker.runner.runner_shape import RunnerShape
 from deployments.talker.state.kv_cache import BlockManager, KVCache
 from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import InputTables, Prompt
@@ -33,7 +34,7 @@ def runner(talker: Talker, networks: NetworkKind, *, deterministic: bool = False
     cache = KVCache(
         talker.config.talker, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=like.dtype, device=like.device
     )
-    return build_runner(InputTables(talker), cache, blocks, RunnerShape(4, 64, deterministic, networks))
+    return build_runner(InputTables(talker), cache, blocks, RunnerShape(4, 64, networks, deterministic))
 
 
 def sequences(talker: Talker) -> list[Sequence]:

@@ -50,7 +50,7 @@ def test_talker_step(talker: Talker, device: torch.device) -> None:
         return attend_rows(query, keys, values, mask)
 
     x = torch.randn(ROWS, config.hidden_size, device=device)
-    stack = FusedStack(PackedStack(talker.model, config, positions=128), max_rows=4, pdl=False)
+    stack = FusedStack(PackedStack.pack_in_place(talker.model, config, positions=128), max_rows=4, pdl=False)
     attend = choose_attention("auto", stack.heads, block_size=BLOCK_SIZE, dtype=torch.float32, pdl=False)
     assert attend.name == "triton"
 
@@ -63,7 +63,7 @@ def test_talker_step(talker: Talker, device: torch.device) -> None:
 
 def test_predictor_passes(talker: Talker, device: torch.device) -> None:
     config, model = talker.config.predictor, talker.code_predictor
-    stack = FusedStack(PackedStack(model.model, config, positions=5), max_rows=4, pdl=False)
+    stack = FusedStack(PackedStack.pack_in_place(model.model, config, positions=5), max_rows=4, pdl=False)
     cache = FrameCache(config, num_rows=4, positions=4, like=model.model.norm.weight)
     attention = FrameAttention((config.num_layers, ROWS, config.num_kv_heads, 4, config.head_dim), like=cache.keys)
     for position in range(3):
@@ -86,7 +86,7 @@ def test_a_frame_has_the_codes_of_the_plain_predictor(talker: Talker, device: to
         ],
         device=device,
     )
-    predictor = FusedPredictor(PackedPredictor(talker), max_rows=4, pdl=False)
+    predictor = FusedPredictor(PackedPredictor.pack_in_place(talker), max_rows=4, pdl=False)
     codes = predictor.predict_frame(hidden, code0, options, draw)
 
     def sample(logits: torch.Tensor, codebook: int) -> torch.Tensor:

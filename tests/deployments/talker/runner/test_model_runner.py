@@ -12,9 +12,10 @@ from deployments.gpu.graphs import buckets
 from deployments.protocol import GenerateRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
+from deployments.talker.networks.frame_networks import NetworkKind
 from deployments.talker.runner.model_runner import build_runner
 from deployments.talker.runner.prefill import pack
-from deployments.talker.runner.runner_shape import BATCHES, NetworkKind, RunnerShape
+from deployments.talker.runner.runner_shape import BATCHES, RunnerShape
 from deployments.talker.state.kv_cache import KVCache
 from tests.deployments.talker.driving import GREEDY, ask, resumed, speak, speak_all
 
@@ -39,9 +40,9 @@ def like_a_gpu(directory: Path, *, deterministic: bool = False, networks: Networ
         dtype=torch.float32,
         device=old.device,
     )
-    shape = RunnerShape(CONFIG.max_num_seqs, CONFIG.max_model_len, deterministic, networks)
-    engine.runner = build_runner(old.networks.tables, cache, blocks, shape)
-    return engine
+    shape = RunnerShape(CONFIG.max_num_seqs, CONFIG.max_model_len, networks, deterministic)
+    runner = build_runner(old.networks.tables, cache, blocks, shape)
+    return Engine(engine.info, engine.prompts, engine.limits, runner, engine.scheduler, engine.audio)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -10,9 +10,9 @@ import torch
 
 from deployments.errors import EngineError, Overloaded, TalkerLost
 from deployments.protocol import FinishReason, FrameChunk, GenerateRequest
-from deployments.talker.engine import engine as engine_module
+from deployments.talker.engine import lanes
 from deployments.talker.engine.engine import Engine
-from deployments.talker.networks.frame_networks import FrameNetworks
+from deployments.talker.networks.plain_networks import PlainNetworks
 from deployments.talker.runner.model_runner import ModelRunner
 from deployments.talker.state.sequence import Sequence
 from deployments.talker.text.text_progress import TextProgress
@@ -68,7 +68,7 @@ def engine(tiny_checkpoint: Callable[[str], Path], clock: Clock) -> Engine:
 def another_lane(runner: ModelRunner) -> ModelRunner:
     """Of the same rows, weights, keys and values."""
     like = runner.networks
-    networks = FrameNetworks(like.tables, like.state, like.cache, num_rows=runner.shape.max_num_seqs)
+    networks = PlainNetworks(like.tables, like.state, like.cache, num_rows=runner.shape.max_num_seqs)
     return ModelRunner(networks, runner.blocks, runner.shape, most_positions=256)
 
 
@@ -320,7 +320,7 @@ def test_who_does_not_take_the_lane(
         "background": replace(NEW, synthesis=replace(NEW.synthesis, background=True)),
     }[why]
     if why == "busy":
-        monkeypatch.setattr(engine_module, "_MOST_BESIDE_LANE", 0)
+        monkeypatch.setattr(lanes, "_MOST_BESIDE_LANE", 0)
     expected = speak(engine, request).codes
     chunks = beside(engine, clock, lambda: engine.add(1, request))
     rest = drain(engine)
@@ -331,7 +331,7 @@ def test_who_does_not_take_the_lane(
 def test_beside_a_job_of_any_size_a_listener_takes_the_lane(
     engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "_MOST_BESIDE_LANE", 0)
+    monkeypatch.setattr(lanes, "_MOST_BESIDE_LANE", 0)
     background = replace(OLD, synthesis=replace(OLD.synthesis, background=True))
     beside(engine, clock, lambda: engine.add(1, NEW), old=background)
     assert lane.queued == [[1]]

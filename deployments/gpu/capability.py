@@ -1,0 +1,10 @@
+"""The compute capability of a GPU, by PyTorch. `card.py` says what each one can do."""
+
+import torch
+
+from deployments.gpu.card import AMPERE, Capability
+
+
+def capability_of(device: torch.device) -> Capability:
+    """The GPU's. Where there is no GPU, as when one is only predicted, that of the first one that all kernels suit."""
+    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else AMPERE

@@ -1,0 +1,153 @@
+"""What differs between an engine on a CPU and an engine on a GPU, apart from its steps: `ModelRunner` has these."""
+
+import fcntl
+import math
+import os
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deployments.config import TalkerConfig
+from deployments.errors import EngineError
+from deployments.gpu.capability import capability_of
+from deployments.gpu.card import Card, half_precision, torch_cuda, why_not
+from deployments.talker.state.kv_cache import CacheBounds, GpuMemory
+from deployments.weights.store import Report, cache_directory
+
+_SYSFS = Path("/sys")
+_GPU_MEMORY_FRACTION = 0.85  # of a GPU's memory, if the settings do not say
+MAX_LEAD_S = 8.0  # on a GPU a sequence this far ahead of its listener sits steps out while others wait
+
+
+class EngineDevice:
+    """A CPU. `GpuDevice` has what a GPU does otherwise."""
+
+    on_gpu = False
+    max_lead_s = math.inf  # it has time for all its rows
+
+    def __init__(self, device: torch.device, config: TalkerConfig) -> None:
+        self.device, self._config = device, config
+
+    @property
+    def block_size(self) -> int:
+        """Positions of a KV block, if the settings do not say."""
+        return 16
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the talker's weights, keys and values."""
+        name = self._default_dtype if self._config.dtype == "auto" else self._config.dtype
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+
+    def turn(self, report: Report) -> AbstractContextManager[None]:
+        """Within the block no other engine starts on the device. `report` is called if this one has to wait."""
+        return nullcontext()
+
+    def begin(self) -> str | None:
+        """Begin to use the device. Returns what the start should say of it. Raises EngineError if it has no kernels."""
+        torch.zeros(1, device=self.device)
+        return None
+
+    def memory(self) -> GpuMemory | None:
+        """The memory of a GPU, from which the rest is for keys and values. To be called before anything is loaded."""
+        return None
+
+    @property
+    def _default_dtype(self) -> str:
+        return "float32"
+
+
+class GpuDevice(EngineDevice):
+    """A GPU."""
+
+    on_gpu = True
+    max_lead_s = MAX_LEAD_S
+
+    @property
+    def block_size(self) -> int:
+        return 256 if self._config.attention == "flash_attn" else 64
+
+    def turn(self, report: Report) -> AbstractContextManager[None]:
+        return turn_on_gpu(report)
+
+    def begin(self) -> str | None:
+        _check_card(self.device)
+        near = _use_cpus_near(self.device)
+        super().begin()
+        return near
+
+    def memory(self) -> GpuMemory:
+        return GpuMemory(self.device)
+
+    @property
+    def _default_dtype(self) -> str:
+        return half_precision(capability_of(self.device))
+
+
+def choose_device(config: TalkerConfig) -> EngineDevice:
+    """The device of the settings."""
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    return (GpuDevice if device.type == "cuda" else EngineDevice)(device, config)
+
+
+def cache_bounds(config: TalkerConfig, block_bytes: int, block_size: int) -> CacheBounds:
+    """The GPU memory that the settings ask for, where they do not set the cache's size itself."""
+    longest = -(-config.max_model_len // block_size)
+    fraction = config.gpu_memory_fraction or _GPU_MEMORY_FRACTION
+    return CacheBounds(fraction, (longest + 1) * block_bytes, (config.max_num_seqs * longest + 1) * block_bytes)
+
+
+@contextmanager
+def turn_on_gpu(report: Report) -> Iterator[None]:
+    """Waits while another engine starts on this GPU, so that none measures memory that another one is taking.
+
+    The turn of a process that dies is over.
+    """
+    gpu = re.sub(r"[^A-Za-z0-9-]", "", os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0])
+    file = cache_directory() / f"gpu-{gpu}.lock"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report("waiting for another engine that starts on this GPU")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _check_card(device: torch.device) -> None:
+    """Raises EngineError for a GPU without kernels; `talkray doctor` checks the driver too."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    card = Card(properties.name, (properties.major, properties.minor), "", properties.total_memory, 0)
+    reason = why_not(card, torch_cuda())
+    if reason is not None:
+        raise EngineError(reason)
+
+
+def _use_cpus_near(device: torch.device) -> str | None:
+    """Keep this thread, and threads that it starts, on the CPUs of the GPU's own NUMA node, where memory that is pinned
+    later lies too. (PyTorch's `torch.numa` does this for processes of torchrun only.) Returns the name of the CPUs.
+
+    Returns None and changes nothing where no allowed CPU is near, all are, or the kernel does not say which are.
+    """
+    allowed = os.sched_getaffinity(0)
+    properties: Any = torch.cuda.get_device_properties(device)
+    address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    try:
+        listed = (_SYSFS / "bus/pci/devices" / address / "local_cpulist").read_text(encoding="ascii").strip()
+    except OSError:  # a container may hide it
+        return None
+    spans = [part.split("-") for part in listed.split(",") if part]  # of 0-15,64-79
+    near = allowed & {cpu for span in spans for cpu in range(int(span[0]), int(span[-1]) + 1)}
+    if not near or near == allowed:
+        return None
+    os.sched_setaffinity(0, near)
+    return f"{len(near)} of {len(allowed)} CPUs, those near GPU {address}"

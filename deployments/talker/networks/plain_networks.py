@@ -1,0 +1,105 @@
+"""The networks in PyTorch, on any device."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from deployments.talker.model.layers import attend_rows
+from deployments.talker.model.predictor import SampleCode
+from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKind
+from deployments.talker.state.batch_state import Context
+from deployments.talker.state.kv_cache import KVCache
+
+
+class GatheredAttention:
+    """The `Attend` of one pass: writes the rows' keys and values, then gathers each row's context."""
+
+    def __init__(
+        self, cache: KVCache, context: Context, length: int, *, followed: tuple[int, int] | None = None
+    ) -> None:
+        """`followed`: the layer and the head whose weights are kept."""
+        self.cache, self.slots, self._followed = cache, context.slots, followed
+        self.weights: Tensor | None = None  # [rows, length] float32
+        offsets = torch.arange(length, device=context.positions.device)
+        blocks = context.block_tables[:, offsets // cache.block_size].long()
+        self.mask = (offsets < context.lengths[:, None])[:, None, None]
+        self.context = blocks * cache.block_size + offsets % cache.block_size
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys[self.slots] = key
+        values[self.slots] = value
+        context = self.context
+        seen = keys[context].transpose(1, 2)
+        if self._followed is not None and layer == self._followed[0]:
+            self.weights = self._weights(query, seen, self._followed[1])
+        return attend_rows(query, seen, values[context].transpose(1, 2), self.mask)
+
+    def _weights(self, query: Tensor, keys: Tensor, head: int) -> Tensor:
+        """[rows, heads, head_dim], [rows, kv_heads, length, head_dim] -> [rows, length]."""
+        head_keys = keys[:, head * keys.shape[1] // query.shape[1]]
+        scores: Tensor = (head_keys.float() @ query[:, head, :, None].float())[..., 0] * query.shape[2] ** -0.5
+        return scores.masked_fill(~self.mask[:, 0, 0], -torch.inf).softmax(-1)
+
+
+class SharedAttention:
+    """The `Attend` of one pass in which every row looks at the same context, as far as `mask` lets it."""
+
+    def __init__(self, cache: KVCache, slots: Tensor, context: Tensor, mask: Tensor) -> None:
+        self.cache, self.slots, self.context, self.mask = cache, slots, context, mask
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys[self.slots] = key
+        values[self.slots] = value
+        repeats = query.shape[1] // key.shape[1]
+        seen_keys, seen_values = (
+            each[self.context].transpose(0, 1).repeat_interleave(repeats, 0) for each in (keys, values)
+        )
+        queries = query.transpose(0, 1)
+        return F.scaled_dot_product_attention(queries, seen_keys, seen_values, attn_mask=self.mask).transpose(0, 1)
+
+
+class PlainNetworks(FrameNetworks):
+    """The `plain` kind: all rows of a prompt attend to one context. A row's rounding depends on its pass."""
+
+    kind: NetworkKind = "plain"
+
+    def _first_logits(self, hidden: Tensor) -> Tensor:
+        return self.talker.logits(hidden)
+
+    def _complete(self, hidden: Tensor, code0: Tensor, *, sample: SampleCode) -> tuple[Tensor, Tensor]:
+        embed0 = self.talker.model.codec_embedding(code0)
+        codes, embeds = self.talker.code_predictor(hidden, code0, embed0, sample=sample)
+        return codes, embeds
+
+    def _step(self, inputs: Tensor, context: Context, length: int) -> tuple[Tensor, Tensor | None]:
+        attention = GatheredAttention(self.cache, context, length, followed=self.config.text.alignment_head)
+        return self.talker(inputs, context.positions, attention), attention.weights
+
+    def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
+        """All rows attend to one context: that of the pass itself, or that of one sequence."""
+        positions = context.positions
+        if length:
+            offsets = torch.arange(length, device=positions.device)
+            seen = context.block_tables[0, offsets // self.cache.block_size].long() * self.cache.block_size
+            seen = seen + offsets % self.cache.block_size
+            mask = offsets <= positions[:, None]
+        else:
+            seen = context.slots
+            mask = (owners[:, None] == owners) & (positions <= positions[:, None])
+        hidden: Tensor = self.talker(inputs, positions, SharedAttention(self.cache, context.slots, seen, mask))
+        return hidden
+
+
+class ExactNetworks(PlainNetworks):
+    """The `exact` kind: each row of a prompt attends to a gathered context of its own, wherever it stands in its pass.
+
+    A row's result is the same in all passes of as many rows.
+    """
+
+    kind: NetworkKind = "exact"
+
+    def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
+        hidden: Tensor = self.talker(inputs, context.positions, GatheredAttention(self.cache, context, length))
+        return hidden

@@ -1,0 +1,61 @@
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from deployments.talker.engine import device
+from deployments.talker.engine.device import turn_on_gpu
+
+
+@pytest.mark.parametrize(
+    ("listed", "allowed", "used"),
+    [
+        ("0-3,8-11\n", range(16), {0, 1, 2, 3, 8, 9, 10, 11}),
+        ("5\n", range(16), {5}),
+        ("0-3\n", (2, 3, 9), {2, 3}),  # of a container's CPUs
+        ("0-3\n", (8, 9), None),  # its CPUs are all far away
+        ("0-15\n", range(16), None),  # one node
+        ("\n", range(16), None),
+        (None, range(16), None),  # nothing is said
+    ],
+)
+def test_an_engine_runs_on_the_cpus_near_its_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str | None, allowed: range, used: set[int] | None
+) -> None:
+    if listed is not None:
+        folder = tmp_path / "bus/pci/devices/0001:9b:00.0"
+        folder.mkdir(parents=True)
+        (folder / "local_cpulist").write_text(listed)
+    pinned: list[set[int]] = []
+    properties = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x9B, pci_device_id=0)
+    monkeypatch.setattr(device, "_SYSFS", tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(allowed))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cpus: pinned.append(cpus))
+    said = device._use_cpus_near(torch.device("cuda"))
+    assert pinned == ([] if used is None else [used])
+    assert said == (None if used is None else f"{len(used)} of {len(set(allowed))} CPUs, those near GPU 0001:9b:00.0")
+
+
+def test_engines_of_one_gpu_start_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one would count the memory that another one takes as its own."""
+    monkeypatch.setenv("TALKRAY_CACHE", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
+    waits, order = threading.Event(), list[str]()
+
+    def start() -> None:
+        with turn_on_gpu(lambda stage: waits.set()):
+            order.append("second")
+
+    with turn_on_gpu(lambda stage: pytest.fail(stage)):
+        second = threading.Thread(target=start)
+        second.start()
+        assert waits.wait(30)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-2")
+        with turn_on_gpu(lambda stage: pytest.fail(stage)):  # another GPU waits for nobody
+            order.append("first")
+    second.join(30)
+    assert order == ["first", "second"]
