@@ -18,7 +18,7 @@ from deployments.serving.failover import with_failover
 from deployments.serving.handles import ask_replica, read_replica
 from deployments.serving.replica_streams import CodecAudio, TalkerAudio
 from deployments.weights.description import describe
-from serve_app.audio.recordings import by_prompt, keep_clone_prompt
+from serve_app.client_audio.recordings import by_prompt, keep_clone_prompt
 from serve_app.config import AdmissionSettings
 
 logger = logging.getLogger(__name__)

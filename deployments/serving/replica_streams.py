@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from deployments.audio.speech_detection import EndingGuard, LeadingSilence
 from deployments.errors import CodecLost, EngineError, TalkerLost
 from deployments.protocol import (
     ALL_FRAMES,
@@ -29,6 +28,7 @@ from deployments.protocol import (
     with_mark,
 )
 from deployments.serving.failover import D, Received, ReplicaStream
+from deployments.speech_detection import EndingGuard, LeadingSilence
 
 Generate = Callable[[GenerateRequest], AsyncGenerator[FrameChunk, None]]
 Synthesize = Callable[[SynthesisRequest], AsyncGenerator[PcmChunk, None]]

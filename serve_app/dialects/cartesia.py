@@ -26,7 +26,7 @@ from serve_app.api.responses.speech_response import StreamedBody, named_event
 from serve_app.api.sockets.connection import ContextConnection
 from serve_app.api.sockets.session import Audio, Done, Event, Failed, Flushed, Session, Words
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Route, Sample
 from serve_app.speech.word_times import Word, WordTimes, marked
 from serve_app.text.languages import language_name

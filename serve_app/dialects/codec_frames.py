@@ -23,7 +23,7 @@ from serve_app.api.responses.speech_response import AnswerAttempt, SpeechRespons
 from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.sockets.connection import Connection, unknown_type
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Route
 
 CONTENT_TYPE = "application/x-talkray-frames"

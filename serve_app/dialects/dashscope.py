@@ -19,7 +19,7 @@ from serve_app.api.responses.speech_response import StreamedBody, WholeBody, in_
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.sockets.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Route, Sample
 from serve_app.dialects.realtime import ResponseSocket, response
 from serve_app.speech.word_times import WordTimes

@@ -19,7 +19,7 @@ from serve_app.api.requests.speech_request import Delivery, SpeechRequest
 from serve_app.api.sockets.connection import HandshakeConnection, unknown_type
 from serve_app.api.sockets.session import Audio, Cleared, Event, Flushed
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Route, Sample
 
 RAW = {"linear16": AudioFormat.PCM, "mulaw": AudioFormat.MULAW, "alaw": AudioFormat.ALAW}

@@ -22,7 +22,7 @@ from serve_app.api.requests.speech_request import Delivery, SpeechRequest
 from serve_app.api.responses.speech_response import StreamedBody, WholeBody, in_parts
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Route
 from serve_app.speech.word_times import Word, WordTimes, marked
 from serve_app.text.characters import is_ideograph, is_speakable

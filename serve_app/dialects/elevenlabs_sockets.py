@@ -15,7 +15,7 @@ from serve_app.api.requests.speech_request import SpeechRequest
 from serve_app.api.sockets.connection import MAX_CONTEXTS, ContextConnection, HandshakeConnection
 from serve_app.api.sockets.session import Audio, Done, Event, Failed, Flushed, Rest, Session, Words
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Sample
 from serve_app.dialects.elevenlabs import (
     LOCATORS,

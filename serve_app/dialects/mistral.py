@@ -15,7 +15,7 @@ from serve_app.api.requests.speech_request import EVENT_STREAM, Delivery
 from serve_app.api.responses.speech_response import StreamedBody, WholeBody, in_parts, named_event
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, JsonRoute
 from serve_app.speech.word_times import WordTimes
 

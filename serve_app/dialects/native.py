@@ -22,7 +22,7 @@ from serve_app.api.responses.speech_response import word_entries
 from serve_app.api.sockets.connection import Connection, unknown_type
 from serve_app.api.sockets.session import Audio, Event, Failed, Flushed, Session, Started, Turn, Words
 from serve_app.api.speech_service import NO_TAIL, SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect
 from serve_app.speech.joints import Continuation
 from serve_app.speech.word_times import marked

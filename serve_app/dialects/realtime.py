@@ -15,7 +15,7 @@ from serve_app.api.requests.speech_request import Delivery, SpeechRequest
 from serve_app.api.sockets.connection import Connection
 from serve_app.api.sockets.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Flushed, Started, Turn
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Sample
 
 Json = dict[str, object]

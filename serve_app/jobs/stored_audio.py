@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from deployments.protocol import FinishReason, PcmChunk
-from serve_app.audio.file_headers import wav_header
-from serve_app.audio.formats import AudioFormat, open_encoder
+from serve_app.client_audio.file_headers import wav_header
+from serve_app.client_audio.formats import AudioFormat, open_encoder
 from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.stored_job import JobPlan, MadeSegment, StoredJob
 from serve_app.jobs.work import Json, Track

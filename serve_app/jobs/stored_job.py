@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter
 
 from deployments.config import Strict
 from deployments.protocol import FinishReason, ModelInfo, Reference, Sampling, SynthesisRequest
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.speech.segments import UtteranceRequest, segment_seed
 from serve_app.text.lexicon import Lexicon
 from serve_app.text.markup import Markup

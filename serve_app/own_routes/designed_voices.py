@@ -24,7 +24,7 @@ from serve_app.api.requests.speech_request import Delivery, SpeechRequest
 from serve_app.api.responses.speech_response import unless_left
 from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Route
 from serve_app.text.languages import language_name
 from serve_app.voices.designs import LONGEST_S, SHORTEST_S, Description, DesignedSpeech, keep

@@ -13,7 +13,7 @@ from serve_app.api.bodies.forms import SentForm, read_form
 from serve_app.api.requests import ignored_fields
 from serve_app.api.responses.listing import page_of
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.reference_doctor import PREPARATIONS
+from serve_app.client_audio.reference_doctor import PREPARATIONS
 from serve_app.dialects.dialect import Dialect, Route
 from serve_app.voices.designs import lock
 from serve_app.voices.library import Details, SentRecording

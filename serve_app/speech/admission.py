@@ -14,11 +14,11 @@ from typing import Self
 
 import numpy as np
 
-from deployments.audio.speech_detection import FirstSound
 from deployments.errors import Overloaded
 from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from deployments.serving import metrics
+from deployments.speech_detection import FirstSound
 from serve_app.config import AdmissionSettings
 from serve_app.speech.joints import SpokenEnd, Tails
 from serve_app.speech.live_text import LiveText

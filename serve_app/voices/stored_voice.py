@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from deployments.audio.recording_cache import VOICE_BYTES
 from deployments.config import Strict
 from deployments.errors import InvalidRequest
 from deployments.protocol import Sampling
-from serve_app.audio.reference_doctor import Flaw, Preparation, check_recording
+from deployments.recording_cache import VOICE_BYTES
+from serve_app.client_audio.reference_doctor import Flaw, Preparation, check_recording
 from serve_app.text.lexicon import Lexicon
 from serve_app.visitor import VISITOR
 

@@ -10,7 +10,6 @@ from typing import Self
 
 import numpy as np
 
-from deployments.audio.speech_detection import EndingGuard, LeadingSilence
 from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.plan import ChunkPlan
@@ -19,6 +18,7 @@ from deployments.listener import Listener
 from deployments.protocol import Codes, FrameChunk, Pcm, PcmChunk
 from deployments.serving import metrics
 from deployments.serving.replica_streams import OutgoingAudio, UntakenFrames
+from deployments.speech_detection import EndingGuard, LeadingSilence
 
 Decode = Callable[[DecodeTask], Awaitable[Decoded]]
 

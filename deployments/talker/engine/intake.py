@@ -5,9 +5,9 @@ How long their prompts and their speech may be is decided here too.
 
 from dataclasses import asdict, dataclass, field, replace
 
-from deployments.audio.speech_detection import runaway_frames
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, GenerateRequest, ModelInfo, Sampling
+from deployments.speech_detection import runaway_frames
 from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import MAX_PASS_POSITIONS, Prompt, PromptBuilder
 from deployments.talker.text.text_progress import TextProgress

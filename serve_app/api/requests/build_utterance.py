@@ -7,8 +7,8 @@ from deployments.protocol import ModelInfo, ModelKind, Reference, SynthesisReque
 from serve_app.api import catalogue
 from serve_app.api.requests.speech_body import SpeechBody, check_length
 from serve_app.api.requests.speech_request import Offer, SpeechRequest
-from serve_app.audio.recordings import read_aside
-from serve_app.audio.reference_doctor import decode_prepared
+from serve_app.client_audio.recordings import read_aside
+from serve_app.client_audio.reference_doctor import decode_prepared
 from serve_app.config import ApiSettings
 from serve_app.speech.redraw import draw_seed
 from serve_app.speech.segments import UtteranceRequest

@@ -24,7 +24,7 @@ from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.headers import FINISH_HEADER, SEED_HEADER, TOKENS_HEADER
 from serve_app.api.records.request_log import Usage
 from serve_app.api.responses.whole_audio import ByteQuota, collected, parts_of
-from serve_app.audio.formats import Rendering
+from serve_app.client_audio.formats import Rendering
 from serve_app.speech.redraw import ended_badly
 from serve_app.speech.word_times import Word, WordTimes, marked
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from deployments.audio.speech_detection import LeadingSilence
 from deployments.protocol import Codes, FinishReason, FrameChunk, Progress
 from deployments.serving.failover import Received
 from deployments.serving.replica_streams import OutgoingAudio, UntakenFrames
+from deployments.speech_detection import LeadingSilence
 
 SAMPLES, RATE = 240, 24000
 NO_CODES = np.zeros((0, 2), np.int16)

@@ -11,7 +11,7 @@ from deployments.protocol import ModelInfo
 from serve_app.api.sockets import connection as connection_module
 from serve_app.config import ApiSettings
 from tests.serve_app import asgi, fake
-from tests.serve_app.audio.test_recordings import data_url, recording
+from tests.serve_app.client_audio.test_recordings import data_url, recording
 from tests.serve_app.dialects.client import Client, Json, connect, talking
 from tests.serve_app.fake import utterance
 from tests.serve_app.one_model import one_api

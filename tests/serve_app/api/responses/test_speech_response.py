@@ -10,7 +10,7 @@ from serve_app.api.records.request_log import start_marks
 from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.api.requests.speech_request import negotiate
 from serve_app.api.responses.speech_response import SpeechResponse, Usage, audio_body, server_timing
-from serve_app.audio.formats import AudioForm, AudioFormat, Rendering
+from serve_app.client_audio.formats import AudioForm, AudioFormat, Rendering
 from serve_app.speech.segments import UtteranceRequest
 from tests.serve_app.fake import FakeSynthesizer
 

@@ -26,7 +26,7 @@ from serve_app.api.sockets.session import (
     Started,
     Words,
 )
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
