@@ -16,7 +16,7 @@ import numpy as np
 
 from deployments.errors import Overloaded
 from deployments.listener import Listener, ReaderWatch
-from deployments.protocol import FinishReason, ModelInfo, PcmChunk
+from deployments.protocol import FinishReason, ModelInfo
 from deployments.serving import metrics
 from deployments.speech_detection import FirstSound
 from serve_app.config import AdmissionSettings
@@ -27,7 +27,8 @@ from serve_app.speech.model_state import ModelState, ready
 from serve_app.speech.redraw import PeekedSpeech, peek_or_redraw
 from serve_app.speech.room import Room
 from serve_app.speech.segments import UtteranceRequest
-from serve_app.speech.synthesizer import Synthesizer, silence
+from serve_app.speech.synthesizer import Synthesizer
+from serve_app.speech.utterance_chunk import UtteranceChunk, silence
 from serve_app.text.characters import is_speakable
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class Admission:
     async def describe(self) -> ModelInfo:
         return await self._synthesizer.describe()
 
-    async def speak(self, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    async def speak(self, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[UtteranceChunk, None]:
         """The audio of one utterance, if there is room for its stream.
 
         A text with nothing to speak is answered by a moment of silence.
@@ -129,7 +130,7 @@ class StreamMeter:
         self._is_speaking = True
         self._room.begin_speaking()
 
-    def begin_send(self, chunk: PcmChunk) -> None:
+    def begin_send(self, chunk: UtteranceChunk) -> None:
         """A chunk is sent now."""
         self._excuse()
         if chunk.pcm:
@@ -153,7 +154,7 @@ class StreamMeter:
             self._listener.wait(now_s=time.monotonic())
         self._was_writing = is_writing
 
-    def _measure(self, chunk: PcmChunk) -> None:
+    def _measure(self, chunk: UtteranceChunk) -> None:
         """The chunk counts as late in the room if the listener's stalls add up to more than `max_late_s`."""
         room, listener = self._room, self._listener
         now_s = time.monotonic()

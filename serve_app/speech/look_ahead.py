@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
-from typing import Self
+from typing import Any, Self
 
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from serve_app.speech.joints import SpokenEnd
@@ -121,9 +121,7 @@ class LookAhead:
             await segment.aclose()
 
 
-async def stop_reading(
-    chunks: AsyncGenerator[PcmChunk, None], reading: "asyncio.Future[PcmChunk | None] | None"
-) -> None:
+async def stop_reading(chunks: AsyncGenerator[PcmChunk, None], reading: "asyncio.Future[Any] | None") -> None:
     """Cancel the task that reads `chunks`, if one does, and close them."""
     try:
         if reading is not None:
@@ -134,7 +132,7 @@ async def stop_reading(
             await chunks.aclose()
 
 
-def heed(task: "asyncio.Future[PcmChunk | None]") -> None:
+def heed(task: "asyncio.Future[Any]") -> None:
     """Reads how a task ended, so that asyncio logs no error of a task that is not awaited any more."""
     if not task.cancelled():
         task.exception()

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from deployments.protocol import FinishReason, Marks, ModelInfo, PcmChunk
+from deployments.protocol import FinishReason, Marks, ModelInfo
 from deployments.serving import reports
 from serve_app.api.headers import MODEL_HEADER, SEED_HEADER, VOICE_HEADER
 from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.voices.stored_voice import StoredVoice
 
 SAMPLE_BYTES = 2
@@ -45,7 +46,7 @@ class Usage:
     seed: int | None = None  # with which it is spoken
     model: str | None = None  # of the request
     voice: str | None = None  # of the request
-    trail: Marks = ()  # as in PcmChunk, of all chunks
+    trail: Marks = ()  # as in UtteranceChunk, of all chunks
 
     @property
     def tokens(self) -> dict[str, int]:
@@ -63,7 +64,7 @@ class Usage:
         named = {"seed": SEED_HEADER, "model": MODEL_HEADER, "voice": VOICE_HEADER}
         return {named[name]: quote(str(value), safe=" /(),:") for name, value in self.answer.items()}
 
-    def add(self, chunk: PcmChunk) -> None:
+    def add(self, chunk: UtteranceChunk) -> None:
         self.input_tokens = chunk.num_text_tokens
         self.frames += len(chunk.codes)
         self.samples += chunk.num_samples

@@ -32,12 +32,13 @@ from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.speech.word_times import Spoken
 from serve_app.text.spoken_text import TextRules, read
 from serve_app.visitor import STRANGER
 from serve_app.voices.library import Voices
 from tests.serve_app import fake
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, as_utterance, chunk, pcm_of, utterance
 
 pytestmark = pytest.mark.anyio
 
@@ -56,10 +57,10 @@ async def open_session(
 ) -> AsyncIterator[Session]:
     """With `has_segments` the speech says where its words are, as what stands in front of the pools does."""
 
-    def speak(utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    def speak(utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[UtteranceChunk, None]:
         if has_segments:
             return LongText(synthesizer).speak(utterance.changed(mailbox=None), info)
-        return synthesizer.synthesize(utterance.synthesis, info)
+        return as_utterance(synthesizer.synthesize(utterance.synthesis, info))
 
     texts, asker = LiveTexts(), RequestState(RequestRecord("talk", 0))
     asker.caller = Caller("test", visitor=STRANGER)
