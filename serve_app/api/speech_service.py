@@ -34,7 +34,7 @@ from serve_app.speech.dialogue import DialogueTimes, as_dialogue, one_after_anot
 from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.model_admissions import ModelAdmissions
-from serve_app.speech.segments import Segments, UtteranceRequest
+from serve_app.speech.segments import Segments, Utterance
 from serve_app.speech.word_times import WordTimes
 from serve_app.text.spoken_text import Stretch
 from serve_app.visitor import VISITOR
@@ -84,7 +84,7 @@ class SpeechService:
         """The parts in which the text will be asked for, each with the silence before it."""
         spoken = speech.spoken
         max_chars = spoken.rules.max_segment_chars
-        utterance = UtteranceRequest(
+        utterance = Utterance(
             SynthesisRequest("", spoken.text), stretches=spoken.stretches, max_segment_chars=max_chars
         )
         return Segments.of(utterance, speech.info.max_segment_chars).plan()
@@ -146,7 +146,7 @@ class SpeechService:
         self,
         request: Request,
         speech: SpeechRequest,
-        utterances: Sequence[UtteranceRequest],
+        utterances: Sequence[Utterance],
         headers: dict[str, str],
         *,
         body: WholeBody | None,
@@ -158,7 +158,7 @@ class SpeechService:
         quota = ByteQuota(state_of(request).caller.name)
         quota.expect(speech.body, speech.delivery, speech.info)
 
-        def attempt(utterances: Sequence[UtteranceRequest], usage: Usage) -> AnswerAttempt:
+        def attempt(utterances: Sequence[Utterance], usage: Usage) -> AnswerAttempt:
             times = _word_times(parts or [speech])
             audio = self._audio(utterances, speech, usage, times, quota)
             return AnswerAttempt(
@@ -174,7 +174,7 @@ class SpeechService:
 
     def _audio(
         self,
-        utterances: Sequence[UtteranceRequest],
+        utterances: Sequence[Utterance],
         speech: SpeechRequest,
         usage: Usage,
         times: WordTimes | None,
@@ -186,9 +186,7 @@ class SpeechService:
         body = event_body if speech.delivery.events else audio_body
         return body(chunks, speech.delivery.rendering(speech.info), usage, times, quota)
 
-    def _continued(
-        self, utterance: UtteranceRequest, speech: SpeechRequest
-    ) -> tuple[UtteranceRequest, ignored_fields.Reasons]:
+    def _continued(self, utterance: Utterance, speech: SpeechRequest) -> tuple[Utterance, ignored_fields.Reasons]:
         """The utterance, which goes on from the request that `previous_request_id` names, and the request's fields
         without effect.
         """
@@ -199,8 +197,8 @@ class SpeechService:
         return utterance.changed(tail=tail), {**speech.ignored, **no_tail}
 
     async def _dialogue(
-        self, request: Request, utterance: UtteranceRequest, parts: Sequence[SpeechRequest]
-    ) -> list[UtteranceRequest]:
+        self, request: Request, utterance: Utterance, parts: Sequence[SpeechRequest]
+    ) -> list[Utterance]:
         """The parts of a dialogue, whose text and first voice `utterance` has."""
         client = state_of(request).caller.name
         opening = utterance.synthesis
@@ -211,7 +209,7 @@ class SpeechService:
 
     async def begin_utterance(
         self, request: HTTPConnection, speech: SpeechRequest, *, record: RequestRecord | None = None
-    ) -> UtteranceRequest:
+    ) -> Utterance:
         """The utterance of a request, or of a socket's message with its own `record`. Raises InvalidRequest.
 
         An utterance without an error has two side effects. The room that the request's body took is free for others.

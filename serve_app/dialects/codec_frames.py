@@ -138,7 +138,7 @@ class FramesSocket(Connection):
         state = state_of(self.socket)
         record = state.record.another(request_id)
         try:
-            state.caller.request()
+            state.caller.count_request()
             utterance = await self.service.begin_utterance(self.socket, speech, record=record)
             chunks = self.service.models.of(utterance).speak(utterance, speech.info)
             async with aclosing(_records(chunks, speech.info, record.usage)) as records:

@@ -121,7 +121,7 @@ class FluxSocket(TurnSocket):
         return 2 if self.speech.delivery.audio_format == RAW["linear16"] else 1
 
     async def _end_turn(self, turn: Turn) -> None:
-        if turn.request is None:
+        if turn.utterance is None:
             await self._warn("NO_SYNTHESIZABLE_TEXT", "Nothing of the text can be spoken.")
         samples, self._turn_samples = self._turn_samples, 0
         self._characters, self._num_ended = self._characters + len(turn.text), turn.number

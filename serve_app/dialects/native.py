@@ -127,7 +127,7 @@ class SpeakMessage:
     async def _say(self, event: Event) -> None:
         match event:
             case Started(turn):
-                drawn = turn.request.synthesis.seed if turn.request is not None else 0  # 0 of silence
+                drawn = turn.utterance.synthesis.seed if turn.utterance is not None else 0  # 0 of silence
                 seed = drawn if turn.usage.seed is None else turn.usage.seed
                 await self._send("started", **self._format, seed=seed, **self._joint(turn), **self._notes(turn))
             case Audio(_, pcm):
@@ -149,7 +149,7 @@ class SpeakMessage:
 
     def _joint(self, turn: Turn) -> dict[str, object]:
         """What it goes on from, where it does."""
-        return {} if turn.request is None else self._continuation.as_fields(turn.request.synthesis)
+        return {} if turn.utterance is None else self._continuation.as_fields(turn.utterance.synthesis)
 
     def _notes(self, turn: Turn) -> dict[str, object]:
         speech = self._speech

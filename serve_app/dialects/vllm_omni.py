@@ -54,7 +54,7 @@ async def _spoken(
             audio = b""
             try:
                 if index:
-                    state_of(request).caller.request()
+                    state_of(request).caller.count_request()
                 item_fields = {**fields, **_fields(item)}
                 spoken, audio = await _speak_item(request, service, item_fields, quota, number=index + 1)
                 result |= {"status": "success", **spoken}

@@ -15,7 +15,7 @@ from serve_app.jobs.job_store import packed
 from serve_app.jobs.stored_job import JobPlan, MadeSegment, Manner, Part, SegmentId, StoredJob
 from serve_app.speech.long_text import LongText
 from serve_app.speech.redraw import ended_badly
-from serve_app.speech.segments import UtteranceRequest, segment_seed
+from serve_app.speech.segments import Utterance, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.visitor import VISITOR, Visitor
 from serve_app.voices.library import Voices
@@ -55,7 +55,7 @@ class SegmentMaker:
         manner = plan.manners[part.manner]
         info = job.info(manner.model)
         await self._check(job, manner, info)
-        utterance = plan.request(job, segment_id, await self._reference(job, manner, info))
+        utterance = plan.utterance(job, segment_id, await self._reference(job, manner, info))
         request = utterance.synthesis
         speech = await self._speak(utterance, info)
         was_redrawn = utterance.redraws and ended_badly(speech.finish_reason)
@@ -96,7 +96,7 @@ class SegmentMaker:
         take = voice.take_for(manner.style)
         return await self._voices.reference(voice, take, info, x_vector_only=manner.x_vector_only)
 
-    async def _speak(self, utterance: UtteranceRequest, info: ModelInfo) -> _Speech:
+    async def _speak(self, utterance: Utterance, info: ModelInfo) -> _Speech:
         request = utterance.synthesis
         speech = _Speech(usage=Usage(model=info.name, seed=request.seed))
         uncut = replace(info, max_segment_chars=max(info.max_segment_chars, len(request.text)))

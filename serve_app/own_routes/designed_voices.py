@@ -139,7 +139,7 @@ async def candidates(service: SpeechService, request: Request, speech: SpeechReq
     await service.voices.all_of(StoredDesign)  # raises where nothing could be kept
     caller = state_of(request).caller
     for _ in range(NUM_CANDIDATES - 1):  # the door has counted one
-        caller.request()
+        caller.count_request()
     with ByteQuota(caller.name) as quota:
         quota.hold(int(NUM_CANDIDATES * LONGEST_S * _BYTES_PER_S))
         spoken = await unless_left(_speak_all(service, request, speech), request.receive)

@@ -26,7 +26,7 @@ from serve_app.speech.long_text import LongText
 from serve_app.speech.model_state import ModelState, ready
 from serve_app.speech.redraw import PeekedSpeech, peek_or_redraw
 from serve_app.speech.room import Room
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_chunk import UtteranceChunk, silence
 from serve_app.text.characters import is_speakable
@@ -66,7 +66,7 @@ class Admission:
     async def describe(self) -> ModelInfo:
         return await self._synthesizer.describe()
 
-    async def speak(self, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[UtteranceChunk, None]:
+    async def speak(self, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[UtteranceChunk, None]:
         """The audio of one utterance, if there is room for its stream.
 
         A text with nothing to speak is answered by a moment of silence.
@@ -93,7 +93,7 @@ class Admission:
         if self._tails is not None:
             self._tails.save(request, end.tail(request.text if live is None else live.spoken))
 
-    async def _first_audio(self, utterance: UtteranceRequest, info: ModelInfo, calls: AsyncExitStack) -> PeekedSpeech:
+    async def _first_audio(self, utterance: Utterance, info: ModelInfo, calls: AsyncExitStack) -> PeekedSpeech:
         """Speech whose first samples have come in time. `calls` closes its calls. Raises Overloaded, NotReady."""
         async with _start_limit(self.room, utterance):
             return await peek_or_redraw(utterance, partial(self._long_text.speak, info=info), calls)
@@ -172,7 +172,7 @@ class StreamMeter:
 
 
 @asynccontextmanager
-async def _start_limit(room: Room, utterance: UtteranceRequest) -> AsyncIterator[None]:
+async def _start_limit(room: Room, utterance: Utterance) -> AsyncIterator[None]:
     """The block waits for first audio, in the line of the room, and for a limited time.
 
     Raises Overloaded, or NotReady if no replica ran.

@@ -5,15 +5,15 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from deployments.protocol import FinishReason, ModelInfo
-from serve_app.speech.segments import UtteranceRequest, segment_seed
+from serve_app.speech.segments import Utterance, segment_seed
 from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.speech.word_times import WordTimes
 from serve_app.text.spoken_text import SpokenText
 
-Speak = Callable[[UtteranceRequest], AsyncGenerator[UtteranceChunk, None]]
+Speak = Callable[[Utterance], AsyncGenerator[UtteranceChunk, None]]
 
 
-def as_dialogue(utterances: Sequence[UtteranceRequest]) -> list[UtteranceRequest]:
+def as_dialogue(utterances: Sequence[Utterance]) -> list[Utterance]:
     """The same utterances as parts of one dialogue: later ones continue speech that is being heard. Their seeds follow
     from the first one's and their number.
     """
@@ -31,9 +31,7 @@ def as_dialogue(utterances: Sequence[UtteranceRequest]) -> list[UtteranceRequest
     ]
 
 
-async def one_after_another(
-    utterances: Sequence[UtteranceRequest], speak: Speak
-) -> AsyncGenerator[UtteranceChunk, None]:
+async def one_after_another(utterances: Sequence[Utterance], speak: Speak) -> AsyncGenerator[UtteranceChunk, None]:
     """The audio of all parts. A chunk's `segment` is the number of its part, its `text_positions` are of that part.
 
     The finish reason comes with the very last chunk; it is the first other than STOP that any part had.

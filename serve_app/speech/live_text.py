@@ -21,7 +21,7 @@ from deployments.protocol import ModelInfo, SynthesisRequest
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from serve_app.speech.joints import Continuation, SpokenEnd
 from serve_app.speech.look_ahead import heed, stop_reading
-from serve_app.speech.segments import Segments, UtteranceRequest, segment_request, segment_start
+from serve_app.speech.segments import Segments, Utterance, segment_request, segment_start
 from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.text.characters import is_speakable
 from serve_app.text.splitting import LiveSplit
@@ -46,7 +46,7 @@ class LiveTexts:
         self.server = MailboxServer(host)
 
     async def open(
-        self, utterance: UtteranceRequest, info: ModelInfo, *, max_chars: int, rules: TextRules | None = None
+        self, utterance: Utterance, info: ModelInfo, *, max_chars: int, rules: TextRules | None = None
     ) -> "LiveText":
         """An utterance without text so far. It takes at most `max_chars` characters, and ends after a minute without
         any. Without `rules` it is spoken as it is written.
@@ -67,7 +67,7 @@ class LiveText(Segments):
     def __init__(
         self,
         server: MailboxServer,
-        utterance: UtteranceRequest,
+        utterance: Utterance,
         info: ModelInfo,
         *,
         max_chars: int,
@@ -99,11 +99,11 @@ class LiveText(Segments):
         self._be_patient()
 
     @property
-    def utterance(self) -> UtteranceRequest:
+    def utterance(self) -> Utterance:
         """What `Admission` is asked, for use after `wait_for_words`."""
         return replace(self._utterance.changed(mailbox=self._segments[0].mailbox), live_text=self)
 
-    async def going_on(self, conversation: Continuation) -> UtteranceRequest:
+    async def going_on(self, conversation: Continuation) -> Utterance:
         """The same, going on from what was spoken before, where enough is written in time to be spoken at once."""
         if (tail := conversation.tail(self._utterance.synthesis)) is not None:
             with contextlib.suppress(TimeoutError):

@@ -11,7 +11,7 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisReq
 from serve_app.speech.live_text import without_clicks
 from serve_app.speech.look_ahead import LookAhead, SegmentAudio
 from serve_app.speech.redraw import redrawn
-from serve_app.speech.segments import Segments, UtteranceRequest, segment_seed
+from serve_app.speech.segments import Segments, Utterance, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_assembler import UtteranceAssembler
 from serve_app.speech.utterance_chunk import UtteranceChunk
@@ -26,7 +26,7 @@ class LongText:
     def __init__(self, synthesizer: Synthesizer) -> None:
         self._synthesizer = synthesizer
 
-    def speak(self, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[UtteranceChunk, None]:
+    def speak(self, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[UtteranceChunk, None]:
         """The audio of one utterance, by a call for each segment of its text. It is silent while a client
         that still has to write the text writes nothing.
         """

@@ -7,7 +7,7 @@ Four places redraw, each where it alone knows that nothing was sent:
 - `SpeechService` an answer that is sent whole, after its end. Its bytes, tail and usage are thrown away.
 - `SegmentMaker` a segment of a job, after its end, before it is stored.
 
-The guard is one: `UtteranceRequest.redraws`, which `UtteranceRequest.redrawn` clears for the second attempt.
+The guard is one: `Utterance.redraws`, which `Utterance.redrawn` clears for the second attempt.
 """
 
 import logging
@@ -23,7 +23,7 @@ from deployments.serving import metrics
 from serve_app.speech.utterance_chunk import UtteranceChunk
 
 if TYPE_CHECKING:
-    from serve_app.speech.segments import UtteranceRequest
+    from serve_app.speech.segments import Utterance
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +77,8 @@ class PeekedSpeech:
 
 
 async def peek_or_redraw(
-    utterance: "UtteranceRequest",
-    speak: Callable[["UtteranceRequest"], AsyncGenerator[UtteranceChunk, None]],
+    utterance: "Utterance",
+    speak: Callable[["Utterance"], AsyncGenerator[UtteranceChunk, None]],
     calls: AsyncExitStack,
 ) -> PeekedSpeech:
     """Speech with its first samples, redrawn if it is over with them, badly, and the utterance allows it.
@@ -86,7 +86,7 @@ async def peek_or_redraw(
     `calls` closes the calls that `speak` makes.
     """
 
-    async def peeked(utterance: "UtteranceRequest", *, new_seed: int | None = None) -> PeekedSpeech:
+    async def peeked(utterance: "Utterance", *, new_seed: int | None = None) -> PeekedSpeech:
         chunks = await calls.enter_async_context(aclosing(speak(utterance)))
         speech = PeekedSpeech(chunks, seed=new_seed)
         await speech.peek()

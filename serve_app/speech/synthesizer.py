@@ -1,6 +1,6 @@
 """The interface between what stands in front of the replicas and the calls to them.
 
-An `UtteranceRequest` passes `Admission.speak`, which bounds the load and waits for the first audio, and
+An `Utterance` passes `Admission.speak`, which bounds the load and waits for the first audio, and
 `LongText.speak`, which makes a `SynthesisRequest` of each segment of its text. A `Synthesizer` has the replicas speak
 those: `HandleSynthesizer` of the ingress, and a fake in tests.
 """

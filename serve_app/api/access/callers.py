@@ -33,7 +33,7 @@ class Meter:
         self._tokens = math.inf  # requests that may be made at once; refilled steadily, up to those of a minute
         self._counted_s = time.monotonic()
 
-    def request(self) -> None:
+    def count_request(self) -> None:
         """Count a request. Raises Overloaded if it is one too many in this minute."""
         per_minute = self.requests_per_minute
         if per_minute is None:
@@ -117,11 +117,11 @@ class Caller:
         self._meters = meters
         self._check = check
 
-    def request(self) -> None:
+    def count_request(self) -> None:
         """Count a request. Raises Overloaded, and Unauthorized if the key has been revoked since."""
         self._check()
         for meter in self._meters:
-            meter.request()
+            meter.count_request()
 
     @contextmanager
     def stream(self) -> Iterator[None]:

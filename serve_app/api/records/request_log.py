@@ -17,7 +17,7 @@ from urllib.parse import quote
 from deployments.protocol import FinishReason, Marks, ModelInfo
 from deployments.serving import reports
 from serve_app.api.headers import MODEL_HEADER, SEED_HEADER, VOICE_HEADER
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.voices.stored_voice import StoredVoice
 
@@ -169,9 +169,7 @@ class RequestRecord:
         """The record of the same client's next request on the same connection."""
         return replace(self, request_id=request_id, received_ns=time.time_ns(), usage=Usage(), error=None)
 
-    def note_speech(
-        self, utterance: UtteranceRequest, info: ModelInfo, stored: StoredVoice | None, *, speed: float
-    ) -> None:
+    def note_speech(self, utterance: Utterance, info: ModelInfo, stored: StoredVoice | None, *, speed: float) -> None:
         """It is going to be spoken: known to the command, which shows it where the server is stopped before its end."""
         self.usage.model = info.name
         self.usage.voice = utterance.synthesis.voice if stored is None else stored.id
@@ -196,7 +194,7 @@ class RequestRecord:
             reports.tell("request", f"{self.request_id} {self.received_ns}", is_over, self.entry())
 
 
-def start_marks(utterance: UtteranceRequest, received_ns: int) -> UtteranceRequest:
+def start_marks(utterance: Utterance, received_ns: int) -> Utterance:
     """The utterance with a first mark, at `received_ns` of time.time_ns(). Each later stage then adds its own."""
     return utterance.changed(marks=(("received", received_ns), ("request", time.time_ns())))
 

@@ -11,7 +11,7 @@ from serve_app.client_audio.recordings import read_aside
 from serve_app.client_audio.reference_doctor import decode_prepared
 from serve_app.config import ApiSettings
 from serve_app.speech.redraw import draw_seed
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 from serve_app.text.characters import clean, is_speakable
 from serve_app.text.languages import DETECT, detected, foreign_language, language_name
 from serve_app.text.spoken_text import SpokenText
@@ -29,7 +29,7 @@ async def build_utterance(
     request_id: str,
     client: str,
     live: bool = False,
-) -> UtteranceRequest:
+) -> Utterance:
     """One utterance for the model that was chosen for the request. Raises InvalidRequest that names the field.
 
     A `live` request has no text yet. The text of others may have nothing to speak, as "..." has: see `is_speakable`.
@@ -62,7 +62,7 @@ async def build_utterance(
         word_times=body.word_timestamps,
         model=info.route,
     )
-    return UtteranceRequest(
+    return Utterance(
         synthesis,
         stretches=() if live else spoken.stretches,
         max_segment_chars=spoken.rules.max_segment_chars,

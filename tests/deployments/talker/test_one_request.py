@@ -19,7 +19,7 @@ from serve_app.api.requests.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import ApiSettings, RecordSettings, VoiceSettings
 from serve_app.speech.admission import Admission
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 from tests.serve_app.one_model import one_api
 
@@ -49,7 +49,7 @@ async def test_a_request_has_the_forms_of_the_document(
                 "ignored": speech.ignored,
             }
         ),
-        "UtteranceRequest": listed(
+        "Utterance": listed(
             {name: value for name, value in told(utterance).items() if not name.startswith("synthesis.")}
         ),
         "SynthesisRequest": listed(told(asked)),
@@ -67,12 +67,12 @@ async def test_a_request_has_the_forms_of_the_document(
 
 async def forms_at_the_ingress(
     sent: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[SpeechRequest, UtteranceRequest, SynthesisRequest]:
+) -> tuple[SpeechRequest, Utterance, SynthesisRequest]:
     """What the API makes of a JSON body."""
     speeches, respond = list[SpeechRequest](), SpeechService.respond
-    utterances, speak = list[UtteranceRequest](), Admission.speak
+    utterances, speak = list[Utterance](), Admission.speak
 
-    def speaking(admission: Admission, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    def speaking(admission: Admission, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         utterances.append(utterance)
         return speak(admission, utterance, info)
 

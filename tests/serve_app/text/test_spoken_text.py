@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, PcmChunk, Reading, SynthesisRequest
 from serve_app.speech.long_text import LongText
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.speech.word_times import WordTimes
 from serve_app.text.lexicon import Lexicon
@@ -95,7 +95,7 @@ def test_times_are_of_the_words_as_they_are_written(text: str, words: list[tuple
 
 def chunks(text: str, rules: TextRules, synthesizer: FakeSynthesizer) -> AsyncGenerator[UtteranceChunk, None]:
     spoken = read(text, rules)
-    utterance = UtteranceRequest(
+    utterance = Utterance(
         SynthesisRequest("id", spoken.text, seed=1),
         stretches=spoken.stretches,
         max_segment_chars=rules.max_segment_chars,

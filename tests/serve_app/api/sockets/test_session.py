@@ -31,7 +31,7 @@ from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.long_text import LongText
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.speech.word_times import Spoken
 from serve_app.text.spoken_text import TextRules, read
@@ -57,7 +57,7 @@ async def open_session(
 ) -> AsyncIterator[Session]:
     """With `has_segments` the speech says where its words are, as what stands in front of the pools does."""
 
-    def speak(utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[UtteranceChunk, None]:
+    def speak(utterance: Utterance, info: ModelInfo) -> AsyncGenerator[UtteranceChunk, None]:
         if has_segments:
             return LongText(synthesizer).speak(utterance.changed(mailbox=None), info)
         return as_utterance(synthesizer.synthesize(utterance.synthesis, info))
