@@ -22,6 +22,7 @@ from serve_app.api.records.request_log import Usage
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.make_request import lenient_request
 from serve_app.api.requests.speech_request import EVENT_STREAM, Delivery, SpeechRequest
+from serve_app.api.responses.respond import respond
 from serve_app.api.responses.speech_response import StreamedBody, named_event
 from serve_app.api.sockets.connection import ContextConnection
 from serve_app.api.sockets.session import Audio, Done, Event, Failed, Flushed, Session, Words
@@ -70,7 +71,7 @@ async def speak_bytes(service: SpeechService, request: Request) -> Response:
     text_of(fields, "transcript")
     overrides = {"word_timestamps": False}
     reasons = {"add_timestamps": "/tts/sse tells them"} if fields.get("add_timestamps") else {}
-    return await service.respond(request, await _speech_request(service, fields, overrides=overrides, reasons=reasons))
+    return await respond(service, request, await _speech_request(service, fields, overrides=overrides, reasons=reasons))
 
 
 async def speak_events(service: SpeechService, request: Request) -> Response:
@@ -80,7 +81,7 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
     speech = await _speech_request(service, fields)
     usage = state_of(request).record.usage
     events = StreamedBody(EVENT_STREAM, lambda audio, times: _events(audio, times, usage))
-    return await service.respond(request, speech, events)
+    return await respond(service, request, speech, events)
 
 
 async def list_voices(service: SpeechService, starting_after: str = "") -> dict[str, object]:

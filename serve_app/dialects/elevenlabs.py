@@ -19,6 +19,7 @@ from serve_app.api.records.request_log import Usage
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.make_request import lenient_request, request_in_voice
 from serve_app.api.requests.speech_request import Delivery, SpeechRequest
+from serve_app.api.responses.respond import respond
 from serve_app.api.responses.speech_response import StreamedBody, WholeBody, in_parts
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
@@ -74,7 +75,7 @@ def _speaking(
         speech, parts = await _dialogue(service, speech, fields.get("inputs"))
         usage = state_of(request).record.usage
         timed = StreamedBody(_LINES, partial(_lines, usage=usage)) if stream else WholeBody(_JSON, _timed)
-        answer = await service.respond(request, speech, timed if timestamps else None, parts=parts)
+        answer = await respond(service, request, speech, timed if timestamps else None, parts=parts)
         answer.headers["request-id"] = state_of(request).record.request_id  # for `previous_request_ids`
         return answer
 

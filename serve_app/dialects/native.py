@@ -18,10 +18,11 @@ from serve_app.api.requests.make_request import complete_request
 from serve_app.api.requests.model_choice import model_for
 from serve_app.api.requests.speech_body import SPEECH, parse_speech, validated
 from serve_app.api.requests.speech_request import Delivery, stored_voice
+from serve_app.api.responses.respond import NO_TAIL
 from serve_app.api.responses.speech_response import word_entries
 from serve_app.api.sockets.connection import Connection, unknown_type
 from serve_app.api.sockets.session import Audio, Event, Failed, Flushed, Session, Started, Turn, Words
-from serve_app.api.speech_service import NO_TAIL, SpeechService
+from serve_app.api.speech_service import SpeechService
 from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect
 from serve_app.speech.joints import Continuation

@@ -4,7 +4,7 @@ Four places redraw, each where it alone knows that nothing was sent:
 
 - `peek_or_redraw` for `Admission`: the utterance, if its speech is over with its first samples. All segments change.
 - `LongText` a segment after the first audio, if it ends badly while it is read ahead. The others stay.
-- `SpeechService` an answer that is sent whole, after its end. Its bytes, tail and usage are thrown away.
+- `respond` an answer that is sent whole, after its end. Its bytes, tail and usage are thrown away.
 - `SegmentMaker` a segment of a job, after its end, before it is stored.
 
 The guard is one: `Utterance.redraws`, which `Utterance.redrawn` clears for the second attempt.

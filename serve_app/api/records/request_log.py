@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +33,10 @@ _MOST_IN_TRAIL = 64  # a book has thousands of segments, each with its replicas
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens and samples of a stream so far."""
+    """What a stream is, and its counts so far.
+
+    Only its own methods write it: `begin` for each utterance, `add` for each chunk.
+    """
 
     input_tokens: int = 0
     frames: int = 0
@@ -42,7 +45,6 @@ class Usage:
     finish_reason: FinishReason | None = None
     marks: Marks = ()  # of its first audio, where requests are timed; later segments bring their own
     tells_timing: bool = False  # whether the answer has a Server-Timing header
-    ignored: Sequence[Mapping[str, str]] = ()  # of the request
     seed: int | None = None  # with which it is spoken
     model: str | None = None  # of the request
     voice: str | None = None  # of the request
@@ -64,6 +66,13 @@ class Usage:
         named = {"seed": SEED_HEADER, "model": MODEL_HEADER, "voice": VOICE_HEADER}
         return {named[name]: quote(str(value), safe=" /(),:") for name, value in self.answer.items()}
 
+    def begin(self, utterance: Utterance, info: ModelInfo, stored: StoredVoice | None, *, tells_timing: bool) -> None:
+        """The utterance is going to be spoken, by the voice `stored` if there is one."""
+        self.model = info.name
+        self.voice = utterance.synthesis.voice if stored is None else stored.id
+        self.seed = utterance.synthesis.seed
+        self.tells_timing = tells_timing
+
     def add(self, chunk: UtteranceChunk) -> None:
         self.input_tokens = chunk.num_text_tokens
         self.frames += len(chunk.codes)
@@ -77,9 +86,7 @@ class Usage:
 
     def another(self, seed: int) -> "Usage":
         """Of another attempt at the same speech."""
-        return Usage(
-            seed=seed, ignored=self.ignored, model=self.model, voice=self.voice, tells_timing=self.tells_timing
-        )
+        return Usage(seed=seed, model=self.model, voice=self.voice, tells_timing=self.tells_timing)
 
     def become(self, other: "Usage") -> None:
         """Another attempt at the same speech takes the place of this one."""
@@ -94,6 +101,11 @@ class Usage:
         self.frames += other.frames
         self.samples += other.samples
         self._follow(other.trail)
+
+    def mark_response(self) -> None:
+        """The response starts now, if the request is timed."""
+        if self.marks:
+            self.marks += (("response", time.time_ns()),)
 
     def _follow(self, trail: Marks) -> None:
         if trail and len(self.trail) < _MOST_IN_TRAIL:
@@ -169,11 +181,17 @@ class RequestRecord:
         """The record of the same client's next request on the same connection."""
         return replace(self, request_id=request_id, received_ns=time.time_ns(), usage=Usage(), error=None)
 
-    def note_speech(self, utterance: Utterance, info: ModelInfo, stored: StoredVoice | None, *, speed: float) -> None:
+    def note_speech(
+        self,
+        utterance: Utterance,
+        info: ModelInfo,
+        stored: StoredVoice | None,
+        *,
+        speed: float,
+        tells_timing: bool = False,
+    ) -> None:
         """It is going to be spoken: known to the command, which shows it where the server is stopped before its end."""
-        self.usage.model = info.name
-        self.usage.voice = utterance.synthesis.voice if stored is None else stored.id
-        self.usage.seed = utterance.synthesis.seed
+        self.usage.begin(utterance, info, stored, tells_timing=tells_timing)
         self.samples_per_s = info.sample_rate * speed
         self.is_speech = True
         self._tell(is_over=False)

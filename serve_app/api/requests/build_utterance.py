@@ -11,10 +11,10 @@ from serve_app.client_audio.recordings import read_aside
 from serve_app.client_audio.reference_doctor import decode_prepared
 from serve_app.config import ApiSettings
 from serve_app.speech.redraw import draw_seed
-from serve_app.speech.segments import Utterance
+from serve_app.speech.segments import Segments, Utterance
 from serve_app.text.characters import clean, is_speakable
 from serve_app.text.languages import DETECT, detected, foreign_language, language_name
-from serve_app.text.spoken_text import SpokenText
+from serve_app.text.spoken_text import SpokenText, Stretch
 from serve_app.voices.library import Voices
 from serve_app.voices.stored_voice import StoredVoice
 
@@ -70,6 +70,15 @@ async def build_utterance(
         redraws=body.seed is None and not body.ignore_eos,
         joins=settings.text.joints,
     )
+
+
+def segments_of(speech: SpeechRequest) -> list[Stretch]:
+    """The segments in which the text will be asked for, each with the silence before it."""
+    spoken = speech.spoken
+    max_chars = spoken.rules.max_segment_chars
+    synthesis = SynthesisRequest("", spoken.text)
+    utterance = Utterance(synthesis, stretches=spoken.stretches, max_segment_chars=max_chars)
+    return Segments.of(utterance, speech.info.max_segment_chars).plan()
 
 
 def _missing(param: str, reason: str) -> InvalidRequest:

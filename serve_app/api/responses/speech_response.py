@@ -7,7 +7,6 @@ import asyncio
 import base64
 import json
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from deployments.protocol import Marks
 from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.headers import FINISH_HEADER, SEED_HEADER, TOKENS_HEADER
 from serve_app.api.records.request_log import Usage
+from serve_app.api.requests.ignored_fields import Reasons, in_message
 from serve_app.api.responses.whole_audio import ByteQuota, collected, parts_of
 from serve_app.client_audio.formats import Rendering
 from serve_app.speech.redraw import ended_badly
@@ -93,8 +93,10 @@ async def event_body(
     usage: Usage,
     times: WordTimes | None = None,
     quota: ByteQuota | None = None,
+    *,
+    ignored: Reasons,
 ) -> AsyncGenerator[bytes, None]:
-    """Audio as server-sent events, with words if `times` are given.
+    """Audio as server-sent events, with words if `times` are given. The last one tells of the `ignored` fields.
 
     An error after the first event becomes an event, and is raised again.
     """
@@ -113,7 +115,7 @@ async def event_body(
         raise
     if times is not None and (words := times.take()):
         yield _words(words)
-    yield _done(usage)
+    yield _done(usage, ignored)
 
 
 def _delta(audio: bytes) -> bytes:
@@ -129,10 +131,9 @@ def word_entries(words: Iterable[Word]) -> list[dict[str, object]]:
     return [{"word": word.text, "start": round(word.start_s, 3), "end": round(word.end_s, 3)} for word in words]
 
 
-def _done(usage: Usage) -> bytes:
-    ignored = {"ignored": usage.ignored} if usage.ignored else {}
+def _done(usage: Usage, ignored: Reasons) -> bytes:
     end = {"usage": usage.tokens, "finish_reason": usage.finish_reason, **usage.answer}
-    return _event({"type": "speech.audio.done", **end, **ignored})
+    return _event({"type": "speech.audio.done", **end, **in_message(ignored)})
 
 
 def _failed(reply: ErrorReply) -> bytes:
@@ -198,10 +199,9 @@ class SpeechResponse(Response):
     def _start(self) -> Message:
         if SEED_HEADER in self.headers:  # the first audio may have brought another one
             self.headers[SEED_HEADER] = str(self._usage.seed)
-        if self._usage.marks:
-            self._usage.marks += (("response", time.time_ns()),)
-            if self._usage.tells_timing:
-                self.headers["server-timing"] = server_timing(self._usage.marks)
+        self._usage.mark_response()
+        if self._usage.marks and self._usage.tells_timing:
+            self.headers["server-timing"] = server_timing(self._usage.marks)
         return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
 
 
