@@ -123,7 +123,7 @@ class Attempts:
         self._num_losses = 0
         self._num_futile = 0  # losses in a row without a new frame between them
         self._delay_s = 0.0  # before the next attempt
-        self._losses_untold: Marks = ()
+        self._unreported_losses: Marks = ()
         self.has_ended = False  # the last chunk has come
 
     def received(self, chunk: FrameChunk | PcmChunk) -> None:
@@ -140,10 +140,10 @@ class Attempts:
 
     def with_losses(self, item: D) -> D:
         """`item` with the losses that no chunk has told of yet, in front of its trail."""
-        if not self._losses_untold:
+        if not self._unreported_losses:
             return item
-        trail = self._losses_untold + item.trail
-        self._losses_untold = ()
+        trail = self._unreported_losses + item.trail
+        self._unreported_losses = ()
         return replace(item, trail=trail)
 
     def resume(self) -> None:
@@ -177,7 +177,7 @@ class Attempts:
             logger.info("request %s goes on %.3f s after %s", self._request_id, gap_s, handover.reason)
             return
         lost = self._lost.__name__
-        self._losses_untold += ((lost, time.time_ns() - int(gap_s * 1e9)),)
+        self._unreported_losses += ((lost, time.time_ns() - int(gap_s * 1e9)),)
         metrics.failed_over(lost, gap_s)
         logger.warning("request %s goes on %.3f s after %s: %s", self._request_id, gap_s, lost, handover.reason)
 

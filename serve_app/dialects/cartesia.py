@@ -113,7 +113,7 @@ async def clone_voice(service: SpeechService, request: Request) -> Response:
     recording = SentRecording(clips[0].data, text, prepare=form.preparation())
     voice = await service.voices.add(details, [recording], field="clip")
     without_effect = ignored_fields.with_unknown([*form.fields, "clip"], _CLONED, {})
-    answer = {**_voice(catalogue.stored_voice(voice)), "takes": [take.told() for take in voice.takes]}
+    answer = {**_voice(catalogue.stored_voice(voice)), "takes": [take.as_json() for take in voice.takes]}
     return JSONResponse(answer, headers=ignored_fields.as_header(without_effect))
 
 

@@ -107,7 +107,7 @@ class DashScopeSocket(ResponseSocket):
         return bool(self._buffer) or super().owes_speech
 
     async def opened(self) -> None:
-        await self.tell("session.created", session=self._shown())
+        await self.send_event("session.created", session=self._shown())
 
     async def obey(self, fields: dict[str, object]) -> None:
         match fields.get("type"):
@@ -119,7 +119,7 @@ class DashScopeSocket(ResponseSocket):
                 await self._commit()
             case "input_text_buffer.clear":
                 self._buffer = ""
-                await self.tell("input_text_buffer.cleared")
+                await self.send_event("input_text_buffer.cleared")
             case "response.cancel":
                 if self._session is not None:
                     await self._session.clear()
@@ -143,7 +143,7 @@ class DashScopeSocket(ResponseSocket):
         speech = await self._speech_request(updated)
         self._settings = {name: value for name, value in updated.items() if name in _SESSION_NAMES}
         self._has_sent_notes = True
-        await self.tell("session.updated", session=self._shown(), **speech.notes())
+        await self.send_event("session.updated", session=self._shown(), **speech.notes())
 
     async def _speech_request(self, settings: Json) -> SpeechRequest:
         return await _speech_request(self.service, settings, _SESSION_NAMES, overrides={"model": self._model})
@@ -169,7 +169,7 @@ class DashScopeSocket(ResponseSocket):
         session = await self._opened_session()
         session.append(self._buffer)
         self._buffer = ""
-        await self.tell("input_text_buffer.committed", item_id=f"item_{secrets.token_hex(8)}")
+        await self.send_event("input_text_buffer.committed", item_id=f"item_{secrets.token_hex(8)}")
         if session.is_writing:
             session.flush()
 
@@ -178,7 +178,7 @@ class DashScopeSocket(ResponseSocket):
             case Started(turn):
                 self._begun.add(turn.number)
                 notes, self._pending_notes = self._pending_notes, {}
-                await self.tell("response.created", response=response(turn, "in_progress"), **notes)
+                await self.send_event("response.created", response=response(turn, "in_progress"), **notes)
                 await self.tell_begun(turn)
             case Audio(turn, data):
                 await self.tell_audio(turn, data)
@@ -188,11 +188,11 @@ class DashScopeSocket(ResponseSocket):
             case Cleared(turns):
                 for turn in turns:
                     if turn.number in self._begun:
-                        await self.tell("response.done", response=response(turn, "cancelled"))
+                        await self.send_event("response.done", response=response(turn, "cancelled"))
                 self._begun.clear()
 
     async def finish(self) -> None:
-        await self.tell("session.finished")
+        await self.send_event("session.finished")
         await super().finish()
 
 

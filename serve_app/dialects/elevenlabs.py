@@ -127,7 +127,7 @@ async def add_voice(service: SpeechService, request: Request) -> Response:
         provenance="elevenlabs",
     )
     voice = await service.voices.add(details, _takes(form, is_new=True), field="files")
-    takes = {"takes": [take.told() for take in voice.takes]}
+    takes = {"takes": [take.as_json() for take in voice.takes]}
     return _stored({"voice_id": voice.id, "requires_verification": False, **takes}, form)
 
 
@@ -140,7 +140,7 @@ async def edit_voice(service: SpeechService, request: Request, voice_id: str) ->
     voice = await service.voices.get(voice_id)
     added = _takes(form, is_new=False)
     changed = await service.voices.change(voice, changes, added=added, field="files")
-    takes = {"takes": [take.told() for take in changed.takes[-len(added) :]]} if added else {}
+    takes = {"takes": [take.as_json() for take in changed.takes[-len(added) :]]} if added else {}
     return _stored({"status": "ok", **takes}, form)
 
 

@@ -21,7 +21,7 @@ from serve_app.api.requests.make_request import lenient_request
 from serve_app.api.requests.model_choice import choosing_fields, not_deployed
 from serve_app.api.requests.read_text import read_text
 from serve_app.api.requests.speech_request import Delivery, SpeechRequest
-from serve_app.api.responses.speech_response import unless_left
+from serve_app.api.responses.speech_response import while_connected
 from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.speech_service import SpeechService
 from serve_app.client_audio.formats import AudioFormat
@@ -142,7 +142,7 @@ async def candidates(service: SpeechService, request: Request, speech: SpeechReq
         caller.count_request()
     with ByteQuota(caller.name) as quota:
         quota.hold(int(NUM_CANDIDATES * LONGEST_S * _BYTES_PER_S))
-        spoken = await unless_left(_speak_all(service, request, speech), request.receive)
+        spoken = await while_connected(_speak_all(service, request, speech), request.receive)
         usable = [design for design, fault in spoken if fault is None]
         if not usable:
             why = "; ".join(str(fault) for _, fault in spoken)

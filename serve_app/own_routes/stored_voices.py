@@ -136,7 +136,7 @@ def described(voice: StoredVoice) -> Json:
         "consent": voice.consent.recording or voice.consent.statement,
         "provenance": voice.provenance,
         "cloned_by": voice.takes[0].cloned_by,
-        "takes": [take.told() for take in voice.takes],
+        "takes": [take.as_json() for take in voice.takes],
     }
 
 

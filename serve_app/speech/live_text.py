@@ -20,7 +20,7 @@ from deployments.listener import Listener
 from deployments.protocol import ModelInfo, SynthesisRequest
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from serve_app.speech.joints import Continuation, SpokenEnd
-from serve_app.speech.look_ahead import heed, stop_reading
+from serve_app.speech.look_ahead import retrieve_error, stop_reading
 from serve_app.speech.segments import Segments, Utterance, segment_request, segment_start
 from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.text.characters import is_speakable
@@ -227,7 +227,7 @@ class LiveText(Segments):
             self._num_words += sum(map(is_speakable, piece.spoken.split()))
             self._num_spoken_chars += len(piece.spoken)
             self._say_certain(self._split.feed(piece.spoken))
-        self._tell()
+        self._notify()
 
     def _begin_stretch(self, border: SpokenPiece) -> None:
         """End the segment, unless it has no text yet, and put silence in front of the next one."""
@@ -273,14 +273,14 @@ class LiveText(Segments):
         self._end_segment()
         if self._idling is not None:
             self._idling.cancel()
-        self._tell()
+        self._notify()
 
     def _be_patient(self) -> None:
         if self._idling is not None:
             self._idling.cancel()
         self._idling = asyncio.get_running_loop().call_later(_IDLE_S, self.finish)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -301,7 +301,7 @@ async def without_clicks(
     try:
         while True:
             coming = asyncio.ensure_future(anext(chunks, None))
-            coming.add_done_callback(heed)
+            coming.add_done_callback(retrieve_error)
             if held and last is not None:
                 await asyncio.wait((coming,), timeout=max(0.0, listener.lead_s(time.monotonic()) - _MARGIN_S))
                 if not coming.done() and may_stall():

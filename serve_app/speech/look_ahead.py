@@ -68,7 +68,7 @@ class SegmentAudio:
 
     def _start_next(self) -> "asyncio.Task[PcmChunk | None]":
         reading = asyncio.create_task(self._read_one())
-        reading.add_done_callback(heed)
+        reading.add_done_callback(retrieve_error)
         return reading
 
     async def _read_one(self) -> PcmChunk | None:
@@ -132,7 +132,7 @@ async def stop_reading(chunks: AsyncGenerator[PcmChunk, None], reading: "asyncio
             await chunks.aclose()
 
 
-def heed(task: "asyncio.Future[Any]") -> None:
+def retrieve_error(task: "asyncio.Future[Any]") -> None:
     """Reads how a task ended, so that asyncio logs no error of a task that is not awaited any more."""
     if not task.cancelled():
         task.exception()

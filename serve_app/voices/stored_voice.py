@@ -84,7 +84,7 @@ class Take(Strict):
         """A recording without transcript gives the sound of a voice, and less of its way of speaking."""
         return "transcript" if self.text else "vector"
 
-    def told(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         """What its owner is told of it."""
         known = {"style": self.style, "seconds": self.seconds, "text": self.text, "cloned_by": self.cloned_by}
         return {**known, "changes": self.changes, "flaws": [asdict(flaw) for flaw in self.flaws]}

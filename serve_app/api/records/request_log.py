@@ -194,22 +194,22 @@ class RequestRecord:
         self.usage.begin(utterance, info, stored, tells_timing=tells_timing)
         self.samples_per_s = info.sample_rate * speed
         self.is_speech = True
-        self._tell(is_over=False)
+        self._report(is_over=False)
 
     def publish(self) -> None:
         """Show it to the command that started this replica, if one did, and keep it."""
         if self.error or self.usage.finish_reason or self.is_speech:
             self.end()
-            self._tell(is_over=True)
+            self._report(is_over=True)
 
     def end(self) -> None:
         """Keep it as it is now."""
         self.ended_ns = time.time_ns()
         self.keep(self)
 
-    def _tell(self, *, is_over: bool) -> None:
+    def _report(self, *, is_over: bool) -> None:
         if reports.VARIABLE in os.environ:
-            reports.tell("request", f"{self.request_id} {self.received_ns}", is_over, self.entry())
+            reports.send("request", f"{self.request_id} {self.received_ns}", is_over, self.entry())
 
 
 def start_marks(utterance: Utterance, received_ns: int) -> Utterance:
@@ -244,7 +244,7 @@ def shown(
 
     The pipe is made in a `folder` that only this user may enter.
     """
-    pipe = folder / "told"
+    pipe = folder / "reports"
     os.mkfifo(pipe)
     end = os.open(pipe, os.O_RDWR)  # one that can write as well never reads an end
     reader = threading.Thread(target=_read, args=(end, show, report), daemon=True)

@@ -55,12 +55,12 @@ async def respond(
     own_type = {} if body is None else {"content-type": body.content_type}
     headers = {**speech_headers(speech.delivery, speech.info), **speech.headers(), **usage.headers(), **own_type}
     utterances = await _dialogue(service, request, utterance, parts) if parts else [utterance]
-    answer = _Answer(service, speech, utterances, parts)
+    source = _AudioSource(service, speech, utterances, parts)
     if isinstance(body, StreamedBody) or (body is None and not speech.delivery.whole):
-        times = answer.word_times()
-        audio = answer.audio(utterances, usage, times)
+        times = source.word_times()
+        audio = source.audio(utterances, usage, times)
         return SpeechResponse(audio if body is None else body.make(audio, times), headers, usage=usage)
-    return answer.whole(usage, headers, body, caller=state_of(request).caller.name)
+    return source.whole(usage, headers, body, caller=state_of(request).caller.name)
 
 
 def _continued(service: SpeechService, utterance: Utterance, speech: SpeechRequest) -> tuple[Utterance, SpeechRequest]:
@@ -88,8 +88,8 @@ async def _dialogue(
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """What is spoken for one request."""
+class _AudioSource:
+    """Makes the audio of one request, streamed or whole."""
 
     service: SpeechService
     speech: SpeechRequest

@@ -150,12 +150,12 @@ def named_event(fields: Mapping[str, object]) -> bytes:
 
 
 async def in_parts(
-    audio: AsyncGenerator[bytes, None], tell: Callable[[bytes], bytes], last: Callable[[], bytes] = bytes
+    audio: AsyncGenerator[bytes, None], encode: Callable[[bytes], bytes], last: Callable[[], bytes] = bytes
 ) -> AsyncGenerator[bytes, None]:
-    """A body of `tell(part)` for each part of the audio, with `last()` at its end."""
+    """A body of `encode(part)` for each part of the audio, with `last()` at its end."""
     async with aclosing(audio):
         async for part in audio:
-            yield tell(part)
+            yield encode(part)
     if end := last():
         yield end
 
@@ -185,7 +185,7 @@ class SpeechResponse(Response):
         self.init_headers(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_left(self._send(send), receive)
+        await while_connected(self._send(send), receive)
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self._body) as body:
@@ -249,7 +249,7 @@ class WholeResponse(SpeechResponse):
         return second, content
 
 
-async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
     """The result of `work`, which ends when the client leaves. Raises ClientDisconnect then."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnected(receive))
