@@ -19,7 +19,7 @@ from serve_app.api.bodies.client_json import parse_object
 from serve_app.api.bodies.http_request import read_body
 from serve_app.api.context import state_of
 from serve_app.api.headers import TIMING_HEADER
-from serve_app.api.records.request_log import RequestRecord, start_marks
+from serve_app.api.records.request_record import RequestRecord, start_marks
 from serve_app.api.requests.build_utterance import build_utterance
 from serve_app.api.requests.speech_request import Offer, SpeechRequest
 from serve_app.api.sockets.session import Session

@@ -15,7 +15,7 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo
 from serve_app.api.context import state_of
 from serve_app.api.headers import UNBUFFERED_HEADERS
-from serve_app.api.records.request_log import Usage
+from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.make_request import strict_request
 from serve_app.api.requests.speech_request import SpeechRequest

@@ -11,7 +11,7 @@ from deployments.errors import InvalidRequest
 from serve_app.api.bodies.client_json import number
 from serve_app.api.bodies.http_request import format_named, text_of
 from serve_app.api.context import state_of
-from serve_app.api.records.request_log import Usage
+from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names
 from serve_app.api.requests.make_request import lenient_request
 from serve_app.api.requests.speech_request import EVENT_STREAM, Delivery, SpeechRequest

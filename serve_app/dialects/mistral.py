@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from serve_app.api.bodies.http_request import format_named
 from serve_app.api.context import state_of
-from serve_app.api.records.request_log import Usage
+from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names
 from serve_app.api.requests.make_request import lenient_request
 from serve_app.api.requests.speech_request import EVENT_STREAM, Delivery

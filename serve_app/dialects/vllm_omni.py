@@ -12,7 +12,7 @@ from deployments.errors import InvalidRequest, NotReady, Overloaded, TalkrayErro
 from serve_app.api.bodies.http_request import text_of
 from serve_app.api.context import state_of
 from serve_app.api.error_replies import ErrorReply, translate
-from serve_app.api.records.request_log import Usage
+from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.make_request import strict_request
 from serve_app.api.requests.speech_request import CONTENT_TYPES

@@ -10,7 +10,7 @@ import numpy as np
 
 from deployments.errors import EngineError, TalkrayError
 from deployments.protocol import Codes, FinishReason, ModelInfo, Reference
-from serve_app.api.records.request_log import RequestRecord, Usage
+from serve_app.api.records.request_record import RequestRecord, Usage
 from serve_app.jobs.job_store import packed
 from serve_app.jobs.stored_job import JobPlan, MadeSegment, Manner, Part, SegmentId, StoredJob
 from serve_app.speech.long_text import LongText

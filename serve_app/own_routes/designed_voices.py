@@ -15,7 +15,7 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelKind, Sampling
 from serve_app.api import catalogue
 from serve_app.api.context import state_of
-from serve_app.api.records.request_log import Usage
+from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.make_request import lenient_request
 from serve_app.api.requests.model_choice import choosing_fields, not_deployed

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.context import state_of
-from serve_app.api.records.request_log import Usage
+from serve_app.api.records.request_record import Usage
 from serve_app.api.requests.build_utterance import build_utterance
 from serve_app.api.requests.speech_request import SpeechRequest, speech_headers
 from serve_app.api.responses.speech_response import (

@@ -13,7 +13,7 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason
 from serve_app.api.context import RequestState
 from serve_app.api.error_replies import translate
-from serve_app.api.records.request_log import RequestRecord, Usage, start_marks
+from serve_app.api.records.request_record import RequestRecord, Usage, start_marks
 from serve_app.api.requests.build_utterance import build_utterance
 from serve_app.api.requests.speech_body import SpeechBody, check_length
 from serve_app.api.requests.speech_request import Offer, SpeechRequest, stored_voice

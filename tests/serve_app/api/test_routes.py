@@ -20,7 +20,7 @@ from serve_app.api.access.keys import create_key
 from serve_app.api.bodies import http_request, uploads
 from serve_app.api.catalogue import ALIASES
 from serve_app.api.context import RequestState
-from serve_app.api.records.request_log import RequestRecord
+from serve_app.api.records.request_record import RequestRecord
 from serve_app.api.routes import Node, _answer_error
 from serve_app.client_audio import recordings
 from serve_app.client_audio.formats import AudioFormat

@@ -13,7 +13,8 @@ from deployments.errors import EngineError
 from deployments.protocol import FinishReason, SynthesisRequest
 from deployments.serving import reports
 from serve_app.api.access.keys import create_key
-from serve_app.api.records.request_log import Entry, RequestRecord, line, shown
+from serve_app.api.records.request_log import line, shown
+from serve_app.api.records.request_record import Entry, RequestRecord
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
 from serve_app.speech.segments import Utterance
 from tests.serve_app import asgi

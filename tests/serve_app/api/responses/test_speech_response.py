@@ -6,7 +6,7 @@ import pytest
 from starlette.types import Message
 
 from deployments.protocol import PcmChunk, SynthesisRequest, with_mark
-from serve_app.api.records.request_log import start_marks
+from serve_app.api.records.request_record import start_marks
 from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.api.requests.speech_request import negotiate
 from serve_app.api.responses.speech_response import SpeechResponse, Usage, audio_body, server_timing

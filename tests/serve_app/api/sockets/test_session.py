@@ -12,7 +12,7 @@ from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api.access.callers import Caller
 from serve_app.api.context import RequestState
-from serve_app.api.records.request_log import RequestRecord
+from serve_app.api.records.request_record import RequestRecord
 from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.api.requests.speech_request import Delivery, Offer, SpeechRequest
 from serve_app.api.sockets.session import (
