@@ -18,6 +18,7 @@ Codes = NDArray[np.int16]  # [frames, num_code_groups]
 Frame = NDArray[np.int16]  # [num_code_groups]: the codes of one frame
 Pcm = NDArray[np.int16]  # [samples]
 
+SAMPLE_BYTES = 2  # of s16le, in `pcm` of chunks
 ALL_FRAMES = 1 << 30  # more than any stream has
 
 
@@ -320,7 +321,7 @@ class PcmChunk:
 
     @property
     def num_samples(self) -> int:
-        return len(self.pcm) // 2
+        return len(self.pcm) // SAMPLE_BYTES
 
     @property
     def is_heartbeat(self) -> bool:

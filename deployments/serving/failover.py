@@ -32,8 +32,8 @@ _GIVE_UP_S = 30.0
 _MAX_LOSSES = 12
 _MAX_FUTILE_LOSSES = 3
 
-C = TypeVar("C", FrameChunk, PcmChunk)
-D = TypeVar("D", FrameChunk, PcmChunk)
+Sent = TypeVar("Sent", FrameChunk, PcmChunk)  # by the replica
+Given = TypeVar("Given", FrameChunk, PcmChunk)  # to the reader
 
 
 class Received:
@@ -79,7 +79,7 @@ class Received:
         return Progress(np.concatenate(self._codes), self.samples, in_hand_s)
 
 
-class ReplicaStream(ABC, Generic[C, D]):
+class ReplicaStream(ABC, Generic[Sent, Given]):
     """One stream that replicas make: whom it asks, and what its reader gets of their chunks."""
 
     def __init__(self, request_id: str, lost: type[ReplicaLost]) -> None:
@@ -87,11 +87,11 @@ class ReplicaStream(ABC, Generic[C, D]):
         self.request_id, self.lost = request_id, lost
 
     @abstractmethod
-    def ask(self) -> AsyncGenerator[C, None]:
+    def ask(self) -> AsyncGenerator[Sent, None]:
         """Call a replica for the chunks after those that came."""
 
     @abstractmethod
-    def receive(self, chunk: C) -> D | None:
+    def receive(self, chunk: Sent) -> Given | None:
         """What the reader gets of a chunk, None for nothing. Keeps of it what the next `ask` needs."""
 
 
@@ -138,7 +138,7 @@ class Attempts:
         elif self._stage is AttemptStage.ASKED:
             self._stage = AttemptStage.ACCEPTED
 
-    def with_losses(self, item: D) -> D:
+    def with_losses(self, item: Given) -> Given:
         """`item` with the losses that no chunk has told of yet, in front of its trail."""
         if not self._unreported_losses:
             return item
@@ -182,7 +182,7 @@ class Attempts:
         logger.warning("request %s goes on %.3f s after %s: %s", self._request_id, gap_s, lost, handover.reason)
 
 
-async def with_failover(stream: ReplicaStream[C, D]) -> AsyncGenerator[D, None]:
+async def with_failover(stream: ReplicaStream[Sent, Given]) -> AsyncGenerator[Given, None]:
     """A stream to its last chunk, from as many replicas as that needs.
 
     If the replica raises `lost` or Moved another one is asked; from then on NotReady and Overloaded too lead to further
@@ -212,7 +212,9 @@ async def with_failover(stream: ReplicaStream[C, D]) -> AsyncGenerator[D, None]:
                 await asyncio.sleep(attempts.delay_after(error))
 
 
-async def _next_item(stream: ReplicaStream[C, D], chunks: AsyncGenerator[C, None], attempts: Attempts) -> D | None:
+async def _next_item(
+    stream: ReplicaStream[Sent, Given], chunks: AsyncGenerator[Sent, None], attempts: Attempts
+) -> Given | None:
     """What the reader gets next; None after the last chunk. Raises `lost` if the chunks end without it."""
     async for chunk in chunks:
         if attempts.has_ended:

@@ -27,14 +27,14 @@ from deployments.protocol import (
     SynthesisRequest,
     with_mark,
 )
-from deployments.serving.failover import D, Received, ReplicaStream
+from deployments.serving.failover import Given, Received, ReplicaStream
 from deployments.speech_detection import EndingGuard, LeadingSilence
 
 Generate = Callable[[GenerateRequest], AsyncGenerator[FrameChunk, None]]
 Synthesize = Callable[[SynthesisRequest], AsyncGenerator[PcmChunk, None]]
 
 
-class TalkerStream(ReplicaStream[FrameChunk, D]):
+class TalkerStream(ReplicaStream[FrameChunk, Given]):
     """Asks talkers for those frames of one stream that have not come."""
 
     def __init__(self, generate: Generate, request: GenerateRequest, frame_samples: int) -> None:

@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, Overloaded
+from deployments.protocol import SAMPLE_BYTES
 from serve_app.api.context import state_of
 from serve_app.api.error_replies import Unauthorized, translate
-from serve_app.api.records.request_record import SAMPLE_BYTES, Usage
+from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.ignored_fields import Ignored
 from serve_app.api.requests.make_request import complete_request

@@ -17,7 +17,7 @@ import numpy as np
 
 from deployments.errors import InvalidRequest
 from deployments.listener import Listener
-from deployments.protocol import ModelInfo, SynthesisRequest
+from deployments.protocol import SAMPLE_BYTES, ModelInfo, SynthesisRequest
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from serve_app.speech.joints import Continuation, SpokenEnd
 from serve_app.speech.look_ahead import retrieve_error, stop_reading
@@ -30,7 +30,6 @@ from serve_app.text.ssml import SsmlCheck
 
 _IDLE_S = 60.0  # a text to which nothing is added for so long is finished
 _FADE_S = 0.01
-_SAMPLE_BYTES = 2
 _MARGIN_S = 0.06  # faded sound is sent so long before a player without a buffer runs dry
 _TOKEN_BYTES = 16
 # A talker reads a token of text with each frame of the tail, before it makes one.
@@ -292,7 +291,7 @@ async def without_clicks(
 
     While they `may_stall` the last 10 ms are held back, and faded out where no chunk comes in time.
     """
-    size = int(_FADE_S * sample_rate) * _SAMPLE_BYTES
+    size = int(_FADE_S * sample_rate) * SAMPLE_BYTES
     listener = Listener()
     held = b""  # the last 10 ms, not sent yet
     last: UtteranceChunk | None = None  # the latest chunk, emptied
@@ -305,7 +304,7 @@ async def without_clicks(
             if held and last is not None:
                 await asyncio.wait((coming,), timeout=max(0.0, listener.lead_s(time.monotonic()) - _MARGIN_S))
                 if not coming.done() and may_stall():
-                    yield replace(last, pcm=_faded(held, np.linspace(1, 0, len(held) // _SAMPLE_BYTES)))
+                    yield replace(last, pcm=_faded(held, np.linspace(1, 0, len(held) // SAMPLE_BYTES)))
                     held = b""
                     is_silent = True
             chunk = await coming
@@ -318,7 +317,7 @@ async def without_clicks(
             pcm, held = held + pcm, b""
             if chunk.finish_reason is None and may_stall():
                 pcm, held = pcm[:-size], pcm[-size:]
-            listener.deliver(len(pcm) / _SAMPLE_BYTES / sample_rate, now_s=time.monotonic())
+            listener.deliver(len(pcm) / SAMPLE_BYTES / sample_rate, now_s=time.monotonic())
             last = chunk.emptied()
             yield replace(chunk, pcm=pcm)
     finally:

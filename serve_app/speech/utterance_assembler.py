@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading
+from deployments.protocol import SAMPLE_BYTES, FinishReason, ModelInfo, PcmChunk, Reading
 from serve_app.client_audio.formats import Filter
 from serve_app.speech.redraw import ended_badly
 from serve_app.speech.utterance_chunk import UtteranceChunk
@@ -105,7 +105,7 @@ class _Timeline:
     def silence(self, seconds: float) -> bytes:
         samples = int(seconds * self._sample_rate)
         self._before += samples
-        return bytes(2 * samples)
+        return bytes(SAMPLE_BYTES * samples)
 
     def add(self, chunk: PcmChunk) -> tuple[tuple[float, float], ...]:
         """The chunk's `text_positions`: the middle of each frame that was read. Nothing before the first sound."""

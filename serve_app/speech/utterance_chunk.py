@@ -5,10 +5,10 @@ from operator import attrgetter
 
 import numpy as np
 
-from deployments.protocol import FinishReason, ModelInfo, PcmChunk
+from deployments.protocol import SAMPLE_BYTES, FinishReason, ModelInfo, PcmChunk
 
 # The audio of a text with nothing to speak, because clients take an answer without audio for a failure.
-SILENCE_S, _SAMPLE_BYTES = 0.1, 2
+SILENCE_S = 0.1
 _fields_of = attrgetter(*(field.name for field in fields(PcmChunk)))
 
 
@@ -35,5 +35,5 @@ class UtteranceChunk(PcmChunk):
 def silence(info: ModelInfo) -> UtteranceChunk:
     """A moment without a sound, as the whole of an utterance."""
     codes = np.zeros((0, info.num_code_groups), np.int16)
-    pcm = bytes(int(SILENCE_S * info.sample_rate) * _SAMPLE_BYTES)
+    pcm = bytes(int(SILENCE_S * info.sample_rate) * SAMPLE_BYTES)
     return UtteranceChunk(pcm, codes, num_text_tokens=0, finish_reason=FinishReason.STOP)

@@ -94,7 +94,7 @@ class WordTimes:
     def feed(self, chunk: UtteranceChunk) -> None:
         """Take the utterance's next chunk. The ends of more words may then be known."""
         self._take_parts(max((chars for _, chars in chunk.text_positions), default=-1))
-        self._num_samples += len(chunk.pcm) // 2
+        self._num_samples += chunk.num_samples
         for seconds, chars in chunk.text_positions:
             self._hear(seconds, chars)
         if chunk.finish_reason is not None:

@@ -16,8 +16,6 @@ from serve_app.speech.segments import Utterance
 from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.voices.stored_voice import StoredVoice
 
-SAMPLE_BYTES = 2
-
 Entry = dict[str, Any]  # as in `RequestRecord.entry`
 
 _NO_ADDRESS = re.compile(r"[^0-9A-Za-z.:%_-]")  # a proxy in front may pass on anything
