@@ -60,7 +60,7 @@ class Received:
             self._listener.deliver(audio_s, now_s=time.monotonic())
 
     def begin_attempt(self, request: SynthesisRequest) -> SynthesisRequest:
-        """The request for what the reader has not got. Each call begins an attempt: from the second on the request
+        """The request for the rest of the stream. Each call begins an attempt: from the second on the request
         says `was_asked_for`, because the replica that was asked before may hang. The prompt that a replica made of a
         recording goes in place of the recording.
         """
@@ -80,7 +80,7 @@ class Received:
 
 
 class ReplicaStream(ABC, Generic[Sent, Given]):
-    """One stream that replicas make: whom it asks, and what its reader gets of their chunks."""
+    """One stream that replicas make: the call for its chunks, and the chunk that its reader gets for each."""
 
     def __init__(self, request_id: str, lost: type[ReplicaLost]) -> None:
         """`lost`: the error of a lost replica of the pool that is asked."""
@@ -92,7 +92,7 @@ class ReplicaStream(ABC, Generic[Sent, Given]):
 
     @abstractmethod
     def receive(self, chunk: Sent) -> Given | None:
-        """What the reader gets of a chunk, None for nothing. Keeps of it what the next `ask` needs."""
+        """The chunk for the reader, None if there is none for this one. Notes what the next `ask` needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ async def with_failover(stream: ReplicaStream[Sent, Given]) -> AsyncGenerator[Gi
 async def _next_item(
     stream: ReplicaStream[Sent, Given], chunks: AsyncGenerator[Sent, None], attempts: Attempts
 ) -> Given | None:
-    """What the reader gets next; None after the last chunk. Raises `lost` if the chunks end without it."""
+    """The next chunk for the reader; None after the last one. Raises `lost` if the chunks end without a last one."""
     async for chunk in chunks:
         if attempts.has_ended:
             continue  # let the call end by itself: Serve would cancel others with it

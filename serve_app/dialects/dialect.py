@@ -32,8 +32,8 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class JsonRoute(Route):
-    """A route whose body is read for it, within the limits of size, time and room: `answer` takes the SpeechService,
-    the request, and the fields of its JSON object.
+    """A route whose `answer` is given the body: it takes the SpeechService, the request, and the fields of the body's
+    JSON object. The body is read within the limits of size, time and room.
 
     Several dialects may have one for the same operation. All but one of them have a `json_field`: they answer the
     requests whose body has that field.

@@ -44,7 +44,7 @@ class ResponseSocket(Connection):
         await self.send(kind, event_id=f"event_{secrets.token_hex(8)}", **fields)
 
     async def tell_error(self, reply: ErrorReply, event_id: object = None) -> None:
-        """`event_id` is that of the message which was refused."""
+        """`event_id`: of the refused message."""
         await self.send_event("error", error={**reply.envelope()["error"], "event_id": event_id})
 
     async def tell_begun(self, turn: Turn) -> None:

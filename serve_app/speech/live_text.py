@@ -28,13 +28,13 @@ from serve_app.text.splitting import LiveSplit
 from serve_app.text.spoken_text import CHARS_AT_ONCE, SpokenPiece, TextReader, TextRules
 from serve_app.text.ssml import SsmlCheck
 
-_IDLE_S = 60.0  # a text to which nothing is added for so long is finished
+_IDLE_S = 60.0  # a text to which nothing is added for this time is finished
 _FADE_S = 0.01
-_MARGIN_S = 0.06  # faded sound is sent so long before a player without a buffer runs dry
+_MARGIN_S = 0.06  # faded sound is sent this time before a player without a buffer runs dry
 _TOKEN_BYTES = 16
 # A talker reads a token of text with each frame of the tail, before it makes one.
 _JOINED_CHARS = 80
-_PLENTY_CHARS = 40  # so many characters make audio, even if the client writes no more
+_PLENTY_CHARS = 40  # this number of characters makes audio, even if the client writes no more
 
 
 class LiveTexts:

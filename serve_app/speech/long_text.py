@@ -16,7 +16,7 @@ from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_assembler import UtteranceAssembler
 from serve_app.speech.utterance_chunk import UtteranceChunk
 
-# A later segment that is refused is asked for again so often, and for so long.
+# How often a later segment that was refused is asked for again, and how long.
 _RETRY_AFTER_S, _GIVE_UP_AFTER_S = 0.25, 30.0
 
 
@@ -49,9 +49,9 @@ class LongText:
     async def speak_segments(
         self, first: SynthesisRequest, segments: Segments, info: ModelInfo, *, redraws: bool
     ) -> AsyncGenerator[UtteranceChunk, None]:
-        """The audio of all segments in order. `first` is the request for the first one: the utterance's own tail and
-        seed are in it. The next one is asked for as soon as there is one and this one begins to sound, or where it
-        joins this one, has ended.
+        """The audio of all segments in order. `first` is the request for the first one, with the utterance's own tail
+        and seed. The next segment is asked for once it is known and this one begins to sound. A segment that joins
+        this one is asked for when this one has ended.
 
         Sampling options hold for each segment on its own: `max_new_tokens` bounds a segment, not the whole. With
         `redraws`, speech that ends badly with its first audio ends there: the caller redraws it. Segments after the

@@ -11,7 +11,7 @@ from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from serve_app.speech.joints import SpokenEnd
 from serve_app.speech.segments import Segments
 
-# A later segment is read ahead of its sending as long as so much audio is sent and not played.
+# A later segment is read ahead of its sending while more than this is sent and not played.
 _LEAD_S = 1.0
 
 Redraw = Callable[[FinishReason], AsyncGenerator[PcmChunk, None]]

@@ -123,7 +123,7 @@ class _Timeline:
         )
 
     def deliver(self, num_samples: int) -> None:
-        """So many samples were sent, after a change of speed."""
+        """These samples were sent, counted after a change of speed."""
         self._delivered += num_samples
 
     def _seconds(self, frame: int, dropped: int) -> float:

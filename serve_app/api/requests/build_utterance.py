@@ -32,7 +32,8 @@ async def build_utterance(
 ) -> Utterance:
     """One utterance for the model that was chosen for the request. Raises InvalidRequest that names the field.
 
-    A `live` request has no text yet. The text of others may have nothing to speak, as "..." has: see `is_speakable`.
+    A `live` request has no text yet. The text of another request may have nothing to speak, such as "...": see
+    `is_speakable`.
     """
     settings = offer.settings
     info, spoken, stored = speech.info, speech.spoken, speech.stored

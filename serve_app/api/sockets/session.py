@@ -34,7 +34,7 @@ from serve_app.text.spoken_text import SpokenText, read
 
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
 MAX_AUDIO_BYTES = 4096  # in one event
-_MOST_UNSENT = 8  # events that the reader has not taken; decoding waits while there are so many
+_MOST_UNSENT = 8  # events that the reader has not taken; decoding waits at this number
 _MOST_TURNS = 256  # turns that wait to be spoken
 
 
@@ -187,8 +187,8 @@ class Session:
         live_texts: LiveTexts | None = None,
     ) -> None:
         """`speech`: everything but the text. With `live_texts` a turn is spoken while it is written, else when it is
-        complete. Turns have `request_id` with their number after it, that of a session without `live_texts` the bare
-        one. `continuation`: what its turns go on from.
+        complete. A turn's id is `request_id` with the turn's number, or without `live_texts` the bare `request_id`.
+        `continuation`: the speech from which the turns go on.
         """
         self._offer, self._speech = offer, speech
         self._info, self._delivery, self._rules = speech.info, speech.delivery, speech.spoken.rules
