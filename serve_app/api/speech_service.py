@@ -108,7 +108,7 @@ class SpeechService:
         return Session(
             self.offer,
             speech,
-            asker=state_of(connection),
+            handshake=state_of(connection),
             request_id=request_id,
             continuation=continuation or self.continuation(),
             live_texts=self._live_texts if live else None,

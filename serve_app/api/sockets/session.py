@@ -181,19 +181,19 @@ class Session:
         offer: Offer,
         speech: SpeechRequest,
         *,
-        asker: RequestState,
+        handshake: RequestState,
         request_id: str,
         continuation: Continuation,
         live_texts: LiveTexts | None = None,
     ) -> None:
         """`speech`: everything but the text. With `live_texts` a turn is spoken while it is written, else when it is
         complete. A turn's id is `request_id` with the turn's number, or without `live_texts` the bare `request_id`.
-        `continuation`: the speech from which the turns go on.
+        `continuation`: the speech from which the turns go on. `handshake`: the state of the socket's request.
         """
         self._offer, self._speech = offer, speech
         self._info, self._delivery, self._rules = speech.info, speech.delivery, speech.spoken.rules
         self._body = speech.body  # with the speed of turns that have not begun
-        self._asker, self._request_id = asker, request_id
+        self._handshake, self._request_id = handshake, request_id
         self._continuation, self._live_texts = continuation, live_texts
         self._turns: deque[Turn] = deque()  # the one that is spoken first
         self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
@@ -295,7 +295,7 @@ class Session:
             raise InvalidRequest(f"More than {_MOST_TURNS} turns wait to be spoken.", "text", "too_many_turns")
         self._num_turns += 1
         own_id = f"{self._request_id}-{self._num_turns}" if self._live_texts else self._request_id
-        turn = Turn(self._num_turns, self._asker.record.another(own_id))
+        turn = Turn(self._num_turns, self._handshake.record.another(own_id))
         self._turns.append(turn)
         self._changed.set()
         return turn
@@ -393,8 +393,8 @@ class Session:
             yield turn.utterance if has_words else None
 
     async def _utterance(self, turn: Turn, body: SpeechBody, spoken: SpokenText, *, live: bool = False) -> Utterance:
-        self._asker.caller.count_request()
-        identity = {"request_id": turn.record.request_id, "client": self._asker.caller.name}
+        self._handshake.caller.count_request()
+        identity = {"request_id": turn.record.request_id, "client": self._handshake.caller.name}
         # A turn may come an hour after the request: by then its voice may have another version, or be gone.
         stored = await stored_voice(body, self._info, self._offer.voices)
         speech = replace(self._speech, body=body, spoken=spoken, stored=stored)

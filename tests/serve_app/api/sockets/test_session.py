@@ -62,8 +62,8 @@ async def open_session(
             return LongText(synthesizer).speak(utterance.changed(mailbox=None), info)
         return as_utterance(synthesizer.synthesize(utterance.synthesis, info))
 
-    texts, asker = LiveTexts(), RequestState(RequestRecord("talk", 0))
-    asker.caller = Caller("test", visitor=STRANGER)
+    texts, handshake = LiveTexts(), RequestState(RequestRecord("talk", 0))
+    handshake.caller = Caller("test", visitor=STRANGER)
     session = Session(
         Offer(
             SimpleNamespace(of=lambda utterance: SimpleNamespace(speak=speak)),
@@ -73,7 +73,7 @@ async def open_session(
         SpeechRequest(
             info, body, delivery or Delivery(AudioFormat.PCM), {}, read("", TextRules(spoken_form=info.spoken_form))
         ),
-        asker=asker,
+        handshake=handshake,
         request_id="talk",
         continuation=Continuation(Tails(), joins=False),
         live_texts=texts,
