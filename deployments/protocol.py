@@ -18,6 +18,7 @@ Codes = NDArray[np.int16]  # [frames, num_code_groups]
 Frame = NDArray[np.int16]  # [num_code_groups]: the codes of one frame
 Pcm = NDArray[np.int16]  # [samples]
 
+SAMPLE_BYTES = 2  # of s16le, in `pcm` of chunks
 ALL_FRAMES = 1 << 30  # more than any stream has
 
 
@@ -317,9 +318,6 @@ class PcmChunk:
     position: int = 0  # samples delivered with this chunk, as in `Progress`
     marks: Marks = ()  # see FrameChunk
     readings: tuple[Reading, ...] = ()  # see FrameChunk; they may come before the audio of their frames
-    text_positions: tuple[tuple[float, float], ...] = ()  # set by the ingress: (seconds of audio, characters spoken)
-    seed: int | None = None  # set where it is not the request's
-    segment: int = 0  # set by the ingress: number of the segment of a long text. The codec begins anew with each.
     clone_prompt: ClonePrompt | None = None  # see FrameChunk
     trail: Marks = ()  # see FrameChunk; of talkers and codecs
 
@@ -328,17 +326,11 @@ class PcmChunk:
 
     @property
     def num_samples(self) -> int:
-        return len(self.pcm) // 2
+        return len(self.pcm) // SAMPLE_BYTES
 
     @property
     def is_heartbeat(self) -> bool:
         return not len(self.codes) and not self.pcm and self.finish_reason is None
-
-    def emptied(self) -> "PcmChunk":
-        """A chunk of the same stream that brings nothing: no audio, no frames, no end."""
-        return PcmChunk(
-            b"", self.codes[:0], self.num_text_tokens, position=self.position, seed=self.seed, segment=self.segment
-        )
 
 
 _beside_frames, _beside_samples = (

@@ -71,7 +71,7 @@ def _chosen(own: AppConfig) -> AppConfig:
 
 
 def _check_default_voice(config: AppConfig, models: list[str]) -> None:
-    """Against the checkpoints, where all of them are here."""
+    """Checks against the checkpoints, if all of them are on this node."""
     known = [speakers(model) for model in models]
     if all(voices is not None for voices in known):
         named = [voice for voices in known for voice in voices or ()]

@@ -72,7 +72,7 @@ class AccessSettings(Strict):
         """These settings for a server bound to `host`: without keys it answers to loopback names, or the listed ones.
 
         Raises StartError where others could speak without a key. The address that the server is bound to decides,
-        never that of the peer: behind a proxy every client looks local.
+        never the peer's address: behind a proxy every client looks local.
         """
         if self.keys_file is None and not is_loopback(host):
             raise StartError(
@@ -132,7 +132,7 @@ class JobSettings(Strict):
     max_jobs: Positive = 100  # kept of each owner
     max_input_chars: Positive = 200_000  # of a part: about three hours
     max_bytes: Positive = 10 << 30  # of each owner's finished segments: an hour of speech takes about 80 MB
-    retention_s: PositiveSeconds = 7 * 86400.0  # a job is removed so long after its end
+    retention_s: PositiveSeconds = 7 * 86400.0  # from a job's end until it is removed
     # Hosts that a job's `webhook` may name, and the file with the secret that signs the calls, on the node of the pool
     # `Jobs`: the base64 of 24 to 64 bytes.
     webhook_hosts: tuple[Annotated[str, AfterValidator(_host_name)], ...] = ()

@@ -18,7 +18,7 @@ from deployments.serving.failover import with_failover
 from deployments.serving.handles import ask_replica, read_replica
 from deployments.serving.replica_streams import CodecAudio, TalkerAudio
 from deployments.weights.description import describe
-from serve_app.audio.recordings import by_prompt, keep_clone_prompt
+from serve_app.client_audio.recordings import by_prompt, keep_clone_prompt
 from serve_app.config import AdmissionSettings
 
 logger = logging.getLogger(__name__)
@@ -43,14 +43,14 @@ class Deployed:
     talker: DeploymentHandle | None = None
 
     def known_info(self) -> ModelInfo | None:
-        """What is known of one of several models without its talkers, which a call might start: from its files, else
-        what another ingress has noted. None of a single one, whose talkers are asked.
+        """The description of one of several models from its files, else from the note of another ingress: a call to its
+        talkers might start them. None for a single model, whose talkers are asked.
         """
         if not self.name:
             return None
         try:
             info = describe(self.checkpoint, self.config, on_gpu=self.on_gpu)
-        except CheckpointError as error:  # its talkers will not start; those of the others do
+        except CheckpointError as error:  # its talkers will not start; talkers of other models do
             logger.error("the model %s: %s", self.name, error)
             return None
         if info is not None:
@@ -88,7 +88,7 @@ class HandleSynthesizer:
             # In the context of a request Serve would cancel the call when that request's client leaves.
             self._asking = asyncio.create_task(self._remember(), context=Context())
             self._asking.add_done_callback(self._log_failure)
-        # Requests for the others of several models do not wait.
+        # With several models a request does not wait, because another model may answer it.
         wait_s = 0.0 if self._served.name else _DESCRIBE_TIMEOUT_S
         try:
             return await asyncio.wait_for(asyncio.shield(self._asking), wait_s)
@@ -96,7 +96,7 @@ class HandleSynthesizer:
             raise NotReady("the model is still loading") from None
 
     async def _remember(self) -> ModelInfo:
-        """One of several models may be at zero, and then the call is what starts it."""
+        """The call starts one of several models that is at zero."""
         if self._served.name:
             self._info = self._served.remember(await self._ask())
         else:

@@ -32,8 +32,8 @@ _GIVE_UP_S = 30.0
 _MAX_LOSSES = 12
 _MAX_FUTILE_LOSSES = 3
 
-C = TypeVar("C", FrameChunk, PcmChunk)
-D = TypeVar("D", FrameChunk, PcmChunk)
+Sent = TypeVar("Sent", FrameChunk, PcmChunk)  # by the replica
+Given = TypeVar("Given", FrameChunk, PcmChunk)  # to the reader
 
 
 class Received:
@@ -60,7 +60,7 @@ class Received:
             self._listener.deliver(audio_s, now_s=time.monotonic())
 
     def begin_attempt(self, request: SynthesisRequest) -> SynthesisRequest:
-        """The request for what the reader has not got. Each call begins an attempt: from the second on the request
+        """The request for the rest of the stream. Each call begins an attempt: from the second on the request
         says `was_asked_for`, because the replica that was asked before may hang. The prompt that a replica made of a
         recording goes in place of the recording.
         """
@@ -79,20 +79,20 @@ class Received:
         return Progress(np.concatenate(self._codes), self.samples, in_hand_s)
 
 
-class ReplicaStream(ABC, Generic[C, D]):
-    """One stream that replicas make: whom it asks, and what its reader gets of their chunks."""
+class ReplicaStream(ABC, Generic[Sent, Given]):
+    """One stream that replicas make: the call for its chunks, and the chunk that its reader gets for each."""
 
     def __init__(self, request_id: str, lost: type[ReplicaLost]) -> None:
         """`lost`: the error of a lost replica of the pool that is asked."""
         self.request_id, self.lost = request_id, lost
 
     @abstractmethod
-    def ask(self) -> AsyncGenerator[C, None]:
+    def ask(self) -> AsyncGenerator[Sent, None]:
         """Call a replica for the chunks after those that came."""
 
     @abstractmethod
-    def receive(self, chunk: C) -> D | None:
-        """What the reader gets of a chunk, None for nothing. Keeps of it what the next `ask` needs."""
+    def receive(self, chunk: Sent) -> Given | None:
+        """The chunk for the reader, None if there is none for this one. Notes what the next `ask` needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Attempts:
         self._num_losses = 0
         self._num_futile = 0  # losses in a row without a new frame between them
         self._delay_s = 0.0  # before the next attempt
-        self._losses_untold: Marks = ()
+        self._unreported_losses: Marks = ()
         self.has_ended = False  # the last chunk has come
 
     def received(self, chunk: FrameChunk | PcmChunk) -> None:
@@ -138,12 +138,12 @@ class Attempts:
         elif self._stage is AttemptStage.ASKED:
             self._stage = AttemptStage.ACCEPTED
 
-    def with_losses(self, item: D) -> D:
+    def with_losses(self, item: Given) -> Given:
         """`item` with the losses that no chunk has told of yet, in front of its trail."""
-        if not self._losses_untold:
+        if not self._unreported_losses:
             return item
-        trail = self._losses_untold + item.trail
-        self._losses_untold = ()
+        trail = self._unreported_losses + item.trail
+        self._unreported_losses = ()
         return replace(item, trail=trail)
 
     def resume(self) -> None:
@@ -177,12 +177,12 @@ class Attempts:
             logger.info("request %s goes on %.3f s after %s", self._request_id, gap_s, handover.reason)
             return
         lost = self._lost.__name__
-        self._losses_untold += ((lost, time.time_ns() - int(gap_s * 1e9)),)
+        self._unreported_losses += ((lost, time.time_ns() - int(gap_s * 1e9)),)
         metrics.failed_over(lost, gap_s)
         logger.warning("request %s goes on %.3f s after %s: %s", self._request_id, gap_s, lost, handover.reason)
 
 
-async def with_failover(stream: ReplicaStream[C, D]) -> AsyncGenerator[D, None]:
+async def with_failover(stream: ReplicaStream[Sent, Given]) -> AsyncGenerator[Given, None]:
     """A stream to its last chunk, from as many replicas as that needs.
 
     If the replica raises `lost` or Moved another one is asked; from then on NotReady and Overloaded too lead to further
@@ -212,8 +212,10 @@ async def with_failover(stream: ReplicaStream[C, D]) -> AsyncGenerator[D, None]:
                 await asyncio.sleep(attempts.delay_after(error))
 
 
-async def _next_item(stream: ReplicaStream[C, D], chunks: AsyncGenerator[C, None], attempts: Attempts) -> D | None:
-    """What the reader gets next; None after the last chunk. Raises `lost` if the chunks end without it."""
+async def _next_item(
+    stream: ReplicaStream[Sent, Given], chunks: AsyncGenerator[Sent, None], attempts: Attempts
+) -> Given | None:
+    """The next chunk for the reader; None after the last one. Raises `lost` if the chunks end without a last one."""
     async for chunk in chunks:
         if attempts.has_ended:
             continue  # let the call end by itself: Serve would cancel others with it

@@ -15,9 +15,9 @@ from deployments.errors import Moved, NotReady, Overloaded, ReplicaLost
 from deployments.limits import Rate
 
 _finished: defaultdict[str, Rate] = defaultdict(Rate)  # of streams that ended in this process, by deployment
-# A call that no replica takes for so long is made again, because it may wait for a replica that hangs.
+# After this time a call that no replica took is made again, because it may wait for a replica that hangs.
 _ACCEPT_S = 4.0
-# A stream without a chunk or a heartbeat for so long is lost, because a replica that hangs, or whose host is cut off,
+# After this time without a chunk or heartbeat a stream is lost, because a replica that hangs, or whose host is cut off,
 # closes no connection.
 _PEER_TIMEOUT_S = 3.0
 _CATCH_UP_S = 0.25  # for messages that came while this process could not run
@@ -102,8 +102,8 @@ class ItemReader(Generic[T]):
         return bool(self._item) or self._task.done()
 
     async def wait(self, within_s: float) -> bool:
-        """Wait for the next item or the end, at most so long. Only now the iterator is asked for the item after the one
-        that was taken last.
+        """Wait for the next item or the end, at most `within_s`. Only now the iterator is asked for the item after the
+        latest taken one.
         """
         if not self._item and self._taken is not None and not self._taken.done():
             self._taken.set_result(None)

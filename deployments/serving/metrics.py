@@ -7,8 +7,8 @@ the calls do nothing: in tests, and in the talker's engine, which sends its numb
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from deployments.audio.recording_cache import Lookups
 from deployments.protocol import FinishReason, Marks
+from deployments.recording_cache import Lookups
 
 _LATENCIES_S = [0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 15.0, 60.0]
 _STEPS_S = [0.001, 0.002, 0.004, 0.006, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.15, 0.3, 1.0]

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from deployments.audio.speech_detection import EndingGuard, LeadingSilence
 from deployments.errors import CodecLost, EngineError, TalkerLost
 from deployments.protocol import (
     ALL_FRAMES,
@@ -28,13 +27,14 @@ from deployments.protocol import (
     SynthesisRequest,
     with_mark,
 )
-from deployments.serving.failover import D, Received, ReplicaStream
+from deployments.serving.failover import Given, Received, ReplicaStream
+from deployments.speech_detection import EndingGuard, LeadingSilence
 
 Generate = Callable[[GenerateRequest], AsyncGenerator[FrameChunk, None]]
 Synthesize = Callable[[SynthesisRequest], AsyncGenerator[PcmChunk, None]]
 
 
-class TalkerStream(ReplicaStream[FrameChunk, D]):
+class TalkerStream(ReplicaStream[FrameChunk, Given]):
     """Asks talkers for those frames of one stream that have not come."""
 
     def __init__(self, generate: Generate, request: GenerateRequest, frame_samples: int) -> None:
@@ -74,7 +74,7 @@ class TalkerAudio(TalkerStream[PcmChunk]):
         each_chunk: Callable[[PcmChunk], None] = lambda chunk: None,
     ) -> None:
         super().__init__(generate, GenerateRequest(request, gpu_frames=ALL_FRAMES), info.frame_samples)
-        self._frames, self._sample_rate = UntakenFrames(info.frame_samples), info.sample_rate
+        self._frames, self._sample_rate = PendingFrames(info.frame_samples), info.sample_rate
         self._each_chunk = each_chunk
         silence = None if request.leading_silence else LeadingSilence(info.sample_rate)
         guard = None if request.ignore_eos else EndingGuard(info.frame_samples, info.sample_rate)
@@ -123,7 +123,7 @@ class CodecAudio(ReplicaStream[PcmChunk, PcmChunk]):
         return with_mark(chunk, "from-codec")
 
 
-class UntakenFrames:
+class PendingFrames:
     """The frames of one stream that have come and were not taken yet. A talker may have made the audio of the first."""
 
     def __init__(self, frame_samples: int, first: Codes | None = None) -> None:
@@ -173,7 +173,7 @@ class UntakenFrames:
         self._pcm.clear()
         return self.take(len(pcm) // self._frame_bytes), np.frombuffer(pcm, np.int16)
 
-    def take_news(self) -> tuple[Marks, tuple[Reading, ...], ClonePrompt | None, Marks]:
+    def take_extras(self) -> tuple[Marks, tuple[Reading, ...], ClonePrompt | None, Marks]:
         """What came beside codes and audio since the last call: marks, readings, prompt and trail."""
         news = self._marks, self._readings, self._clone_prompt, self._trail
         self._marks, self._readings, self._clone_prompt, self._trail = (), (), None, ()
@@ -190,7 +190,7 @@ class OutgoingAudio:
 
     def __init__(
         self,
-        frames: UntakenFrames,
+        frames: PendingFrames,
         silence: LeadingSilence | None,
         guard: EndingGuard | None = None,
         *,
@@ -212,7 +212,7 @@ class OutgoingAudio:
         pcm = pcm if self._silence is None else self._silence.trim(pcm)
         if len(pcm):
             self._delivered = self._position
-        marks, readings, prompt, trail = self._frames.take_news()
+        marks, readings, prompt, trail = self._frames.take_extras()
         return PcmChunk(
             pcm=pcm.tobytes(),
             codes=codes,

@@ -16,7 +16,7 @@ VARIABLE = "TALKRAY_TOLD"
 logger = logging.getLogger(__name__)
 
 
-def tell(kind: str, *details: object) -> None:
+def send(kind: str, *details: object) -> None:
     named = os.environ.get(VARIABLE)
     if not named:
         return
@@ -31,7 +31,7 @@ def tell(kind: str, *details: object) -> None:
 def report_stage(stage: str) -> None:
     """Log the stage that a start has come to, and send it to the command."""
     logger.info("%s", stage)
-    tell("stage", stage)
+    send("stage", stage)
 
 
 @dataclass(frozen=True, slots=True)

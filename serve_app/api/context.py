@@ -21,7 +21,7 @@ from serve_app.api.access.callers import Caller
 from serve_app.api.bodies.uploads import Upload
 from serve_app.api.error_replies import translate
 from serve_app.api.headers import CLOSE_HEADER, REQUEST_ID_HEADER
-from serve_app.api.records.request_log import LEFT, RequestRecord
+from serve_app.api.records.request_record import LEFT, RequestRecord
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Names of HTTP headers beside those of HTTP itself, in lower case. A dialect's own stand in that dialect's file."""
+"""Names of our own HTTP headers, in lower case. Headers of one dialect stand in the dialect's file."""
 
 # Of requests.
 FORWARDED_FOR_HEADER = "x-forwarded-for"

@@ -24,7 +24,7 @@ from serve_app.api.cluster_status import ClusterStatus, cluster_routes
 from serve_app.api.context import RequestContext, state_of
 from serve_app.api.error_replies import INTERNAL, translate
 from serve_app.api.headers import EXPOSED_HEADERS
-from serve_app.api.records.request_log import RequestRecord
+from serve_app.api.records.request_record import RequestRecord
 from serve_app.api.speech_service import SpeechService
 from serve_app.api.web_pages import page_routes
 from serve_app.config import AdmissionSettings, ApiSettings
@@ -111,7 +111,7 @@ def create_api(
     api.router.routes += [
         Route(route.path, route.endpoint, methods=["POST"], include_in_schema=False)
         for route in dialect_routes.routes
-        if isinstance(route, APIRoute) and "POST" in route.methods
+        if isinstance(route, APIRoute) and "POST" in (route.methods or ())
         if not get_flat_params(route.dependant) and route.body_field is None
     ]
     api.include_router(dialect_routes, dependencies=keyed)

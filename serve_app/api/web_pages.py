@@ -108,7 +108,7 @@ def _read(name: str) -> bytes:
 
 
 def _page(page: str, allowed: Mapping[str, str]) -> Response:
-    """`page`, whose own scripts and styles alone may run, and which talks to this server only."""
+    """`page` with headers by which only its own scripts and styles run, and only this server is asked."""
     policy = {
         "default-src": "'none'",
         "script-src": " ".join(("'self'", *_hashes("script", page))),

@@ -28,6 +28,7 @@ from deployments.errors import InvalidRequest, StartError, TalkrayError
 from deployments.weights.store import EMBEDDED, find, locate, resolve_auto
 from serve_app.api.access.keys import read_keys
 from serve_app.api.records import request_log
+from serve_app.api.records.request_record import Entry
 from serve_app.cli import ray_settings
 from serve_app.cli.design_commands import voices
 from serve_app.cli.doctor import count_gpus, examine, for_this_card, predict_memory
@@ -51,11 +52,11 @@ from serve_app.cli.upgrade_check import upgrade_changes
 from serve_app.config import AccessSettings, AppConfig, ConfigError, explain, read_config
 
 
-def print_json(entry: request_log.Entry) -> None:
+def print_json(entry: Entry) -> None:
     print(json.dumps(entry), flush=True)
 
 
-def print_line(entry: request_log.Entry) -> None:
+def print_line(entry: Entry) -> None:
     print(request_log.line(entry), flush=True)
 
 

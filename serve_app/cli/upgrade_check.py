@@ -30,7 +30,7 @@ _OF_SERVE = ("proxy_location", "http_options", "grpc_options")  # read when Serv
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A setting that differs, and whose replicas it replaces; none: of nobody."""
+    """A setting that differs, and the pools whose replicas it replaces; empty: no pool."""
 
     setting: str
     before: object

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.errors import InvalidRequest, StartError
-from serve_app.audio.reference_doctor import CheckedRecording, HeardWords, check_recording
+from serve_app.client_audio.reference_doctor import CheckedRecording, HeardWords, check_recording
 from serve_app.text.languages import language_code, language_name
 
 if TYPE_CHECKING:

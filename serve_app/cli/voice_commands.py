@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from deployments.errors import InvalidRequest, StartError
-from serve_app.audio.reference_doctor import Preparation
 from serve_app.cli.voice_check import show_advice
 from serve_app.cli.voice_check import voices as voices
+from serve_app.client_audio.reference_doctor import Preparation
 from serve_app.config import VoiceSettings
 
 if TYPE_CHECKING:  # they import what decodes recordings

@@ -18,15 +18,16 @@ from serve_app.api.bodies.forms import read_form
 from serve_app.api.bodies.http_request import format_named, text_of
 from serve_app.api.context import state_of
 from serve_app.api.error_replies import ErrorReply, translate
-from serve_app.api.records.request_log import Usage
+from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.make_request import lenient_request
 from serve_app.api.requests.speech_request import EVENT_STREAM, Delivery, SpeechRequest
+from serve_app.api.responses.respond import respond
 from serve_app.api.responses.speech_response import StreamedBody, named_event
 from serve_app.api.sockets.connection import ContextConnection
 from serve_app.api.sockets.session import Audio, Done, Event, Failed, Flushed, Session, Words
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Route, Sample
 from serve_app.speech.word_times import Word, WordTimes, marked
 from serve_app.text.languages import language_name
@@ -70,7 +71,7 @@ async def speak_bytes(service: SpeechService, request: Request) -> Response:
     text_of(fields, "transcript")
     overrides = {"word_timestamps": False}
     reasons = {"add_timestamps": "/tts/sse tells them"} if fields.get("add_timestamps") else {}
-    return await service.respond(request, await _speech_request(service, fields, overrides=overrides, reasons=reasons))
+    return await respond(service, request, await _speech_request(service, fields, overrides=overrides, reasons=reasons))
 
 
 async def speak_events(service: SpeechService, request: Request) -> Response:
@@ -80,7 +81,7 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
     speech = await _speech_request(service, fields)
     usage = state_of(request).record.usage
     events = StreamedBody(EVENT_STREAM, lambda audio, times: _events(audio, times, usage))
-    return await service.respond(request, speech, events)
+    return await respond(service, request, speech, events)
 
 
 async def list_voices(service: SpeechService, starting_after: str = "") -> dict[str, object]:
@@ -112,7 +113,7 @@ async def clone_voice(service: SpeechService, request: Request) -> Response:
     recording = SentRecording(clips[0].data, text, prepare=form.preparation())
     voice = await service.voices.add(details, [recording], field="clip")
     without_effect = ignored_fields.with_unknown([*form.fields, "clip"], _CLONED, {})
-    answer = {**_voice(catalogue.stored_voice(voice)), "takes": [take.told() for take in voice.takes]}
+    answer = {**_voice(catalogue.stored_voice(voice)), "takes": [take.as_json() for take in voice.takes]}
     return JSONResponse(answer, headers=ignored_fields.as_header(without_effect))
 
 

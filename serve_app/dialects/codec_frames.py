@@ -12,10 +12,10 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import FinishReason, ModelInfo, PcmChunk
+from deployments.protocol import FinishReason, ModelInfo
 from serve_app.api.context import state_of
 from serve_app.api.headers import UNBUFFERED_HEADERS
-from serve_app.api.records.request_log import Usage
+from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.make_request import strict_request
 from serve_app.api.requests.speech_request import SpeechRequest
@@ -23,8 +23,9 @@ from serve_app.api.responses.speech_response import AnswerAttempt, SpeechRespons
 from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.sockets.connection import Connection, unknown_type
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Route
+from serve_app.speech.utterance_chunk import UtteranceChunk
 
 CONTENT_TYPE = "application/x-talkray-frames"
 MAGIC, VERSION = b"TRCF", 1
@@ -75,7 +76,7 @@ class Records:
         self._header = HEADER.pack(MAGIC, VERSION, info.num_code_groups, 0, info.sample_rate, info.frame_samples)
         self._segment = self._position = 0
 
-    def add(self, chunk: PcmChunk) -> bytes:
+    def add(self, chunk: UtteranceChunk) -> bytes:
         """The records of a chunk: its frames, the samples of them that are dropped, and the samples that are heard."""
         records = bytearray()
         if chunk.segment != self._segment:
@@ -100,7 +101,7 @@ class Records:
 
 
 async def _records(
-    chunks: AsyncGenerator[PcmChunk, None], info: ModelInfo, usage: Usage
+    chunks: AsyncGenerator[UtteranceChunk, None], info: ModelInfo, usage: Usage
 ) -> AsyncGenerator[bytes, None]:
     records = Records(info)
     async with aclosing(chunks):
@@ -137,7 +138,7 @@ class FramesSocket(Connection):
         state = state_of(self.socket)
         record = state.record.another(request_id)
         try:
-            state.caller.request()
+            state.caller.count_request()
             utterance = await self.service.begin_utterance(self.socket, speech, record=record)
             chunks = self.service.models.of(utterance).speak(utterance, speech.info)
             async with aclosing(_records(chunks, speech.info, record.usage)) as records:

@@ -11,15 +11,16 @@ from deployments.errors import InvalidRequest
 from serve_app.api.bodies.client_json import number
 from serve_app.api.bodies.http_request import format_named, text_of
 from serve_app.api.context import state_of
-from serve_app.api.records.request_log import Usage
+from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names
 from serve_app.api.requests.make_request import lenient_request
 from serve_app.api.requests.speech_request import EVENT_STREAM, Delivery, SpeechRequest
+from serve_app.api.responses.respond import respond
 from serve_app.api.responses.speech_response import StreamedBody, WholeBody, in_parts
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.sockets.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Route, Sample
 from serve_app.dialects.realtime import ResponseSocket, response
 from serve_app.speech.word_times import WordTimes
@@ -65,8 +66,8 @@ async def speak_text(service: SpeechService, request: Request) -> Response:
         return in_parts(audio, lambda part: _event(output(part, over=False)), lambda: _event(output(b"")))
 
     if streams:
-        return await service.respond(request, speech, StreamedBody(EVENT_STREAM, events))
-    return await service.respond(request, speech, WholeBody("application/json", lambda audio, _: output(audio)))
+        return await respond(service, request, speech, StreamedBody(EVENT_STREAM, events))
+    return await respond(service, request, speech, WholeBody("application/json", lambda audio, _: output(audio)))
 
 
 async def _speech_request(
@@ -106,7 +107,7 @@ class DashScopeSocket(ResponseSocket):
         return bool(self._buffer) or super().owes_speech
 
     async def opened(self) -> None:
-        await self.tell("session.created", session=self._shown())
+        await self.send_event("session.created", session=self._shown())
 
     async def obey(self, fields: dict[str, object]) -> None:
         match fields.get("type"):
@@ -118,7 +119,7 @@ class DashScopeSocket(ResponseSocket):
                 await self._commit()
             case "input_text_buffer.clear":
                 self._buffer = ""
-                await self.tell("input_text_buffer.cleared")
+                await self.send_event("input_text_buffer.cleared")
             case "response.cancel":
                 if self._session is not None:
                     await self._session.clear()
@@ -142,7 +143,7 @@ class DashScopeSocket(ResponseSocket):
         speech = await self._speech_request(updated)
         self._settings = {name: value for name, value in updated.items() if name in _SESSION_NAMES}
         self._has_sent_notes = True
-        await self.tell("session.updated", session=self._shown(), **speech.notes())
+        await self.send_event("session.updated", session=self._shown(), **speech.notes())
 
     async def _speech_request(self, settings: Json) -> SpeechRequest:
         return await _speech_request(self.service, settings, _SESSION_NAMES, overrides={"model": self._model})
@@ -168,7 +169,7 @@ class DashScopeSocket(ResponseSocket):
         session = await self._opened_session()
         session.append(self._buffer)
         self._buffer = ""
-        await self.tell("input_text_buffer.committed", item_id=f"item_{secrets.token_hex(8)}")
+        await self.send_event("input_text_buffer.committed", item_id=f"item_{secrets.token_hex(8)}")
         if session.is_writing:
             session.flush()
 
@@ -177,7 +178,7 @@ class DashScopeSocket(ResponseSocket):
             case Started(turn):
                 self._begun.add(turn.number)
                 notes, self._pending_notes = self._pending_notes, {}
-                await self.tell("response.created", response=response(turn, "in_progress"), **notes)
+                await self.send_event("response.created", response=response(turn, "in_progress"), **notes)
                 await self.tell_begun(turn)
             case Audio(turn, data):
                 await self.tell_audio(turn, data)
@@ -187,11 +188,11 @@ class DashScopeSocket(ResponseSocket):
             case Cleared(turns):
                 for turn in turns:
                     if turn.number in self._begun:
-                        await self.tell("response.done", response=response(turn, "cancelled"))
+                        await self.send_event("response.done", response=response(turn, "cancelled"))
                 self._begun.clear()
 
     async def finish(self) -> None:
-        await self.tell("session.finished")
+        await self.send_event("session.finished")
         await super().finish()
 
 

@@ -16,10 +16,11 @@ from serve_app.api.error_replies import ErrorReply
 from serve_app.api.requests import field_names
 from serve_app.api.requests.make_request import lenient_request
 from serve_app.api.requests.speech_request import Delivery, SpeechRequest
+from serve_app.api.responses.respond import respond
 from serve_app.api.sockets.connection import HandshakeConnection, unknown_type
 from serve_app.api.sockets.session import Audio, Cleared, Event, Flushed
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Route, Sample
 
 RAW = {"linear16": AudioFormat.PCM, "mulaw": AudioFormat.MULAW, "alaw": AudioFormat.ALAW}
@@ -81,7 +82,7 @@ async def speech_request(
 async def speak_text(service: SpeechService, request: Request) -> Response:
     """Speaks `text` of a JSON body, MP3 unless the query says otherwise."""
     speech = await speech_request(service, request.query_params, body=await service.read_fields(request))
-    return await service.respond(request, speech)
+    return await respond(service, request, speech)
 
 
 def voice_of(model: str | None) -> str | None:

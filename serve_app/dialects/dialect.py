@@ -23,20 +23,20 @@ class Route:
     of a `POST` returns a Response.
     """
 
-    place: str  # method and path: "POST /v1/speak"
+    operation: str  # method and path: "POST /v1/speak"
     answer: Callable[..., Awaitable[object]]
     summary: str | None = None  # None: /docs does not show it
     docs: dict[str, Any] = field(default_factory=dict)  # added to the OpenAPI that FastAPI makes
-    json_field: str | None = None  # of a JsonRoute. None: it answers all other requests at its place
+    json_field: str | None = None  # of a JsonRoute. None: it answers all other requests of its operation
 
 
 @dataclass(frozen=True, slots=True)
 class JsonRoute(Route):
-    """A route whose body is read for it, within the limits of size, time and room: `answer` takes the SpeechService,
-    the request, and the fields of its JSON object.
+    """A route whose `answer` is given the body: it takes the SpeechService, the request, and the fields of the body's
+    JSON object. The body is read within the limits of size, time and room.
 
-    Several dialects may have one at the same place. All but one of them have a `json_field`: they answer the requests
-    whose body has that field.
+    Several dialects may have one for the same operation. All but one of them have a `json_field`: they answer the
+    requests whose body has that field.
     """
 
     answer: Callable[[SpeechService, Request, dict[str, object]], Awaitable[Response]]
@@ -79,25 +79,27 @@ class Dialect:
     @property
     def paths(self) -> list[str]:
         """Those of which a request is this dialect's before its body is read."""
-        routes = [route.place.split()[1] for route in self.routes if route.json_field is None]
+        routes = [route.operation.split()[1] for route in self.routes if route.json_field is None]
         return [*routes, *(path for path, _ in self.sockets)]
 
 
 def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRouter:
     """All HTTP routes, in the order of `dialects`."""
-    places: dict[str, dict[str | None, tuple[Dialect, Route]]] = {}  # by `json_field`
+    operations: dict[str, dict[str | None, tuple[Dialect, Route]]] = {}  # by `json_field`
     for dialect in dialects:
         for route in dialect.routes:
-            sharing = places.setdefault(route.place, {})
-            assert route.json_field not in sharing, f"{dialect.name}: {route.place} is another's: see JsonRoute"
+            sharing = operations.setdefault(route.operation, {})
+            assert route.json_field not in sharing, f"{dialect.name}: {route.operation} is another's: see JsonRoute"
             sharing[route.json_field] = dialect, route
     router = APIRouter()
-    for place, sharing in places.items():
+    for operation, sharing in operations.items():
         dialect, route = sharing[None]
         json_routes = {name: (owner, one) for name, (owner, one) in sharing.items() if isinstance(one, JsonRoute)}
-        assert len(sharing) == 1 or len(json_routes) == len(sharing), f"{place} is shared: each has to be a JsonRoute"
+        assert len(sharing) == 1 or len(json_routes) == len(sharing), (
+            f"{operation} is shared: each has to be a JsonRoute"
+        )
         answer = partial(_answer_by_field, json_routes) if json_routes else route.answer
-        method, path = place.split()
+        method, path = operation.split()
         returns: dict[str, Any] = {"response_class": Response} if method == "POST" else {"response_model": None}  # JSON
         router.add_api_route(
             path,

@@ -15,14 +15,15 @@ from serve_app.api.bodies.client_json import number, parse_object
 from serve_app.api.bodies.forms import SentForm, read_form
 from serve_app.api.bodies.http_request import format_named, text_of
 from serve_app.api.context import state_of
-from serve_app.api.records.request_log import Usage
+from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.make_request import lenient_request, request_in_voice
 from serve_app.api.requests.speech_request import Delivery, SpeechRequest
+from serve_app.api.responses.respond import respond
 from serve_app.api.responses.speech_response import StreamedBody, WholeBody, in_parts
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Route
 from serve_app.speech.word_times import Word, WordTimes, marked
 from serve_app.text.characters import is_ideograph, is_speakable
@@ -74,7 +75,7 @@ def _speaking(
         speech, parts = await _dialogue(service, speech, fields.get("inputs"))
         usage = state_of(request).record.usage
         timed = StreamedBody(_LINES, partial(_lines, usage=usage)) if stream else WholeBody(_JSON, _timed)
-        answer = await service.respond(request, speech, timed if timestamps else None, parts=parts)
+        answer = await respond(service, request, speech, timed if timestamps else None, parts=parts)
         answer.headers["request-id"] = state_of(request).record.request_id  # for `previous_request_ids`
         return answer
 
@@ -126,7 +127,7 @@ async def add_voice(service: SpeechService, request: Request) -> Response:
         provenance="elevenlabs",
     )
     voice = await service.voices.add(details, _takes(form, is_new=True), field="files")
-    takes = {"takes": [take.told() for take in voice.takes]}
+    takes = {"takes": [take.as_json() for take in voice.takes]}
     return _stored({"voice_id": voice.id, "requires_verification": False, **takes}, form)
 
 
@@ -139,7 +140,7 @@ async def edit_voice(service: SpeechService, request: Request, voice_id: str) ->
     voice = await service.voices.get(voice_id)
     added = _takes(form, is_new=False)
     changed = await service.voices.change(voice, changes, added=added, field="files")
-    takes = {"takes": [take.told() for take in changed.takes[-len(added) :]]} if added else {}
+    takes = {"takes": [take.as_json() for take in changed.takes[-len(added) :]]} if added else {}
     return _stored({"status": "ok", **takes}, form)
 
 

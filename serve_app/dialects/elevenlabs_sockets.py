@@ -15,7 +15,7 @@ from serve_app.api.requests.speech_request import SpeechRequest
 from serve_app.api.sockets.connection import MAX_CONTEXTS, ContextConnection, HandshakeConnection
 from serve_app.api.sockets.session import Audio, Done, Event, Failed, Flushed, Rest, Session, Words
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Sample
 from serve_app.dialects.elevenlabs import (
     LOCATORS,
@@ -67,7 +67,7 @@ class _Contexts(ContextConnection, HandshakeConnection):
             await self._write(name, fields)
 
     async def tell_error(self, reply: ErrorReply) -> None:
-        await self._tell("", reply)
+        await self._send_error("", reply)
 
     def _text(self, fields: Mapping[str, object]) -> str:
         text = fields.get("text", "")
@@ -143,7 +143,7 @@ class _Contexts(ContextConnection, HandshakeConnection):
             case Flushed() if name in self._words:
                 await self._send_audio(name, b"")
             case Failed(error):
-                await self._tell(name, self.failure(error, self.request_id))
+                await self._send_error(name, self.failure(error, self.request_id))
                 await self._finish(name)
             case Done(reason, answer):
                 await self._finish(name, finish_reason=reason, **answer)
@@ -178,7 +178,7 @@ class _Contexts(ContextConnection, HandshakeConnection):
     async def _send_final(self, name: str, notes: Mapping[str, object]) -> None:
         await self.socket.send_json({"contextId": name, "isFinal": True, **notes})
 
-    async def _tell(self, name: str, reply: ErrorReply) -> None:
+    async def _send_error(self, name: str, reply: ErrorReply) -> None:
         await self.socket.send_json({"contextId": name or None, "error": reply.message, "code": reply.code})
 
 
@@ -234,7 +234,7 @@ class _Dialogues(_Contexts):
     async def _send_final(self, name: str, notes: Mapping[str, object]) -> None:
         await self.socket.send_json({"context_id": name, "is_final": True, **notes})
 
-    async def _tell(self, name: str, reply: ErrorReply) -> None:
+    async def _send_error(self, name: str, reply: ErrorReply) -> None:
         said = {"error": reply.code, "message": reply.message, "code": reply.code}
         await self.socket.send_json({"context_id": name or None, **said})
 

@@ -25,7 +25,7 @@ class FluxSocket(TurnSocket):
     async def opened(self) -> None:
         await super().opened()
         self._rate = self.speech.delivery.rate(self.speech.info)
-        self._told_ms = self._interrupted_ms = 0  # of the session: audio of turns that are over, and the last offset
+        self._finished_ms = self._interrupted_ms = 0  # of the session: audio of finished turns, and the last offset
         self._turn_samples = 0
         self._characters = 0
         self._num_ended = 0  # the last turn whose end was told
@@ -75,7 +75,7 @@ class FluxSocket(TurnSocket):
             message = f"playback_offset: its value must be milliseconds, from 0 to {_MOST_MS}."
             raise InvalidRequest(message, "playback_offset")
         is_active = self._session.is_speaking or self._session.is_writing
-        is_playing = offset_ms is not None and offset_ms < self._told_ms  # though all has been made and sent
+        is_playing = offset_ms is not None and offset_ms < self._finished_ms  # though all has been made and sent
         if self._is_interrupting:
             await self._warn("INTERRUPT_IN_PROGRESS", "The last interrupt has not been answered yet.")
         elif not is_active and not is_playing:
@@ -113,7 +113,7 @@ class FluxSocket(TurnSocket):
 
     async def finish(self) -> None:
         counts = dict.fromkeys(("total_input_character_count", "total_billable_character_count"), self._characters)
-        await self.send("SessionMetadata", total_audio_duration_ms=self._told_ms, **counts)
+        await self.send("SessionMetadata", total_audio_duration_ms=self._finished_ms, **counts)
         await super().finish()
 
     @property
@@ -121,11 +121,11 @@ class FluxSocket(TurnSocket):
         return 2 if self.speech.delivery.audio_format == RAW["linear16"] else 1
 
     async def _end_turn(self, turn: Turn) -> None:
-        if turn.request is None:
+        if turn.utterance is None:
             await self._warn("NO_SYNTHESIZABLE_TEXT", "Nothing of the text can be spoken.")
         samples, self._turn_samples = self._turn_samples, 0
         self._characters, self._num_ended = self._characters + len(turn.text), turn.number
-        self._told_ms += self._ms(samples)
+        self._finished_ms += self._ms(samples)
         metadata = self._metadata(self._speech_id(turn), samples=samples, characters=len(turn.text))
         await self.send("SpeechMetadata", **metadata, finish_reason=turn.finish_reason, **turn.usage.answer)
 
@@ -134,11 +134,11 @@ class FluxSocket(TurnSocket):
         turn, spoken = cleared.heard, cleared.spoken
         assert turn is not None, "there is something to interrupt"
         samples, self._turn_samples = self._turn_samples, 0
-        generated_ms = self._told_ms + self._ms(samples)
+        generated_ms = self._finished_ms + self._ms(samples)
         played_ms = generated_ms if self._offset_ms is None else self._offset_ms
         if turn.number > self._num_ended:
             self._characters += len(turn.text)
-        self._told_ms = self._interrupted_ms = played_ms
+        self._finished_ms = self._interrupted_ms = played_ms
         self._is_interrupting = False
         metadata = self._metadata(self._speech_id(turn), samples=samples, characters=len(turn.text))
         texts = {} if spoken is None else spoken.as_json()

@@ -8,14 +8,15 @@ from starlette.responses import Response
 
 from serve_app.api.bodies.http_request import format_named
 from serve_app.api.context import state_of
-from serve_app.api.records.request_log import Usage
+from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names
 from serve_app.api.requests.make_request import lenient_request
 from serve_app.api.requests.speech_request import EVENT_STREAM, Delivery
+from serve_app.api.responses.respond import respond
 from serve_app.api.responses.speech_response import StreamedBody, WholeBody, in_parts, named_event
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, JsonRoute
 from serve_app.speech.word_times import WordTimes
 
@@ -39,8 +40,8 @@ async def speak(service: SpeechService, request: Request, fields: Mapping[str, o
     usage = state_of(request).record.usage
     if fields.get("stream"):
         events = StreamedBody(EVENT_STREAM, lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)))
-        return await service.respond(request, speech, events)
-    return await service.respond(request, speech, WholeBody("application/json", _object))
+        return await respond(service, request, speech, events)
+    return await respond(service, request, speech, WholeBody("application/json", _object))
 
 
 def _object(audio: bytes, _: WordTimes | None) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from serve_app.api.requests.speech_request import Delivery, SpeechRequest
 from serve_app.api.sockets.connection import HandshakeConnection, unknown_type
 from serve_app.api.sockets.session import Audio, Event, Flushed, Session, Started
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Sample
 
 PROTOCOL = "nari.speech.v1"

@@ -9,20 +9,22 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, Overloaded
+from deployments.protocol import SAMPLE_BYTES
 from serve_app.api.context import state_of
 from serve_app.api.error_replies import Unauthorized, translate
-from serve_app.api.records.request_log import SAMPLE_BYTES, Usage
+from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.ignored_fields import Ignored
 from serve_app.api.requests.make_request import complete_request
 from serve_app.api.requests.model_choice import model_for
 from serve_app.api.requests.speech_body import SPEECH, parse_speech, validated
 from serve_app.api.requests.speech_request import Delivery, stored_voice
+from serve_app.api.responses.respond import NO_TAIL
 from serve_app.api.responses.speech_response import word_entries
 from serve_app.api.sockets.connection import Connection, unknown_type
 from serve_app.api.sockets.session import Audio, Event, Failed, Flushed, Session, Started, Turn, Words
-from serve_app.api.speech_service import NO_TAIL, SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.api.speech_service import SpeechService
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect
 from serve_app.speech.joints import Continuation
 from serve_app.speech.word_times import marked
@@ -127,7 +129,7 @@ class SpeakMessage:
     async def _say(self, event: Event) -> None:
         match event:
             case Started(turn):
-                drawn = turn.request.synthesis.seed if turn.request is not None else 0  # 0 of silence
+                drawn = turn.utterance.synthesis.seed if turn.utterance is not None else 0  # 0 of silence
                 seed = drawn if turn.usage.seed is None else turn.usage.seed
                 await self._send("started", **self._format, seed=seed, **self._joint(turn), **self._notes(turn))
             case Audio(_, pcm):
@@ -149,7 +151,7 @@ class SpeakMessage:
 
     def _joint(self, turn: Turn) -> dict[str, object]:
         """What it goes on from, where it does."""
-        return {} if turn.request is None else self._continuation.as_fields(turn.request.synthesis)
+        return {} if turn.utterance is None else self._continuation.as_fields(turn.utterance.synthesis)
 
     def _notes(self, turn: Turn) -> dict[str, object]:
         speech = self._speech

@@ -7,9 +7,11 @@ from starlette.responses import JSONResponse, Response
 
 from serve_app.api.bodies.http_request import read_object
 from serve_app.api.requests import ignored_fields
+from serve_app.api.requests.build_utterance import segments_of
 from serve_app.api.requests.make_request import strict_request
 from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.api.requests.speech_request import CONTENT_TYPES, EVENT_STREAM
+from serve_app.api.responses.respond import respond
 from serve_app.api.speech_service import SpeechService
 from serve_app.dialects.dialect import Dialect, JsonRoute, Route, Sample
 from serve_app.text.spoken_text import LEFT_OUT
@@ -17,7 +19,7 @@ from serve_app.text.spoken_text import LEFT_OUT
 
 async def speech(service: SpeechService, request: Request, fields: Mapping[str, object]) -> Response:
     """Speaks `input`, streaming unless `stream` is false."""
-    return await service.respond(request, await strict_request(service.offer, fields, accept=_accept(request)))
+    return await respond(service, request, await strict_request(service.offer, fields, accept=_accept(request)))
 
 
 async def speak_deployment(service: SpeechService, request: Request, deployment: str) -> Response:
@@ -27,7 +29,7 @@ async def speak_deployment(service: SpeechService, request: Request, deployment:
     speech = await strict_request(
         service.offer, fields, accept=_accept(request), overrides={"model": None}, reasons=reasons
     )
-    return await service.respond(request, speech)
+    return await respond(service, request, speech)
 
 
 def _accept(request: Request) -> str:
@@ -46,9 +48,7 @@ async def show_text(service: SpeechService, request: Request) -> Response:
         "sent": spoken.sent,
         "spoken": spoken.text,
         "left_out": [{"what": kind, "count": count} for kind, count in spoken.left_out.items()],
-        "segments": [
-            {"text": part.text, "pause_s": part.pause_s, "speed": part.speed} for part in service.segments(speech)
-        ],
+        "segments": [{"text": part.text, "pause_s": part.pause_s, "speed": part.speed} for part in segments_of(speech)],
         "changed": [
             {"written": piece.written.replace(LEFT_OUT, "").strip(), "spoken": piece.spoken.strip()}
             for piece in spoken.pieces()

@@ -15,7 +15,7 @@ from serve_app.api.requests.speech_request import Delivery, SpeechRequest
 from serve_app.api.sockets.connection import Connection
 from serve_app.api.sockets.session import MAX_UNSPOKEN_CHARS, Audio, Event, Failed, Flushed, Started, Turn
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Sample
 
 Json = dict[str, object]
@@ -40,30 +40,30 @@ class ResponseSocket(Connection):
 
     audio_kind = "response.output_audio"
 
-    async def tell(self, kind: str, **fields: object) -> None:
+    async def send_event(self, kind: str, **fields: object) -> None:
         await self.send(kind, event_id=f"event_{secrets.token_hex(8)}", **fields)
 
     async def tell_error(self, reply: ErrorReply, event_id: object = None) -> None:
-        """`event_id` is that of the message which was refused."""
-        await self.tell("error", error={**reply.envelope()["error"], "event_id": event_id})
+        """`event_id`: of the refused message."""
+        await self.send_event("error", error={**reply.envelope()["error"], "event_id": event_id})
 
     async def tell_begun(self, turn: Turn) -> None:
         place = _place(turn)
         item = {**_item(turn, "in_progress"), "content": []}
-        await self.tell("response.output_item.added", response_id=place["response_id"], output_index=0, item=item)
-        await self.tell("response.content_part.added", **place, part={"type": "audio", "transcript": ""})
+        await self.send_event("response.output_item.added", response_id=place["response_id"], output_index=0, item=item)
+        await self.send_event("response.content_part.added", **place, part={"type": "audio", "transcript": ""})
 
     async def tell_audio(self, turn: Turn, data: bytes) -> None:
-        await self.tell(f"{self.audio_kind}.delta", **_place(turn), delta=base64.b64encode(data).decode())
+        await self.send_event(f"{self.audio_kind}.delta", **_place(turn), delta=base64.b64encode(data).decode())
 
     async def tell_spoken(self, turn: Turn) -> None:
         place, said = _place(turn), turn.text.strip()
-        await self.tell(f"{self.audio_kind}.done", **place)
-        await self.tell(f"{self.audio_kind}_transcript.done", **place, transcript=said)
-        await self.tell("response.content_part.done", **place, part={"type": "audio", "transcript": said})
+        await self.send_event(f"{self.audio_kind}.done", **place)
+        await self.send_event(f"{self.audio_kind}_transcript.done", **place, transcript=said)
+        await self.send_event("response.content_part.done", **place, part={"type": "audio", "transcript": said})
         item = _item(turn, "completed")
-        await self.tell("response.output_item.done", response_id=place["response_id"], output_index=0, item=item)
-        await self.tell("response.done", response=response(turn, "completed"))
+        await self.send_event("response.output_item.done", response_id=place["response_id"], output_index=0, item=item)
+        await self.send_event("response.done", response=response(turn, "completed"))
 
 
 def response(turn: Turn, status: str, details: Mapping[str, object] | None = None) -> Json:
@@ -103,7 +103,7 @@ class RealtimeSocket(ResponseSocket):
         self._event_id: object = None  # of the message that is being obeyed
 
     async def opened(self) -> None:
-        await self.tell("session.created", session=self._session())
+        await self.send_event("session.created", session=self._session())
 
     async def obey(self, fields: dict[str, object]) -> None:
         self._event_id = fields.get("event_id")
@@ -135,7 +135,7 @@ class RealtimeSocket(ResponseSocket):
         settings = {**self._settings, **_settings(sent)}
         speech = await self._speech_request(sent, _NAMES, settings)
         self._settings = settings
-        await self.tell("session.updated", session=self._session(), **speech.notes())
+        await self.send_event("session.updated", session=self._session(), **speech.notes())
 
     async def _speech_request(
         self, sent: Mapping[str, object], names: field_names.Names, settings: Json
@@ -166,8 +166,8 @@ class RealtimeSocket(ResponseSocket):
             raise InvalidRequest("Too much text waits for a response.", "item", "string_above_max_length")
         item_entry = {**item, "id": item.get("id") or f"item_{secrets.token_hex(8)}", "status": "completed"}
         notes = ignored_fields.in_message(ignored_fields.with_unknown(message, _ITEM_NAMES, _unspoken("item", [item])))
-        await self.tell("conversation.item.added", previous_item_id=None, item=item_entry, **notes)
-        await self.tell("conversation.item.done", previous_item_id=None, item=item_entry)
+        await self.send_event("conversation.item.added", previous_item_id=None, item=item_entry, **notes)
+        await self.send_event("conversation.item.done", previous_item_id=None, item=item_entry)
 
     async def _respond(self, options: Mapping[str, object]) -> None:
         if self._turn is not None:
@@ -188,7 +188,7 @@ class RealtimeSocket(ResponseSocket):
         session.close()
         self._waiting = self._waiting if items is not None else []
         notes = speech.notes()
-        await self.tell("response.created", response=response(self._turn, "in_progress"), **notes)
+        await self.send_event("response.created", response=response(self._turn, "in_progress"), **notes)
         self.start(self.pass_on(session, self._say))
 
     async def _cancel(self) -> None:
@@ -198,7 +198,7 @@ class RealtimeSocket(ResponseSocket):
             raise InvalidRequest("No response is being spoken.", "type", "response_cancel_not_active")
         turn, self._turn = self._turn, None
         details = {"type": "cancelled", "reason": "client_cancelled"}
-        await self.tell("response.done", response=response(turn, "cancelled", details))
+        await self.send_event("response.done", response=response(turn, "cancelled", details))
 
     async def _say(self, event: Event) -> None:
         match event:
@@ -214,7 +214,7 @@ class RealtimeSocket(ResponseSocket):
                 reply = self.failure(error, turn.record.request_id)
                 await self.tell_error(reply)
                 details = {"type": "failed", "error": {"type": reply.type, "code": reply.code}}
-                await self.tell("response.done", response=response(turn, "failed", details))
+                await self.send_event("response.done", response=response(turn, "failed", details))
 
 
 def _object(fields: Mapping[str, object], name: str) -> Mapping[str, object]:

@@ -12,7 +12,7 @@ from deployments.errors import InvalidRequest, NotReady, Overloaded, TalkrayErro
 from serve_app.api.bodies.http_request import text_of
 from serve_app.api.context import state_of
 from serve_app.api.error_replies import ErrorReply, translate
-from serve_app.api.records.request_log import Usage
+from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.make_request import strict_request
 from serve_app.api.requests.speech_request import CONTENT_TYPES
@@ -21,7 +21,7 @@ from serve_app.api.responses.whole_audio import AUDIO_HERE, ByteQuota, collected
 from serve_app.api.sockets.connection import Connection, unknown_type
 from serve_app.api.sockets.session import Audio, Event, Flushed, Session, Started
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Route, Sample
 
 Json = dict[str, object]
@@ -54,7 +54,7 @@ async def _spoken(
             audio = b""
             try:
                 if index:
-                    state_of(request).caller.request()
+                    state_of(request).caller.count_request()
                 item_fields = {**fields, **_fields(item)}
                 spoken, audio = await _speak_item(request, service, item_fields, quota, number=index + 1)
                 result |= {"status": "success", **spoken}

@@ -12,8 +12,9 @@ from serve_app.api.bodies.http_request import text_of
 from serve_app.api.requests import field_names
 from serve_app.api.requests.make_request import lenient_request
 from serve_app.api.requests.speech_request import Delivery, SpeechRequest
+from serve_app.api.responses.respond import respond
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Route, Sample
 
 _NAMES: field_names.Names = {
@@ -31,7 +32,7 @@ _NAMES: field_names.Names = {
 async def generate(service: SpeechService, request: Request) -> Response:
     """Speaks `text` of a form, or of JSON; `audio` is a recording to clone."""
     fields = await _form_fields(await service.read_body(request), request.headers)
-    return await service.respond(request, await speech_request(service, fields))
+    return await respond(service, request, await speech_request(service, fields))
 
 
 async def speech_request(service: SpeechService, fields: Mapping[str, object]) -> SpeechRequest:

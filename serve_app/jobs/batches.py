@@ -15,7 +15,7 @@ from deployments.errors import Conflict, InvalidRequest, NotFound
 from serve_app.api.bodies.client_json import parse_object
 from serve_app.api.requests.speech_request import CONTENT_TYPES
 from serve_app.api.responses.whole_audio import AUDIO_HERE
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.planning import BadLine
 from serve_app.jobs.stored_audio import StoredAudio, made_of

@@ -9,7 +9,7 @@ from ray import serve
 from deployments.serving import ray_metrics, ray_private
 from serve_app.api.records.record_keeper import RecordKeeper
 from serve_app.api.requests.speech_request import Offer
-from serve_app.audio import recordings
+from serve_app.client_audio import recordings
 from serve_app.config import ApiSettings
 from serve_app.handle_synthesizer import Deployed, HandleSynthesizer
 from serve_app.ingress import record_sinks

@@ -225,7 +225,7 @@ class JobDesk:
         assert work.job.webhook is not None
         before = work.state
         try:
-            error = await self._webhooks.tell(work.job.webhook, self._as_json(work))
+            error = await self._webhooks.notify(work.job.webhook, self._as_json(work))
             calls = before.calls + 1
             called_at = now() if error is None or calls == _MOST_CALLS else None
             if error is not None:

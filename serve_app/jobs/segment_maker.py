@@ -10,12 +10,12 @@ import numpy as np
 
 from deployments.errors import EngineError, TalkrayError
 from deployments.protocol import Codes, FinishReason, ModelInfo, Reference
-from serve_app.api.records.request_log import RequestRecord, Usage
+from serve_app.api.records.request_record import RequestRecord, Usage
 from serve_app.jobs.job_store import packed
 from serve_app.jobs.stored_job import JobPlan, MadeSegment, Manner, Part, SegmentId, StoredJob
 from serve_app.speech.long_text import LongText
 from serve_app.speech.redraw import ended_badly
-from serve_app.speech.segments import UtteranceRequest, segment_seed
+from serve_app.speech.segments import Utterance, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.visitor import VISITOR, Visitor
 from serve_app.voices.library import Voices
@@ -29,10 +29,10 @@ class JobStopped(TalkrayError):
 class _Speech:
     """What was heard of a segment."""
 
+    usage: Usage
     codes: list[Codes] = field(default_factory=list)
     pcm: bytearray = field(default_factory=bytearray)
     positions: list[tuple[float, float]] = field(default_factory=list)
-    usage: Usage = field(default_factory=Usage)
     began_ns: int = field(default_factory=time.time_ns)
 
     @property
@@ -55,14 +55,14 @@ class SegmentMaker:
         manner = plan.manners[part.manner]
         info = job.info(manner.model)
         await self._check(job, manner, info)
-        utterance = plan.request(job, segment_id, await self._reference(job, manner, info))
+        utterance = plan.utterance(job, segment_id, await self._reference(job, manner, info))
         request = utterance.synthesis
-        speech = await self._speak(utterance, info)
+        voice = manner.stored_voice or request.voice
+        speech = await self._speak(utterance, info, voice)
         was_redrawn = utterance.redraws and ended_badly(speech.finish_reason)
         if was_redrawn:
             second = utterance.redrawn(speech.finish_reason, segment_seed(request.seed, 0))
-            speech = await self._speak(second, info)
-        speech.usage.voice = manner.stored_voice or request.voice
+            speech = await self._speak(second, info, voice)
         RequestRecord(
             request.request_id,
             speech.began_ns,
@@ -96,9 +96,9 @@ class SegmentMaker:
         take = voice.take_for(manner.style)
         return await self._voices.reference(voice, take, info, x_vector_only=manner.x_vector_only)
 
-    async def _speak(self, utterance: UtteranceRequest, info: ModelInfo) -> _Speech:
+    async def _speak(self, utterance: Utterance, info: ModelInfo, voice: str | None) -> _Speech:
         request = utterance.synthesis
-        speech = _Speech(usage=Usage(model=info.name, seed=request.seed))
+        speech = _Speech(Usage(model=info.name, voice=voice, seed=request.seed))
         uncut = replace(info, max_segment_chars=max(info.max_segment_chars, len(request.text)))
         async with aclosing(LongText(self._synthesizers[request.model]).speak(utterance, uncut)) as chunks:
             async for chunk in chunks:

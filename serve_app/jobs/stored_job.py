@@ -13,8 +13,8 @@ from pydantic import Field, TypeAdapter
 
 from deployments.config import Strict
 from deployments.protocol import FinishReason, ModelInfo, Reference, Sampling, SynthesisRequest
-from serve_app.audio.formats import AudioFormat
-from serve_app.speech.segments import UtteranceRequest, segment_seed
+from serve_app.client_audio.formats import AudioFormat
+from serve_app.speech.segments import Utterance, segment_seed
 from serve_app.text.lexicon import Lexicon
 from serve_app.text.markup import Markup
 from serve_app.text.spoken_text import SpokenText, Stretch, TextRules, read
@@ -115,7 +115,7 @@ class JobPlan(Strict):
         """The part's text with its spoken form. Blocks for a long one."""
         return read(part.sent, self.rules[part.rules].text_rules())
 
-    def request(self, job: "StoredJob", segment_id: "SegmentId", reference: Reference | None) -> UtteranceRequest:
+    def utterance(self, job: "StoredJob", segment_id: "SegmentId", reference: Reference | None) -> Utterance:
         part = self.parts[segment_id.part]
         segment, manner = part.segments[segment_id.segment], self.manners[part.manner]
         same = ("model", "voice", "instructions", "non_streaming_mode", "ignore_eos", "leading_silence")
@@ -132,7 +132,7 @@ class JobPlan(Strict):
             **{name: getattr(manner, name) for name in same},
         )
         stretch = Stretch(segment.text, speed=segment.speed)
-        return UtteranceRequest(synthesis, stretches=(stretch,), redraws=part.redraws)
+        return Utterance(synthesis, stretches=(stretch,), redraws=part.redraws)
 
 
 class SentBatch(Strict):

@@ -52,7 +52,7 @@ class Webhooks:
             raise InvalidRequest(f"{WEBHOOK}: leave out user, password and fragment.", WEBHOOK)
         return url
 
-    async def tell(self, url: str, job: Json) -> str | None:
+    async def notify(self, url: str, job: Json) -> str | None:
         """Why the call failed; None where it was answered with a 2xx."""
         content = json.dumps({"type": f"audio.job.{job['status']}", "timestamp": now(), "data": job}).encode()
         message_id, timestamp = f"{job['id']}.{job['ended_at']}", str(now())

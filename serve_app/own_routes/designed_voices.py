@@ -15,16 +15,16 @@ from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelKind, Sampling
 from serve_app.api import catalogue
 from serve_app.api.context import state_of
-from serve_app.api.records.request_log import Usage
+from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.make_request import lenient_request
 from serve_app.api.requests.model_choice import choosing_fields, not_deployed
 from serve_app.api.requests.read_text import read_text
 from serve_app.api.requests.speech_request import Delivery, SpeechRequest
-from serve_app.api.responses.speech_response import unless_left
+from serve_app.api.responses.speech_response import while_connected
 from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Route
 from serve_app.text.languages import language_name
 from serve_app.voices.designs import LONGEST_S, SHORTEST_S, Description, DesignedSpeech, keep
@@ -139,10 +139,10 @@ async def candidates(service: SpeechService, request: Request, speech: SpeechReq
     await service.voices.all_of(StoredDesign)  # raises where nothing could be kept
     caller = state_of(request).caller
     for _ in range(NUM_CANDIDATES - 1):  # the door has counted one
-        caller.request()
+        caller.count_request()
     with ByteQuota(caller.name) as quota:
         quota.hold(int(NUM_CANDIDATES * LONGEST_S * _BYTES_PER_S))
-        spoken = await unless_left(_speak_all(service, request, speech), request.receive)
+        spoken = await while_connected(_speak_all(service, request, speech), request.receive)
         usable = [design for design, fault in spoken if fault is None]
         if not usable:
             why = "; ".join(str(fault) for _, fault in spoken)

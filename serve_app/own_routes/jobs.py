@@ -13,7 +13,7 @@ from serve_app.api.headers import SAMPLE_RATE_HEADER
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.speech_request import CONTENT_TYPES, RAW, disclosure
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Route
 from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.stored_audio import StoredAudio, begun, parts_of, words_of

@@ -13,7 +13,7 @@ from serve_app.api.bodies.forms import SentForm, read_form
 from serve_app.api.requests import ignored_fields
 from serve_app.api.responses.listing import page_of
 from serve_app.api.speech_service import SpeechService
-from serve_app.audio.reference_doctor import PREPARATIONS
+from serve_app.client_audio.reference_doctor import PREPARATIONS
 from serve_app.dialects.dialect import Dialect, Route
 from serve_app.voices.designs import lock
 from serve_app.voices.library import Details, SentRecording
@@ -136,7 +136,7 @@ def described(voice: StoredVoice) -> Json:
         "consent": voice.consent.recording or voice.consent.statement,
         "provenance": voice.provenance,
         "cloned_by": voice.takes[0].cloned_by,
-        "takes": [take.told() for take in voice.takes],
+        "takes": [take.as_json() for take in voice.takes],
     }
 
 

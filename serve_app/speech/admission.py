@@ -14,11 +14,11 @@ from typing import Self
 
 import numpy as np
 
-from deployments.audio.speech_detection import FirstSound
 from deployments.errors import Overloaded
 from deployments.listener import Listener, ReaderWatch
-from deployments.protocol import FinishReason, ModelInfo, PcmChunk
+from deployments.protocol import FinishReason, ModelInfo
 from deployments.serving import metrics
+from deployments.speech_detection import FirstSound
 from serve_app.config import AdmissionSettings
 from serve_app.speech.joints import SpokenEnd, Tails
 from serve_app.speech.live_text import LiveText
@@ -26,8 +26,9 @@ from serve_app.speech.long_text import LongText
 from serve_app.speech.model_state import ModelState, ready
 from serve_app.speech.redraw import PeekedSpeech, peek_or_redraw
 from serve_app.speech.room import Room
-from serve_app.speech.segments import UtteranceRequest
-from serve_app.speech.synthesizer import Synthesizer, silence
+from serve_app.speech.segments import Utterance
+from serve_app.speech.synthesizer import Synthesizer
+from serve_app.speech.utterance_chunk import UtteranceChunk, silence
 from serve_app.text.characters import is_speakable
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class Admission:
     async def describe(self) -> ModelInfo:
         return await self._synthesizer.describe()
 
-    async def speak(self, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    async def speak(self, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[UtteranceChunk, None]:
         """The audio of one utterance, if there is room for its stream.
 
         A text with nothing to speak is answered by a moment of silence.
@@ -92,7 +93,7 @@ class Admission:
         if self._tails is not None:
             self._tails.save(request, end.tail(request.text if live is None else live.spoken))
 
-    async def _first_audio(self, utterance: UtteranceRequest, info: ModelInfo, calls: AsyncExitStack) -> PeekedSpeech:
+    async def _first_audio(self, utterance: Utterance, info: ModelInfo, calls: AsyncExitStack) -> PeekedSpeech:
         """Speech whose first samples have come in time. `calls` closes its calls. Raises Overloaded, NotReady."""
         async with _start_limit(self.room, utterance):
             return await peek_or_redraw(utterance, partial(self._long_text.speak, info=info), calls)
@@ -129,7 +130,7 @@ class StreamMeter:
         self._is_speaking = True
         self._room.begin_speaking()
 
-    def begin_send(self, chunk: PcmChunk) -> None:
+    def begin_send(self, chunk: UtteranceChunk) -> None:
         """A chunk is sent now."""
         self._excuse()
         if chunk.pcm:
@@ -153,7 +154,7 @@ class StreamMeter:
             self._listener.wait(now_s=time.monotonic())
         self._was_writing = is_writing
 
-    def _measure(self, chunk: PcmChunk) -> None:
+    def _measure(self, chunk: UtteranceChunk) -> None:
         """The chunk counts as late in the room if the listener's stalls add up to more than `max_late_s`."""
         room, listener = self._room, self._listener
         now_s = time.monotonic()
@@ -171,7 +172,7 @@ class StreamMeter:
 
 
 @asynccontextmanager
-async def _start_limit(room: Room, utterance: UtteranceRequest) -> AsyncIterator[None]:
+async def _start_limit(room: Room, utterance: Utterance) -> AsyncIterator[None]:
     """The block waits for first audio, in the line of the room, and for a limited time.
 
     Raises Overloaded, or NotReady if no replica ran.

@@ -4,15 +4,16 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from deployments.protocol import FinishReason, ModelInfo, PcmChunk
-from serve_app.speech.segments import UtteranceRequest, segment_seed
+from deployments.protocol import FinishReason, ModelInfo
+from serve_app.speech.segments import Utterance, segment_seed
+from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.speech.word_times import WordTimes
 from serve_app.text.spoken_text import SpokenText
 
-Speak = Callable[[UtteranceRequest], AsyncGenerator[PcmChunk, None]]
+Speak = Callable[[Utterance], AsyncGenerator[UtteranceChunk, None]]
 
 
-def as_dialogue(utterances: Sequence[UtteranceRequest]) -> list[UtteranceRequest]:
+def as_dialogue(utterances: Sequence[Utterance]) -> list[Utterance]:
     """The same utterances as parts of one dialogue: later ones continue speech that is being heard. Their seeds follow
     from the first one's and their number.
     """
@@ -30,7 +31,7 @@ def as_dialogue(utterances: Sequence[UtteranceRequest]) -> list[UtteranceRequest
     ]
 
 
-async def one_after_another(utterances: Sequence[UtteranceRequest], speak: Speak) -> AsyncGenerator[PcmChunk, None]:
+async def one_after_another(utterances: Sequence[Utterance], speak: Speak) -> AsyncGenerator[UtteranceChunk, None]:
     """The audio of all parts. A chunk's `segment` is the number of its part, its `text_positions` are of that part.
 
     The finish reason comes with the very last chunk; it is the first other than STOP that any part had.
@@ -64,7 +65,7 @@ class DialogueTimes(WordTimes):
         self._by_part = [WordTimes(text, info, speed=speed) for text in texts]
         self._number, self._begun_s, self._samples_per_s = 0, 0.0, info.sample_rate * speed
 
-    def feed(self, chunk: PcmChunk) -> None:
+    def feed(self, chunk: UtteranceChunk) -> None:
         """The next chunk of `one_after_another`."""
         if chunk.segment != self._number:
             self._hear_part(replace(chunk.emptied(), finish_reason=FinishReason.STOP))
@@ -72,7 +73,7 @@ class DialogueTimes(WordTimes):
         self._num_samples += chunk.num_samples
         self._hear_part(chunk)
 
-    def _hear_part(self, chunk: PcmChunk) -> None:
+    def _hear_part(self, chunk: UtteranceChunk) -> None:
         part = self._by_part[self._number]
         part.feed(chunk)
         for word in part.take():

@@ -17,24 +17,24 @@ import numpy as np
 
 from deployments.errors import InvalidRequest
 from deployments.listener import Listener
-from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import SAMPLE_BYTES, ModelInfo, SynthesisRequest
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from serve_app.speech.joints import Continuation, SpokenEnd
-from serve_app.speech.look_ahead import heed, stop_reading
-from serve_app.speech.segments import Segments, UtteranceRequest, segment_request, segment_start
+from serve_app.speech.look_ahead import retrieve_error, stop_reading
+from serve_app.speech.segments import Segments, Utterance, segment_request, segment_start
+from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.text.characters import is_speakable
 from serve_app.text.splitting import LiveSplit
 from serve_app.text.spoken_text import CHARS_AT_ONCE, SpokenPiece, TextReader, TextRules
 from serve_app.text.ssml import SsmlCheck
 
-_IDLE_S = 60.0  # a text to which nothing is added for so long is finished
+_IDLE_S = 60.0  # a text to which nothing is added for this time is finished
 _FADE_S = 0.01
-_SAMPLE_BYTES = 2
-_MARGIN_S = 0.06  # faded sound is sent so long before a player without a buffer runs dry
+_MARGIN_S = 0.06  # faded sound is sent this time before a player without a buffer runs dry
 _TOKEN_BYTES = 16
 # A talker reads a token of text with each frame of the tail, before it makes one.
 _JOINED_CHARS = 80
-_PLENTY_CHARS = 40  # so many characters make audio, even if the client writes no more
+_PLENTY_CHARS = 40  # this number of characters makes audio, even if the client writes no more
 
 
 class LiveTexts:
@@ -45,7 +45,7 @@ class LiveTexts:
         self.server = MailboxServer(host)
 
     async def open(
-        self, utterance: UtteranceRequest, info: ModelInfo, *, max_chars: int, rules: TextRules | None = None
+        self, utterance: Utterance, info: ModelInfo, *, max_chars: int, rules: TextRules | None = None
     ) -> "LiveText":
         """An utterance without text so far. It takes at most `max_chars` characters, and ends after a minute without
         any. Without `rules` it is spoken as it is written.
@@ -66,7 +66,7 @@ class LiveText(Segments):
     def __init__(
         self,
         server: MailboxServer,
-        utterance: UtteranceRequest,
+        utterance: Utterance,
         info: ModelInfo,
         *,
         max_chars: int,
@@ -98,11 +98,11 @@ class LiveText(Segments):
         self._be_patient()
 
     @property
-    def utterance(self) -> UtteranceRequest:
+    def utterance(self) -> Utterance:
         """What `Admission` is asked, for use after `wait_for_words`."""
         return replace(self._utterance.changed(mailbox=self._segments[0].mailbox), live_text=self)
 
-    async def going_on(self, conversation: Continuation) -> UtteranceRequest:
+    async def going_on(self, conversation: Continuation) -> Utterance:
         """The same, going on from what was spoken before, where enough is written in time to be spoken at once."""
         if (tail := conversation.tail(self._utterance.synthesis)) is not None:
             with contextlib.suppress(TimeoutError):
@@ -226,7 +226,7 @@ class LiveText(Segments):
             self._num_words += sum(map(is_speakable, piece.spoken.split()))
             self._num_spoken_chars += len(piece.spoken)
             self._say_certain(self._split.feed(piece.spoken))
-        self._tell()
+        self._notify()
 
     def _begin_stretch(self, border: SpokenPiece) -> None:
         """End the segment, unless it has no text yet, and put silence in front of the next one."""
@@ -272,39 +272,39 @@ class LiveText(Segments):
         self._end_segment()
         if self._idling is not None:
             self._idling.cancel()
-        self._tell()
+        self._notify()
 
     def _be_patient(self) -> None:
         if self._idling is not None:
             self._idling.cancel()
         self._idling = asyncio.get_running_loop().call_later(_IDLE_S, self.finish)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
 
 async def without_clicks(
-    chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, *, may_stall: Callable[[], bool]
-) -> AsyncGenerator[PcmChunk, None]:
+    chunks: AsyncGenerator[UtteranceChunk, None], sample_rate: int, *, may_stall: Callable[[], bool]
+) -> AsyncGenerator[UtteranceChunk, None]:
     """`chunks` without clicks where they stall. Audio that comes in time stays as it is.
 
     While they `may_stall` the last 10 ms are held back, and faded out where no chunk comes in time.
     """
-    size = int(_FADE_S * sample_rate) * _SAMPLE_BYTES
+    size = int(_FADE_S * sample_rate) * SAMPLE_BYTES
     listener = Listener()
     held = b""  # the last 10 ms, not sent yet
-    last: PcmChunk | None = None  # the latest chunk, emptied
+    last: UtteranceChunk | None = None  # the latest chunk, emptied
     is_silent = False  # the sound has faded out
-    coming: asyncio.Future[PcmChunk | None] | None = None
+    coming: asyncio.Future[UtteranceChunk | None] | None = None
     try:
         while True:
             coming = asyncio.ensure_future(anext(chunks, None))
-            coming.add_done_callback(heed)
+            coming.add_done_callback(retrieve_error)
             if held and last is not None:
                 await asyncio.wait((coming,), timeout=max(0.0, listener.lead_s(time.monotonic()) - _MARGIN_S))
                 if not coming.done() and may_stall():
-                    yield replace(last, pcm=_faded(held, np.linspace(1, 0, len(held) // _SAMPLE_BYTES)))
+                    yield replace(last, pcm=_faded(held, np.linspace(1, 0, len(held) // SAMPLE_BYTES)))
                     held = b""
                     is_silent = True
             chunk = await coming
@@ -317,7 +317,7 @@ async def without_clicks(
             pcm, held = held + pcm, b""
             if chunk.finish_reason is None and may_stall():
                 pcm, held = pcm[:-size], pcm[-size:]
-            listener.deliver(len(pcm) / _SAMPLE_BYTES / sample_rate, now_s=time.monotonic())
+            listener.deliver(len(pcm) / SAMPLE_BYTES / sample_rate, now_s=time.monotonic())
             last = chunk.emptied()
             yield replace(chunk, pcm=pcm)
     finally:

@@ -11,11 +11,12 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisReq
 from serve_app.speech.live_text import without_clicks
 from serve_app.speech.look_ahead import LookAhead, SegmentAudio
 from serve_app.speech.redraw import redrawn
-from serve_app.speech.segments import Segments, UtteranceRequest, segment_seed
+from serve_app.speech.segments import Segments, Utterance, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_assembler import UtteranceAssembler
+from serve_app.speech.utterance_chunk import UtteranceChunk
 
-# A later segment that is refused is asked for again so often, and for so long.
+# How often a later segment that was refused is asked for again, and how long.
 _RETRY_AFTER_S, _GIVE_UP_AFTER_S = 0.25, 30.0
 
 
@@ -25,7 +26,7 @@ class LongText:
     def __init__(self, synthesizer: Synthesizer) -> None:
         self._synthesizer = synthesizer
 
-    def speak(self, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    def speak(self, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[UtteranceChunk, None]:
         """The audio of one utterance, by a call for each segment of its text. It is silent while a client
         that still has to write the text writes nothing.
         """
@@ -37,14 +38,20 @@ class LongText:
         assert first is not None, "a text has a segment"
         if not segments.is_plain or utterance.synthesis.word_times:
             return self.speak_segments(first, segments, info, redraws=utterance.redraws)
-        return self._ask(first, info)
+        return self._speak_plain(first, info)
+
+    async def _speak_plain(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[UtteranceChunk, None]:
+        """The audio of an utterance of one segment, as it is."""
+        async with aclosing(self._ask(request, info)) as chunks:
+            async for chunk in chunks:
+                yield UtteranceChunk.of(chunk)
 
     async def speak_segments(
         self, first: SynthesisRequest, segments: Segments, info: ModelInfo, *, redraws: bool
-    ) -> AsyncGenerator[PcmChunk, None]:
-        """The audio of all segments in order. `first` is the request for the first one: the utterance's own tail and
-        seed are in it. The next one is asked for as soon as there is one and this one begins to sound, or where it
-        joins this one, has ended.
+    ) -> AsyncGenerator[UtteranceChunk, None]:
+        """The audio of all segments in order. `first` is the request for the first one, with the utterance's own tail
+        and seed. The next segment is asked for once it is known and this one begins to sound. A segment that joins
+        this one is asked for when this one has ended.
 
         Sampling options hold for each segment on its own: `max_new_tokens` bounds a segment, not the whole. With
         `redraws`, speech that ends badly with its first audio ends there: the caller redraws it. Segments after the
@@ -70,7 +77,7 @@ class LongText:
                     has_failed = redraws and assembler.has_failed(chunk)
                     part = await assembler.add(chunk, is_last=segments.is_last(number))
                     if has_failed:
-                        yield chunk
+                        yield UtteranceChunk.of(chunk)
                         return
                     look_ahead.ask_after(number, segment, chunk)
                     reader.before_yield()

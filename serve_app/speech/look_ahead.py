@@ -5,13 +5,13 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
-from typing import Self
+from typing import Any, Self
 
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from serve_app.speech.joints import SpokenEnd
 from serve_app.speech.segments import Segments
 
-# A later segment is read ahead of its sending as long as so much audio is sent and not played.
+# A later segment is read ahead of its sending while more than this is sent and not played.
 _LEAD_S = 1.0
 
 Redraw = Callable[[FinishReason], AsyncGenerator[PcmChunk, None]]
@@ -68,7 +68,7 @@ class SegmentAudio:
 
     def _start_next(self) -> "asyncio.Task[PcmChunk | None]":
         reading = asyncio.create_task(self._read_one())
-        reading.add_done_callback(heed)
+        reading.add_done_callback(retrieve_error)
         return reading
 
     async def _read_one(self) -> PcmChunk | None:
@@ -121,9 +121,7 @@ class LookAhead:
             await segment.aclose()
 
 
-async def stop_reading(
-    chunks: AsyncGenerator[PcmChunk, None], reading: "asyncio.Future[PcmChunk | None] | None"
-) -> None:
+async def stop_reading(chunks: AsyncGenerator[PcmChunk, None], reading: "asyncio.Future[Any] | None") -> None:
     """Cancel the task that reads `chunks`, if one does, and close them."""
     try:
         if reading is not None:
@@ -134,7 +132,7 @@ async def stop_reading(
             await chunks.aclose()
 
 
-def heed(task: "asyncio.Future[PcmChunk | None]") -> None:
+def retrieve_error(task: "asyncio.Future[Any]") -> None:
     """Reads how a task ended, so that asyncio logs no error of a task that is not awaited any more."""
     if not task.cancelled():
         task.exception()

@@ -7,7 +7,7 @@ from deployments.errors import NotReady
 from deployments.protocol import ModelInfo
 from serve_app.speech.admission import Admission
 from serve_app.speech.model_state import ModelState
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 
 
 class ModelAdmissions:
@@ -37,7 +37,7 @@ class ModelAdmissions:
     def __len__(self) -> int:
         return len(self._admissions)
 
-    def of(self, utterance: UtteranceRequest) -> Admission:
+    def of(self, utterance: Utterance) -> Admission:
         return self._admissions[utterance.synthesis.model]
 
     def check_room(self, client: str) -> None:

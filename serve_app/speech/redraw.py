@@ -4,10 +4,10 @@ Four places redraw, each where it alone knows that nothing was sent:
 
 - `peek_or_redraw` for `Admission`: the utterance, if its speech is over with its first samples. All segments change.
 - `LongText` a segment after the first audio, if it ends badly while it is read ahead. The others stay.
-- `SpeechService` an answer that is sent whole, after its end. Its bytes, tail and usage are thrown away.
+- `respond` an answer that is sent whole, after its end. Its bytes, tail and usage are thrown away.
 - `SegmentMaker` a segment of a job, after its end, before it is stored.
 
-The guard is one: `UtteranceRequest.redraws`, which `UtteranceRequest.redrawn` clears for the second attempt.
+The guard is one: `Utterance.redraws`, which `Utterance.redrawn` clears for the second attempt.
 """
 
 import logging
@@ -18,11 +18,12 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
+from deployments.protocol import FinishReason, SynthesisRequest
 from deployments.serving import metrics
+from serve_app.speech.utterance_chunk import UtteranceChunk
 
 if TYPE_CHECKING:
-    from serve_app.speech.segments import UtteranceRequest
+    from serve_app.speech.segments import Utterance
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +53,10 @@ def redrawn(request: SynthesisRequest, reason: FinishReason | None, *, seed: int
 class PeekedSpeech:
     """Speech that was read as far as its first samples. `next` gives all of its chunks, these first."""
 
-    def __init__(self, chunks: AsyncGenerator[PcmChunk, None], *, seed: int | None = None) -> None:
+    def __init__(self, chunks: AsyncGenerator[UtteranceChunk, None], *, seed: int | None = None) -> None:
         """The chunks of the start get the `seed`, if it is not the request's."""
         self._chunks, self._seed = chunks, seed
-        self._peeked: deque[PcmChunk] = deque()
+        self._peeked: deque[UtteranceChunk] = deque()
 
     @property
     def has_failed(self) -> bool:
@@ -71,13 +72,13 @@ class PeekedSpeech:
         while not (self._peeked and self._peeked[-1].pcm) and (chunk := await anext(self._chunks, None)) is not None:
             self._peeked.append(chunk if self._seed is None else replace(chunk, seed=self._seed))
 
-    async def next(self) -> PcmChunk | None:
+    async def next(self) -> UtteranceChunk | None:
         return self._peeked.popleft() if self._peeked else await anext(self._chunks, None)
 
 
 async def peek_or_redraw(
-    utterance: "UtteranceRequest",
-    speak: Callable[["UtteranceRequest"], AsyncGenerator[PcmChunk, None]],
+    utterance: "Utterance",
+    speak: Callable[["Utterance"], AsyncGenerator[UtteranceChunk, None]],
     calls: AsyncExitStack,
 ) -> PeekedSpeech:
     """Speech with its first samples, redrawn if it is over with them, badly, and the utterance allows it.
@@ -85,7 +86,7 @@ async def peek_or_redraw(
     `calls` closes the calls that `speak` makes.
     """
 
-    async def peeked(utterance: "UtteranceRequest", *, new_seed: int | None = None) -> PeekedSpeech:
+    async def peeked(utterance: "Utterance", *, new_seed: int | None = None) -> PeekedSpeech:
         chunks = await calls.enter_async_context(aclosing(speak(utterance)))
         speech = PeekedSpeech(chunks, seed=new_seed)
         await speech.peek()

@@ -1,4 +1,4 @@
-"""Room for streams: who is let in now, and what is answered to whom there is no room for.
+"""Room for streams: which requests are let in now, and the error for a request for which there is no room.
 
 The queues of the replicas are bounded too, but no replica knows the queue of another. Admission sees all requests of
 its ingress replica from arrival to first audio, so it knows how long a request waits for a replica.
@@ -15,7 +15,7 @@ from deployments.serving import metrics
 from serve_app.config import AdmissionSettings
 from serve_app.speech.model_state import ModelState, ModelStatus
 
-# The usual time to first audio is the least of the latest _LATEST times, and _USUAL_S before the first of them.
+# The usual time to first audio is the least of the latest _LATEST times, or _USUAL_S while there are none.
 _LATEST = 50
 _USUAL_S = 1.0
 # What raises the limit, by the reason of a refusal.
@@ -88,8 +88,8 @@ class Room:
     def _line_since_s(self, client: str) -> float:
         """When the oldest waiting request came, of the requests that count for this client; inf if none does.
 
-        The client's own requests count. Of the other clients the one that waits longest does not, because its text
-        alone may be the reason. In a line that is too long for all, the next client waits nearly as long.
+        The client's own requests count. Of the other clients' requests the oldest does not count, because its text
+        alone may be the reason for its wait. If the line is too long for all, the next client waits nearly as long.
         """
         oldest: dict[str, float] = {}
         for since_s, whose in self._waiting.values():

@@ -20,7 +20,7 @@ _SPACES = re.compile(r"\s*+")
 
 
 @dataclass(frozen=True, slots=True)
-class UtteranceRequest:
+class Utterance:
     """A text that is spoken as one piece, and how the ingress cuts it into segments. It never leaves the ingress."""
 
     synthesis: SynthesisRequest  # with the whole text; a replica gets one with the text of each segment
@@ -45,7 +45,7 @@ class UtteranceRequest:
 class Segments:
     """The parts of a text that are spoken one after the other, counted from 0. Here all are known from the start."""
 
-    def __init__(self, utterance: UtteranceRequest) -> None:
+    def __init__(self, utterance: Utterance) -> None:
         self._text = utterance.synthesis.text
         self.joins = utterance.joins
         self._segments: list[SynthesisRequest] = []
@@ -53,7 +53,7 @@ class Segments:
         self._speeds: dict[int, float] = {}  # of segments that are faster or slower than the others
 
     @classmethod
-    def of(cls, utterance: UtteranceRequest, max_chars: int) -> "Segments":
+    def of(cls, utterance: Utterance, max_chars: int) -> "Segments":
         """The segments of a whole text: none has more than `max_chars` characters, or more than the utterance wants."""
         max_chars = min(max_chars, utterance.max_segment_chars or max_chars)
         texts: list[str] = []

@@ -1,6 +1,6 @@
 """The interface between what stands in front of the replicas and the calls to them.
 
-An `UtteranceRequest` passes `Admission.speak`, which bounds the load and waits for the first audio, and
+An `Utterance` passes `Admission.speak`, which bounds the load and waits for the first audio, and
 `LongText.speak`, which makes a `SynthesisRequest` of each segment of its text. A `Synthesizer` has the replicas speak
 those: `HandleSynthesizer` of the ingress, and a fake in tests.
 """
@@ -8,12 +8,7 @@ those: `HandleSynthesizer` of the ingress, and a fake in tests.
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-import numpy as np
-
-from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
-
-# The audio of a text with nothing to speak, because clients take an answer without audio for a failure.
-SILENCE_S, _SAMPLE_BYTES = 0.1, 2
+from deployments.protocol import ModelInfo, PcmChunk, SynthesisRequest
 
 
 class Synthesizer(Protocol):
@@ -30,11 +25,3 @@ class Synthesizer(Protocol):
         or EngineError from any step.
         """
         ...
-
-
-def silence(info: ModelInfo) -> PcmChunk:
-    """A moment without a sound, as the whole of an utterance."""
-    codes = np.zeros((0, info.num_code_groups), np.int16)
-    samples = int(SILENCE_S * info.sample_rate)
-    pcm = bytes(samples * _SAMPLE_BYTES)
-    return PcmChunk(pcm=pcm, codes=codes, num_text_tokens=0, finish_reason=FinishReason.STOP)

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading
-from serve_app.audio.formats import Filter
+from deployments.protocol import SAMPLE_BYTES, FinishReason, ModelInfo, PcmChunk, Reading
+from serve_app.client_audio.formats import Filter
 from serve_app.speech.redraw import ended_badly
+from serve_app.speech.utterance_chunk import UtteranceChunk
 
 
 class UtteranceAssembler:
@@ -27,7 +28,7 @@ class UtteranceAssembler:
         self._tokens = 0  # in it
         self._cut_short: FinishReason | None = None
         no_codes = np.zeros((0, info.num_code_groups), np.int16)
-        self._nothing = PcmChunk(b"", no_codes, num_text_tokens=0)  # as the last chunk, but empty
+        self._nothing = UtteranceChunk(b"", no_codes, num_text_tokens=0)  # as the last chunk, but empty
         self.has_audio = False
         self.has_ended = False
 
@@ -45,7 +46,7 @@ class UtteranceAssembler:
             return False
         return not chunk.pcm or ended_badly(chunk.finish_reason)
 
-    async def add(self, chunk: PcmChunk, *, is_last: bool) -> PcmChunk:
+    async def add(self, chunk: PcmChunk, *, is_last: bool) -> UtteranceChunk:
         """A chunk of the current segment, which is the last one or may have others after it."""
         positions = self._timeline.add(chunk)
         if self._filter is not None:
@@ -56,9 +57,10 @@ class UtteranceAssembler:
         if chunk.finish_reason is not FinishReason.STOP:
             self._cut_short = self._cut_short or chunk.finish_reason
         self.has_ended = chunk.finish_reason is not None and is_last
-        self._nothing = chunk.emptied()
+        own = UtteranceChunk.of(chunk)
+        self._nothing = own.emptied()
         return replace(
-            chunk,
+            own,
             num_text_tokens=self._tokens_before + self._tokens,
             finish_reason=(self._cut_short or chunk.finish_reason) if self.has_ended else None,
             text_positions=positions,
@@ -66,15 +68,15 @@ class UtteranceAssembler:
             segment=self._number,
         )
 
-    def silence(self, seconds: float) -> PcmChunk:
+    def silence(self, seconds: float) -> UtteranceChunk:
         """A pause of the text, in front of a segment or at the end."""
         self.has_audio = True
         return self._empty(pcm=self._timeline.silence(seconds))
 
-    def end(self) -> PcmChunk:
+    def end(self) -> UtteranceChunk:
         return self._empty(finish_reason=self._cut_short or FinishReason.STOP)
 
-    def _empty(self, **fields: Any) -> PcmChunk:
+    def _empty(self, **fields: Any) -> UtteranceChunk:
         return replace(self._nothing, num_text_tokens=self._tokens_before + self._tokens, **fields)
 
 
@@ -103,7 +105,7 @@ class _Timeline:
     def silence(self, seconds: float) -> bytes:
         samples = int(seconds * self._sample_rate)
         self._before += samples
-        return bytes(2 * samples)
+        return bytes(SAMPLE_BYTES * samples)
 
     def add(self, chunk: PcmChunk) -> tuple[tuple[float, float], ...]:
         """The chunk's `text_positions`: the middle of each frame that was read. Nothing before the first sound."""
@@ -121,7 +123,7 @@ class _Timeline:
         )
 
     def deliver(self, num_samples: int) -> None:
-        """So many samples were sent, after a change of speed."""
+        """These samples were sent, counted after a change of speed."""
         self._delivered += num_samples
 
     def _seconds(self, frame: int, dropped: int) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from deployments.errors import NotFound
-from serve_app.audio.recordings import MIN_SECONDS
+from serve_app.client_audio.recordings import MIN_SECONDS
 from serve_app.visitor import VISITOR
 from serve_app.voices.library import Details, SentRecording, Voices
 from serve_app.voices.stored_voice import NEUTRAL, StoredDesign, StoredVoice, Take, new_id, now

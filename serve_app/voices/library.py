@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ParamSpec, Self, TypeVar
 
-from deployments.audio.recording_cache import Lookups
 from deployments.errors import Conflict, InvalidRequest, NotFound, NotReady, StartError, TalkrayError
 from deployments.protocol import ModelInfo, Reference
+from deployments.recording_cache import Lookups
 from deployments.serving import metrics
-from serve_app.audio import recordings
-from serve_app.audio.reference_doctor import Preparation
+from serve_app.client_audio import recordings
+from serve_app.client_audio.reference_doctor import Preparation
 from serve_app.config import VoiceSettings
 from serve_app.text.lexicon import Lexicon
 from serve_app.visitor import VISITOR

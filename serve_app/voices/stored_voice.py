@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from deployments.audio.recording_cache import VOICE_BYTES
 from deployments.config import Strict
 from deployments.errors import InvalidRequest
 from deployments.protocol import Sampling
-from serve_app.audio.reference_doctor import Flaw, Preparation, check_recording
+from deployments.recording_cache import VOICE_BYTES
+from serve_app.client_audio.reference_doctor import Flaw, Preparation, check_recording
 from serve_app.text.lexicon import Lexicon
 from serve_app.visitor import VISITOR
 
@@ -84,7 +84,7 @@ class Take(Strict):
         """A recording without transcript gives the sound of a voice, and less of its way of speaking."""
         return "transcript" if self.text else "vector"
 
-    def told(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         """What its owner is told of it."""
         known = {"style": self.style, "seconds": self.seconds, "text": self.text, "cloned_by": self.cloned_by}
         return {**known, "changes": self.changes, "flaws": [asdict(flaw) for flaw in self.flaws]}

@@ -27,7 +27,7 @@ INTERRUPTIONS = 20
 SEED = 17
 PLACES_S = (0.4, 5.0)  # of the audio of a text, after which it is interrupted
 NO_FIGURES = [text for text in TEXTS if not any(map(str.isdigit, text))]
-ROWS = {name: row for name, row in SOCKETS.items() if row.times.told_in and row.stop}
+ROWS = {name: row for name, row in SOCKETS.items() if row.times.in_field and row.stop}
 Came = list[tuple[str, Interrupted]]  # each text, and what an interruption of it told
 
 

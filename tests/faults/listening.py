@@ -23,7 +23,7 @@ from serve_app.cli.serve.local_server import APP_NAME
 from serve_app.handle_synthesizer import HandleSynthesizer
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.long_text import LongText
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 from tests.serve_app.one_model import one_deployed
 from tools.experiments.faults import polite
 
@@ -77,7 +77,7 @@ class Listener:
         async with self._more_sound:
             await self._more_sound.wait_for(lambda: self._num_sounding >= count)
 
-    async def listen(self, request: UtteranceRequest, word_s: float = 0.0) -> Heard:
+    async def listen(self, request: Utterance, word_s: float = 0.0) -> Heard:
         """Where a word takes time, the text is written while it is spoken."""
         codes, pcm, arrivals_s, reason = [np.zeros((0, 16), np.int16)], [], [], None
         error = None
@@ -100,7 +100,7 @@ class Listener:
         )
 
     @asynccontextmanager
-    async def _speech(self, request: UtteranceRequest, word_s: float) -> AsyncIterator[AsyncGenerator[PcmChunk, None]]:
+    async def _speech(self, request: Utterance, word_s: float) -> AsyncIterator[AsyncGenerator[PcmChunk, None]]:
         info = await self._model()
         if not word_s:
             yield self._long_text.speak(request, info)
@@ -154,16 +154,16 @@ def gaps_after(moment_s: float, streams: Sequence[Heard]) -> list[float]:
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind."
 
 
-def requests(count: int, *, frames: int) -> list[UtteranceRequest]:
+def requests(count: int, *, frames: int) -> list[Utterance]:
     """Different utterances of about the same length."""
     options = Sampling(max_new_tokens=frames + 1)
     return [
-        UtteranceRequest(SynthesisRequest(f"r{seed}", TEXT, voice="ryan", sampling=options, seed=seed, ignore_eos=True))
+        Utterance(SynthesisRequest(f"r{seed}", TEXT, voice="ryan", sampling=options, seed=seed, ignore_eos=True))
         for seed in range(count)
     ]
 
 
-def long_requests(count: int, *, frames: int) -> list[UtteranceRequest]:
+def long_requests(count: int, *, frames: int) -> list[Utterance]:
     """Texts that are spoken in several segments of so many frames each."""
     return [
         request.changed(request_id=f"long{request.synthesis.seed}", text=" ".join([TEXT] * 30))
@@ -174,9 +174,7 @@ def long_requests(count: int, *, frames: int) -> list[UtteranceRequest]:
 class Speaking:
     """Streams, a fixed number at once."""
 
-    def __init__(
-        self, streams: list[UtteranceRequest], *, at_once: int, word_s: float = 0.0, inline: bool = False
-    ) -> None:
+    def __init__(self, streams: list[Utterance], *, at_once: int, word_s: float = 0.0, inline: bool = False) -> None:
         """Where a word takes time, texts are written while they are spoken. `inline` as in Listener."""
         self._word_s = word_s
         self._listener = Listener.options(scheduling_strategy=_here()).remote(inline=inline)  # type: ignore[attr-defined]
@@ -196,7 +194,7 @@ class Speaking:
         ended, self._going = ray.wait(self._going, timeout=0.05) if self._going else ([], [])
         self.heard += ray.get(ended)
 
-    def add(self, streams: list[UtteranceRequest]) -> None:
+    def add(self, streams: list[Utterance]) -> None:
         """More of them, behind the others."""
         self._left.extend(streams)
 

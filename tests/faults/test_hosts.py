@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from serve_app.config import AppConfig, PoolConfig
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 from tests.faults.hosts import Hosts, serving_on_hosts
 from tests.faults.listening import Speaking, requests, wrong
 from tests.faults.pools import config, tiny_model
@@ -31,7 +31,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         yield hosts
 
 
-def begun(streams: list[UtteranceRequest], *, at_once: int = AT_ONCE) -> Speaking:
+def begun(streams: list[Utterance], *, at_once: int = AT_ONCE) -> Speaking:
     speaking = Speaking(streams, at_once=at_once)
     speaking.go_on(may_begin=True)
     speaking.begun()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from deployments.errors import InvalidRequest
 from deployments.protocol import SynthesisRequest
 from serve_app.config import ApiSettings
-from serve_app.speech.segments import Segments, UtteranceRequest
+from serve_app.speech.segments import Segments, Utterance
 from serve_app.text.lexicon import MAX_WORDS, Lexicon, from_pls
 from serve_app.text.spoken_text import CHARS_AT_ONCE, TextReader, TextRules, read
 from tests.fuzz.conftest import Cases
@@ -95,7 +95,7 @@ def whole(sent: str, rules: TextRules) -> None:
     except InvalidRequest:
         assert rules.markup == "ssml"
         return
-    Segments.of(UtteranceRequest(SynthesisRequest("", spoken.text), stretches=spoken.stretches), 300)
+    Segments.of(Utterance(SynthesisRequest("", spoken.text), stretches=spoken.stretches), 300)
 
 
 def in_parts(sent: str, rules: TextRules) -> None:

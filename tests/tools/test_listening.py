@@ -104,6 +104,11 @@ def test_the_table_has_a_row_for_each_way_and_names_what_did_not_come() -> None:
     assert "Did not come: mp3, nora, sentences 0: HTTP 500" in written
 
 
+def test_a_kind_of_hard_texts_is_one_row_for_all_voices() -> None:
+    names = [replace(judged("plain PCM", errors), voice=voice, kind="names") for voice, errors in (("a", 2), ("b", 4))]
+    assert "| plain PCM | all | names | 2 | 200 | 3.0 % |" in table(names, [NAME], "X")
+
+
 def test_the_table_takes_the_place_of_the_last_one() -> None:
     first = placed("# Title\n\nProse.\n", "one\n")
     assert first.startswith("# Title\n\nProse.\n\n<!--")

@@ -30,7 +30,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Utterance:
+class CorpusUtterance:
     """One line of the run's index and where its frames stand."""
 
     text: str
@@ -54,7 +54,7 @@ class Corpus:
     """All frames, and the utterances they belong to."""
 
     codes: NDArray[np.int16]  # [frames, groups]; the first groups are the teacher's sounds
-    utterances: list[Utterance]
+    utterances: list[CorpusUtterance]
 
     def spoken(self) -> NDArray[np.float32]:
         """[frames]: the share of its utterance's sounds that comes before each frame; silence does not count."""
@@ -74,12 +74,12 @@ class Corpus:
         ends = np.cumsum(counts)
         codes = np.fromfile(run / "codes.i16", dtype=np.int16).reshape(int(ends[-1]), -1)
         utterances = [
-            Utterance(entry["text"], entry["voice"], entry["split"], int(end - count), count, entry["manner"])
+            CorpusUtterance(entry["text"], entry["voice"], entry["split"], int(end - count), count, entry["manner"])
             for entry, count, end in zip(entries, counts, ends, strict=True)
         ]
         return cls(codes, utterances)
 
-    def part(self, split: str) -> list[Utterance]:
+    def part(self, split: str) -> list[CorpusUtterance]:
         """The utterances of "train" or of "heldout"; those without a frame are left out."""
         return [utterance for utterance in self.utterances if utterance.split == split and utterance.frames > 0]
 
@@ -88,7 +88,7 @@ class Corpus:
 class TrainingSample:
     """An utterance as it is asked for: its tokens, the language tag, the text mode and the turn of instructions."""
 
-    utterance: Utterance
+    utterance: CorpusUtterance
     tokens: list[int]
     language: str | None
     full_text: bool
@@ -174,7 +174,7 @@ class Sampler:
 
     def __init__(
         self,
-        utterances: list[Utterance],
+        utterances: list[CorpusUtterance],
         layout: RowLayout,
         *,
         tokens: list[list[list[int]]],

@@ -37,7 +37,7 @@ from ray.serve.handle import DeploymentHandle
 
 from serve_app import ingress
 from serve_app.api.records.record_keeper import HAND_ON_S, RecordKeeper, RecordSink
-from serve_app.api.records.request_log import RequestRecord
+from serve_app.api.records.request_record import RequestRecord
 from serve_app.cli.serve.run_folder import RunFolder
 from serve_app.config import ApiSettings, AppConfig, RecordSettings, read_config
 from serve_app.handle_synthesizer import Deployed

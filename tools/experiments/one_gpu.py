@@ -62,7 +62,7 @@ from loadtest.terminal import output_console, print_table
 from serve_app.config import AdmissionSettings
 from serve_app.speech import admission, room
 from serve_app.speech.admission import Admission
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 
 INFO = ModelInfo(
     name="modelled",
@@ -301,7 +301,7 @@ async def _listen(gateway: Admission, request: ScheduledRequest, costs: Costs, h
     )
     patience_s = LEAVES_S if request.kind is RequestKind.LEAVES else None
     try:
-        async with asyncio.timeout(patience_s), aclosing(gateway.speak(UtteranceRequest(synthesis), INFO)) as chunks:
+        async with asyncio.timeout(patience_s), aclosing(gateway.speak(Utterance(synthesis), INFO)) as chunks:
             async for chunk in chunks:
                 if not chunk.pcm:
                     continue

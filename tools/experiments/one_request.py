@@ -28,15 +28,15 @@ from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.runner.model_runner import ModelRunner
 from deployments.weights.store import locate
 from serve_app.api.requests.make_request import strict_request
+from serve_app.api.responses.respond import respond
 from serve_app.api.routes import create_api
-from serve_app.api.speech_service import SpeechService
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.speech.admission import Admission
 from serve_app.speech.long_text import LongText
 
 STOPS: dict[Callable[..., object], int] = {
     strict_request: 1,
-    SpeechService.respond: 2,
+    respond: 2,
     Admission.speak: 3,
     LongText.speak: 4,
     Engine.add: 8,

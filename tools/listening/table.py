@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from tools.listening.judge import Judged
+from tools.listening.texts import SENTENCES
 from tools.listening.ways import PLAIN
 
 # Of all words, than in what ffmpeg made of the same PCM. One word is always allowed, because recognisers waver by one.
@@ -14,11 +15,12 @@ _MARK = "<!-- `make listen` writes what follows -->\n"
 
 
 def rows(judged: Iterable[Judged]) -> dict[tuple[str, str, str], list[Judged]]:
-    """The utterances of each row, in the order in which rows began; all voices of plain PCM are rows besides."""
-    found: dict[tuple[str, str, str], list[Judged]] = {}
+    """The utterances of each row, in the order in which rows began. A kind of hard texts is a row for all voices."""
+    by_row: dict[tuple[str, str, str], list[Judged]] = {}
     for each in judged:
-        found.setdefault((each.way, each.voice, each.kind), []).append(each)
-    return found
+        is_hard = each.way == PLAIN.name and each.kind != SENTENCES
+        by_row.setdefault((each.way, "all" if is_hard else each.voice, each.kind), []).append(each)
+    return by_row
 
 
 def rate(of: Sequence[Judged], name: str, *, compared: bool = False) -> float:
@@ -44,7 +46,7 @@ def _is_worse(differences: Sequence[int], num_words: int) -> bool:
 
 
 def table(judged: Sequence[Judged], names: Sequence[str], about: str) -> str:
-    """Markdown: `about`, a row for each way, voice and kind, and what did not come. `names`: the recognisers."""
+    """Markdown: `about`, the rows, and what did not come. `names`: the recognisers."""
     head = ["way", "voice", "kind", "utterances", "words"]
     head += [column for name in names for column in (name, "by ffmpeg")]
     head += ["first and last words right", "words/s", "DNSMOS"]

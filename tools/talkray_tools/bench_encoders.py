@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from serve_app.audio.formats import AudioFormat, CompressedEncoder, RawEncoder, open_encoder
+from serve_app.client_audio.formats import AudioFormat, CompressedEncoder, RawEncoder, open_encoder
 
 Row = dict[str, Any]
 _RATE, _FRAME_SAMPLES = 24000, 1920

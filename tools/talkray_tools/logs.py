@@ -11,7 +11,8 @@ import typer
 
 from deployments.errors import TalkrayError
 from serve_app.api.records.record_keeper import LINES
-from serve_app.api.records.request_log import Entry, line
+from serve_app.api.records.request_log import line
+from serve_app.api.records.request_record import Entry
 from serve_app.cli.serve.run_folder import log_folders
 from talkray_tools.arguments import run_command
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from deployments.audio.speech_detection import runaway_frames
 from deployments.codec.decoder import to_pcm16
 from deployments.codec.pool.codec import Codec, load_codec
 from deployments.config import CodecConfig, TalkerConfig
@@ -25,6 +24,7 @@ from deployments.protocol import (
     Sampling,
     SynthesisRequest,
 )
+from deployments.speech_detection import runaway_frames
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import StartClock, load_engine, throttled
 

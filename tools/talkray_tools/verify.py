@@ -32,7 +32,6 @@ import torch
 import typer
 from numpy.typing import NDArray
 
-from deployments.audio.speech_detection import EndingGuard, first_sound
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, PCM_SCALE, snr_db
 from deployments.config import TalkerConfig
@@ -46,6 +45,7 @@ from deployments.protocol import (
     Sampling,
     SynthesisRequest,
 )
+from deployments.speech_detection import EndingGuard, first_sound
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine, throttled
 from deployments.weights.store import locate

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from deployments.audio.recording_cache import ByRecording
 from deployments.codec.backends.registry import load_decoder
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, WarmUpResult, describe_choice, snr_db, warm_up
@@ -16,6 +15,7 @@ from deployments.codec.plan import chosen_ramp, longest_call_s
 from deployments.config import CodecConfig
 from deployments.errors import InvalidRequest
 from deployments.protocol import Codes, Reference
+from deployments.recording_cache import ByRecording
 from deployments.serving import metrics
 from deployments.serving.reports import report_stage
 from deployments.weights.description import clones

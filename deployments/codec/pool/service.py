@@ -6,7 +6,6 @@ from types import MappingProxyType
 
 import numpy as np
 
-from deployments.audio.speech_detection import EndingGuard, LeadingSilence
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.plan import MANY_WORKERS, ChunkPlan, chosen_ramp, fitted_ramp, longest_call_s
@@ -20,6 +19,7 @@ from deployments.protocol import ALL_FRAMES, Codes, GenerateRequest, PcmChunk, P
 from deployments.serving import metrics
 from deployments.serving.failover import with_failover
 from deployments.serving.replica_streams import AllFrames, Generate
+from deployments.speech_detection import EndingGuard, LeadingSilence
 
 
 class Placement:

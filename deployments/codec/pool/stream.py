@@ -10,7 +10,6 @@ from typing import Self
 
 import numpy as np
 
-from deployments.audio.speech_detection import EndingGuard, LeadingSilence
 from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.plan import ChunkPlan
@@ -18,18 +17,19 @@ from deployments.errors import EngineError
 from deployments.listener import Listener
 from deployments.protocol import Codes, FrameChunk, Pcm, PcmChunk
 from deployments.serving import metrics
-from deployments.serving.replica_streams import OutgoingAudio, UntakenFrames
+from deployments.serving.replica_streams import OutgoingAudio, PendingFrames
+from deployments.speech_detection import EndingGuard, LeadingSilence
 
 Decode = Callable[[DecodeTask], Awaitable[Decoded]]
 
 _NO_PCM: Pcm = np.zeros(0, np.int16)
 
 
-class FrameBuffer(UntakenFrames):
+class FrameBuffer(PendingFrames):
     """Frames of one stream, read ahead by a task of its own: codes are small, so the talker never waits for us."""
 
     def __init__(self, chunks: AsyncGenerator[FrameChunk, None], frame_samples: int, first: Codes | None) -> None:
-        """`first` as in UntakenFrames."""
+        """`first` as in PendingFrames."""
         super().__init__(frame_samples, first)
         self._chunks = chunks
         self._changed = asyncio.Event()

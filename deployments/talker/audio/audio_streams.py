@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deployments.audio.recording_cache import Forgotten
-from deployments.audio.speech_detection import first_sound
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.slots import DecodeCall, SlotDecoder
 from deployments.errors import EngineError, Overloaded
 from deployments.listener import Listener
 from deployments.protocol import Codes, Pcm
+from deployments.recording_cache import Forgotten
+from deployments.speech_detection import first_sound
 from deployments.talker.audio.audio_stream import MAX_WAITING, AudioStream
 from deployments.talker.audio.codec_pacing import choose_call
 

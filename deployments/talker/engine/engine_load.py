@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from deployments.audio.recording_cache import Lookups
+from deployments.recording_cache import Lookups
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ enough for a prompt. Limits the length of prompts and of speech.
 
 from dataclasses import asdict, dataclass, field, replace
 
-from deployments.audio.speech_detection import runaway_frames
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, GenerateRequest, ModelInfo, Sampling
+from deployments.speech_detection import runaway_frames
 from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import MAX_PASS_POSITIONS, Prompt, PromptBuilder
 from deployments.talker.text.text_progress import TextProgress

@@ -1,12 +1,14 @@
 """`config.json` and `generation_config.json` of a checkpoint as frozen values. Every dimension comes from here."""
 
+import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasPath, BeforeValidator, Field
 
+from deployments.errors import CheckpointError
 from deployments.protocol import SAMPLING_DEFAULTS, ModelKind, Sampling
 from deployments.talker.model.speaker_encoder import SpeakerEncoderConfig
 from deployments.weights.checkpoint import as_config
@@ -20,6 +22,18 @@ def _named(values: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 Named = BeforeValidator(_named)
+
+
+_IN_WORDS = {"gt": (operator.gt, "more than"), "ge": (operator.ge, "at least"), "le": (operator.le, "at most")}
+
+
+def _check_bounds(sampling: Sampling, file: Path) -> None:
+    """Raises CheckpointError for an option whose value no request could have."""
+    for option in fields(sampling):
+        for bound, limit in option.metadata["bounds"].items():
+            is_within, words = _IN_WORDS[bound]
+            if not is_within(value := getattr(sampling, option.name), limit):
+                raise CheckpointError(f"{file}: {option.name} is {value}: set it to {words} {limit}")
 
 
 def _at(*path: str) -> Any:
@@ -113,7 +127,10 @@ class ModelConfig:
         """Read a checkpoint directory; raises CheckpointError with the file and each key that is wrong."""
         file, options = directory / "config.json", directory / "generation_config.json"
         top = read_json(file)
-        generation = SAMPLING_DEFAULTS | (read_json(options) if options.exists() else {})
-        values = {**top, "tokens": top, "generation": generation, "talkray": own_facts(directory, top)}
+        named = {
+            name: value for name, value in (read_json(options) if options.exists() else {}).items() if value is not None
+        }
+        values = {**top, "tokens": top, "generation": SAMPLING_DEFAULTS | named, "talkray": own_facts(directory, top)}
         config = as_config(cls, values, file)
+        _check_bounds(config.generation, options)
         return config if config.kind is ModelKind.BASE else replace(config, speaker_encoder=None)  # others lack tensors

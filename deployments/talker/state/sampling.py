@@ -45,8 +45,7 @@ class FilterOptions:
 
     @classmethod
     def _of(cls, sampling: Sampling, do_sample: bool, prefix: str) -> "FilterOptions":
-        filters = {name: getattr(sampling, prefix + name) for name in FILTERS}
-        return cls(do_sample, **{name: value for name, value in filters.items() if value})  # 0 filters nothing
+        return cls(do_sample, **{name: getattr(sampling, prefix + name) for name in FILTERS})
 
     def pack(self) -> NDArray[np.int32]:
         """[options]: a column each, a float as its bits."""

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from deployments.audio.speech_detection import LATE_PATIENCE_S, frames_of
 from deployments.listener import Listener
 from deployments.protocol import ClonePrompt, FinishReason, Frame, GenerateRequest, Sampling
+from deployments.speech_detection import LATE_PATIENCE_S, frames_of
 from deployments.talker.text.prompt import Prompt
 from deployments.talker.text.text_progress import TextProgress
 

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from deployments.audio.recording_cache import ByRecording
 from deployments.errors import InvalidRequest
 from deployments.protocol import ClonePrompt, Codes, GenerateRequest, ModelKind, Reference, SynthesisRequest
+from deployments.recording_cache import ByRecording
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker

@@ -30,10 +30,10 @@ class Meter:
         self.max_streams: int | None = None
         self.num_streams = 0
         self._reason, self._holder = reason, holder
-        self._tokens = math.inf  # requests that may be made at once; refilled steadily, up to those of a minute
+        self._tokens = math.inf  # requests that may be made at once; refilled steadily, up to `requests_per_minute`
         self._counted_s = time.monotonic()
 
-    def request(self) -> None:
+    def count_request(self) -> None:
         """Count a request. Raises Overloaded if it is one too many in this minute."""
         per_minute = self.requests_per_minute
         if per_minute is None:
@@ -82,7 +82,10 @@ class Meters:
 
 
 class FairShare:
-    """Places or bytes that the requests of a process share. One caller gets at most what it leaves to the others."""
+    """Places or bytes that the requests of a process share.
+
+    No claim brings a caller above what is free before it, so that other callers find some.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -117,11 +120,11 @@ class Caller:
         self._meters = meters
         self._check = check
 
-    def request(self) -> None:
+    def count_request(self) -> None:
         """Count a request. Raises Overloaded, and Unauthorized if the key has been revoked since."""
         self._check()
         for meter in self._meters:
-            meter.request()
+            meter.count_request()
 
     @contextmanager
     def stream(self) -> Iterator[None]:

@@ -75,7 +75,7 @@ class Door:
                 if scope["type"] == "websocket":
                     streams.enter_context(caller.stream())
                 elif scope["method"] in _CHANGING:
-                    caller.request()
+                    caller.count_request()
                     streams.enter_context(caller.stream())
             except TalkrayError as error:
                 await self._refuse(error, scope, receive, send)

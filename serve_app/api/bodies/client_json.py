@@ -10,7 +10,7 @@ from deployments.errors import InvalidRequest
 from serve_app.text.characters import without_halves
 
 MAX_BODY_BYTES = 16 << 20  # of an HTTP request, and of a WebSocket message with reference audio
-_MOST_VALUES = 1 << 15  # of one JSON text: to check so many takes the event loop 50 ms
+_MOST_VALUES = 1 << 15  # of one JSON text: checking this number takes the event loop 50 ms
 _ABOVE_ALL_NUMBERS = 2**64  # a seed has 64 bits
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?[0-9]{1,2})?")
 _SEARCHED = 1 << 20  # bytes that are searched for a number with too many digits

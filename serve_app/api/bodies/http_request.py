@@ -8,7 +8,7 @@ from deployments.errors import InvalidRequest, PayloadTooLarge
 from serve_app.api.bodies.client_json import MAX_BODY_BYTES, parse_object
 from serve_app.api.context import state_of
 from serve_app.api.error_replies import BodyTooSlow
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 
 _LONGEST_KEY = 255  # of an Idempotency-Key
 BODY_TIMEOUT_S = 30.0  # for a whole body to arrive

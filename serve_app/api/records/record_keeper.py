@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from deployments.serving import metrics
-from serve_app.api.records.request_log import RequestRecord
+from serve_app.api.records.request_record import RequestRecord
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from deployments.errors import StartError
-from serve_app.api.records.request_log import RequestRecord
+from serve_app.api.records.request_record import RequestRecord
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

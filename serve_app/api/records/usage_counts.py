@@ -14,7 +14,7 @@ from typing import Self
 from pydantic import BaseModel
 
 from deployments.serving import metrics
-from serve_app.api.records.request_log import RequestRecord
+from serve_app.api.records.request_record import RequestRecord
 from serve_app.voices.voice_store import StoreFailed, VoiceStore
 
 logger = logging.getLogger(__name__)

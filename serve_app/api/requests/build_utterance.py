@@ -7,14 +7,14 @@ from deployments.protocol import ModelInfo, ModelKind, Reference, SynthesisReque
 from serve_app.api import catalogue
 from serve_app.api.requests.speech_body import SpeechBody, check_length
 from serve_app.api.requests.speech_request import Offer, SpeechRequest
-from serve_app.audio.recordings import read_aside
-from serve_app.audio.reference_doctor import decode_prepared
+from serve_app.client_audio.recordings import read_aside
+from serve_app.client_audio.reference_doctor import decode_prepared
 from serve_app.config import ApiSettings
 from serve_app.speech.redraw import draw_seed
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Segments, Utterance
 from serve_app.text.characters import clean, is_speakable
 from serve_app.text.languages import DETECT, detected, foreign_language, language_name
-from serve_app.text.spoken_text import SpokenText
+from serve_app.text.spoken_text import SpokenText, Stretch
 from serve_app.voices.library import Voices
 from serve_app.voices.stored_voice import StoredVoice
 
@@ -29,10 +29,11 @@ async def build_utterance(
     request_id: str,
     client: str,
     live: bool = False,
-) -> UtteranceRequest:
+) -> Utterance:
     """One utterance for the model that was chosen for the request. Raises InvalidRequest that names the field.
 
-    A `live` request has no text yet. The text of others may have nothing to speak, as "..." has: see `is_speakable`.
+    A `live` request has no text yet. The text of another request may have nothing to speak, such as "...": see
+    `is_speakable`.
     """
     settings = offer.settings
     info, spoken, stored = speech.info, speech.spoken, speech.stored
@@ -62,7 +63,7 @@ async def build_utterance(
         word_times=body.word_timestamps,
         model=info.route,
     )
-    return UtteranceRequest(
+    return Utterance(
         synthesis,
         stretches=() if live else spoken.stretches,
         max_segment_chars=spoken.rules.max_segment_chars,
@@ -70,6 +71,15 @@ async def build_utterance(
         redraws=body.seed is None and not body.ignore_eos,
         joins=settings.text.joints,
     )
+
+
+def segments_of(speech: SpeechRequest) -> list[Stretch]:
+    """The segments in which the text will be asked for, each with the silence before it."""
+    spoken = speech.spoken
+    max_chars = spoken.rules.max_segment_chars
+    synthesis = SynthesisRequest("", spoken.text)
+    utterance = Utterance(synthesis, stretches=spoken.stretches, max_segment_chars=max_chars)
+    return Segments.of(utterance, speech.info.max_segment_chars).plan()
 
 
 def _missing(param: str, reason: str) -> InvalidRequest:

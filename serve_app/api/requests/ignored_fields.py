@@ -37,7 +37,7 @@ class Ignored:
         self._reasons |= reasons
 
     def reasons_for(self, body: SpeechBody, info: ModelInfo, *, choosing: Names, stored: StoredVoice | None) -> Reasons:
-        """All of them, by the dialect's names: those noted, those without effect on this model, and those unknown.
+        """Every ignored field by the dialect's name: noted fields, fields without effect on this model, unknown fields.
 
         `body` was made of the fields. `choosing`: further fields that are known, because they chose the model.
         `stored` is the voice that speaks.
@@ -60,8 +60,10 @@ class Ignored:
 
 
 def with_unknown(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str, str]) -> Reasons:
-    """`reasons`, and which of `sent` is none of `names`: the first of them, as they can stand in a header and in a log.
-    Fields that are only counted cost next to nothing: a body may have a million.
+    """`reasons`, and an entry for each field of `sent` that is none of `names`.
+
+    The first fields have their names, as they can stand in a header and in a log. The rest is counted, which costs next
+    to nothing: a body may have a million fields.
     """
     first = {_plain(name): reason for name, reason in list(reasons.items())[:_MOST_NAMED]}
     room = _MOST_NAMED - len(first)
@@ -125,7 +127,7 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
 
 
 def of_text(spoken: SpokenText, info: ModelInfo) -> Reasons:
-    """What of the text is not read aloud, as the reason of `input`."""
+    """The parts of the text that are not read aloud, as the reason of `input`."""
     notes = [left_out(spoken)] if spoken.left_out else []
     if info.spoken_form is not None and (foreign := foreign_letters(spoken.sent, info.languages)):
         notes.append(f"letters that the voice cannot speak: {foreign.total()}")
@@ -133,7 +135,7 @@ def of_text(spoken: SpokenText, info: ModelInfo) -> Reasons:
 
 
 def left_out(spoken: SpokenText) -> str:
-    """What is not read aloud, and how often, as it can stand in a header."""
+    """The kinds of text that are not read aloud, with their counts, as they can stand in a header."""
     named = [f"{_CONTROL.sub('?', kind)} {count}" for kind, count in list(spoken.left_out.items())[:_MOST_NAMED]]
     more = len(spoken.left_out) - len(named)
     return f"not read aloud: {', '.join(named)}" + (f" and {more} more" if more > 0 else "")

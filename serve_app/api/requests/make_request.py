@@ -18,7 +18,7 @@ from serve_app.api.requests.model_choice import choosing_fields, model_for
 from serve_app.api.requests.read_text import read_text
 from serve_app.api.requests.speech_body import ALL_SPELLINGS, SPEECH, SpeechBody, in_our_spelling, parse_speech
 from serve_app.api.requests.speech_request import Delivery, Offer, SpeechRequest, negotiate, stored_voice
-from serve_app.audio.formats import AudioFormat, check_bit_rate
+from serve_app.client_audio.formats import AudioFormat, check_bit_rate
 from serve_app.voices.stored_voice import StoredVoice
 
 _NO_CLONES = "{} does not clone voices: load a Base checkpoint"

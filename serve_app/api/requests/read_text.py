@@ -19,8 +19,8 @@ _LONG_CHARS = 1 << 14  # only a job's: to read them takes the event loop 10 ms a
 async def read_text(
     offer: Offer, body: SpeechBody, info: ModelInfo, stored: StoredVoice | None
 ) -> tuple[SpokenText, ignored_fields.Reasons]:
-    """What is spoken of `body.input`, and why the rest and some fields about the text have no effect. Raises
-    InvalidRequest of bad SSML, of a lexicon, and of figures in an uncertain language.
+    """The spoken text of `body.input`; and the reasons why the rest of it, and some fields about it, have no effect.
+    Raises InvalidRequest for bad SSML, for a bad lexicon, and for figures in an uncertain language.
     """
     settings = offer.settings.text
     chars = body.max_segment_chars

@@ -19,8 +19,8 @@ from pydantic import (
 from deployments.errors import InvalidRequest
 from deployments.protocol import Sampling
 from serve_app.api.requests.field_names import Names
-from serve_app.audio.formats import AudioFormat, OutputRate
-from serve_app.audio.reference_doctor import Preparation
+from serve_app.client_audio.formats import AudioFormat, OutputRate
+from serve_app.client_audio.reference_doctor import Preparation
 from serve_app.config import LEAST_SEGMENT_CHARS, ApiSettings
 from serve_app.text.characters import without_halves
 from serve_app.text.languages import language_name

@@ -8,8 +8,8 @@ from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api.headers import SAMPLE_RATE_HEADER, SOURCE_HEADER, TAKE_HEADER, UNBUFFERED_HEADERS, WORD_TIMES_HEADER
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.speech_body import SpeechBody
-from serve_app.audio.file_headers import SYNTHETIC
-from serve_app.audio.formats import FORMATS, AudioForm, AudioFormat, CompressedFormat, RawFormat, Rendering
+from serve_app.client_audio.file_headers import SYNTHETIC
+from serve_app.client_audio.formats import FORMATS, AudioForm, AudioFormat, CompressedFormat, RawFormat, Rendering
 from serve_app.config import ApiSettings
 from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.text.spoken_text import SpokenText

@@ -7,7 +7,6 @@ import asyncio
 import base64
 import json
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -19,13 +18,15 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.errors import TalkrayError
-from deployments.protocol import Marks, PcmChunk
+from deployments.protocol import Marks
 from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.headers import FINISH_HEADER, SEED_HEADER, TOKENS_HEADER
-from serve_app.api.records.request_log import Usage
+from serve_app.api.records.request_record import Usage
+from serve_app.api.requests.ignored_fields import Reasons, in_message
 from serve_app.api.responses.whole_audio import ByteQuota, collected, parts_of
-from serve_app.audio.formats import Rendering
+from serve_app.client_audio.formats import Rendering
 from serve_app.speech.redraw import ended_badly
+from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.speech.word_times import Word, WordTimes, marked
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class AnswerAttempt:
 
 
 async def audio_body(
-    chunks: AsyncGenerator[PcmChunk, None],
+    chunks: AsyncGenerator[UtteranceChunk, None],
     rendering: Rendering,
     usage: Usage,
     times: WordTimes | None = None,
@@ -87,13 +88,15 @@ async def audio_body(
 
 
 async def event_body(
-    chunks: AsyncGenerator[PcmChunk, None],
+    chunks: AsyncGenerator[UtteranceChunk, None],
     rendering: Rendering,
     usage: Usage,
     times: WordTimes | None = None,
     quota: ByteQuota | None = None,
+    *,
+    ignored: Reasons,
 ) -> AsyncGenerator[bytes, None]:
-    """Audio as server-sent events, with words if `times` are given.
+    """Audio as server-sent events, with words if `times` are given. The last one tells of the `ignored` fields.
 
     An error after the first event becomes an event, and is raised again.
     """
@@ -112,7 +115,7 @@ async def event_body(
         raise
     if times is not None and (words := times.take()):
         yield _words(words)
-    yield _done(usage)
+    yield _done(usage, ignored)
 
 
 def _delta(audio: bytes) -> bytes:
@@ -128,10 +131,9 @@ def word_entries(words: Iterable[Word]) -> list[dict[str, object]]:
     return [{"word": word.text, "start": round(word.start_s, 3), "end": round(word.end_s, 3)} for word in words]
 
 
-def _done(usage: Usage) -> bytes:
-    ignored = {"ignored": usage.ignored} if usage.ignored else {}
+def _done(usage: Usage, ignored: Reasons) -> bytes:
     end = {"usage": usage.tokens, "finish_reason": usage.finish_reason, **usage.answer}
-    return _event({"type": "speech.audio.done", **end, **ignored})
+    return _event({"type": "speech.audio.done", **end, **in_message(ignored)})
 
 
 def _failed(reply: ErrorReply) -> bytes:
@@ -148,12 +150,12 @@ def named_event(fields: Mapping[str, object]) -> bytes:
 
 
 async def in_parts(
-    audio: AsyncGenerator[bytes, None], tell: Callable[[bytes], bytes], last: Callable[[], bytes] = bytes
+    audio: AsyncGenerator[bytes, None], encode: Callable[[bytes], bytes], last: Callable[[], bytes] = bytes
 ) -> AsyncGenerator[bytes, None]:
-    """A body of `tell(part)` for each part of the audio, with `last()` at its end."""
+    """A body of `encode(part)` for each part of the audio, with `last()` at its end."""
     async with aclosing(audio):
         async for part in audio:
-            yield tell(part)
+            yield encode(part)
     if end := last():
         yield end
 
@@ -183,7 +185,7 @@ class SpeechResponse(Response):
         self.init_headers(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_left(self._send(send), receive)
+        await while_connected(self._send(send), receive)
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self._body) as body:
@@ -197,10 +199,9 @@ class SpeechResponse(Response):
     def _start(self) -> Message:
         if SEED_HEADER in self.headers:  # the first audio may have brought another one
             self.headers[SEED_HEADER] = str(self._usage.seed)
-        if self._usage.marks:
-            self._usage.marks += (("response", time.time_ns()),)
-            if self._usage.tells_timing:
-                self.headers["server-timing"] = server_timing(self._usage.marks)
+        self._usage.mark_response()
+        if self._usage.marks and self._usage.tells_timing:
+            self.headers["server-timing"] = server_timing(self._usage.marks)
         return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
 
 
@@ -248,7 +249,7 @@ class WholeResponse(SpeechResponse):
         return second, content
 
 
-async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
     """The result of `work`, which ends when the client leaves. Raises ClientDisconnect then."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnected(receive))

@@ -34,7 +34,7 @@ from serve_app.api.speech_service import SpeechService
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 128 << 10  # without reference audio
-IDLE_TIMEOUT_S = 600.0  # a socket is closed when neither side has sent anything for so long
+IDLE_TIMEOUT_S = 600.0  # a socket on which neither side sends anything for this time is closed
 MAX_CONTEXTS = 16  # on one socket
 MAX_NAME_CHARS = 128  # of a context
 _ENGINE_FAILED = 1011

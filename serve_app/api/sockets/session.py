@@ -10,17 +10,17 @@ from typing import Self
 from starlette.websockets import WebSocketDisconnect
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import FinishReason, PcmChunk
+from deployments.protocol import FinishReason
 from serve_app.api.context import RequestState
 from serve_app.api.error_replies import translate
-from serve_app.api.records.request_log import RequestRecord, Usage, start_marks
+from serve_app.api.records.request_record import RequestRecord, Usage, start_marks
 from serve_app.api.requests.build_utterance import build_utterance
 from serve_app.api.requests.speech_body import SpeechBody, check_length
 from serve_app.api.requests.speech_request import Offer, SpeechRequest, stored_voice
 from serve_app.speech.joints import Continuation
 from serve_app.speech.live_text import LiveText, LiveTexts
-from serve_app.speech.segments import UtteranceRequest
-from serve_app.speech.synthesizer import silence
+from serve_app.speech.segments import Utterance
+from serve_app.speech.utterance_chunk import UtteranceChunk, silence
 from serve_app.speech.word_times import Spoken, Word, WordTimes
 from serve_app.text.characters import (
     end_of_certain,
@@ -34,7 +34,7 @@ from serve_app.text.spoken_text import SpokenText, read
 
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
 MAX_AUDIO_BYTES = 4096  # in one event
-_MOST_UNSENT = 8  # events that the reader has not taken; decoding waits while there are so many
+_MOST_UNSENT = 8  # events that the reader has not taken; decoding waits at this number
 _MOST_TURNS = 256  # turns that wait to be spoken
 
 
@@ -47,7 +47,7 @@ class Turn:
     text: str = ""  # the whole text so far
     half: str = ""  # half of a surrogate pair that follows the text
     is_complete: bool = False
-    request: UtteranceRequest | None = None  # None until speech is asked for
+    utterance: Utterance | None = None  # None until speech is asked for
     live: LiveText | None = None  # None where it is spoken once it is complete
     num_taken: int = 0  # characters that are being spoken, or have been
     times: WordTimes | None = None  # None where the client asked for no word times
@@ -181,19 +181,19 @@ class Session:
         offer: Offer,
         speech: SpeechRequest,
         *,
-        asker: RequestState,
+        handshake: RequestState,
         request_id: str,
         continuation: Continuation,
         live_texts: LiveTexts | None = None,
     ) -> None:
         """`speech`: everything but the text. With `live_texts` a turn is spoken while it is written, else when it is
-        complete. Turns have `request_id` with their number after it, that of a session without `live_texts` the bare
-        one. `continuation`: what its turns go on from.
+        complete. A turn's id is `request_id` with the turn's number, or without `live_texts` the bare `request_id`.
+        `continuation`: the speech from which the turns go on. `handshake`: the state of the socket's request.
         """
         self._offer, self._speech = offer, speech
         self._info, self._delivery, self._rules = speech.info, speech.delivery, speech.spoken.rules
         self._body = speech.body  # with the speed of turns that have not begun
-        self._asker, self._request_id = asker, request_id
+        self._handshake, self._request_id = handshake, request_id
         self._continuation, self._live_texts = continuation, live_texts
         self._turns: deque[Turn] = deque()  # the one that is spoken first
         self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
@@ -295,7 +295,7 @@ class Session:
             raise InvalidRequest(f"More than {_MOST_TURNS} turns wait to be spoken.", "text", "too_many_turns")
         self._num_turns += 1
         own_id = f"{self._request_id}-{self._num_turns}" if self._live_texts else self._request_id
-        turn = Turn(self._num_turns, self._asker.record.another(own_id))
+        turn = Turn(self._num_turns, self._handshake.record.another(own_id))
         self._turns.append(turn)
         self._changed.set()
         return turn
@@ -304,10 +304,10 @@ class Session:
         try:
             while (turn := await self._next_turn()) is not None:
                 await self._speak(turn)
-                self._over.append(replace(self._turns.popleft(), request=None, live=None))  # large, and not asked for
+                self._over.append(replace(self._turns.popleft(), utterance=None, live=None))  # large, and not asked for
                 self._end(turn)
-                if turn.request is not None:
-                    self._continuation.count(turn.request.synthesis)
+                if turn.utterance is not None:
+                    self._continuation.count(turn.utterance.synthesis)
                 await self._events.put(Flushed(turn))
             self.has_ended = True
             if not self._delivery.files and (rest := await self._rendering.close()):
@@ -349,14 +349,14 @@ class Session:
             self._rendering = self._delivery.rendering(self._info)
         await self._send(turn, rest)
 
-    async def _chunks(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
+    async def _chunks(self, turn: Turn) -> AsyncGenerator[UtteranceChunk, None]:
         """The turn's audio, which is a moment of silence where its text has nothing to speak."""
         has_spoken = False
         is_there = turn.is_complete and len(turn.text) <= self._offer.settings.max_input_chars
         texts = None if is_there else self._live_texts
-        async with self._whole(turn) if texts is None else self._live(turn, texts) as request:
-            if request is not None:
-                async with aclosing(self._offer.models.of(request).speak(request, self._info)) as chunks:
+        async with self._whole(turn) if texts is None else self._live(turn, texts) as utterance:
+            if utterance is not None:
+                async with aclosing(self._offer.models.of(utterance).speak(utterance, self._info)) as chunks:
                     async for chunk in chunks:
                         has_spoken = has_spoken or bool(chunk.pcm)
                         yield chunk
@@ -364,8 +364,8 @@ class Session:
             yield silence(self._info)
 
     @asynccontextmanager
-    async def _whole(self, turn: Turn) -> AsyncIterator[UtteranceRequest | None]:
-        """The request for the turn's text once it is complete; None where there is nothing to speak."""
+    async def _whole(self, turn: Turn) -> AsyncIterator[Utterance | None]:
+        """The utterance of the turn's text once it is complete; None where there is nothing to speak."""
         while not turn.is_complete:
             turn.changed.clear()
             await turn.changed.wait()
@@ -375,40 +375,38 @@ class Session:
         if self._live_texts is not None and not is_speakable(spoken.text):
             yield None  # a conversation treats no text as an error
             return
-        request = await self._request(turn, self._body.model_copy(update={"input": text}), spoken)
-        turn.request = request.changed(tail=self._continuation.tail(request.synthesis))
+        utterance = await self._utterance(turn, self._body.model_copy(update={"input": text}), spoken)
+        turn.utterance = utterance.changed(tail=self._continuation.tail(utterance.synthesis))
         self._follow(turn, spoken)
-        yield turn.request if is_speakable(turn.request.synthesis.text) else None
+        yield turn.utterance if is_speakable(turn.utterance.synthesis.text) else None
 
     @asynccontextmanager
-    async def _live(self, turn: Turn, texts: LiveTexts) -> AsyncIterator[UtteranceRequest | None]:
-        """The request for a text while it is written; None where there is nothing to speak."""
-        request = await self._request(turn, self._body, read("", self._rules), live=True)
-        with await texts.open(request, self._info, max_chars=MAX_UNSPOKEN_CHARS, rules=self._rules) as live:
+    async def _live(self, turn: Turn, texts: LiveTexts) -> AsyncIterator[Utterance | None]:
+        """The utterance of a text while it is written; None where there is nothing to speak."""
+        utterance = await self._utterance(turn, self._body, read("", self._rules), live=True)
+        with await texts.open(utterance, self._info, max_chars=MAX_UNSPOKEN_CHARS, rules=self._rules) as live:
             turn.live = live
             self._follow(turn, live)
             turn.write()
             if has_words := await live.wait_for_words():
-                turn.request = await live.going_on(self._continuation)
-            yield turn.request if has_words else None
+                turn.utterance = await live.going_on(self._continuation)
+            yield turn.utterance if has_words else None
 
-    async def _request(
-        self, turn: Turn, body: SpeechBody, spoken: SpokenText, *, live: bool = False
-    ) -> UtteranceRequest:
-        self._asker.caller.request()
-        identity = {"request_id": turn.record.request_id, "client": self._asker.caller.name}
+    async def _utterance(self, turn: Turn, body: SpeechBody, spoken: SpokenText, *, live: bool = False) -> Utterance:
+        self._handshake.caller.count_request()
+        identity = {"request_id": turn.record.request_id, "client": self._handshake.caller.name}
         # A turn may come an hour after the request: by then its voice may have another version, or be gone.
         stored = await stored_voice(body, self._info, self._offer.voices)
         speech = replace(self._speech, body=body, spoken=spoken, stored=stored)
-        request = await build_utterance(self._offer, speech, live=live, **identity)
-        turn.record.note_speech(request, self._info, stored, speed=body.speed)
-        return start_marks(request, turn.record.received_ns) if self._offer.settings.records.stages else request
+        utterance = await build_utterance(self._offer, speech, live=live, **identity)
+        turn.record.note_speech(utterance, self._info, stored, speed=body.speed)
+        return start_marks(utterance, turn.record.received_ns) if self._offer.settings.records.stages else utterance
 
     def _follow(self, turn: Turn, text: LiveText | SpokenText) -> None:
         if self._body.word_timestamps:
             turn.times = WordTimes(text, self._info, speed=self._body.speed)
 
-    async def _tell_words(self, turn: Turn, chunk: PcmChunk) -> None:
+    async def _tell_words(self, turn: Turn, chunk: UtteranceChunk) -> None:
         if turn.times is not None:
             turn.times.feed(chunk)
             if words := turn.times.take():

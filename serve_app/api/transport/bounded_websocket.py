@@ -16,9 +16,10 @@ from serve_app.api.sockets.connection import LEAVING, MAX_MESSAGE_BYTES
 
 # Bytes that the larger unfinished messages of all connections hold together: three recordings on their way.
 MAX_LARGE_BYTES = 48 << 20
-# A client that still sends loses the server's last messages when its connection is closed: it has so long to read them.
+# A client that still sends loses the server's last messages when its connection is closed. It has this time to read
+# them.
 _LAST_WORDS_S = 2.0
-# A client that takes nothing for so long is gone. A paused player or page stays: see `UNREAD_S` (listener.py).
+# A client that reads nothing for this time is gone. A paused player or page stays: see `UNREAD_S` (listener.py).
 MAX_UNREAD_S = 600.0
 _PONG = b"\x8a"  # how a frame with an answer to a ping begins
 # Messages are read piece by piece. A connection whose pieces took longer than this leaves the event loop to others for
@@ -201,7 +202,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.handle_parser_exception()
 
     def _hold(self, num_bytes: int) -> bool:
-        """Whether there is room for so much of a message."""
+        """Whether there is room for this number of bytes of a message."""
         if num_bytes <= self._held:
             self._let_go(num_bytes)
             return True

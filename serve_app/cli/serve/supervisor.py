@@ -21,7 +21,7 @@ from types import FrameType
 
 from deployments.errors import StartError, TalkrayError
 from serve_app.api.records import request_log
-from serve_app.api.records.request_log import Entry
+from serve_app.api.records.request_record import Entry
 from serve_app.cli.serve import run_folder
 from serve_app.cli.serve.local_server import Address, Report
 from serve_app.cli.serve.run_folder import RunFolder

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from ray.util import metrics as ray
 
-from deployments.audio.recording_cache import Lookups
 from deployments.protocol import FinishReason
+from deployments.recording_cache import Lookups
 from deployments.serving import metrics, ray_metrics
 
 Call = tuple[str, float, dict[str, str] | None]

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from deployments.audio.speech_detection import LeadingSilence
 from deployments.protocol import Codes, FinishReason, FrameChunk, Progress
 from deployments.serving.failover import Received
-from deployments.serving.replica_streams import OutgoingAudio, UntakenFrames
+from deployments.serving.replica_streams import OutgoingAudio, PendingFrames
+from deployments.speech_detection import LeadingSilence
 
 SAMPLES, RATE = 240, 24000
 NO_CODES = np.zeros((0, 2), np.int16)
@@ -20,7 +20,7 @@ def pcm(count: int, level: int = 9000) -> np.ndarray:
 
 
 def test_audio_that_comes_later_meets_its_codes() -> None:
-    frames = UntakenFrames(SAMPLES)
+    frames = PendingFrames(SAMPLES)
     frames.add(FrameChunk(codes(1, 2, 3), 5))
     frames.add(FrameChunk(NO_CODES, 5, None, pcm(2).tobytes()))
     heard, audio = frames.take_audio()
@@ -30,7 +30,7 @@ def test_audio_that_comes_later_meets_its_codes() -> None:
 
 
 def test_frames_that_exist_already_come_first() -> None:
-    frames = UntakenFrames(SAMPLES, codes(1, 2))
+    frames = PendingFrames(SAMPLES, codes(1, 2))
     frames.add(FrameChunk(codes(3), 5, FinishReason.STOP))
     assert frames.over is None
     assert frames.take(9)[:, 0].tolist() == [1, 2, 3]
@@ -38,15 +38,15 @@ def test_frames_that_exist_already_come_first() -> None:
 
 
 def test_marks_are_taken_once() -> None:
-    frames = UntakenFrames(SAMPLES)
+    frames = PendingFrames(SAMPLES)
     frames.add(FrameChunk(codes(1), 5, marks=(("codes", 1),)))
     frames.add(FrameChunk(codes(2), 5))
-    assert [stage for stage, _ in frames.take_news()[0]] == ["codes", "from-talker"]
-    assert frames.take_news() == ((), (), None, ())
+    assert [stage for stage, _ in frames.take_extras()[0]] == ["codes", "from-talker"]
+    assert frames.take_extras() == ((), (), None, ())
 
 
 def test_what_is_held_back_as_quiet_is_not_delivered() -> None:
-    audio = OutgoingAudio(UntakenFrames(SAMPLES), LeadingSilence(RATE), position=7)
+    audio = OutgoingAudio(PendingFrames(SAMPLES), LeadingSilence(RATE), position=7)
     assert audio.chunk(codes(1), pcm(1, level=0), None).position == 7
     assert audio.chunk(codes(2), pcm(1), None).position == 7 + 2 * SAMPLES
     assert audio.chunk(NO_CODES, pcm(0), FinishReason.STOP).position == 7 + 2 * SAMPLES

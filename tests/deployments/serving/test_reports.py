@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.serving.reports import VARIABLE, report_stage, tell
+from deployments.serving.reports import VARIABLE, report_stage, send
 
 
 def test_what_is_told_is_a_line_of_json_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,7 +14,7 @@ def test_what_is_told_is_a_line_of_json_each(tmp_path: Path, monkeypatch: pytest
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     monkeypatch.setenv(VARIABLE, str(pipe))
     report_stage("one")
-    tell("request", "two", 3)
+    send("request", "two", 3)
     lines = os.read(reader, 4096).decode().splitlines()
     os.close(reader)
     assert [json.loads(line) for line in lines] == [["stage", "one"], ["request", "two", 3]]

@@ -18,8 +18,9 @@ from deployments.talker.engine.engine import Engine
 from serve_app.api.requests.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import ApiSettings, RecordSettings, VoiceSettings
+from serve_app.dialects import openai_speech
 from serve_app.speech.admission import Admission
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 from tests.serve_app.one_model import one_api
 
@@ -49,7 +50,7 @@ async def test_a_request_has_the_forms_of_the_document(
                 "ignored": speech.ignored,
             }
         ),
-        "UtteranceRequest": listed(
+        "Utterance": listed(
             {name: value for name, value in told(utterance).items() if not name.startswith("synthesis.")}
         ),
         "SynthesisRequest": listed(told(asked)),
@@ -67,12 +68,12 @@ async def test_a_request_has_the_forms_of_the_document(
 
 async def forms_at_the_ingress(
     sent: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[SpeechRequest, UtteranceRequest, SynthesisRequest]:
+) -> tuple[SpeechRequest, Utterance, SynthesisRequest]:
     """What the API makes of a JSON body."""
-    speeches, respond = list[SpeechRequest](), SpeechService.respond
-    utterances, speak = list[UtteranceRequest](), Admission.speak
+    speeches, respond = list[SpeechRequest](), openai_speech.respond
+    utterances, speak = list[Utterance](), Admission.speak
 
-    def speaking(admission: Admission, utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    def speaking(admission: Admission, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         utterances.append(utterance)
         return speak(admission, utterance, info)
 
@@ -80,7 +81,7 @@ async def forms_at_the_ingress(
         speeches.append(speech)
         return await respond(service, request, speech)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(SpeechService, "respond", noting)
+    monkeypatch.setattr(openai_speech, "respond", noting)
     monkeypatch.setattr(Admission, "speak", speaking)
     synthesizer = FakeSynthesizer(CUSTOM_VOICE)
     untimed = RecordSettings(lines=False, stages=False, usage=False)  # each run would show other times

@@ -20,16 +20,16 @@ from serve_app.api.access.keys import create_key
 from serve_app.api.bodies import http_request, uploads
 from serve_app.api.catalogue import ALIASES
 from serve_app.api.context import RequestState
-from serve_app.api.records.request_log import RequestRecord
+from serve_app.api.records.request_record import RequestRecord
 from serve_app.api.routes import Node, _answer_error
-from serve_app.audio import recordings
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio import recordings
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.config import AccessSettings, ApiSettings
 from serve_app.speech.admission import always
 from serve_app.speech.model_state import ModelState, ModelStatus
 from tests.serve_app import asgi, fake
-from tests.serve_app.audio.test_formats import decode
-from tests.serve_app.audio.test_recordings import data_url, recording
+from tests.serve_app.client_audio.test_formats import decode
+from tests.serve_app.client_audio.test_recordings import data_url, recording
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, pcm_of, utterance
 from tests.serve_app.one_model import one_api
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from deployments.errors import StartError, TalkrayError
 from serve_app.api.access.keys import Keys
 from serve_app.api.error_replies import Unauthorized
-from serve_app.api.records import request_log
+from serve_app.api.records.request_record import Entry
 from serve_app.cli import main as module
 from serve_app.cli import ray_settings
 from serve_app.cli.doctor import Finding
@@ -218,7 +218,7 @@ def test_serve_checks_the_key_file_first(key_file: Path) -> None:
 )
 def test_what_serve_prints_of_a_request(monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], shown: str) -> None:
     @contextmanager
-    def running(*_: object, show: Callable[[request_log.Entry], None] | None) -> Iterator[SimpleNamespace]:
+    def running(*_: object, show: Callable[[Entry], None] | None) -> Iterator[SimpleNamespace]:
         if show:
             show(ENTRY)
         yield SimpleNamespace(url="http://127.0.0.1:1", wait=lambda: None)

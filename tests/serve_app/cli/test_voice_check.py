@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from deployments.errors import InvalidRequest, StartError
 from serve_app.cli import voice_check
 from serve_app.cli.main import cli
-from tests.serve_app.audio.test_reference_doctor import RATE, SAID, demo, speech
+from tests.serve_app.client_audio.test_reference_doctor import RATE, SAID, demo, speech
 
 RUNNER = CliRunner(env={"COLUMNS": "200"})
 

@@ -14,10 +14,10 @@ SAMPLES = {dialect.name: dialect.sample for dialect in DIALECTS if dialect.sampl
 
 
 @dataclass(frozen=True, slots=True)
-class ToldTimes:
+class WordTimesForm:
     """How a protocol tells when words are heard."""
 
-    told_in: str = ""  # the field of an answer that has them; "": no answer has
+    in_field: str = ""  # the field of an answer that has them; "": no answer has
     asked_by: Json = field(default_factory=dict)  # fields of the first message, or of the body
     counts_from: Literal["beginning", "words", "audio"] = "beginning"  # of all audio, or a message's words or audio
 
@@ -56,7 +56,7 @@ class SocketRow:
     more: Sequence[Json] = ()  # what else its clients send
     stop: Stop | None = None  # None: leaving stops an utterance
     closing: Closing = field(default_factory=Closing)
-    times: ToldTimes = field(default_factory=ToldTimes)
+    times: WordTimesForm = field(default_factory=WordTimesForm)
     again: Sequence[Mapping[str, object]] | None = None  # speak once more; None: as in the sample
     cut: Sequence[Mapping[str, object]] = ()  # an utterance whose text may go on in the next message; (): none may
     is_pcm: bool = True  # whether its audio is the synthesizer's, byte by byte
@@ -109,7 +109,7 @@ class PostRow:
     query_numbers: Sequence[tuple[str, str]] = ()  # the end of a query, the field
     has_results: bool = False  # whether what is wrong with speech stands in a result of each item
     more: Json = field(default_factory=dict)  # fields for the fuzzers
-    times: ToldTimes = field(default_factory=ToldTimes)
+    times: WordTimesForm = field(default_factory=WordTimesForm)
 
     @property
     def path(self) -> str:
@@ -162,7 +162,7 @@ SOCKETS = {
         numbers=['{"type": "speak", "input": "a", "voice": "ryan", "from_frame": ?}'],
         stop=Stop({"type": "cancel"}, {"type": "cancelled"}),
         closing=Closing(failed=None),
-        times=ToldTimes("words", asked_by={"word_timestamps": True}),
+        times=WordTimesForm("words", asked_by={"word_timestamps": True}),
     ),
     "frames": SocketRow(
         Sample("/v1/audio/frames/ws", NATIVE),
@@ -206,7 +206,7 @@ SOCKETS = {
         ],
         cut=SAMPLES["Deepgram Flux"].messages,
         stop=Stop({"type": "Interrupt"}, {"type": "SpeechInterrupted"}),
-        times=ToldTimes("text_spoken"),
+        times=WordTimesForm("text_spoken"),
     ),
     "elevenlabs": SocketRow(
         SAMPLES["ElevenLabs"],
@@ -223,7 +223,7 @@ SOCKETS = {
         stop=Stop(context(close_context=True), {"isFinal": True}),
         closing=Closing(full=None, failed=None),
         queries=["output_format=pcm_24000&sync_alignment=true", "output_format=mp3_44100_128"],
-        times=ToldTimes("alignment", counts_from="words"),
+        times=WordTimesForm("alignment", counts_from="words"),
     ),
     "elevenlabs-text": SocketRow(
         Sample(
@@ -239,7 +239,7 @@ SOCKETS = {
         more=[context(text="$text", flush=True)],
         cut=[{"text": "$text"}, {"text": ""}],
         closing=Closing(goes_on=False, full=1000, failed=1000),
-        times=ToldTimes("alignment", counts_from="words"),
+        times=WordTimesForm("alignment", counts_from="words"),
     ),
     "elevenlabs-dialogue": SocketRow(
         Sample(
@@ -262,7 +262,7 @@ SOCKETS = {
         more=[{**DIALOGUE, "flush": True}],
         stop=Stop(context(close_context=True), {"is_final": True}),
         closing=Closing(full=None, failed=None),
-        times=ToldTimes("alignment", counts_from="audio"),
+        times=WordTimesForm("alignment", counts_from="audio"),
     ),
     "cartesia": SocketRow(
         SAMPLES["Cartesia"],
@@ -287,7 +287,7 @@ SOCKETS = {
         cut=[{**CARTESIA, "continue": True}, context(transcript="", **{"continue": False})],
         stop=Stop(context(cancel=True)),
         closing=Closing(full=None, failed=None),
-        times=ToldTimes("word_timestamps", asked_by={"add_timestamps": True}),
+        times=WordTimesForm("word_timestamps", asked_by={"add_timestamps": True}),
     ),
     "realtime": SocketRow(
         SAMPLES["OpenAI Realtime"],
@@ -424,14 +424,14 @@ POSTS = {
                 ('{"input": "x", "voice": "ryan", "unknown": [{"a": ?}]}', "unknown.a"),
             ],
             more={"voice_id": VOICE, "response_format": "pcm", "stream": True},
-            times=ToldTimes("words", asked_by=EVENTS),
+            times=WordTimesForm("words", asked_by=EVENTS),
         ),
-        PostRow(Sample("/openai/v1/audio/speech", body=SPEECH), "input", times=ToldTimes("words", EVENTS)),
+        PostRow(Sample("/openai/v1/audio/speech", body=SPEECH), "input", times=WordTimesForm("words", EVENTS)),
         PostRow(
             Sample("/openai/deployments/any/audio/speech", body=SPEECH),
             "input",
             more={"model": "tts-1-hd-zh", "lang_code": "a"},
-            times=ToldTimes("words", asked_by=EVENTS),
+            times=WordTimesForm("words", asked_by=EVENTS),
         ),
         PostRow(
             Sample("/v1/speak", body=TEXT),
@@ -449,7 +449,7 @@ POSTS = {
                 [('{"text": "x", "voice_settings": {"speed": ?}}', "speed")],
                 [("output_format=mp3_44100_", "output_format"), ("output_format=pcm_", "output_format")],
                 more={"voice_settings": {"speed": 1.1}, "language_code": "en", "seed": 5},
-                times=ToldTimes("alignment" if "with-timestamps" in path else ""),
+                times=WordTimesForm("alignment" if "with-timestamps" in path else ""),
             )
             for path in ELEVENLABS
         ),
@@ -463,7 +463,7 @@ POSTS = {
             Sample("/tts/sse", body={"transcript": "$text", "voice": "$voice"}),
             "transcript",
             more={"language": None, "add_timestamps": True},
-            times=ToldTimes("word_timestamps", asked_by={"add_timestamps": True}),
+            times=WordTimesForm("word_timestamps", asked_by={"add_timestamps": True}),
         ),
         PostRow(
             Sample(REST, body={"model": "qwen-tts", "input": {"text": "$text", "voice": "$voice"}}),
@@ -485,7 +485,7 @@ POSTS = {
             more={"streaming": "true", "x_vector_only_mode": False, "speaker": VOICE},
         ),
         PostRow(
-            SAMPLES["Kokoro-FastAPI"], "input", more={"stream": False, "speed": 1.1}, times=ToldTimes("timestamps")
+            SAMPLES["Kokoro-FastAPI"], "input", more={"stream": False, "speed": 1.1}, times=WordTimesForm("timestamps")
         ),
         PostRow(Sample("/v1/audio/frames", body=SPEECH), "input", more={"seed": 5}),
     )

@@ -65,7 +65,7 @@ STORING = {
 
 
 def test_no_route_is_hidden_by_one_before_it() -> None:
-    places = [route.place.split() for dialect in DIALECTS for route in dialect.routes if route.json_field is None]
+    places = [route.operation.split() for dialect in DIALECTS for route in dialect.routes if route.json_field is None]
     hidden = [
         (method, path, before)
         for number, (method, path) in enumerate(places)
@@ -79,7 +79,10 @@ def test_each_path_has_a_row() -> None:
     sockets_of = [(path, kind.subprotocol) for dialect in DIALECTS for path, kind in dialect.sockets]
     places = [(row.path.partition("?")[0], *(row.sample.protocols or (None,))) for row in SOCKETS.values()]
     posts = [
-        route.place.partition(" ")[2] for dialect in DIALECTS for route in dialect.routes if route.place[:4] == "POST"
+        route.operation.partition(" ")[2]
+        for dialect in DIALECTS
+        for route in dialect.routes
+        if route.operation[:4] == "POST"
     ]
     paths = [row.path for row in POSTS.values()]
     azure = {"/openai/v1/realtime", "/openai/realtime"}  # the same socket as /v1/realtime

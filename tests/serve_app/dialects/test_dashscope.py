@@ -8,7 +8,7 @@ import pytest
 
 from deployments.errors import Overloaded
 from serve_app.api.sockets.session import MAX_UNSPOKEN_CHARS
-from tests.serve_app.audio.test_formats import decode
+from tests.serve_app.client_audio.test_formats import decode
 from tests.serve_app.dialects.client import Json, talking
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
 

@@ -66,7 +66,7 @@ async def serving(synthesizer: FakeSynthesizer) -> AsyncIterator[str]:
             await texts.aclose()
 
 
-ROWS = {name: row for name, row in SOCKETS.items() if row.times.told_in and row.stop}
+ROWS = {name: row for name, row in SOCKETS.items() if row.times.in_field and row.stop}
 
 
 def test_these_dialects_can_be_interrupted() -> None:

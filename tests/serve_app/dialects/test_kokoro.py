@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from serve_app.config import ApiSettings
-from tests.serve_app.audio.test_formats import decode
+from tests.serve_app.client_audio.test_formats import decode
 from tests.serve_app.fake import CUSTOM_VOICE, FOLLOWED_MS, FOLLOWED_TEXT, FakeSynthesizer, followed, pcm_of
 from tests.serve_app.one_model import one_api
 

@@ -2,16 +2,15 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 
 from deployments.errors import NotReady, PayloadTooLarge
-from deployments.protocol import ModelInfo
+from deployments.protocol import FinishReason, ModelInfo
 from serve_app.api.sockets import connection as connection_module
 from serve_app.config import ApiSettings
 from tests.serve_app import asgi, fake
-from tests.serve_app.audio.test_recordings import data_url, recording
+from tests.serve_app.client_audio.test_recordings import data_url, recording
 from tests.serve_app.dialects.client import Client, Json, connect, talking
 from tests.serve_app.fake import utterance
 from tests.serve_app.one_model import one_api
@@ -140,10 +139,12 @@ async def test_the_seed_that_was_drawn_survives_every_reader_of_json() -> None:
 
 async def test_started_tells_the_seed_that_spoke() -> None:
     """The first one that was drawn led to nothing: with it, nobody could go on."""
-    script = [replace(item, seed=11) for item in utterance()]
-    async with speech_socket(fake.FakeSynthesizer(script=script)) as socket:
+    synthesizer = fake.FakeSynthesizer(script=[fake.chunk(b"", frames=0, finish_reason=FinishReason.EARLY)])
+    async with speech_socket(synthesizer) as socket:
         socket.send(SPEAK)
-        assert (await socket.event())["seed"] == 11
+        seed = (await socket.event())["seed"]
+    first, second = synthesizer.requests
+    assert seed == second.seed != first.seed
 
 
 async def test_binary_frames_are_small_and_of_whole_samples() -> None:

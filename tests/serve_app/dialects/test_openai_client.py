@@ -9,7 +9,7 @@ from openai import AsyncOpenAI
 
 from deployments.errors import Overloaded
 from serve_app.config import ApiSettings
-from tests.serve_app.audio.test_formats import decode
+from tests.serve_app.client_audio.test_formats import decode
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, utterance
 from tests.serve_app.one_model import one_api
 

@@ -47,7 +47,7 @@ TABLE = {place: (carried_by, header) for place, carried_by, header in table()}
 
 def test_the_table_has_each_way_that_carries_words() -> None:
     assert {place: carried_by for place, (carried_by, _) in TABLE.items()} == {
-        **{row.place: row.times.told_in for row in ROWS if row.times.told_in},
+        **{row.place: row.times.in_field for row in ROWS if row.times.in_field},
         "GET /v1/audio/jobs/{job_id}/parts/{part}/words": "words",  # tests/serve_app/jobs/test_jobs.py
     }
 
@@ -89,11 +89,11 @@ def messages(answer: httpx.Response) -> list[Json]:
 
 
 @KNOWN
-@pytest.mark.parametrize("row", [row for row in POSTS.values() if row.times.told_in], ids=lambda row: row.place)
+@pytest.mark.parametrize("row", [row for row in POSTS.values() if row.times.in_field], ids=lambda row: row.place)
 async def test_an_answer_carries_them(row: PostRow, info: ModelInfo) -> None:
     answer, synthesizer = await posted(row, info)
     assert synthesizer.requests[0].word_times
-    reader = Reader(row.times.told_in)
+    reader = Reader(row.times.in_field)
     for message in messages(answer):
         reader.read(message)
     check(row, info, reader, answer.headers.get(HEADER))
@@ -102,7 +102,7 @@ async def test_an_answer_carries_them(row: PostRow, info: ModelInfo) -> None:
 
 
 @KNOWN
-@pytest.mark.parametrize("row", [row for row in POSTS.values() if not row.times.told_in], ids=lambda row: row.place)
+@pytest.mark.parametrize("row", [row for row in POSTS.values() if not row.times.in_field], ids=lambda row: row.place)
 async def test_other_answers_say_nothing_of_them(row: PostRow, info: ModelInfo) -> None:
     answer, synthesizer = await posted(row, info)
     assert not synthesizer.requests[0].word_times
@@ -112,10 +112,12 @@ async def test_other_answers_say_nothing_of_them(row: PostRow, info: ModelInfo) 
 
 @KNOWN
 @pytest.mark.parametrize(
-    "row", [row for row in SOCKETS.values() if row.times.told_in not in ("", "text_spoken")], ids=lambda row: row.place
+    "row",
+    [row for row in SOCKETS.values() if row.times.in_field not in ("", "text_spoken")],
+    ids=lambda row: row.place,
 )
 async def test_a_socket_carries_them(row: SocketRow, info: ModelInfo) -> None:
-    reader = Reader(row.times.told_in, row.times.counts_from)
+    reader = Reader(row.times.in_field, row.times.counts_from)
     async with talking(speaking(info), row.path) as client:
         client.send(*row.speak_timed(FOLLOWED_TEXT))
         told, _ = await client.until(**row.over)
@@ -125,7 +127,7 @@ async def test_a_socket_carries_them(row: SocketRow, info: ModelInfo) -> None:
 
 
 @KNOWN
-@pytest.mark.parametrize("row", [row for row in SOCKETS.values() if not row.times.told_in], ids=lambda row: row.place)
+@pytest.mark.parametrize("row", [row for row in SOCKETS.values() if not row.times.in_field], ids=lambda row: row.place)
 async def test_other_sockets_say_nothing_of_them(row: SocketRow, info: ModelInfo) -> None:
     synthesizer = speaking(info)
     async with talking(synthesizer, row.path, subprotocols=row.sample.protocols) as client:

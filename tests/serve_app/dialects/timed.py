@@ -90,9 +90,10 @@ class Interrupter:
     async def interrupt(self, text: str, messages: Sequence[Json], at_ms: int) -> Interrupted:
         for message in messages:
             await self._socket.send_json(message)
-        names = self._row.times.told_in == "text_spoken" or self._row is SOCKETS["native"]
+        names = self._row.times.in_field == "text_spoken" or self._row is SOCKETS["native"]
         reader = Reader(
-            "" if self._row.times.told_in == "text_spoken" else self._row.times.told_in, self._row.times.counts_from
+            "" if self._row.times.in_field == "text_spoken" else self._row.times.in_field,
+            self._row.times.counts_from,
         )
         pcm = bytearray()
         while len(pcm) < 48 * at_ms:

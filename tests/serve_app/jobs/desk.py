@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
-from serve_app.api.records.request_log import RequestRecord
+from serve_app.api.records.request_record import RequestRecord
 from serve_app.api.requests.speech_request import Offer
 from serve_app.config import AccessSettings, ApiSettings, JobSettings, VoiceSettings
 from serve_app.jobs.desk import JobDesk

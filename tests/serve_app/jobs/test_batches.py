@@ -18,9 +18,9 @@ from openai.types import Batch, FileObject
 from deployments.errors import EngineError
 from deployments.protocol import PcmChunk, SynthesisRequest
 from serve_app.api.access.keys import create_key
-from serve_app.audio.file_headers import wav_header
+from serve_app.client_audio.file_headers import wav_header
 from serve_app.config import AccessSettings, JobSettings
-from tests.serve_app.audio.test_formats import decode
+from tests.serve_app.client_audio.test_formats import decode
 from tests.serve_app.fake import CUSTOM_VOICE
 from tests.serve_app.jobs.desk import Server, Speaker, files_in, so
 

@@ -15,14 +15,14 @@ from serve_app.config import AdmissionSettings
 from serve_app.speech import admission, room
 from serve_app.speech.admission import Admission
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 from serve_app.text.spoken_text import Stretch
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
 
 pytestmark = pytest.mark.anyio
 
-REQUEST = UtteranceRequest(SynthesisRequest("id", "Hello."))
+REQUEST = Utterance(SynthesisRequest("id", "Hello."))
 PROMPT = AdmissionSettings(max_streams=8, max_line_s=1000, max_wait_s=1000)
 
 
@@ -49,7 +49,7 @@ class Line:
         self.speaking.append(asyncio.create_task(self.speak(client)))
         await self.synthesizer.waiting.wait()
 
-    async def speak(self, client: str = "", *, request: UtteranceRequest = REQUEST) -> bytes:
+    async def speak(self, client: str = "", *, request: Utterance = REQUEST) -> bytes:
         asked = request.changed(client=client)
         return pcm_of([item async for item in self.admission.speak(asked, CUSTOM_VOICE)])
 

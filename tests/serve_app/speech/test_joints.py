@@ -13,7 +13,7 @@ from serve_app.speech import joints
 from serve_app.speech.joints import SpokenEnd, Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.long_text import LongText
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 from serve_app.text.spoken_text import TextRules
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 INFO = replace(CUSTOM_VOICE, max_segment_chars=40)
 TEXT = "The boat drifted on the lake. The hen settled on the nest. Teamwork it takes."
 REQUEST = SynthesisRequest("id", TEXT, client="me", voice="ryan", seed=7)
-UTTERANCE = UtteranceRequest(REQUEST, joins=True)
+UTTERANCE = Utterance(REQUEST, joins=True)
 
 
 def numbered(frames: int, *, start: int = 0, reason: FinishReason | None = None) -> PcmChunk:
@@ -128,7 +128,7 @@ async def test_a_segment_that_is_made_again_keeps_its_tail_and_gives_the_next_on
 async def test_without_joints_no_segment_has_a_tail() -> None:
     synthesizer = Scripted()
     synthesizer.may_end.set()
-    first = UtteranceRequest(replace(REQUEST, tail=Tail("Before. ", np.zeros((5, 16), np.int16))))
+    first = Utterance(replace(REQUEST, tail=Tail("Before. ", np.zeros((5, 16), np.int16))))
     async with aclosing(LongText(synthesizer).speak(first, INFO)) as chunks:
         assert [item async for item in chunks]
     assert [request.tail is None for request in synthesizer.requests] == [False, True, True]

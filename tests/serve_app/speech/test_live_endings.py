@@ -11,12 +11,12 @@ from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import read
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.long_text import LongText
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 from serve_app.text.spoken_text import TextRules
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of
 
 pytestmark = pytest.mark.anyio
-REQUEST = UtteranceRequest(SynthesisRequest("id", "", voice="ryan", seed=7), redraws=True)
+REQUEST = Utterance(SynthesisRequest("id", "", voice="ryan", seed=7), redraws=True)
 BAD = [FinishReason.EARLY, FinishReason.RUNAWAY, FinishReason.LOOP]
 STOP = FinishReason.STOP
 
@@ -58,7 +58,7 @@ async def texts() -> AsyncIterator[LiveTexts]:
     await texts.aclose()
 
 
-async def opened(texts: LiveTexts, request: UtteranceRequest = REQUEST) -> LiveText:
+async def opened(texts: LiveTexts, request: Utterance = REQUEST) -> LiveText:
     """Two paragraphs, of which the second may go on."""
     live = await texts.open(request, CUSTOM_VOICE, max_chars=1000, rules=TextRules("auto", paragraph_pause_s=0.1))
     live.append("One two three.\n\nFour five six ")

@@ -16,14 +16,14 @@ from deployments.serving import mailbox
 from deployments.serving.mailbox import read
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.long_text import LongText
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 from serve_app.text.characters import clean
 from serve_app.text.spoken_text import CHARS_AT_ONCE, LivePlain, TextRules
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
 
 pytestmark = pytest.mark.anyio
 ENGLISH = replace(CUSTOM_VOICE, spoken_form="english", max_segment_chars=300)
-REQUEST = UtteranceRequest(SynthesisRequest("r", "", voice="ryan", seed=1))
+REQUEST = Utterance(SynthesisRequest("r", "", voice="ryan", seed=1))
 LONG = 100_000
 TEXT = (
     "# Hello there\n\nIt's 3:45 p.m. on May 5th, and Dr. Smith (who lives on St. Paul Ave.) owes $1,234.56 to NASA. "

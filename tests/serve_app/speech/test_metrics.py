@@ -15,7 +15,7 @@ from serve_app.api.routes import Node, visible
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.speech import admission, room
 from serve_app.speech.admission import Admission
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 from serve_app.visitor import EVERYBODY, STRANGER, VISITOR, Visitor
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, utterance
@@ -28,7 +28,7 @@ BODY = {"model": "qwen3-tts", "input": "Hello.", "voice": "alloy", "response_for
 
 OURS = "# HELP ray_talkray_x Ours.\n# TYPE ray_talkray_x gauge\nray_talkray_x 1\n"
 EXPORTED = f'# HELP ray_tasks Of ray_talkray_x.\nray_tasks{{Name="ray_talkray_x"}} 1\n{OURS}ray_serve_talkray_x 1\n'
-REQUEST = UtteranceRequest(SynthesisRequest("id", "Hello."))
+REQUEST = Utterance(SynthesisRequest("id", "Hello."))
 
 
 class Timed(FakeSynthesizer):

@@ -16,7 +16,7 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisReq
 from serve_app.config import AdmissionSettings
 from serve_app.speech import admission, room
 from serve_app.speech.admission import Admission
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 from tests.serve_app.fake import CUSTOM_VOICE, chunk
 
 FRAME_S = 0.08
@@ -109,7 +109,7 @@ async def listen(admission: Admission, frames: int) -> Heard:
     heard, empty_s = Heard(loop.time()), 0.0
     try:
         async with aclosing(
-            admission.speak(UtteranceRequest(SynthesisRequest("id", "Hello.", seed=frames)), CUSTOM_VOICE)
+            admission.speak(Utterance(SynthesisRequest("id", "Hello.", seed=frames)), CUSTOM_VOICE)
         ) as chunks:
             async for item in chunks:
                 if heard.ttfb_s is None:

@@ -11,14 +11,14 @@ from deployments.errors import EngineError, Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app.config import ApiSettings
 from serve_app.speech.long_text import LongText
-from serve_app.speech.segments import Segments, UtteranceRequest
+from serve_app.speech.segments import Segments, Utterance
 from tests.serve_app.fake import CUSTOM_VOICE, NUM_TEXT_TOKENS, FakeSynthesizer, Step, chunk, pcm_of, utterance
 from tests.serve_app.one_model import one_api
 
 pytestmark = pytest.mark.anyio
 
 TEXT = "One two. Three four. Five six."
-REQUEST = UtteranceRequest(SynthesisRequest("id", TEXT, seed=7, sampling=Sampling(max_new_tokens=9)))
+REQUEST = Utterance(SynthesisRequest("id", TEXT, seed=7, sampling=Sampling(max_new_tokens=9)))
 INFO = replace(CUSTOM_VOICE, max_segment_chars=12)
 STOP = chunk(b"", frames=0, finish_reason=FinishReason.STOP)
 
@@ -255,7 +255,7 @@ async def test_an_error_closes_the_segment_ahead() -> None:
     assert sorted(recorder.log) == ["begin 1", "begin 2", "close 1", "close 2"]
 
 
-def requests(request: UtteranceRequest, max_chars: int) -> list[SynthesisRequest | None]:
+def requests(request: Utterance, max_chars: int) -> list[SynthesisRequest | None]:
     segments = Segments.of(request, max_chars)
     numbers = range(len(request.synthesis.text))
     return [segments.known_segment(number) for number in numbers if segments.known_segment(number)]

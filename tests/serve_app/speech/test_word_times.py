@@ -8,7 +8,8 @@ from deployments.embedded_voice.english import spoken_english
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.long_text import LongText
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
+from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.speech.word_times import Spoken, Word, WordTimes
 from serve_app.text.spoken_text import SpokenText, TextRules, read
 from tests.serve_app.fake import FOLLOWED, FakeSynthesizer, tone
@@ -31,15 +32,15 @@ def frame(number: int, chars: float, *, reason: FinishReason | None = None, drop
     return PcmChunk(pcm, CODES, 5, reason, (number + 1) * SIZE, readings=(Reading(number, (chars,)),))
 
 
-def heard(at: list[tuple[float, float]], pcm: bytes = b"", reason: FinishReason | None = None) -> PcmChunk:
-    return PcmChunk(pcm, CODES, 5, reason, text_positions=tuple(at))
+def heard(at: list[tuple[float, float]], pcm: bytes = b"", reason: FinishReason | None = None) -> UtteranceChunk:
+    return UtteranceChunk(pcm, CODES, 5, reason, text_positions=tuple(at))
 
 
-def words(times: WordTimes, chunks: list[PcmChunk]) -> list[Word]:
+def words(times: WordTimes, chunks: list[UtteranceChunk]) -> list[Word]:
     return [word for chunk in chunks for word in told(times, chunk)]
 
 
-def told(times: WordTimes, chunk: PcmChunk) -> list[Word]:
+def told(times: WordTimes, chunk: UtteranceChunk) -> list[Word]:
     times.feed(chunk)
     return times.take()
 
@@ -158,7 +159,7 @@ def test_a_known_head_may_miss_the_last_words_of_a_good_end(reason: FinishReason
 async def test_estimated_words_of_a_text_that_is_being_written_are_told_to_its_end() -> None:
     texts = LiveTexts()
     try:
-        with await texts.open(UtteranceRequest(SynthesisRequest("r", "")), ESTIMATED, max_chars=1000) as live:
+        with await texts.open(Utterance(SynthesisRequest("r", "")), ESTIMATED, max_chars=1000) as live:
             times = WordTimes(live, ESTIMATED)
             live.append(TEXT)
             live.finish()
@@ -172,7 +173,7 @@ async def test_times_are_those_of_the_audio_that_is_delivered() -> None:
     """Quiet frames that were dropped at a segment's start do not count, and segments follow each other."""
     script = [frame(number, 2.0 * number, dropped=3000) for number in range(6)]
     script.append(replace(frame(6, 12.0), finish_reason=FinishReason.STOP))
-    request = UtteranceRequest(SynthesisRequest("r", "Hello there. And goodbye now.", word_times=True))
+    request = Utterance(SynthesisRequest("r", "Hello there. And goodbye now.", word_times=True))
     info = replace(FOLLOWED, max_segment_chars=17)
     chunks = [chunk async for chunk in LongText(FakeSynthesizer(script=script)).speak(request, info)]
     delivered_s = (7 * SIZE - 3000) / 24000
@@ -186,7 +187,7 @@ async def test_times_are_those_of_the_audio_that_is_delivered() -> None:
 
 async def test_words_of_a_text_that_is_being_written() -> None:
     texts = LiveTexts()
-    with await texts.open(UtteranceRequest(SynthesisRequest("r", "")), ENGLISH, max_chars=1000) as live:
+    with await texts.open(Utterance(SynthesisRequest("r", "")), ENGLISH, max_chars=1000) as live:
         times = WordTimes(live, ENGLISH)
         for part in ("Hel", "lo the", "re a", "ll of y"):
             live.append(part)
@@ -202,7 +203,7 @@ async def test_words_of_a_text_that_is_being_written() -> None:
 
 async def test_cut_words_of_other_texts_are_whole_words() -> None:
     texts = LiveTexts()
-    with await texts.open(UtteranceRequest(SynthesisRequest("r", "")), FOLLOWED, max_chars=1000) as live:
+    with await texts.open(Utterance(SynthesisRequest("r", "")), FOLLOWED, max_chars=1000) as live:
         times = WordTimes(live, FOLLOWED)
         for char in TEXT:
             live.append(char)

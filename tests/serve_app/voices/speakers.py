@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from numpy.typing import NDArray
 
 from serve_app.api.access.keys import create_key
-from serve_app.audio.recordings import decode_file
+from serve_app.client_audio.recordings import decode_file
 from serve_app.config import AccessSettings, ApiSettings, VoiceSettings
 from serve_app.speech.live_text import LiveTexts
 from serve_app.voices.library import Forget, Voices, nobody

@@ -15,9 +15,9 @@ from httpx import AsyncClient
 
 from deployments.errors import NotFound, NotReady, StartError
 from deployments.protocol import ClonePrompt
-from serve_app.audio import recordings
-from serve_app.audio.recordings import decode_file, decode_reference
-from serve_app.audio.reference_doctor import decode_prepared
+from serve_app.client_audio import recordings
+from serve_app.client_audio.recordings import decode_file, decode_reference
+from serve_app.client_audio.reference_doctor import decode_prepared
 from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.visitor import EVERYBODY, VISITOR, Visitor
 from serve_app.voices.library import SentRecording, Voices

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.text.tokenizer import TextTokenizer
-from tools.demo_voice.dataset import NONE, Corpus, RowLayout, TrainingSample, Utterance
+from tools.demo_voice.dataset import NONE, Corpus, CorpusUtterance, RowLayout, TrainingSample
 from tools.demo_voice.talker_trainer import DeviceBatch, Losses, TalkerRecipe, Trainer, batch_tensors
 from tools.demo_voice.teacher_forcing import Guide, Places
 
@@ -26,7 +26,7 @@ class Setting:
         draw = np.random.default_rng(0)
         codes = draw.integers(config.code_vocab_size, size=(FRAMES, config.num_code_groups), dtype=np.int16)
         tokenizer = TextTokenizer(directory, config.tokens)
-        utterance = Utterance("Hi.", next(iter(config.speakers)), "train", 0, FRAMES)
+        utterance = CorpusUtterance("Hi.", next(iter(config.speakers)), "train", 0, FRAMES)
         sample = TrainingSample(utterance, tokenizer.encode("Hi."), None, full_text=True)
         self.losses = Losses(Corpus(codes, [utterance]), config, CPU)
         self.trainer = Trainer(config, self.losses, SETTINGS)
@@ -118,6 +118,6 @@ def test_samples_that_fill_a_batch_up_change_no_loss(setting: Setting) -> None:
 
 @pytest.mark.parametrize(("full_text", "first"), [(True, 2), (False, 0)])
 def test_speech_that_knows_its_text_begins_with_one_frame_of_silence(full_text: bool, first: int) -> None:
-    sample = Utterance("Hi.", "x", "train", 40, FRAMES).asked([1], None, full_text=full_text)
+    sample = CorpusUtterance("Hi.", "x", "train", 40, FRAMES).asked([1], None, full_text=full_text)
     assert (sample.utterance.start, sample.utterance.frames) == (40 + first, FRAMES - first)
-    assert Utterance("Hi.", "x", "train", 40, 2).asked([1], None, full_text=full_text).utterance.frames == 2
+    assert CorpusUtterance("Hi.", "x", "train", 40, 2).asked([1], None, full_text=full_text).utterance.frames == 2

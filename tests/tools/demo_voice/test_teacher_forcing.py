@@ -17,7 +17,7 @@ from deployments.talker.state.kv_cache import BlockManager, KVCache
 from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import InputTables, PromptBuilder
 from deployments.talker.text.tokenizer import TextTokenizer
-from tools.demo_voice.dataset import END, NONE, RowLayout, TrainingBatch, TrainingSample, Utterance
+from tools.demo_voice.dataset import END, NONE, CorpusUtterance, RowLayout, TrainingBatch, TrainingSample
 from tools.demo_voice.teacher_forcing import input_rows, predictor_logits, talker_hidden
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ class Setting:
         voice = next(iter(self.config.speakers))
         self.samples, start = [], 0
         for text, full_text, language, instructions in ASKED:
-            utterance = Utterance(text, voice, "train", start, TEXTS[text])
+            utterance = CorpusUtterance(text, voice, "train", start, TEXTS[text])
             turn = self.tokenizer.encode_instructions(instructions) if instructions else ()
             self.samples.append(TrainingSample(utterance, self.tokenizer.encode(text), language, full_text, turn))
             start += TEXTS[text]

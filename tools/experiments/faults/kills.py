@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 from tests.faults.listening import Heard, Speaking, difference, gaps_after, requests
 from tests.faults.pools import CODEC, ENGINE, TALKER, Service, config, serving, tiny_model
 
@@ -71,7 +71,7 @@ class Killer:
 
 def speak(
     service: Service,
-    streams: list[UtteranceRequest],
+    streams: list[Utterance],
     *,
     at_once: int,
     kills: int,

@@ -24,7 +24,7 @@ from deployments.weights.store import locate
 from loadtest.arrivals import Phase, ScheduledRequest, SpeechLengths
 from loadtest.settings import Settings
 from serve_app.config import AppConfig, read_config
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 from talkray_tools.unfolded_codec import DecoderNetwork
 from tests.faults.listening import Heard, Listener
 from tests.faults.pools import serving
@@ -78,10 +78,10 @@ class Audit:
         return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
-def asked(planned: ScheduledRequest) -> UtteranceRequest:
+def asked(planned: ScheduledRequest) -> Utterance:
     """A length of its own; the seed is the request's number."""
     frames = planned.frames
-    return UtteranceRequest(
+    return Utterance(
         SynthesisRequest(
             f"r{planned.index}",
             planned.text,

@@ -21,15 +21,15 @@ from deployments.protocol import Sampling, SynthesisRequest
 from loadtest.arrivals import Phase, ScheduledRequest, SpeechLengths
 from loadtest.settings import Settings
 from serve_app.config import AppConfig, read_config
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 from tests.faults.listening import Heard, Listener
 from tests.faults.pools import serving
 
 
-def asked(planned: ScheduledRequest) -> UtteranceRequest:
+def asked(planned: ScheduledRequest) -> Utterance:
     """Streamed text and a length of its own; the seed is the request's number."""
     assert planned.frames is not None
-    return UtteranceRequest(
+    return Utterance(
         SynthesisRequest(
             f"r{planned.index}",
             planned.text,

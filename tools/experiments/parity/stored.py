@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from deployments.codec.encoder import CodecEncoder
 from deployments.protocol import ClonePrompt, GenerateRequest, SynthesisRequest
 from deployments.talker.engine.engine import Engine
-from serve_app.audio.reference_doctor import PREPARATIONS
+from serve_app.client_audio.reference_doctor import PREPARATIONS
 from serve_app.config import VoiceSettings
 from serve_app.visitor import EVERYBODY, VISITOR
 from serve_app.voices.library import Details, SentRecording, Voices

@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 
 from deployments.errors import InvalidRequest, TalkrayError
-from serve_app.audio.reference_doctor import reading_time_s
 from serve_app.cli.say import RefusedError, first_voice, running_server
 from serve_app.cli.voice_commands import read_file
+from serve_app.client_audio.reference_doctor import reading_time_s
 from talkray_tools.arguments import run_command
 from talkray_tools.book.assembly import (
     Sound,

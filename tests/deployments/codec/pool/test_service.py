@@ -13,7 +13,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from deployments.audio.recording_cache import VOICE_BYTES
 from deployments.codec.backends.registry import load_decoder
 from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder import CodecDecoder, WarmUpResult, to_pcm16
@@ -34,6 +33,7 @@ from deployments.protocol import (
     Reference,
     SynthesisRequest,
 )
+from deployments.recording_cache import VOICE_BYTES
 
 pytestmark = pytest.mark.anyio
 REQUEST = SynthesisRequest("test", "Hello there.", voice="ryan", leading_silence=True)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.audio.speech_detection import EndingGuard, LeadingSilence
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.decoder_state import DecoderState
@@ -17,6 +16,7 @@ from deployments.codec.plan import ChunkPlan
 from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
 from deployments.errors import EngineError, TalkerLost
 from deployments.protocol import Codes, FinishReason, FrameChunk, PcmChunk
+from deployments.speech_detection import EndingGuard, LeadingSilence
 
 pytestmark = pytest.mark.anyio
 
@@ -273,7 +273,7 @@ async def test_a_stream_that_goes_on_here_is_as_urgent_and_as_far_as_it_was(deco
 
 async def test_quiet_frames_in_front_go_but_their_codes_stay(decode: FakeDecode) -> None:
     codes = np.concatenate([np.zeros((6, GROUPS), np.int16), numbered(10, start=5000)])
-    with mock.patch("deployments.audio.speech_detection._KEEP_S", 0.0):
+    with mock.patch("deployments.speech_detection._KEEP_S", 0.0):
         silence = LeadingSilence(SAMPLE_RATE)
     chunks = await collect(run(decode, Source(codes, reason=FinishReason.STOP), silence=silence))
     assert np.array_equal(joined_codes(chunks), codes)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from deployments.audio.recording_cache import VOICE_BYTES
 from deployments.codec.backends.registry import load_decoder
 from deployments.codec.decoder import CodecDecoder, to_pcm16
 from deployments.codec.decoder_state import DecoderState
@@ -16,6 +15,7 @@ from deployments.codec.encoder import CodecEncoder
 from deployments.codec.slots import CODE_RING, PlainSlots, SlotDecoder
 from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import ALL_FRAMES, Codes, FrameChunk, Pcm, Reference
+from deployments.recording_cache import VOICE_BYTES
 from deployments.talker.audio import audio_streams, codec_pacing
 from deployments.talker.audio.audio_stream import AudioStream
 from deployments.talker.audio.audio_streams import AudioStreams

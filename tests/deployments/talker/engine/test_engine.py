@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from deployments.audio.recording_cache import Lookups
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, GenerateRequest, Reference, Sampling
+from deployments.recording_cache import Lookups
 from deployments.talker.engine import pacing
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.engine.intake import complete
@@ -303,8 +303,8 @@ def test_end_of_speech_can_be_ignored(engine: Engine, monkeypatch: pytest.Monkey
 
 
 def test_a_runaway_is_cut_by_the_length_of_its_text(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.audio.speech_detection._LONGEST_TOKEN_S", 0.16)
-    monkeypatch.setattr("deployments.audio.speech_detection._LEAST_S", 9 * 0.08)
+    monkeypatch.setattr("deployments.speech_detection._LONGEST_TOKEN_S", 0.16)
+    monkeypatch.setattr("deployments.speech_detection._LEAST_S", 9 * 0.08)
     engine = build_engine(checkpoint, CONFIG)
     push_end_of_speech(monkeypatch, -1e4)
     requests = [ask("Hey", frames=90), ask("Hello you.", frames=90), ask("Hello you.", frames=20)]

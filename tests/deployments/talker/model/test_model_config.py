@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,3 +29,22 @@ def test_wrong_needs_name_the_file(
 ) -> None:
     with pytest.raises(CheckpointError, match=r"config.json: talkray\."):
         load_with(tiny_checkpoint("CustomVoice"), tmp_path, needs)
+
+
+@pytest.mark.parametrize(("option", "remedy"), [("temperature", "more than 0"), ("top_p", "more than 0")])
+def test_an_option_that_no_request_could_have_names_the_file(
+    tiny_checkpoint: Callable[[str], Path], tmp_path: Path, option: str, remedy: str
+) -> None:
+    directory = shutil.copytree(tiny_checkpoint("CustomVoice"), tmp_path / "copy")
+    (directory / "generation_config.json").write_text(json.dumps({option: 0}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=rf"generation_config.json: {option} is 0.*: set it to {remedy}"):
+        ModelConfig.load(directory)
+
+
+def test_an_option_that_is_null_has_the_official_default(
+    tiny_checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    directory = shutil.copytree(tiny_checkpoint("CustomVoice"), tmp_path / "copy")
+    (directory / "generation_config.json").write_text('{"top_p": null, "top_k": 0}', encoding="utf-8")
+    generation = ModelConfig.load(directory).generation
+    assert (generation.top_p, generation.top_k) == (1.0, 0)

@@ -16,28 +16,28 @@ def test_requests_come_back_steadily_and_not_beyond_a_minute(clock: Clock) -> No
     meter = callers.Meter("key", "This API key")
     meter.requests_per_minute = 3
     for _ in range(3):
-        meter.request()
+        meter.count_request()
     with pytest.raises(Overloaded, match="This API key may make 3 requests per minute") as refused:
-        meter.request()
+        meter.count_request()
     assert refused.value.retry_after_s == pytest.approx(20)
     clock.now_s += 20
-    meter.request()
+    meter.count_request()
     with pytest.raises(Overloaded):
-        meter.request()
+        meter.count_request()
     clock.now_s += 3600
     for _ in range(3):
-        meter.request()
+        meter.count_request()
     with pytest.raises(Overloaded):
-        meter.request()
+        meter.count_request()
 
 
 @pytest.mark.usefixtures("clock")
 def test_less_than_one_request_a_minute() -> None:
     meter = callers.Meter("client", "This client")
     meter.requests_per_minute = 0.5
-    meter.request()
+    meter.count_request()
     with pytest.raises(Overloaded, match=r"0\.5 requests") as refused:
-        meter.request()
+        meter.count_request()
     assert refused.value.retry_after_s == pytest.approx(120)
 
 
@@ -55,7 +55,7 @@ def test_streams_at_once_of_a_meter() -> None:
 def test_without_limits_everything_goes() -> None:
     meter = callers.Meter("key", "This API key")
     for _ in range(1000):
-        meter.request()
+        meter.count_request()
 
 
 def test_limits_change_and_what_was_counted_stays() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from serve_app.api.records import record_keeper
 from serve_app.api.records.record_keeper import RecordKeeper, RequestLines
-from serve_app.api.records.request_log import RequestRecord
+from serve_app.api.records.request_record import RequestRecord
 
 
 def record(request_id: str) -> RequestRecord:

@@ -13,9 +13,10 @@ from deployments.errors import EngineError
 from deployments.protocol import FinishReason, SynthesisRequest
 from deployments.serving import reports
 from serve_app.api.access.keys import create_key
-from serve_app.api.records.request_log import Entry, RequestRecord, line, shown
+from serve_app.api.records.request_log import line, shown
+from serve_app.api.records.request_record import Entry, RequestRecord
 from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, utterance
 from tests.serve_app.one_model import one_api
@@ -140,7 +141,7 @@ def test_what_a_stopped_server_cut_off_has_a_line(tmp_path: Path) -> None:
     with shown(found.append, tmp_path):
         for name in ("cut", "whole"):
             spoken = RequestRecord(name, 0, method="POST", path="/v1/audio/speech")
-            spoken.note_speech(UtteranceRequest(SynthesisRequest(name, "", voice="ryan")), CUSTOM_VOICE, None, speed=1)
+            spoken.note_speech(Utterance(SynthesisRequest(name, "", voice="ryan")), CUSTOM_VOICE, None, speed=1)
         spoken.usage.finish_reason = FinishReason.STOP
         spoken.publish()
     told = [(entry["id"], entry["voice"], entry["outcome"]) for entry in found]

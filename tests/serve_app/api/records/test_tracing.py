@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from deployments.protocol import Marks
 from serve_app.api.records.record_keeper import RecordKeeper, RequestLines
-from serve_app.api.records.request_log import LEFT, RequestRecord, Usage
+from serve_app.api.records.request_record import LEFT, RequestRecord, Usage
 from serve_app.api.records.tracing import RequestSpans, otlp_exporter
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -7,7 +7,7 @@ import pytest
 from deployments.protocol import FinishReason
 from deployments.serving import metrics
 from serve_app.api.records.record_keeper import RecordKeeper
-from serve_app.api.records.request_log import LEFT, RequestRecord, Usage
+from serve_app.api.records.request_record import LEFT, RequestRecord, Usage
 from serve_app.api.records.usage_counts import OTHERS, Bounded, UsageBook, Used, read_usage
 from serve_app.voices.voice_store import StoreFailed, VoiceStore
 

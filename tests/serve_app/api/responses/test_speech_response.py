@@ -6,13 +6,13 @@ import pytest
 from starlette.types import Message
 
 from deployments.protocol import PcmChunk, SynthesisRequest, with_mark
-from serve_app.api.records.request_log import start_marks
+from serve_app.api.records.request_record import start_marks
 from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.api.requests.speech_request import negotiate
 from serve_app.api.responses.speech_response import SpeechResponse, Usage, audio_body, server_timing
-from serve_app.audio.formats import AudioForm, AudioFormat, Rendering
-from serve_app.speech.segments import UtteranceRequest
-from tests.serve_app.fake import FakeSynthesizer
+from serve_app.client_audio.formats import AudioForm, AudioFormat, Rendering
+from serve_app.speech.segments import Utterance
+from tests.serve_app.fake import FakeSynthesizer, as_utterance
 
 pytestmark = pytest.mark.anyio
 
@@ -68,19 +68,21 @@ def test_each_stage_lasts_from_the_mark_before_it() -> None:
 def test_only_marked_requests_are_marked_further() -> None:
     request = SynthesisRequest("r", "Hello.")
     assert with_mark(request, "to-codec") is request
-    on_its_way = start_marks(UtteranceRequest(request), 1).synthesis
+    on_its_way = start_marks(Utterance(request), 1).synthesis
     assert [stage for stage, _ in with_mark(on_its_way, "to-codec").marks] == ["received", "request", "to-codec"]
 
 
 async def test_the_header_tells_of_the_first_marks_that_came_back() -> None:
-    request = start_marks(UtteranceRequest(SynthesisRequest("r", "Hello.")), 0).synthesis
+    request = start_marks(Utterance(SynthesisRequest("r", "Hello.")), 0).synthesis
     script = [PcmChunk(b"12", CODES, 1, marks=request.marks), PcmChunk(b"34", CODES, 1, marks=request.marks)]
     script = [
         with_mark(chunk, stage) for chunk, stage in zip(script, ("from-talker", "of-a-later-segment"), strict=True)
     ]
     usage, sent = Usage(tells_timing=True), list[Message]()
     body = audio_body(
-        FakeSynthesizer(script=script).synthesize(request), Rendering(AudioForm(AudioFormat.PCM), 24000, 1920), usage
+        as_utterance(FakeSynthesizer(script=script).synthesize(request)),
+        Rendering(AudioForm(AudioFormat.PCM), 24000, 1920),
+        usage,
     )
 
     async def receive() -> Message:

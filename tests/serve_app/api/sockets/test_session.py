@@ -12,7 +12,7 @@ from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.api.access.callers import Caller
 from serve_app.api.context import RequestState
-from serve_app.api.records.request_log import RequestRecord
+from serve_app.api.records.request_record import RequestRecord
 from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.api.requests.speech_request import Delivery, Offer, SpeechRequest
 from serve_app.api.sockets.session import (
@@ -26,18 +26,19 @@ from serve_app.api.sockets.session import (
     Started,
     Words,
 )
-from serve_app.audio.formats import AudioFormat
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.long_text import LongText
-from serve_app.speech.segments import UtteranceRequest
+from serve_app.speech.segments import Utterance
+from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.speech.word_times import Spoken
 from serve_app.text.spoken_text import TextRules, read
 from serve_app.visitor import STRANGER
 from serve_app.voices.library import Voices
 from tests.serve_app import fake
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, as_utterance, chunk, pcm_of, utterance
 
 pytestmark = pytest.mark.anyio
 
@@ -56,13 +57,13 @@ async def open_session(
 ) -> AsyncIterator[Session]:
     """With `has_segments` the speech says where its words are, as what stands in front of the pools does."""
 
-    def speak(utterance: UtteranceRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    def speak(utterance: Utterance, info: ModelInfo) -> AsyncGenerator[UtteranceChunk, None]:
         if has_segments:
             return LongText(synthesizer).speak(utterance.changed(mailbox=None), info)
-        return synthesizer.synthesize(utterance.synthesis, info)
+        return as_utterance(synthesizer.synthesize(utterance.synthesis, info))
 
-    texts, asker = LiveTexts(), RequestState(RequestRecord("talk", 0))
-    asker.caller = Caller("test", visitor=STRANGER)
+    texts, handshake = LiveTexts(), RequestState(RequestRecord("talk", 0))
+    handshake.caller = Caller("test", visitor=STRANGER)
     session = Session(
         Offer(
             SimpleNamespace(of=lambda utterance: SimpleNamespace(speak=speak)),
@@ -72,7 +73,7 @@ async def open_session(
         SpeechRequest(
             info, body, delivery or Delivery(AudioFormat.PCM), {}, read("", TextRules(spoken_form=info.spoken_form))
         ),
-        asker=asker,
+        handshake=handshake,
         request_id="talk",
         continuation=Continuation(Tails(), joins=False),
         live_texts=texts,

@@ -6,7 +6,6 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
-from deployments.audio.speech_detection import EndingGuard, runaway_frames
 from deployments.protocol import (
     Codes,
     FinishReason,
@@ -20,6 +19,7 @@ from deployments.protocol import (
 )
 from deployments.serving.failover import with_failover
 from deployments.serving.replica_streams import TalkerAudio
+from deployments.speech_detection import EndingGuard, runaway_frames
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.errors import InvalidRequest
-from serve_app.audio.file_headers import DISCLOSURE, id3_tag, wav_header, with_flac_length
+from serve_app.client_audio.file_headers import DISCLOSURE, id3_tag, wav_header, with_flac_length
 
 if TYPE_CHECKING:
     from av import AudioFrame

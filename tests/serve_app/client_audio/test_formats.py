@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 from serve_app.api.requests.speech_request import RAW
-from serve_app.audio.formats import (
+from serve_app.client_audio.formats import (
     AudioForm,
     AudioFormat,
     CompressedEncoder,

@@ -18,9 +18,9 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from deployments.audio.recording_cache import ByRecording, Lookups
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ClonePrompt, ModelInfo, Reference
+from deployments.recording_cache import ByRecording, Lookups
 from deployments.serving import metrics
 
 Decode = Callable[[bytes, str], tuple[NDArray[np.float32], int]]  # as `decode_file`

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.errors import InvalidRequest
-from serve_app.audio.recordings import MAX_SECONDS, decode_file
+from serve_app.client_audio.recordings import MAX_SECONDS, decode_file
 from serve_app.text.characters import letters
 
 Samples = NDArray[np.float32]

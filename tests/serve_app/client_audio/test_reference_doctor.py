@@ -14,8 +14,8 @@ import soxr
 from numpy.typing import NDArray
 
 from deployments.errors import InvalidRequest
-from serve_app.audio.recordings import decode_file
-from serve_app.audio.reference_doctor import (
+from serve_app.client_audio.recordings import decode_file
+from serve_app.client_audio.reference_doctor import (
     LOUDNESS_LUFS,
     PEAK_DBFS,
     CheckedRecording,

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import soundfile
 
-from deployments.audio.recording_cache import ByRecording
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ClonePrompt, Reference
-from serve_app.audio import recordings
-from serve_app.audio.recordings import Decode, by_prompt, decode_reference, keep_clone_prompt, read_aside
-from tests.serve_app.audio.test_formats import pitch
+from deployments.recording_cache import ByRecording
+from serve_app.client_audio import recordings
+from serve_app.client_audio.recordings import Decode, by_prompt, decode_reference, keep_clone_prompt, read_aside
+from tests.serve_app.client_audio.test_formats import pitch
 from tests.serve_app.fake import BASE, tone
 
 pytestmark = pytest.mark.anyio
@@ -282,7 +282,7 @@ def with_picture(size: int) -> bytes:
 
 MEASURE = """
 import resource, sys
-from serve_app.audio.recordings import decode_reference
+from serve_app.client_audio.recordings import decode_reference
 text, small = open(sys.argv[1]).read(), open(sys.argv[2]).read()
 decode_reference(small, 24000)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,4 @@
-from deployments.audio.recording_cache import VOICE_BYTES, ByRecording, Lookups
+from deployments.recording_cache import VOICE_BYTES, ByRecording, Lookups
 
 
 def recording(number: int) -> bytes:

@@ -3,8 +3,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from deployments.audio.speech_detection import FirstSound, LeadingSilence, first_sound
 from deployments.protocol import Pcm
+from deployments.speech_detection import FirstSound, LeadingSilence, first_sound
 
 RATE = 1000  # windows of 10 samples
 
@@ -18,7 +18,7 @@ def loud(num_samples: int) -> Pcm:
 
 
 def trim(pcm: Pcm, sizes: list[int], *, max_trim_s: float = 1.0) -> Pcm:
-    with mock.patch("deployments.audio.speech_detection._MAX_TRIM_S", max_trim_s):
+    with mock.patch("deployments.speech_detection._MAX_TRIM_S", max_trim_s):
         silence = LeadingSilence(RATE)
     chunks = np.split(pcm, np.cumsum(sizes))
     return np.concatenate([silence.trim(chunk) for chunk in chunks])

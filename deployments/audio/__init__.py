@@ -1,1 +1,0 @@
-"""Quiet and runaway speech, found in samples; results of recordings that are kept."""
