@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from fastapi import APIRouter, Depends, FastAPI, Response
-from fastapi.dependencies.utils import get_flat_params
-from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
-from starlette.routing import Route
 
 from deployments.errors import NotReady, Starting, TalkrayError
 from deployments.protocol import ModelKind
@@ -29,7 +26,7 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.api.web_pages import page_routes
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
-from serve_app.dialects.dialect import http_router, socket_router
+from serve_app.dialects.dialect import direct_routes, http_router, socket_router
 from serve_app.jobs.desk import AskDesk
 from serve_app.speech.admission import Admission, always
 from serve_app.speech.joints import Tails
@@ -106,14 +103,7 @@ def create_api(
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
     service = SpeechService(models, settings, live_texts=live_texts, voices=voices, tails=tails, jobs=jobs)
     dialect_routes = http_router(DIALECTS, service)
-    # FastAPI's way to a handler takes 0.2 ms in a process that was idle. Those that take the request as it is need
-    # nothing of it but the documentation.
-    api.router.routes += [
-        Route(route.path, route.endpoint, methods=["POST"], include_in_schema=False)
-        for route in dialect_routes.routes
-        if isinstance(route, APIRoute) and "POST" in (route.methods or ())
-        if not get_flat_params(route.dependant) and route.body_field is None
-    ]
+    api.router.routes += direct_routes(dialect_routes)
     api.include_router(dialect_routes, dependencies=keyed)
     api.include_router(status_routes(models, settings, node.is_ready if node else always), tags=["This server"])
     if node is not None:

@@ -135,7 +135,8 @@ class Room:
 
     def remove_stream(self, *, was_speaking: bool) -> None:
         """A stream is over."""
-        self.num_speaking -= was_speaking
+        if was_speaking:
+            self.num_speaking -= 1
         self._count(-1)
 
     def refusal(self, reason: str) -> Exception:

@@ -73,7 +73,8 @@ class Segments:
     def plan(self) -> list[Stretch]:
         """All of it, with an empty one if a pause ends it."""
         texts = [request.text for request in self._segments]
-        texts += [""] * (len(texts) in self._pauses_s)
+        if len(texts) in self._pauses_s:
+            texts.append("")
         return [Stretch(text, self.pause_s(number), self.speed(number)) for number, text in enumerate(texts)]
 
     @property

@@ -85,8 +85,9 @@ class TorchBackend(Backend):
 
     @property
     def advice(self) -> str:
-        slow = self.device.type == "cpu" and not cpu.BUILT
-        return "torch decodes, half as fast as our kernels: install Talkray (again) where a C compiler is" * slow
+        if self.device.type != "cpu" or cpu.BUILT:
+            return ""
+        return "torch decodes, half as fast as our kernels: install Talkray (again) where a C compiler is"
 
     def decode(self, codes: Tensor, states: Sequence[DecoderState]) -> tuple[Tensor, list[DecoderState]]:
         if not self._is_own_throughout or codes[:, :, 0].numel() > _CAPTURED_FRAMES:

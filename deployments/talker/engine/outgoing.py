@@ -78,14 +78,12 @@ class Outgoing:
             if len(chunk.codes):
                 leaving.append((sequence_id, replace(chunk, finish_reason=None)))
 
-        sequences = dict[int, Sequence | None]()
-
         def num_known(sequence_id: int) -> float:
-            sequence = sequences[sequence_id] = find(sequence_id)
+            sequence = find(sequence_id)
             return math.inf if sequence is None else sequence.num_frames
 
         for sequence_id, pcm in self._audio.take(num_known):
-            if (sequence := sequences[sequence_id]) is None:
+            if (sequence := find(sequence_id)) is None:
                 audio = FrameChunk(codes=self._no_codes, num_text_tokens=0, pcm=pcm)
             else:
                 audio = self._unsent(sequence, pcm)

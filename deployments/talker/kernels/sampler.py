@@ -19,6 +19,7 @@ from deployments.talker.state.sampling import OPTION_COLUMNS, BatchSampler, Draw
 
 _DO_SAMPLE, _TEMPERATURE = tl.constexpr(OPTION_COLUMNS["do_sample"]), tl.constexpr(OPTION_COLUMNS["temperature"])
 _TOP_K, _TOP_P = tl.constexpr(OPTION_COLUMNS["top_k"]), tl.constexpr(OPTION_COLUMNS["top_p"])
+assert set(OPTION_COLUMNS) == {"do_sample", "temperature", "top_k", "top_p"}, "an option that `_choose` does not read"
 
 
 @triton.jit

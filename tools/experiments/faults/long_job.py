@@ -25,7 +25,7 @@ from typing import Any
 from serve_app.config import AppConfig, JobSettings, VoiceSettings, read_config
 from serve_app.jobs.job_store import JobStore
 from serve_app.voices.voice_store import VoiceStore
-from tests.faults.pools import ENGINE, TALKER, Service, serving
+from tests.faults.pools import CODEC, ENGINE, TALKER, Service, serving
 
 PATH, JOBS, SERVER = "/v1/audio/jobs", "Jobs", "server"
 KILLS = (ENGINE, JOBS, TALKER, SERVER, ENGINE, JOBS, TALKER, JOBS, ENGINE, SERVER)
@@ -58,6 +58,7 @@ class JobRun:
     kills: Sequence[str]
     job: str = ""
     killed: list[str] = field(default_factory=list)
+    memory_mb: list[tuple[int, dict[str, int]]] = field(default_factory=list)  # by segments done, of each process
     making_s: float = 0.0  # with a server up
     audio_s: float = 0.0
 
@@ -124,11 +125,22 @@ class JobRun:
             assert now_s < moved_s + _PATIENCE_S, f"nothing for {_PATIENCE_S:g} s: {told}"
             if now_s >= said_s + _SAY_S:
                 print(f"{done:6} of {told['segments']['total']} segments, {told.get('audio_s', 0):.0f} s", flush=True)
+                if not self.kills:  # processes that were replaced are not compared
+                    self.memory_mb.append((done, memory_mb(service)))
                 said_s = now_s
             yield told
             if told["status"] == "completed":
                 return
             time.sleep(_LOOK_S)
+
+
+def memory_mb(service: Service) -> dict[str, int]:
+    """What the processes of each kind have in memory."""
+    held = {}
+    for kind in (JOBS, "Ingress", TALKER, CODEC, ENGINE):
+        statuses = [Path(f"/proc/{process}/status").read_text() for process in service.processes(kind)]
+        held[kind] = sum(int(status.partition("VmRSS:")[2].split()[0]) for status in statuses) // 1024
+    return held
 
 
 def ask(service: Service, path: str, body: object = None) -> dict[str, Any]:
@@ -207,6 +219,10 @@ def main(arguments: list[str]) -> int:
         f"{run.making_s:.0f} s: {run.audio_s / took_s:.0f} and {run.audio_s / run.making_s:.0f} hours an hour"
     )
     lines = [summary, *run.killed]
+    if run.memory_mb:
+        settled = next(memory for done, memory in run.memory_mb if done * 10 >= len(codes))
+        last = run.memory_mb[-1][1]
+        lines += [f"{kind}: {mb} MB behind a tenth, {last[kind]} MB at the end" for kind, mb in settled.items()]
     equal = True
     if options.deterministic:
         quiet = found(store, JobRun(options, app, ()).through())
