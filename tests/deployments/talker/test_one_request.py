@@ -23,11 +23,28 @@ from serve_app.speech.admission import Admission
 from serve_app.speech.segments import Utterance
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 from tests.serve_app.one_model import one_api
+from tools.experiments.one_request import STOPS
 
 pytestmark = pytest.mark.anyio
 
 PAGE = Path(__file__).parents[3] / "docs" / "architecture.md"
 ROW = re.compile(r"^\| (\w+|`\w+`) \| [^|]+ \| `(.+)` \|$", re.MULTILINE)
+PRINTED_STOP = re.compile(r"^stop +(\d+)  (\S+)$", re.MULTILINE)
+TOUR_ROW = re.compile(r"^\| (\d+) \| (.+) \| .+ \|$", re.MULTILINE)
+OF_A_CPU = {11, 13}  # it has other classes there
+
+
+def test_the_output_in_the_document_has_the_stops_of_the_command() -> None:
+    printed = [(int(at), name) for at, name in PRINTED_STOP.findall(PAGE.read_text(encoding="utf-8"))]
+    assert sorted(printed) == sorted((at, stop.__qualname__) for stop, at in STOPS.items())
+
+
+def test_the_table_of_the_document_names_the_stops_of_the_command() -> None:
+    first_tour = PAGE.read_text(encoding="utf-8").partition("## The code of that request")[0]
+    rows = {int(row[1]): row[0] for row in TOUR_ROW.finditer(first_tour)}
+    assert sorted(rows) == list(range(1, 14))
+    named = {at: stop.__qualname__ for stop, at in STOPS.items() if at not in OF_A_CPU}
+    assert {at: name for at, name in named.items() if f"`{name}`" not in rows[at]} == {}
 
 
 async def test_a_request_has_the_forms_of_the_document(
