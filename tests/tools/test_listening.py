@@ -15,7 +15,7 @@ from tests.tools.book.fake_jobs import CHAR_S, running_jobs, tone
 from tools.listening.__main__ import Log
 from tools.listening.book import read_aloud
 from tools.listening.judge import Judged
-from tools.listening.table import placed, table, worse
+from tools.listening.table import not_come, placed, table, worse
 from tools.listening.texts import SENTENCES, texts
 from tools.listening.ways import PLAIN, RATE, WAYS, UtteranceFailed
 
@@ -96,12 +96,12 @@ def test_text_that_trails_the_speech_is_compared_with_such_speech() -> None:
 
 
 def test_the_table_has_a_row_for_each_way_and_names_what_did_not_come() -> None:
-    written = table(
-        [judged("plain PCM", 4), judged("mp3", 100, failed="HTTP 500"), judged("mp3", 2, 3, number=1)], [NAME], "X"
-    )
+    heard = [judged("plain PCM", 4), judged("mp3", 100, failed="HTTP 500"), judged("mp3", 2, 3, number=1)]
+    written = table(heard, [NAME], "X")
     assert "| plain PCM | nora | sentences | 1 | 100 | 4.0 % |  | 50 % | 2.50 | 3.00 |" in written
     assert "| mp3 | nora | sentences | 2 | 200 | 51.0 % |" in written
     assert "Did not come: mp3, nora, sentences 0: HTTP 500" in written
+    assert not_come(heard) == ["Did not come: mp3, nora, sentences 0: HTTP 500"]
 
 
 def test_a_kind_of_hard_texts_is_one_row_for_all_voices() -> None:

@@ -36,7 +36,7 @@ from serve_app.text.languages import language_code, language_name
 from talkray_tools.recogniser import Moonshine, Recogniser, Whisper
 from tools.listening.book import read_aloud
 from tools.listening.judge import Judge, Judged
-from tools.listening.table import placed, table, worse
+from tools.listening.table import not_come, placed, table, worse
 from tools.listening.texts import SENTENCES, Text, texts
 from tools.listening.ways import PLAIN, WAYS, Asked, Audio, UtteranceFailed, Way, plain, plain_pcm
 
@@ -234,7 +234,7 @@ def server(model: str, placement: str) -> Iterator[Driver]:
 
 
 def listen(options: argparse.Namespace) -> int:
-    """Hear what is missing and write the table; the exit code is 1 where a way is worse than the bound."""
+    """Hear what is missing and write the table; the exit code is 1 where a way is worse or audio did not come."""
     said = [
         text
         for text in texts(options.language, options.texts)
@@ -262,10 +262,10 @@ def listen(options: argparse.Namespace) -> int:
         document = options.table.read_text(encoding="utf-8") if options.table.exists() else ""
         options.table.write_text(placed(document, written), encoding="utf-8")
     logger.info("%s", written)
-    above = worse(log.judged, names[0])
-    for line in above:
+    failures = worse(log.judged, names[0]) + not_come(log.judged)
+    for line in failures:
         logger.info("FAIL %s", line)
-    return int(bool(above))
+    return int(bool(failures))
 
 
 def _recognisers(language: str) -> list[Recogniser]:

@@ -39,6 +39,15 @@ def worse(judged: Iterable[Judged], name: str) -> list[str]:
     ]
 
 
+def not_come(judged: Iterable[Judged]) -> list[str]:
+    """A line for each utterance whose audio did not come, with the reason."""
+    return [
+        f"Did not come: {each.way}, {each.voice}, {each.kind} {each.number}: {each.failed}"
+        for each in judged
+        if each.failed
+    ]
+
+
 def _is_worse(differences: Sequence[int], num_words: int) -> bool:
     """Two standard deviations of a sum of as large differences with random signs are chance."""
     by_chance = 2 * math.sqrt(sum(each * each for each in differences))
@@ -52,11 +61,7 @@ def table(judged: Sequence[Judged], names: Sequence[str], about: str) -> str:
     head += ["first and last words right", "words/s", "DNSMOS"]
     lines = [about, "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     lines += [f"| {' | '.join(_row(key, of, names))} |" for key, of in rows(judged).items()]
-    lines += [
-        f"\nDid not come: {each.way}, {each.voice}, {each.kind} {each.number}: {each.failed}"
-        for each in judged
-        if each.failed
-    ]
+    lines += [f"\n{line}" for line in not_come(judged)]
     return "\n".join(lines) + "\n"
 
 
