@@ -268,10 +268,13 @@ class JobDesk:
     async def _set(self, work: Work, state: JobState) -> None:
         """Where the store takes nothing the state is found again: the next segment fails or ends as this one."""
         work.state = state
+        writing = asyncio.create_task(asyncio.to_thread(self._store().write_state, work.job.id, work.state))
         try:
-            await asyncio.to_thread(self._store().write_state, work.job.id, work.state)
+            await asyncio.shield(writing)
         except StoreFailed as error:
             self._fail(error)
+        finally:  # the thread of a task that is cancelled goes on: a deletion comes after it
+            await asyncio.gather(writing, return_exceptions=True)
 
     async def _change(self, work: Work, state: JobState) -> None:
         """What its owner wants. Raises StoreFailed, and nothing has changed then."""

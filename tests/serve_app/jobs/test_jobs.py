@@ -1,5 +1,6 @@
 import io
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from deployments.protocol import FinishReason, ModelInfo
 from serve_app.api.access.keys import create_key
 from serve_app.config import AccessSettings, JobSettings
 from serve_app.jobs import desk
+from serve_app.jobs.job_store import JobStore
+from serve_app.jobs.stored_job import JobState
 from serve_app.voices.voice_store import VoiceStore
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED
 from tests.serve_app.jobs.desk import Server, Speaker, files_in, serving, so, started, until
@@ -251,6 +254,28 @@ async def test_cancel_resume_delete(tmp_path: Path) -> None:
         assert (await client.delete(place)).json() == {"id": job["id"], "object": "audio.job.deleted", "deleted": True}
         assert (await client.get(place)).status_code == 404
         assert files_in(tmp_path) == []
+
+
+async def test_a_deletion_comes_after_a_state_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes, written, write = threading.Event(), threading.Event(), JobStore.write_state
+
+    def slowly(store: JobStore, job_id: str, state: JobState) -> None:
+        if state.ended_at is not None:
+            writes.set()
+            time.sleep(0.2)
+        write(store, job_id, state)
+        if writes.is_set():
+            written.set()
+
+    async with serving(tmp_path, Speaker()) as (_, client):
+        monkeypatch.setattr(JobStore, "write_state", slowly)
+        job = await started(client, "One.")
+        await so(writes.is_set)
+        assert (await client.delete(f"/v1/audio/jobs/{job['id']}")).status_code == 200
+    assert written.wait(10)
+    assert files_in(tmp_path) == []
 
 
 async def test_a_deletion_does_not_wait_for_a_slow_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
