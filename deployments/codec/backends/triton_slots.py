@@ -369,9 +369,8 @@ def every_code(config: DecoderConfig) -> Tensor:
     frames = min(_SWEPT_FRAMES, config.codebook_size)
     groups = torch.arange(config.num_quantizers)
     count = -(-config.codebook_size // frames) * frames
-    codes = (
-        torch.arange(count)[:, None] + 131 * groups
-    ) % config.codebook_size  # so that codes of different numbers meet in a frame
+    # The factor lets codes of different numbers meet in a frame.
+    codes = (torch.arange(count)[:, None] + 131 * groups) % config.codebook_size
     generator = torch.Generator().manual_seed(0)
     random = torch.randint(config.codebook_size, (frames, config.num_quantizers), generator=generator)
     return torch.cat((codes, random)).view(-1, frames, config.num_quantizers)

@@ -271,9 +271,8 @@ class AudioStreams:
                 self.close(stream.sequence_id)
                 self._failed[stream.sequence_id] = pcm
                 continue
-            num_frames = min(
-                call.num_frames, stream.num_wanted - stream.num_decoded
-            )  # it may have reached beyond the end
+            # The call may have reached beyond the end.
+            num_frames = min(call.num_frames, stream.num_wanted - stream.num_decoded)
             if audible:
                 self._deliver(stream, num_frames, pcm[: num_frames * (len(pcm) // call.num_frames)])
             else:
