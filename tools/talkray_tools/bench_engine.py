@@ -91,6 +91,8 @@ class Load:
             f" ({self.traced_frame_ms:.2f} under the profiler); of a second of the device, ms:"
         )
         yield from (f"  {each.part:10} {each.ms:5.0f}, alone {each.alone_ms:4.0f}" for each in self.busy)
+        frames = self.rows * 1000 / self.traced_frame_ms  # of a second
+        yield from (f"  codec: {1000 * each.ms / frames:.0f} us a frame" for each in self.busy if each.part == "codec")
 
 
 @dataclass(slots=True)
