@@ -360,6 +360,7 @@ class ModelInfo:
     spoken_form: str | None = None  # a language, where the voice has learnt only words and needs figures as words
     max_segment_chars: int = 1000  # longer texts are synthesised in segments
     word_times: bool = False  # whether its alignment head is known: readings are exact, else estimates
+    clones_by_vector: bool = False  # of a recording it takes the speaker vector alone, no codes: `x_vector_only_mode`
     checkpoint: str = ""  # of one of several models; empty of a single one
     fingerprint: str = ""  # hash of the weights that make clone prompts, which fit no others. Empty unless base.
 

@@ -1,12 +1,13 @@
 """Strict reading of safetensors checkpoints: one `model.safetensors`, or an index with shards; and of packed ones.
 
 A packed folder is a checkpoint whose large tensors are int8: `x` [rows, ...] beside `x.row_scale` [rows] float32. The
-others are float16. Files are gzipped, which takes out the rows of zeros and the rareness of large values.
+others are float16. Files are gzipped, which takes out the rows of zeros and the rareness of large values. A second
+packed folder may add tensors to the first one's files, and has other small files in place of the first one's.
 """
 
 import gzip
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -179,13 +180,17 @@ def _tensor(file: safe_open, name: str) -> Tensor:
     return file.get_tensor(name)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def unpack(packed: Path, checkpoint: Path) -> None:
+def unpack(packed: Sequence[Path], checkpoint: Path) -> None:
     """Write the new folder `checkpoint` in the official layout, in float16; the same bytes every time."""
-    shutil.copytree(packed, checkpoint, ignore=shutil.ignore_patterns("*.gz"))
-    for file in sorted(packed.rglob("*.safetensors.gz")):
-        stored = load(gzip.decompress(file.read_bytes()))
-        tensors = {name: _unpacked(name, stored) for name in stored if not name.endswith(ROW_SCALE)}
-        save_file(tensors, checkpoint / file.relative_to(packed).with_suffix(""), FORMAT)
+    stored: dict[Path, dict[str, Tensor]] = {}
+    for folder in packed:
+        shutil.copytree(folder, checkpoint, ignore=shutil.ignore_patterns("*.gz"), dirs_exist_ok=True)
+        for file in sorted(folder.rglob("*.safetensors.gz")):
+            tensors = stored.setdefault(file.relative_to(folder).with_suffix(""), {})
+            tensors |= load(gzip.decompress(file.read_bytes()))
+    for name, packed_tensors in stored.items():
+        names = (each for each in packed_tensors if not each.endswith(ROW_SCALE))
+        save_file({each: _unpacked(each, packed_tensors) for each in names}, checkpoint / name, FORMAT)
 
 
 def _unpacked(name: str, stored: dict[str, Tensor]) -> Tensor:

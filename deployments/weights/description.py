@@ -9,7 +9,16 @@ from typing import Any
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError
 from deployments.protocol import ModelInfo, ModelKind
-from deployments.weights.store import EMBEDDED, INDEX_FILE, REPOSITORIES, SINGLE_FILE, found, read_index, read_json
+from deployments.weights.store import (
+    EMBEDDED,
+    INDEX_FILE,
+    PACKED,
+    REPOSITORIES,
+    SINGLE_FILE,
+    found,
+    read_index,
+    read_json,
+)
 
 _PIECE = 1 << 20
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a file that stand for all of it
@@ -82,6 +91,7 @@ def _info(top: Any, codec: Any, name: str, config: TalkerConfig, *, on_gpu: bool
         spoken_form=spoken_form,
         max_segment_chars=min(needs.get("max_segment_chars", _SEGMENT_CHARS), int(config.max_model_len / _ROWS_A_CHAR)),
         word_times=needs.get("alignment_head") is not None,
+        clones_by_vector=needs.get("clones_by_vector", False),
     )
 
 
@@ -97,6 +107,12 @@ def clones(model: str) -> bool:
     return bool(read_json(directory / "config.json").get("tts_model_type") == ModelKind.BASE)
 
 
+def encodes(directory: Path) -> bool:
+    """Whether the checkpoint in `directory` clones, and its codec makes codes of the recording."""
+    config = read_json(directory / "config.json")
+    return config["tts_model_type"] == ModelKind.BASE and not own_facts(directory, config).get("clones_by_vector")
+
+
 def tokenizer_of(model: str) -> str:
     """Equal for models with the same speech tokenizer, whose codes one codec pool decodes.
 
@@ -104,7 +120,9 @@ def tokenizer_of(model: str) -> str:
     """
     if model in REPOSITORIES.values() or model in REPOSITORIES:
         return _RELEASED
-    directory = None if model == EMBEDDED else found(model)
+    if model in PACKED:
+        return EMBEDDED
+    directory = found(model)
     if directory is None:
         return model
     folder = directory / "speech_tokenizer"

@@ -24,7 +24,8 @@ from typing import Any
 from deployments.errors import CheckpointError, StartError
 
 EMBEDDED = "embedded"
-EMBEDDED_BYTES = 36_000_000  # of the disk, at most
+EMBEDDED_BASE = "embedded-base"  # the same networks with a speaker encoder: it speaks with the voice of a recording
+EMBEDDED_BYTES = 37_000_000  # of the disk for each, at most
 # `auto` prefers the first ones.
 REPOSITORIES = {
     "1.7B-CustomVoice": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
@@ -39,7 +40,9 @@ _NEEDED = ("config.json", "vocab.json", "merges.txt", "speech_tokenizer/config.j
 _WEIGHTS = (".", "speech_tokenizer")
 _FAMILY = {"config.json": "qwen3_tts", "speech_tokenizer/config.json": "qwen3_tts_tokenizer_12hz"}  # model_type of each
 _ADAPTER = "adapter_config.json"
-_PACKED = Path(__file__).parents[1] / "embedded_voice" / "packed"
+_VOICE = Path(__file__).parents[1] / "embedded_voice"
+# Folders that are unpacked one over the other; the last one has all small files that differ.
+PACKED = {EMBEDDED: (_VOICE / "packed",), EMBEDDED_BASE: (_VOICE / "packed", _VOICE / "packed_base")}
 _DIGITS = 12  # of the digest that names a folder
 _HUB_S = 2.0
 _ATTEMPTS = 5
@@ -85,19 +88,19 @@ def resolve_auto(model: str, *, models_dir: Path | None, gpu: bool) -> ResolvedM
 def locate(model: str, *, report: Report | None = None) -> Path:
     """The directory of a complete checkpoint; `report` is told how far a download is, a line every two seconds at most.
 
-    `model` is a directory, "embedded", or a Hugging Face name such as "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", of which
-    "1.7B-CustomVoice" is enough. A checkpoint that is not in the Hugging Face cache is downloaded. Raises
-    CheckpointError that says what was tried and what to do.
+    `model` is a directory, "embedded", "embedded-base", or a Hugging Face name such as
+    "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", of which "1.7B-CustomVoice" is enough. A checkpoint that is not in the
+    Hugging Face cache is downloaded. Raises CheckpointError that says what was tried and what to do.
     """
-    if model == EMBEDDED:
-        return embedded_path()
+    if model in PACKED:
+        return embedded_path(model)
     return find(model) or check_complete(_download(repository(model), report or (lambda line: None)))
 
 
 def find(model: str) -> Path | None:
     """The result of `locate` without its work; None where the checkpoint would have to be downloaded or written."""
-    if model == EMBEDDED:
-        directory = _embedded_directory()
+    if model in PACKED:
+        directory = _embedded_directory(model)
         return directory if directory.is_dir() else None
     directory = Path(model).expanduser()
     if directory.is_dir():
@@ -120,7 +123,7 @@ def speakers(model: str) -> tuple[str, ...] | None:
 def found(model: str) -> Path | None:
     """A folder with the small files of a checkpoint, without any work; None where it is not on this machine."""
     try:
-        return _PACKED if model == EMBEDDED else find(model)
+        return PACKED[model][-1] if model in PACKED else find(model)
     except CheckpointError:
         return None
 
@@ -246,7 +249,8 @@ def _hint(short: str) -> str:
     close = difflib.get_close_matches(short, REPOSITORIES, n=1, cutoff=0.5)
     meant = f", did you mean {close[0]!r}?" if close else "."
     return (
-        f"{meant} Released: {', '.join(REPOSITORIES)}; or {EMBEDDED!r}, a directory, or a Hugging Face name OWNER/NAME"
+        f"{meant} Released: {', '.join(REPOSITORIES)}; or {' or '.join(map(repr, PACKED))}, a directory, or a Hugging"
+        " Face name OWNER/NAME"
     )
 
 
@@ -355,12 +359,12 @@ def cache_directory() -> Path:
         raise StartError("this user has no home folder: set HOME, or name a folder in TALKRAY_CACHE") from None
 
 
-def embedded_path() -> Path:
-    """The directory of the embedded checkpoint; written first where this user has none yet.
+def embedded_path(model: str = EMBEDDED) -> Path:
+    """The directory of an embedded checkpoint; written first where this user has none yet.
 
     It is written aside and renamed, so that a reader sees all of it or nothing and two writers at once do no harm.
     """
-    directory = _embedded_directory()
+    directory = _embedded_directory(model)
     if not directory.is_dir():
         from safetensors import SafetensorError
 
@@ -368,7 +372,7 @@ def embedded_path() -> Path:
             directory.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=directory.parent, prefix="voice-") as scratch:
                 written = Path(scratch) / "checkpoint"
-                write_embedded(written)
+                write_embedded(written, model)
                 _publish(written, directory)
         except (OSError, SafetensorError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
@@ -379,23 +383,24 @@ def embedded_path() -> Path:
     return directory
 
 
-def _embedded_directory() -> Path:
-    return cache_directory() / f"voice-{_digest(_PACKED)}"
+def _embedded_directory(model: str) -> Path:
+    return cache_directory() / f"voice-{_digest(PACKED[model])}"
 
 
-def write_embedded(directory: Path) -> None:
-    """Write the embedded checkpoint to a new directory; the same bytes every time."""
+def write_embedded(directory: Path, model: str = EMBEDDED) -> None:
+    """Write an embedded checkpoint to a new directory; the same bytes every time."""
     from deployments.weights.checkpoint import unpack  # imports torch
 
-    unpack(_PACKED, directory)
+    unpack(PACKED[model], directory)
 
 
-def _digest(directory: Path) -> str:
+def _digest(directories: tuple[Path, ...]) -> str:
     """A digest of the names and contents of all files, so that another voice never meets an older one's folder."""
     state = hashlib.sha256()
-    for file in sorted(file for file in directory.rglob("*") if file.is_file()):
-        state.update(f"{file.relative_to(directory)}\0{file.stat().st_size}\0".encode())
-        state.update(file.read_bytes())
+    for directory in directories:
+        for file in sorted(file for file in directory.rglob("*") if file.is_file()):
+            state.update(f"{file.relative_to(directory)}\0{file.stat().st_size}\0".encode())
+            state.update(file.read_bytes())
     return state.hexdigest()[:_DIGITS]
 
 

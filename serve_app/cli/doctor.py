@@ -17,7 +17,7 @@ from pathlib import Path
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, StartError
 from deployments.gpu.card import QUERY, SMALL_BYTES, Card, remark, torch_cuda, why_not
-from deployments.weights.store import EMBEDDED, EMBEDDED_BYTES, ask_hub, cache_directory, find, repository
+from deployments.weights.store import EMBEDDED_BYTES, PACKED, ask_hub, cache_directory, find, repository
 from serve_app.cli.say import KEY_VARIABLE
 from serve_app.cli.serve.local_server import Address, why_unusable
 from serve_app.cli.serve.run_folder import parent
@@ -216,13 +216,13 @@ def _weights(model: str) -> Iterator[Finding]:
     """The checkpoint that would be loaded, and the room for it where it is not on this machine yet."""
     try:
         checkpoint = find(model)
-        if checkpoint is None and model != EMBEDDED:
+        if checkpoint is None and model not in PACKED:
             ask_hub(repository(model))
     except CheckpointError as error:
         yield Finding("weights", str(error), ok=False)
         return
-    if model == EMBEDDED:
-        yield Finding("weights", "embedded: a small English voice")
+    if model in PACKED:
+        yield Finding("weights", f"{model}: a small English voice")
         if checkpoint is None:
             yield _room(cache_directory(), EMBEDDED_BYTES, "the embedded voice", "TALKRAY_CACHE")
     elif checkpoint is not None:

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from deployments.errors import InvalidRequest, StartError, TalkrayError
-from deployments.weights.store import EMBEDDED, find, locate, resolve_auto
+from deployments.weights.store import EMBEDDED, PACKED, find, locate, resolve_auto
 from serve_app.api.access.keys import read_keys
 from serve_app.api.records import request_log
 from serve_app.api.records.request_record import Entry
@@ -395,7 +395,7 @@ def _share(settings: AppConfig, most: int) -> dict[str, object]:
 
 def _fetch(model: str, progress: ProgressLine) -> None:
     """Download a missing checkpoint here, where a person sees the progress; the replicas then find it."""
-    if model != EMBEDDED and find(model) is None:
+    if model not in PACKED and find(model) is None:
         # The hub's client answers a Ctrl-C only when the files it is at are complete: this ends the process at once.
         handler = signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
         try:

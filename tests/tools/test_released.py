@@ -1,6 +1,6 @@
 import json
 
-from deployments.weights.store import _PACKED
+from deployments.weights.store import EMBEDDED, PACKED
 from talkray_tools.released import SHAPES, changed
 from tools.demo_voice.shape import SHAPE
 
@@ -18,7 +18,7 @@ def test_a_tiny_shape_changes_no_released_one() -> None:
 
 
 def test_the_shipped_voice_has_the_shape_of_its_recipe() -> None:
-    shipped = json.loads((_PACKED / "config.json").read_text(encoding="utf-8"))
+    shipped = json.loads((PACKED[EMBEDDED][0] / "config.json").read_text(encoding="utf-8"))
     assert shipped.pop("talkray")["spoken_form"] == "english"
     assert shipped == SHAPE.config
-    assert json.loads((_PACKED / "speech_tokenizer" / "config.json").read_text(encoding="utf-8")) == SHAPE.codec
+    assert json.loads((PACKED[EMBEDDED][0] / "speech_tokenizer" / "config.json").read_text(encoding="utf-8")) == SHAPE.codec

@@ -50,12 +50,12 @@ def pack(checkpoint: Path, packed: Path, *, without: str = "") -> None:
         stored: dict[str, Tensor] = {}
         for name, tensor in load_file(file).items():
             if not (without and name.startswith(without)):
-                stored |= _packed(name, tensor)
+                stored |= packed_tensor(name, tensor)
         target = packed / file.relative_to(checkpoint)
         target.with_suffix(".safetensors.gz").write_bytes(gzip.compress(save(stored, FORMAT), mtime=0))
 
 
-def _packed(name: str, tensor: Tensor) -> dict[str, Tensor]:
+def packed_tensor(name: str, tensor: Tensor) -> dict[str, Tensor]:
     """A row's largest value becomes 127. Rows are output channels, or entries of a table."""
     if tensor.dim() < 2 or tensor.numel() < _WORTH_PACKING:
         return {name: tensor.half()}

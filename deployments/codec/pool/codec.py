@@ -18,7 +18,7 @@ from deployments.protocol import Codes, Reference
 from deployments.recording_cache import ByRecording
 from deployments.serving import metrics
 from deployments.serving.reports import report_stage
-from deployments.weights.description import clones
+from deployments.weights.description import encodes
 from deployments.weights.store import locate
 
 _PROBE_FRAMES = 4
@@ -91,7 +91,7 @@ def load_codec(model: str, config: CodecConfig) -> Codec:
     metrics.codec_precision("codec", decoder.precision)
     if decoder.backend.advice:
         report_stage(f"codec: {decoder.backend.advice}")
-    encoder = CodecEncoder.load(directory) if clones(str(checkpoint)) else None
+    encoder = CodecEncoder.load(directory) if encodes(checkpoint) else None
     # With `inline` nothing is decoded here, and no start waits for it.
     warms = config.placement != "inline" and not decodes_in_processes(config, decoder)
     tried = (

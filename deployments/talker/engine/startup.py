@@ -33,7 +33,7 @@ from deployments.talker.state.kv_cache import GIB, BlockManager, GpuMemory, KVCa
 from deployments.talker.text.prompt import InputTables, PromptBuilder
 from deployments.talker.text.tokenizer import TextTokenizer
 from deployments.weights.checkpoint import load_strict, without_values
-from deployments.weights.description import described
+from deployments.weights.description import described, encodes
 from deployments.weights.store import Report
 
 _CPU_CACHE_BYTES = GIB  # of keys and values on a CPU, if the settings do not say
@@ -125,7 +125,7 @@ def build_engine(
         tables = InputTables(talker)
     speaker_encoder = load_speaker_encoder(directory, model, device=device)
     encode = None
-    if speaker_encoder is not None and chosen.on_gpu:  # a CPU has the codec pool for it
+    if encodes(directory) and chosen.on_gpu:  # a CPU has the codec pool for it
         encode = CodecEncoder.load(directory / "speech_tokenizer", device=device).encode
     with clock.phase("loading the tokenizer"):
         prompts = PromptBuilder(tables, TextTokenizer(directory, model.tokens), speaker_encoder, encode)
@@ -176,7 +176,8 @@ def _speak(engine: Engine, *, on_gpu: bool, gpu_frames: int) -> None:
     if engine.prompts.speaker_encoder is not None:
         num_samples = engine.prompts.speaker_encoder.shape.sample_rate
         hiss = np.random.default_rng(0).normal(0, 0.01, num_samples).astype(np.float32)
-        request = replace(request, reference=Reference(hiss, "Hiss.", x_vector_only=not on_gpu))
+        by_vector = engine.prompts.encode is None
+        request = replace(request, reference=Reference(hiss, "Hiss.", x_vector_only=by_vector))
     engine.add(-1, GenerateRequest(request, gpu_frames=gpu_frames))
     while not engine.is_idle:
         for _, error in engine.step().failures:

@@ -87,6 +87,7 @@ class TextNeeds:
     follows_instructions: Annotated[bool, Field(strict=True)] = False  # with a spoken form
     max_segment_chars: Annotated[int, Field(ge=1, strict=True)] = 1000
     alignment_head: tuple[int, int] | None = None  # layer and head of the talker whose attention follows the text
+    clones_by_vector: Annotated[bool, Field(strict=True)] = False  # its codec has no encoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,14 +161,15 @@ async def _reference(
 ) -> Reference | None:
     if info.kind is not ModelKind.BASE:
         return None
+    by_vector = body.x_vector_only_mode or info.clones_by_vector
     if stored is not None:
         take = stored.take_for(body.instructions)
-        return await voices.reference(stored, take, info, x_vector_only=body.x_vector_only_mode)
+        return await voices.reference(stored, take, info, x_vector_only=by_vector)
     if body.ref_audio is None:
         named = f"no voice {body.voice[:80]!r} is stored, and " if body.voice else ""
         raise _missing("ref_audio", f"{named}the loaded model speaks with the voice of a recording, sent or stored")
     text = _cleaned("ref_text", body.ref_text, settings) or None
-    if text is None and not body.x_vector_only_mode:
+    if text is None and not by_vector:
         raise _missing("ref_text", "what ref_audio says, unless x_vector_only_mode is true")
     prepare = decode_prepared if body.prepare == "auto" else None
-    return await read_aside(body.ref_audio, text, info, x_vector_only=body.x_vector_only_mode, prepare=prepare)
+    return await read_aside(body.ref_audio, text, info, x_vector_only=by_vector, prepare=prepare)

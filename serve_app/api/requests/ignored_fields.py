@@ -110,7 +110,9 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
         yield "instructions", "the loaded voice follows none"
     if info.kind is not ModelKind.BASE:
         yield from ((name, "the loaded model does not clone voices") for name in _FOR_CLONING if name in sent)
-    elif body.x_vector_only_mode and body.ref_text is not None:
+    elif body.ref_text is not None and info.clones_by_vector:
+        yield "ref_text", "the loaded model takes only the speaker's sound from a recording"
+    elif body.ref_text is not None and body.x_vector_only_mode:
         yield "ref_text", "x_vector_only_mode is true"
     for switch, prefix in (("do_sample", ""), ("subtalker_dosample", SUBTALKER)):
         if getattr(body, switch) is False:

@@ -6,14 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError
 from deployments.protocol import FinishReason, GenerateRequest, ModelKind, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
+from deployments.talker.model.model_config import ModelConfig
 from deployments.weights import store
-from deployments.weights.store import embedded_path, missing_files, write_embedded
+from deployments.weights.store import EMBEDDED, EMBEDDED_BASE, embedded_path, missing_files, write_embedded
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +44,21 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_it_is_complete_and_small(checkpoint: Path) -> None:
     assert missing_files(checkpoint) == []
-    packed = [file.stat().st_size for file in store._PACKED.rglob("*") if file.is_file()]
+    packed = [file.stat().st_size for file in store.PACKED[EMBEDDED][0].rglob("*") if file.is_file()]
     assert sum(packed) < 16e6
     assert max(packed) < 14e6
+
+
+def test_its_sibling_has_the_same_networks_and_clones(checkpoint: Path, tmp_path: Path) -> None:
+    write_embedded(sibling := tmp_path / "sibling", EMBEDDED_BASE)
+    assert missing_files(sibling) == []
+    assert ModelConfig.load(sibling).kind is ModelKind.BASE
+    own, other = (load_file(directory / "model.safetensors") for directory in (sibling, checkpoint))
+    added = own.keys() - other.keys()
+    assert added
+    assert all(name.startswith("speaker_encoder.") for name in added)
+    assert all(torch.equal(own[name], tensor) for name, tensor in other.items())
+    assert sum(file.stat().st_size for file in store.PACKED[EMBEDDED_BASE][-1].rglob("*") if file.is_file()) < 1e6
 
 
 def test_it_is_the_same_every_time(checkpoint: Path, tmp_path: Path) -> None:
@@ -78,7 +93,7 @@ def test_every_voice_speaks_differently_and_ends(engine: Engine, checkpoint: Pat
 def test_it_is_written_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
 
-    def write(directory: Path) -> None:
+    def write(directory: Path, model: str) -> None:
         directory.mkdir()
         (directory / "config.json").write_text("{}")
         written.append(directory)
@@ -95,15 +110,15 @@ def test_another_voice_gets_another_folder(tmp_path: Path) -> None:
         directory.mkdir()
         (directory / "config.json").write_text("{}")
         (directory / "model.safetensors.gz").write_bytes(weights)
-    assert store._digest(first) != store._digest(second)
+    assert store._digest((first,)) != store._digest((second,))
     (second / "model.safetensors.gz").write_bytes(b"1")
-    assert store._digest(first) == store._digest(second)
+    assert store._digest((first,)) == store._digest((second,))
 
 
 def test_two_writers_at_once_leave_one_checkpoint(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both_writing = threading.Barrier(2)
 
-    def write(directory: Path) -> None:
+    def write(directory: Path, model: str) -> None:
         directory.mkdir()
         (directory / "config.json").write_text("{}")
         both_writing.wait()

@@ -172,18 +172,18 @@ def test_a_name_that_no_repository_can_have_is_refused() -> None:
 
 
 def test_embedded_is_generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "embedded_path", lambda: tmp_path)
+    monkeypatch.setattr(store, "embedded_path", lambda model: tmp_path)
     assert locate("embedded") == tmp_path
 
 
 def test_a_folder_that_takes_no_voice_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TALKRAY_CACHE", "/proc/talkray")
-    with pytest.raises(CheckpointError, match=r"takes 36 MB in /proc/talkray \(No such file or directory\)"):
+    with pytest.raises(CheckpointError, match=r"takes 37 MB in /proc/talkray \(No such file or directory\)"):
         locate("embedded")
 
 
 def test_a_folder_that_fills_up_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def fill_up(directory: Path) -> None:
+    def fill_up(directory: Path, model: str) -> None:
         raise SafetensorError("No space left on device (os error 28)")
 
     monkeypatch.setenv("TALKRAY_CACHE", str(tmp_path))

@@ -38,7 +38,7 @@ def files(directory: Path) -> dict[str, bytes]:
 def unpacked(checkpoint: Path, *, without: str = "") -> Path:
     root = checkpoint.parent
     pack(checkpoint, root / "packed", without=without)
-    unpack(root / "packed", root / "unpacked")
+    unpack([root / "packed"], root / "unpacked")
     return root / "unpacked"
 
 
@@ -77,8 +77,8 @@ def test_packing_and_unpacking_are_the_same_every_time(checkpoint: Path, tmp_pat
     pack(checkpoint, tmp_path / "one")
     pack(checkpoint, tmp_path / "two")
     assert files(tmp_path / "one") == files(tmp_path / "two")
-    unpack(tmp_path / "one", tmp_path / "first")
-    unpack(tmp_path / "one", tmp_path / "second")
+    unpack([tmp_path / "one"], tmp_path / "first")
+    unpack([tmp_path / "one"], tmp_path / "second")
     assert files(tmp_path / "first") == files(tmp_path / "second")
 
 

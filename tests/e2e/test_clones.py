@@ -1,0 +1,108 @@
+"""Whose voice is heard: a recording's, sent with a request or stored, through the embedded voice that clones."""
+
+import base64
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+
+from serve_app.api.headers import IGNORED_HEADER
+from serve_app.cli.ray_settings import free_port
+from talkray_tools.recogniser import Moonshine, plain_words, word_errors
+from tests.e2e.heard import Samples
+from tests.e2e.test_command_line import BOUND_S, interrupt, read_until, start
+
+RATE = 24000
+TEXT = "The boat drifted on the lake."
+RECORDED = "He had never grown accustomed to the monotony of his work."
+BY_RECORDING = {"model": "embedded-base", "language": "english", "response_format": "pcm", "seed": 5}
+# Their pitches are half an octave apart or more.
+SPEAKERS = ("otto", "edith", "lily")
+NEAR = 0.15  # of the recording's pitch
+MOST_ERRORS = 1  # of six words
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    voices, port = tmp_path_factory.mktemp("voices"), free_port()
+    models = ("--model", "embedded", "--model", "embedded-base")
+    with start("serve", *models, "--voices", str(voices), "--port", str(port)) as process:
+        assert process.stdout is not None
+        try:
+            read_until(process.stdout, "Ctrl-C stops.")
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=BOUND_S) as client:
+                yield client
+        finally:
+            interrupt(process)
+            process.communicate(timeout=BOUND_S)
+
+
+@pytest.fixture(scope="module")
+def recordings(client: httpx.Client) -> dict[str, bytes]:
+    """WAV files in which the named speakers speak."""
+    return {
+        speaker: speak(client, model="embedded", voice=speaker, input=RECORDED, response_format="wav")
+        for speaker in SPEAKERS
+    }
+
+
+def speak(client: httpx.Client, **fields: Any) -> bytes:
+    answer = client.post("/v1/audio/speech", json={"input": TEXT, **BY_RECORDING, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.content
+
+
+def pitch_hz(samples: Samples) -> float:
+    """The median of voiced pieces of 40 ms, by autocorrelation from 70 to 400 Hz."""
+    size, found = RATE // 25, []
+    for begin in range(0, len(samples) - size, size // 2):
+        piece = samples[begin : begin + size].astype(float)
+        if piece.std() < 500:
+            continue
+        spectrum = np.abs(np.fft.rfft(piece - piece.mean(), 2 * size)) ** 2
+        alike = np.fft.irfft(spectrum)[: RATE // 70]
+        lag = RATE // 400 + int(np.argmax(alike[RATE // 400 :]))
+        if alike[lag] > 0.5 * alike[0]:
+            found.append(RATE / lag)
+    return float(np.median(found))
+
+
+def heard_as(recording: bytes, spoken: bytes) -> float:
+    """The pitch of what was spoken, as a factor of the recording's."""
+    samples, rate = soundfile.read(io.BytesIO(recording), dtype="int16")
+    assert rate == RATE
+    return pitch_hz(np.frombuffer(spoken, "<i2")) / pitch_hz(samples)
+
+
+def test_a_recording_that_is_sent_gives_the_voice(client: httpx.Client, recordings: dict[str, bytes]) -> None:
+    recogniser = Moonshine()
+    for speaker, recording in recordings.items():
+        sent = base64.b64encode(recording).decode()
+        spoken = speak(client, ref_audio=sent)
+        assert abs(heard_as(recording, spoken) - 1) < NEAR, speaker
+        others = [heard_as(other, spoken) for name, other in recordings.items() if name != speaker]
+        assert all(abs(factor - 1) > NEAR for factor in others), (speaker, others)
+        heard = recogniser.transcribe(np.frombuffer(spoken, "<i2").astype(np.float32) / 32768, RATE)
+        assert word_errors(plain_words(TEXT), plain_words(heard)) <= MOST_ERRORS, heard
+
+
+def test_a_stored_voice_is_the_recordings(client: httpx.Client, recordings: dict[str, bytes]) -> None:
+    file = {"audio_sample": ("otto.wav", recordings["otto"], "audio/wav")}
+    answer = client.post("/v1/audio/voices", data={"name": "grandpa", "prepare": "auto"}, files=file)
+    assert answer.status_code == 200, answer.text
+    spoken = speak(client, voice="grandpa")
+    assert abs(heard_as(recordings["otto"], spoken) - 1) < NEAR
+    assert spoken == speak(client, voice="grandpa")
+
+
+def test_what_a_recording_says_has_no_effect(client: httpx.Client, recordings: dict[str, bytes]) -> None:
+    sent = base64.b64encode(recordings["edith"]).decode()
+    fields = {"input": TEXT, "ref_audio": sent, "ref_text": RECORDED}
+    answer = client.post("/v1/audio/speech", json={**BY_RECORDING, **fields})
+    assert answer.status_code == 200, answer.text
+    assert "ref_text" in answer.headers[IGNORED_HEADER]
+    assert answer.content == speak(client, ref_audio=sent)

@@ -1,0 +1,166 @@
+"""Is a clone of `embedded-base` nearer to its recording's speaker than to others?
+
+    python -m tools.demo_voice.clone_judge --wheels DIR  # of hibari-tts 0.2.1 and Resemblyzer 0.1.4
+
+The teacher records two sentences as each of the eight speakers, and as strangers, whose size, pitch and melody are
+drawn. Resemblyzer's network (Apache-2.0) compares what `embedded-base` says with these recordings.
+"""
+
+import argparse
+import logging
+import sys
+import zipfile
+from collections.abc import Mapping
+from fractions import Fraction
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import soxr
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from deployments.config import TalkerConfig
+from deployments.protocol import ALL_FRAMES, GenerateRequest, Reference, SynthesisRequest
+from deployments.talker.engine.startup import StartClock, load_engine
+from deployments.weights.store import EMBEDDED_BASE, locate
+from talkray_tools.recogniser import Moonshine, plain_words, word_errors
+from tools.demo_voice.speakers import VOICES, Speaker
+from tools.demo_voice.teacher import SAMPLE_RATE, Teacher
+
+logger = logging.getLogger(__name__)
+
+Audio = NDArray[np.float32]
+
+_STRANGERS = 14
+_RECORDED = (
+    "He had never grown accustomed to the monotony of his work, and so he left the town.",
+    "The period covered the turn of the century, which was a time of many changes.",
+)
+_RECORDED_LATER = "It will take money, good planning and above all some patience."
+_SPOKEN = (
+    "The boat drifted slowly on the lake in the evening.",
+    "They were waiting for the train to come from the city.",
+)
+
+
+class VoiceJudge(nn.Module):
+    """Resemblyzer's network: recordings of one speaker have vectors with a cosine near 1."""
+
+    _RATE, _FFT, _HOP, _BANDS, _WINDOW = 16000, 400, 160, 40, 160
+    _LEAST_LEVEL = 10 ** (-30 / 20)
+
+    def __init__(self, wheels: Path) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(self._BANDS, 256, 3, batch_first=True)
+        self.linear = nn.Linear(256, 256)
+        (wheel,) = wheels.glob("Resemblyzer-*.whl")
+        stored = BytesIO(zipfile.ZipFile(wheel).read("resemblyzer/pretrained.pt"))
+        state = torch.load(stored, map_location="cpu", weights_only=False)["model_state"]
+        self.load_state_dict({name: value for name, value in state.items() if name.startswith(("lstm", "linear"))})
+        self.filters = _mel_filters(self._BANDS, self._FFT, self._RATE)
+
+    @torch.inference_mode()
+    def vector(self, audio: Audio) -> Tensor:
+        """Of [samples] at SAMPLE_RATE: [256], of length 1."""
+        heard = torch.from_numpy(soxr.resample(audio, SAMPLE_RATE, self._RATE))
+        heard = heard * max(1.0, self._LEAST_LEVEL / float(heard.square().mean().sqrt()))
+        window = torch.hann_window(self._FFT)
+        spectrum = torch.stft(heard, self._FFT, self._HOP, window=window, pad_mode="constant", return_complex=True)
+        mel = (self.filters @ spectrum.abs().square()).T
+        pieces = mel.unfold(0, self._WINDOW, self._WINDOW // 2).transpose(1, 2)
+        _, (hidden, _) = self.lstm(pieces)
+        vectors = nn.functional.normalize(torch.relu(self.linear(hidden[-1])))
+        return nn.functional.normalize(vectors.mean(0), dim=0)
+
+
+def _mel_filters(bands: int, size: int, rate: int) -> Tensor:
+    """Slaney's triangular filters with equal area, [bands, size / 2 + 1]."""
+    top = 15 + 27 * np.log(rate / 2000) / np.log(6.4)
+    mel = np.linspace(0, top, bands + 2)
+    edges = np.where(mel < 15, mel * 200 / 3, 1000 * np.exp((mel - 15) * np.log(6.4) / 27))
+    distances = edges[:, None] - np.linspace(0, rate / 2, size // 2 + 1)
+    widths = np.diff(edges)
+    triangles = np.minimum(-distances[:-2] / widths[:-1, None], distances[2:] / widths[1:, None]).clip(0)
+    return torch.from_numpy(triangles * (2 / (edges[2:] - edges[:-2]))[:, None]).float()
+
+
+def strangers(seed: int = 5) -> dict[str, Speaker]:
+    """Speakers that are none of the eight; every second one is a deep voice."""
+    draw = np.random.default_rng(seed)
+    return {
+        f"stranger {number}": Speaker(
+            Fraction(int(draw.integers(80, 114)), 100),
+            pitch=float(draw.uniform(0.6, 0.85) if number % 2 else draw.uniform(0.9, 1.15)),
+            melody=float(draw.uniform(0.8, 1.25)),
+            tilt_db=float(draw.uniform(-1.5, 1.5)),
+            tremor=float(draw.uniform(0, 0.03)),
+            speed=float(draw.uniform(0.9, 1.1)),
+        )
+        for number in range(_STRANGERS)
+    }
+
+
+def cloned(recordings: Mapping[str, Audio]) -> dict[str, list[Audio]]:
+    """What `embedded-base` says with each recording: the sentences of _SPOKEN."""
+    asked = [(name, text) for name in recordings for text in _SPOKEN]
+    config = TalkerConfig(max_num_seqs=16, max_num_waiting=len(asked), threads=1)
+    engine = load_engine(locate(EMBEDDED_BASE), config, StartClock())
+    for number, (name, text) in enumerate(asked):
+        reference = Reference(recordings[name], x_vector_only=True)
+        synthesis = SynthesisRequest(
+            "clone", text, language="english", sampling=engine.model.generation, seed=number, reference=reference
+        )
+        engine.add(number, GenerateRequest(synthesis, gpu_frames=ALL_FRAMES))
+    spoken: list[list[bytes]] = [[] for _ in asked]
+    while not engine.is_idle:
+        for number, chunk in engine.step().chunks:
+            spoken[number].append(chunk.pcm or b"")
+    audio = [np.frombuffer(b"".join(each), np.int16).astype(np.float32) / 32768 for each in spoken]
+    return {name: [audio[number] for number, (whose, _) in enumerate(asked) if whose == name] for name in recordings}
+
+
+def compared(speech: Mapping[str, Tensor], recordings: Mapping[str, Tensor]) -> str:
+    """How alike the speech of a group of speakers is to their own recordings, and to those of the others."""
+    names = list(recordings)
+    alike = torch.stack([speech[name] for name in names]) @ torch.stack([recordings[name] for name in names]).T
+    own = alike.diagonal()
+    others = alike[~torch.eye(len(names), dtype=torch.bool)].view(len(names), -1)
+    nearer, nearest = int((own > others.mean(1)).sum()), int((own > others.amax(1)).sum())
+    return (
+        f"cosine with its own recording {own.mean():.3f}, with others {others.mean():.3f}; of {len(names)} its own is"
+        f" nearer than the average of the others for {nearer}, nearest of all for {nearest}"
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tools.demo_voice.clone_judge")
+    parser.add_argument("--wheels", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    groups = {"strangers": list(strangers()), "the eight": list(VOICES)}
+    VOICES.update(strangers())
+    teacher, judge = Teacher.load(options.wheels), VoiceJudge(options.wheels)
+    recordings = {
+        name: np.concatenate([teacher.speak(text, name, seed=seed).audio for seed, text in enumerate(_RECORDED)])
+        for name in VOICES
+    }
+    again = {name: judge.vector(teacher.speak(_RECORDED_LATER, name, seed=9).audio) for name in VOICES}
+    spoken = cloned(recordings)
+    known = {name: judge.vector(audio) for name, audio in recordings.items()}
+    clones = {name: judge.vector(np.concatenate(audio)) for name, audio in spoken.items()}
+    for group, names in groups.items():
+        own = {name: known[name] for name in names}
+        logger.info("%s, the same speaker again: %s", group, compared(again, own))
+        logger.info("%s, the clone: %s", group, compared(clones, own))
+    moonshine = Moonshine()
+    said = [(plain_words(text), audio) for each in spoken.values() for text, audio in zip(_SPOKEN, each, strict=True)]
+    wrong = sum(word_errors(words, plain_words(moonshine.transcribe(audio, SAMPLE_RATE))) for words, audio in said)
+    logger.info("Moonshine tiny gets %d of %d words of the clones wrong", wrong, sum(len(words) for words, _ in said))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
