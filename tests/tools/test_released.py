@@ -18,7 +18,8 @@ def test_a_tiny_shape_changes_no_released_one() -> None:
 
 
 def test_the_shipped_voice_has_the_shape_of_its_recipe() -> None:
-    shipped = json.loads((PACKED[EMBEDDED][0] / "config.json").read_text(encoding="utf-8"))
+    (packed,) = PACKED[EMBEDDED]
+    shipped = json.loads((packed / "config.json").read_text(encoding="utf-8"))
     assert shipped.pop("talkray")["spoken_form"] == "english"
     assert shipped == SHAPE.config
-    assert json.loads((PACKED[EMBEDDED][0] / "speech_tokenizer" / "config.json").read_text(encoding="utf-8")) == SHAPE.codec
+    assert json.loads((packed / "speech_tokenizer" / "config.json").read_text(encoding="utf-8")) == SHAPE.codec

@@ -99,7 +99,7 @@ def mixture(generator: np.random.Generator) -> NDArray[np.float64]:
     return shares
 
 
-class Recordings:
+class Mixtures:
     """Spectrograms of what was spoken, and the mixtures."""
 
     def __init__(self, file: Path) -> None:
@@ -141,7 +141,7 @@ class Recordings:
         return torch.logaddexp(2 * (mel + level + slope * band + bow * band.square()), 2 * noise) / 2
 
 
-def train(recordings: Recordings, minutes: float) -> SpeakerEncoder:
+def train(recordings: Mixtures, minutes: float) -> SpeakerEncoder:
     """The encoder. Its last layer gives seven shares in training, and the vector of the mixture when it is done."""
     speakers = speaker_vectors()
     encoder = SpeakerEncoder(SHAPE)
@@ -152,7 +152,8 @@ def train(recordings: Recordings, minutes: float) -> SpeakerEncoder:
         """Squared distances of the vectors [n], of which 1 is that of a speaker from the mean of all."""
         seven = encoder(heard)
         guessed = torch.cat((seven, 1 - seven.sum(1, keepdim=True)), 1)
-        return ((guessed - shares) @ speakers / scale).square().sum(1)
+        distances: Tensor = ((guessed - shares) @ speakers / scale).square().sum(1)
+        return distances
 
     optimizer = torch.optim.AdamW(encoder.parameters(), _RATE, weight_decay=1e-2)
     begin_s, told_s = time.monotonic(), 0.0
@@ -175,7 +176,8 @@ def train(recordings: Recordings, minutes: float) -> SpeakerEncoder:
     relative = (speakers[:-1] - speakers[-1]).T
     encoder.fc = nn.Conv1d(head.in_channels, SHAPE.enc_dim, 1)
     encoder.fc.weight.data = (relative @ head.weight.data[:, :, 0])[:, :, None]
-    encoder.fc.bias.data = relative @ head.bias.data + speakers[-1]
+    assert head.bias is not None
+    encoder.fc.bias = nn.Parameter(relative @ head.bias.data + speakers[-1])
     return encoder
 
 
@@ -221,7 +223,7 @@ def main(arguments: list[str]) -> int:
         write(SpeakerEncoder(SHAPE), untrained / "packed")
         unpack((PACKED[EMBEDDED][0], untrained / "packed"), untrained / "checkpoint")
         speak(untrained / "checkpoint", file, options.recordings)
-    write(train(Recordings(file), options.minutes), options.out)
+    write(train(Mixtures(file), options.minutes), options.out)
     return 0
 
 

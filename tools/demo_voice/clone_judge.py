@@ -117,7 +117,7 @@ def cloned(recordings: Mapping[str, Audio]) -> dict[str, list[Audio]]:
     while not engine.is_idle:
         for number, chunk in engine.step().chunks:
             spoken[number].append(chunk.pcm or b"")
-    audio = [np.frombuffer(b"".join(each), np.int16).astype(np.float32) / 32768 for each in spoken]
+    audio = [np.frombuffer(b"".join(each), np.int16).astype(np.float32) * np.float32(1 / 32768) for each in spoken]
     return {name: [audio[number] for number, (whose, _) in enumerate(asked) if whose == name] for name in recordings}
 
 

@@ -31,7 +31,7 @@ _WARM_UP = 3  # requests that are not counted
 STAGES = ("the ingress", "the talker", "the ingress again", "the client")
 
 
-class Talker:
+class BareTalker:
     """Sends one item at once, and others at the pace of audio."""
 
     async def generate(self, request: object) -> AsyncIterator[tuple[float, float]]:
@@ -43,7 +43,7 @@ class Talker:
             yield came_s, time.time()
 
 
-class Codec:
+class BareCodec:
     """Hands on what its talker sends."""
 
     def __init__(self, talker: Any) -> None:
@@ -55,7 +55,7 @@ class Codec:
             yield item
 
 
-class Ingress:
+class BareIngress:
     """Answers with the times of the first item in one line, and a byte for each later one."""
 
     def __init__(self, talker: Any, codec: Any) -> None:
@@ -89,9 +89,9 @@ def deployed(port: int) -> Iterator[None]:
     ray.init("local", include_dashboard=False, log_to_driver=False, logging_level="warning")
     serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
     options: dict[str, Any] = {"max_ongoing_requests": 100, "ray_actor_options": {"num_cpus": 0.1}}
-    talker = serve.deployment(name="Talker", **options)(Talker).bind()
-    codec = serve.deployment(name="Codec", **options)(Codec).bind(talker)
-    ingress = serve.deployment(name="Ingress", num_replicas=2, **options)(Ingress).bind(talker, codec)
+    talker = serve.deployment(name="Talker", **options)(BareTalker).bind()
+    codec = serve.deployment(name="Codec", **options)(BareCodec).bind(talker)
+    ingress = serve.deployment(name="Ingress", num_replicas=2, **options)(BareIngress).bind(talker, codec)
     serve.run(ingress, name="bare", route_prefix="/")
     try:
         yield
