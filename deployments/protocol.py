@@ -321,6 +321,11 @@ class PcmChunk:
     clone_prompt: ClonePrompt | None = None  # see FrameChunk
     trail: Marks = ()  # see FrameChunk; of talkers and codecs
 
+    # The chunk's place in an utterance of several segments: set by the ingress.
+    text_positions: tuple[tuple[float, float], ...] = ()  # (seconds of the utterance's audio, characters spoken)
+    seed: int | None = None  # where it is not the request's
+    segment: int = 0  # the codec begins anew with each
+
     def __reduce__(self) -> tuple[object, ...]:
         return _pcm_chunk, (*_packed(self.codes), *_beside_samples(self))
 
@@ -331,6 +336,12 @@ class PcmChunk:
     @property
     def is_heartbeat(self) -> bool:
         return not len(self.codes) and not self.pcm and self.finish_reason is None
+
+    def emptied(self) -> "PcmChunk":
+        """A chunk of the same utterance that brings nothing: no audio, no frames, no end."""
+        return PcmChunk(
+            b"", self.codes[:0], self.num_text_tokens, position=self.position, seed=self.seed, segment=self.segment
+        )
 
 
 _beside_frames, _beside_samples = (

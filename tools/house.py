@@ -48,7 +48,6 @@ ROUNDED = 0.05  # printed numbers of lines and of all files may differ by as muc
 GENERATORS = (  # between the socket and the engine
     ("serve_app/api/responses/speech_response.py", "audio_body"),
     ("serve_app/speech/admission.py", "Admission.speak"),
-    ("serve_app/speech/long_text.py", "LongText._speak_plain"),
     ("deployments/serving/failover.py", "with_failover"),
     ("deployments/serving/handles.py", "read_replica"),
     ("deployments/serving/replica.py", "Replica.with_heartbeats"),

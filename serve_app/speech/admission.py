@@ -16,7 +16,7 @@ import numpy as np
 
 from deployments.errors import Overloaded
 from deployments.listener import Listener, ReaderWatch
-from deployments.protocol import FinishReason, ModelInfo
+from deployments.protocol import SAMPLE_BYTES, FinishReason, ModelInfo, PcmChunk
 from deployments.serving import metrics
 from deployments.speech_detection import FirstSound
 from serve_app.config import AdmissionSettings
@@ -28,17 +28,25 @@ from serve_app.speech.redraw import PeekedSpeech, peek_or_redraw
 from serve_app.speech.room import Room
 from serve_app.speech.segments import Utterance
 from serve_app.speech.synthesizer import Synthesizer
-from serve_app.speech.utterance_chunk import UtteranceChunk, silence
 from serve_app.text.characters import is_speakable
 
 logger = logging.getLogger(__name__)
 
 _LOG_EVERY_S = 5.0  # about a start that a request waits for
+# The audio of a text with nothing to speak, because clients take an answer without audio for a failure.
+SILENCE_S = 0.1
 
 
 def always() -> bool:
     """The `is_running` of a pool that always has replicas."""
     return True
+
+
+def silence(info: ModelInfo) -> PcmChunk:
+    """A moment without a sound, as the whole of an utterance."""
+    codes = np.zeros((0, info.num_code_groups), np.int16)
+    pcm = bytes(int(SILENCE_S * info.sample_rate) * SAMPLE_BYTES)
+    return PcmChunk(pcm, codes, num_text_tokens=0, finish_reason=FinishReason.STOP)
 
 
 class Admission:
@@ -66,7 +74,7 @@ class Admission:
     async def describe(self) -> ModelInfo:
         return await self._synthesizer.describe()
 
-    async def speak(self, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[UtteranceChunk, None]:
+    async def speak(self, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, if there is room for its stream.
 
         A text with nothing to speak is answered by a moment of silence.
@@ -130,7 +138,7 @@ class StreamMeter:
         self._is_speaking = True
         self._room.begin_speaking()
 
-    def begin_send(self, chunk: UtteranceChunk) -> None:
+    def begin_send(self, chunk: PcmChunk) -> None:
         """A chunk is sent now."""
         self._excuse()
         if chunk.pcm:
@@ -154,7 +162,7 @@ class StreamMeter:
             self._listener.wait(now_s=time.monotonic())
         self._was_writing = is_writing
 
-    def _measure(self, chunk: UtteranceChunk) -> None:
+    def _measure(self, chunk: PcmChunk) -> None:
         """The chunk counts as late in the room if the listener's stalls add up to more than `max_late_s`."""
         room, listener = self._room, self._listener
         now_s = time.monotonic()

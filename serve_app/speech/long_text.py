@@ -14,7 +14,6 @@ from serve_app.speech.redraw import redrawn
 from serve_app.speech.segments import Segments, Utterance, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_assembler import UtteranceAssembler
-from serve_app.speech.utterance_chunk import UtteranceChunk
 
 # How often a later segment that was refused is asked for again, and how long.
 _RETRY_AFTER_S, _GIVE_UP_AFTER_S = 0.25, 30.0
@@ -26,7 +25,7 @@ class LongText:
     def __init__(self, synthesizer: Synthesizer) -> None:
         self._synthesizer = synthesizer
 
-    def speak(self, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[UtteranceChunk, None]:
+    def speak(self, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, by a call for each segment of its text. It is silent while a client
         that still has to write the text writes nothing.
         """
@@ -38,17 +37,11 @@ class LongText:
         assert first is not None, "a text has a segment"
         if not segments.is_plain or utterance.synthesis.word_times:
             return self.speak_segments(first, segments, info, redraws=utterance.redraws)
-        return self._speak_plain(first, info)
-
-    async def _speak_plain(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[UtteranceChunk, None]:
-        """The audio of an utterance of one segment, as it is."""
-        async with aclosing(self._ask(request, info)) as chunks:
-            async for chunk in chunks:
-                yield UtteranceChunk.of(chunk)
+        return self._ask(first, info)
 
     async def speak_segments(
         self, first: SynthesisRequest, segments: Segments, info: ModelInfo, *, redraws: bool
-    ) -> AsyncGenerator[UtteranceChunk, None]:
+    ) -> AsyncGenerator[PcmChunk, None]:
         """The audio of all segments in order. `first` is the request for the first one, with the utterance's own tail
         and seed. The next segment is asked for once it is known and this one begins to sound. A segment that joins
         this one is asked for when this one has ended.
@@ -77,7 +70,7 @@ class LongText:
                     has_failed = redraws and assembler.has_failed(chunk)
                     part = await assembler.add(chunk, is_last=segments.is_last(number))
                     if has_failed:
-                        yield UtteranceChunk.of(chunk)
+                        yield chunk
                         return
                     look_ahead.ask_after(number, segment, chunk)
                     reader.before_yield()

@@ -18,9 +18,8 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from deployments.protocol import FinishReason, SynthesisRequest
+from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
-from serve_app.speech.utterance_chunk import UtteranceChunk
 
 if TYPE_CHECKING:
     from serve_app.speech.segments import Utterance
@@ -53,10 +52,10 @@ def redrawn(request: SynthesisRequest, reason: FinishReason | None, *, seed: int
 class PeekedSpeech:
     """Speech that was read as far as its first samples. `next` gives all of its chunks, these first."""
 
-    def __init__(self, chunks: AsyncGenerator[UtteranceChunk, None], *, seed: int | None = None) -> None:
+    def __init__(self, chunks: AsyncGenerator[PcmChunk, None], *, seed: int | None = None) -> None:
         """The chunks of the start get the `seed`, if it is not the request's."""
         self._chunks, self._seed = chunks, seed
-        self._peeked: deque[UtteranceChunk] = deque()
+        self._peeked: deque[PcmChunk] = deque()
 
     @property
     def has_failed(self) -> bool:
@@ -72,13 +71,13 @@ class PeekedSpeech:
         while not (self._peeked and self._peeked[-1].pcm) and (chunk := await anext(self._chunks, None)) is not None:
             self._peeked.append(chunk if self._seed is None else replace(chunk, seed=self._seed))
 
-    async def next(self) -> UtteranceChunk | None:
+    async def next(self) -> PcmChunk | None:
         return self._peeked.popleft() if self._peeked else await anext(self._chunks, None)
 
 
 async def peek_or_redraw(
     utterance: "Utterance",
-    speak: Callable[["Utterance"], AsyncGenerator[UtteranceChunk, None]],
+    speak: Callable[["Utterance"], AsyncGenerator[PcmChunk, None]],
     calls: AsyncExitStack,
 ) -> PeekedSpeech:
     """Speech with its first samples, redrawn if it is over with them, badly, and the utterance allows it.

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.errors import TalkrayError
-from deployments.protocol import Marks
+from deployments.protocol import Marks, PcmChunk
 from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.headers import FINISH_HEADER, SEED_HEADER, TOKENS_HEADER
 from serve_app.api.records.request_record import Usage
@@ -26,7 +26,6 @@ from serve_app.api.requests.ignored_fields import Reasons, in_message
 from serve_app.api.responses.whole_audio import ByteQuota, collected, parts_of
 from serve_app.client_audio.formats import Rendering
 from serve_app.speech.redraw import ended_badly
-from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.speech.word_times import Word, WordTimes, marked
 
 logger = logging.getLogger(__name__)
@@ -66,7 +65,7 @@ class AnswerAttempt:
 
 
 async def audio_body(
-    chunks: AsyncGenerator[UtteranceChunk, None],
+    chunks: AsyncGenerator[PcmChunk, None],
     rendering: Rendering,
     usage: Usage,
     times: WordTimes | None = None,
@@ -88,7 +87,7 @@ async def audio_body(
 
 
 async def event_body(
-    chunks: AsyncGenerator[UtteranceChunk, None],
+    chunks: AsyncGenerator[PcmChunk, None],
     rendering: Rendering,
     usage: Usage,
     times: WordTimes | None = None,

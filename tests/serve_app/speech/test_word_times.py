@@ -9,7 +9,6 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, Syn
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import Utterance
-from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.speech.word_times import Spoken, Word, WordTimes
 from serve_app.text.spoken_text import SpokenText, TextRules, read
 from tests.serve_app.fake import FOLLOWED, FakeSynthesizer, tone
@@ -32,15 +31,15 @@ def frame(number: int, chars: float, *, reason: FinishReason | None = None, drop
     return PcmChunk(pcm, CODES, 5, reason, (number + 1) * SIZE, readings=(Reading(number, (chars,)),))
 
 
-def heard(at: list[tuple[float, float]], pcm: bytes = b"", reason: FinishReason | None = None) -> UtteranceChunk:
-    return UtteranceChunk(pcm, CODES, 5, reason, text_positions=tuple(at))
+def heard(at: list[tuple[float, float]], pcm: bytes = b"", reason: FinishReason | None = None) -> PcmChunk:
+    return PcmChunk(pcm, CODES, 5, reason, text_positions=tuple(at))
 
 
-def words(times: WordTimes, chunks: list[UtteranceChunk]) -> list[Word]:
+def words(times: WordTimes, chunks: list[PcmChunk]) -> list[Word]:
     return [word for chunk in chunks for word in told(times, chunk)]
 
 
-def told(times: WordTimes, chunk: UtteranceChunk) -> list[Word]:
+def told(times: WordTimes, chunk: PcmChunk) -> list[Word]:
     times.feed(chunk)
     return times.take()
 
