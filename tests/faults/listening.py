@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments.errors import NotReady, ReplicaLost
-from deployments.protocol import Codes, FinishReason, GenerateRequest, ModelInfo, PcmChunk, Sampling, SynthesisRequest
+from deployments.protocol import Codes, FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from deployments.serving import failover, handles
 from serve_app import handle_synthesizer
 from serve_app.cli.serve.local_server import APP_NAME
@@ -65,11 +65,10 @@ class Listener:
     def _noting(
         self, handle: DeploymentHandle, method: str, request: object, *, lost: type[ReplicaLost]
     ) -> AsyncGenerator[Any, None]:
-        synthesis = request.synthesis if isinstance(request, GenerateRequest) else request
-        if isinstance(synthesis, SynthesisRequest) and synthesis.reference is not None:
-            recording = "samples" if synthesis.reference.prompt is None else "prompt"
-            assert (synthesis.reference.audio is None) == (recording == "prompt")
-            self._recordings.append(f"{'codec' if synthesis is request else 'talker'} {recording}")
+        if isinstance(request, SynthesisRequest) and request.reference is not None:
+            recording = "samples" if request.reference.prompt is None else "prompt"
+            assert (request.reference.audio is None) == (recording == "prompt")
+            self._recordings.append(f"{'talker' if method == 'generate' else 'codec'} {recording}")
         return self._read(handle, method, request, lost=lost)
 
     async def all_sound(self, count: int) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.config import TalkerConfig
-from deployments.protocol import GenerateRequest, PcmChunk, SynthesisRequest
+from deployments.protocol import PcmChunk, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.weights.store import locate
@@ -79,7 +79,7 @@ def _errors(engine: Engine, teacher: Teacher, *, sentences: int, full_text: bool
 
 def _speak(engine: Engine, request: SynthesisRequest) -> tuple[NDArray[np.int16], list[float]]:
     """Frames [frames, groups], and when each word of the text begins."""
-    engine.add(0, GenerateRequest(request))
+    engine.add(0, request)
     times, frames, told = WordTimes(read(request.text, TextRules(spoken_form="english")), engine.info), [], []
     frame_s = engine.info.frame_samples / engine.info.sample_rate
     while not engine.is_idle:

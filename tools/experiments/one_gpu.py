@@ -25,7 +25,6 @@ from deployments.protocol import (
     ALL_FRAMES,
     FinishReason,
     FrameChunk,
-    GenerateRequest,
     ModelInfo,
     ModelKind,
     Pcm,
@@ -177,9 +176,9 @@ class ModelledGpu:
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         return with_failover(TalkerAudio(request, self._generate, info))
 
-    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+    async def _generate(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         await asyncio.sleep(self._costs.way_s)
-        if not request.synthesis.is_underway:
+        if not request.is_underway:
             self.scheduler.check_room()
         number, queue = next(self._numbers), asyncio.Queue[FrameChunk | Exception]()
         self._queues[number] = queue
@@ -262,11 +261,11 @@ class ModelledGpu:
             self._queues[number].put_nowait(FrameChunk(_CODES[:0], 60, reason))
 
 
-def _sequence(number: int, request: GenerateRequest) -> Spoken:
+def _sequence(number: int, request: SynthesisRequest) -> Spoken:
     """A token has about four characters; names, roles and the instruction take some more rows."""
-    text, spoken = len(request.synthesis.text) // 4, request.synthesis
-    ids = np.zeros(15 + text + len(spoken.instructions or "") // 4, np.int32)
-    limit = FrameLimit((spoken.sampling.max_new_tokens or 2) - 1, FinishReason.LENGTH)
+    text = len(request.text) // 4
+    ids = np.zeros(15 + text + len(request.instructions or "") // 4, np.int32)
+    limit = FrameLimit((request.sampling.max_new_tokens or 2) - 1, FinishReason.LENGTH)
     prompt = Prompt(ids, ids, ids[:1], num_text_tokens=text)
     return Spoken(number, request, prompt, Sampling(), limit, frame_s=INFO.frame_s)
 

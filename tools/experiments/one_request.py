@@ -18,7 +18,7 @@ from httpx2 import ASGITransport, AsyncClient
 
 from deployments.codec.slots import PlainSlots
 from deployments.config import TalkerConfig
-from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import FrameChunk, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.failover import with_failover
 from deployments.serving.replica_streams import TalkerAudio
 from deployments.talker.audio.audio_streams import AudioStreams
@@ -73,7 +73,7 @@ class OneProcess:
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         return with_failover(TalkerAudio(request, self._generate, info))
 
-    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+    async def _generate(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         self._engine.add(0, request)
         while not self._engine.is_idle:
             for _, chunk in self._engine.step().chunks:
