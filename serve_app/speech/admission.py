@@ -91,12 +91,11 @@ class Admission:
             async with AsyncExitStack() as calls, ReaderWatch(room.give_up_place, room.regain_place) as reader:
                 speech = await self._first_audio(utterance, info, calls)
                 meter.begin_speaking()
-                while (chunk := await speech.next()) is not None:
+                while (chunk := await reader.read(speech.next)) is not None:
                     end.add(chunk)
-                    meter.begin_send(chunk)
-                    reader.before_yield()
+                    meter.begin_send(chunk, was_away=reader.was_away)
                     yield chunk
-                    meter.end_send(was_away=await reader.after_yield())
+                    meter.end_send()
             meter.finish()
         if self._tails is not None:
             self._tails.save(request, end.tail(request.text if live is None else live.spoken))
@@ -121,7 +120,6 @@ class StreamMeter:
         self._sound = FirstSound(sample_rate)
         self._reason: FinishReason | None = None  # of the latest chunk
         self._is_speaking = False  # its first audio has come
-        self._was_away = False  # before it read the latest chunk
         self._was_writing = False  # when the latest chunk was sent
 
     def __enter__(self) -> Self:
@@ -138,29 +136,25 @@ class StreamMeter:
         self._is_speaking = True
         self._room.begin_speaking()
 
-    def begin_send(self, chunk: PcmChunk) -> None:
-        """A chunk is sent now."""
-        self._excuse()
+    def begin_send(self, chunk: PcmChunk, *, was_away: bool) -> None:
+        """A chunk is sent now. `was_away`: the client read the one before so late that its place was given up."""
+        is_writing = self._live is not None and not self._live.is_taken_in
+        if was_away or self._was_writing or is_writing:
+            self._listener.wait(now_s=time.monotonic())
+        self._was_writing = is_writing
         if chunk.pcm:
             self._measure(chunk)
         self._reason = chunk.finish_reason
         self._sent_s = time.monotonic()
 
-    def end_send(self, *, was_away: bool) -> None:
-        """The client has read the chunk. `was_away`: so late that its place was given up meanwhile."""
+    def end_send(self) -> None:
+        """The client has read the chunk."""
         self._listener.postpone(time.monotonic() - self._sent_s)
-        self._was_away = was_away
 
     def finish(self) -> None:
         """All chunks are sent."""
         spoken_s = time.monotonic() - self._came_s
         metrics.finished(spoken_s, audio_s=self._listener.audio_s, reason=self._reason, model=self._room.model)
-
-    def _excuse(self) -> None:
-        is_writing = self._live is not None and not self._live.is_taken_in
-        if self._was_away or self._was_writing or is_writing:
-            self._listener.wait(now_s=time.monotonic())
-        self._was_writing = is_writing
 
     def _measure(self, chunk: PcmChunk) -> None:
         """The chunk counts as late in the room if the listener's stalls add up to more than `max_late_s`."""

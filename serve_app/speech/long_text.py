@@ -66,18 +66,16 @@ class LongText:
                 assembler.start_segment(number, segments.start(number), speed=segments.speed(number))
                 if redraws and assembler.has_audio and await segment.read_ahead(listener.due_s):
                     segments.close_segment(number)
-                while (chunk := await segment.next()) is not None:
+                while (chunk := await reader.read(segment.next)) is not None:
                     has_failed = redraws and assembler.has_failed(chunk)
                     part = await assembler.add(chunk, is_last=segments.is_last(number))
                     if has_failed:
                         yield chunk
                         return
                     look_ahead.ask_after(number, segment, chunk)
-                    reader.before_yield()
                     yield part
                     if part.pcm:
                         listener.deliver(part.num_samples / info.sample_rate, now_s=time.monotonic())
-                    await reader.after_yield()
                 segments.close_segment(number)
                 number += 1
                 await look_ahead.ensure_asked(number, segment)
