@@ -14,8 +14,7 @@ from serve_app.api.records.request_record import RequestRecord, Usage
 from serve_app.jobs.job_store import packed
 from serve_app.jobs.stored_job import JobPlan, MadeSegment, Manner, Part, SegmentId, StoredJob
 from serve_app.speech.long_text import LongText
-from serve_app.speech.redraw import ended_badly
-from serve_app.speech.segments import Utterance, segment_seed
+from serve_app.speech.segments import Utterance, ended_badly, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.visitor import VISITOR, Visitor
 from serve_app.voices.library import Voices

@@ -1,7 +1,6 @@
 """Admission: speaks the utterances of one model, refuses those whose audio would come late, and measures what is sent.
 
-`room.py` says who is let in. The first audio has to come within a time limit, and is asked for once more, with another
-seed, if speech ends badly with it (`redraw.py`).
+`room.py` says who is let in. The first audio has to come within a time limit.
 """
 
 import asyncio
@@ -9,7 +8,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from typing import Self
 
 import numpy as np
@@ -22,9 +20,8 @@ from deployments.speech_detection import FirstSound
 from serve_app.config import AdmissionSettings
 from serve_app.speech.joints import SpokenEnd, Tails
 from serve_app.speech.live_text import LiveText
-from serve_app.speech.long_text import LongText
+from serve_app.speech.long_text import BegunSpeech, LongText
 from serve_app.speech.model_state import ModelState, ready
-from serve_app.speech.redraw import PeekedSpeech, peek_or_redraw
 from serve_app.speech.room import Room
 from serve_app.speech.segments import Utterance
 from serve_app.speech.synthesizer import Synthesizer
@@ -100,10 +97,10 @@ class Admission:
         if self._tails is not None:
             self._tails.save(request, end.tail(request.text if live is None else live.spoken))
 
-    async def _first_audio(self, utterance: Utterance, info: ModelInfo, calls: AsyncExitStack) -> PeekedSpeech:
+    async def _first_audio(self, utterance: Utterance, info: ModelInfo, calls: AsyncExitStack) -> BegunSpeech:
         """Speech whose first samples have come in time. `calls` closes its calls. Raises Overloaded, NotReady."""
         async with _start_limit(self.room, utterance):
-            return await peek_or_redraw(utterance, partial(self._long_text.speak, info=info), calls)
+            return await self._long_text.begin(utterance, info, calls)
 
 
 class StreamMeter:

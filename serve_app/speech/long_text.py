@@ -2,16 +2,17 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 
 from deployments.errors import Overloaded
 from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.speech.live_text import without_clicks
 from serve_app.speech.look_ahead import LookAhead, SegmentAudio
-from serve_app.speech.redraw import redrawn
-from serve_app.speech.segments import Segments, Utterance, segment_seed
+from serve_app.speech.segments import Segments, Utterance, ended_badly, redrawn, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_assembler import UtteranceAssembler
 
@@ -24,6 +25,22 @@ class LongText:
 
     def __init__(self, synthesizer: Synthesizer) -> None:
         self._synthesizer = synthesizer
+
+    async def begin(self, utterance: Utterance, info: ModelInfo, calls: AsyncExitStack) -> "BegunSpeech":
+        """The audio of one utterance, of which the first samples have come. If speech is over with them, badly, it
+        begins once more with another seed, which all segments then have.
+
+        `calls` closes the calls that are made.
+        """
+        speech = BegunSpeech(await calls.enter_async_context(aclosing(self.speak(utterance, info))))
+        await speech.read_start()
+        if not (utterance.redraws and speech.has_failed):
+            return speech
+        second = utterance.redrawn(speech.reason)
+        chunks = await calls.enter_async_context(aclosing(self.speak(second, info)))
+        speech = BegunSpeech(chunks, seed=second.synthesis.seed)
+        await speech.read_start()
+        return speech
 
     def speak(self, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, by a call for each segment of its text. It is silent while a client
@@ -116,3 +133,28 @@ class LongText:
                 if has_delivered or loop.time() >= until_s:
                     raise
             await asyncio.sleep(_RETRY_AFTER_S)
+
+
+class BegunSpeech:
+    """Speech that was read as far as its first samples. `next` gives all of its chunks, these first."""
+
+    def __init__(self, chunks: AsyncGenerator[PcmChunk, None], *, seed: int | None = None) -> None:
+        """The chunks of the start get the `seed`, if it is not the request's."""
+        self._chunks, self._seed = chunks, seed
+        self._start: deque[PcmChunk] = deque()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether chunks were read, and the last of them ended speech: before any samples, or badly."""
+        return ended_badly(self.reason) or (bool(self._start) and not self._start[-1].pcm)
+
+    @property
+    def reason(self) -> FinishReason | None:
+        return self._start[-1].finish_reason if self._start else None
+
+    async def read_start(self) -> None:
+        while not (self._start and self._start[-1].pcm) and (chunk := await anext(self._chunks, None)) is not None:
+            self._start.append(chunk if self._seed is None else replace(chunk, seed=self._seed))
+
+    async def next(self) -> PcmChunk | None:
+        return self._start.popleft() if self._start else await anext(self._chunks, None)

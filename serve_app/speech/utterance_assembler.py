@@ -8,7 +8,7 @@ import numpy as np
 
 from deployments.protocol import SAMPLE_BYTES, FinishReason, ModelInfo, PcmChunk, Reading
 from serve_app.client_audio.formats import Filter
-from serve_app.speech.redraw import ended_badly
+from serve_app.speech.segments import ended_badly
 
 
 class UtteranceAssembler:

@@ -25,7 +25,7 @@ from serve_app.api.records.request_record import Usage
 from serve_app.api.requests.ignored_fields import Reasons, in_message
 from serve_app.api.responses.whole_audio import ByteQuota, collected, parts_of
 from serve_app.client_audio.formats import Rendering
-from serve_app.speech.redraw import ended_badly
+from serve_app.speech.segments import ended_badly
 from serve_app.speech.word_times import Word, WordTimes, marked
 
 logger = logging.getLogger(__name__)
