@@ -20,11 +20,11 @@ from deployments.speech_detection import FirstSound
 from serve_app.config import AdmissionSettings
 from serve_app.speech.joints import SpokenEnd, Tails
 from serve_app.speech.live_text import LiveText
-from serve_app.speech.long_text import BegunSpeech, LongText
 from serve_app.speech.model_state import ModelState, ready
 from serve_app.speech.room import Room
 from serve_app.speech.segments import Utterance
 from serve_app.speech.synthesizer import Synthesizer
+from serve_app.speech.utterance_synthesizer import BegunSpeech, UtteranceSynthesizer
 from serve_app.text.characters import is_speakable
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Admission:
         """`tails` keeps the ends of finished requests."""
         self._synthesizer, self._tails = synthesizer, tails
         self.room = Room(settings, is_running=is_running, state=state, model=model)
-        self._long_text = LongText(synthesizer)
+        self._utterances = UtteranceSynthesizer(synthesizer)
 
     async def describe(self) -> ModelInfo:
         return await self._synthesizer.describe()
@@ -100,7 +100,7 @@ class Admission:
     async def _first_audio(self, utterance: Utterance, info: ModelInfo, calls: AsyncExitStack) -> BegunSpeech:
         """Speech whose first samples have come in time. `calls` closes its calls. Raises Overloaded, NotReady."""
         async with _start_limit(self.room, utterance):
-            return await self._long_text.begin(utterance, info, calls)
+            return await self._utterances.begin(utterance, info, calls)
 
 
 class StreamMeter:

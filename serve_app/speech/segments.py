@@ -44,8 +44,8 @@ class Utterance:
     def redrawn(self, reason: FinishReason | None, seed: int | None = None) -> Self:
         """The second and last attempt at speech that ended badly before any of it was sent. Without `seed` it is drawn.
 
-        `LongText` makes it of speech that is over with its first samples. An answer that is sent whole, and a segment
-        of a job, are known only at their end, and are redrawn by `WholeResponse` and `SegmentMaker`.
+        `UtteranceSynthesizer` makes it of speech that is over with its first samples. An answer that is sent whole, and
+        a segment of a job, are known only at their end: `WholeResponse` and `SegmentMaker` redraw them.
         """
         seed = draw_seed() if seed is None else seed
         return replace(self, synthesis=redrawn(self.synthesis, reason, seed=seed), redraws=False)

@@ -32,13 +32,13 @@ from serve_app.api.responses.respond import respond
 from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.speech.admission import Admission
-from serve_app.speech.long_text import LongText
+from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 
 STOPS: dict[Callable[..., object], int] = {
     strict_request: 1,
     respond: 2,
     Admission.speak: 3,
-    LongText.speak: 4,
+    UtteranceSynthesizer.speak: 4,
     Engine.add: 8,
     Engine.step: 9,
     ModelRunner.queue_step: 10,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, PcmChunk, Reading, SynthesisRequest
-from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import Utterance
+from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.speech.word_times import WordTimes
 from serve_app.text.lexicon import Lexicon
 from serve_app.text.spoken_text import LEFT_OUT, SpokenPiece, Stretch, TextReader, TextRules, joined, read
@@ -99,7 +99,7 @@ def chunks(text: str, rules: TextRules, synthesizer: FakeSynthesizer) -> AsyncGe
         stretches=spoken.stretches,
         max_segment_chars=rules.max_segment_chars,
     )
-    return LongText(synthesizer).speak(utterance, replace(CUSTOM_VOICE, max_segment_chars=60))
+    return UtteranceSynthesizer(synthesizer).speak(utterance, replace(CUSTOM_VOICE, max_segment_chars=60))
 
 
 async def test_a_paragraph_is_a_longer_pause_than_a_sentence() -> None:

@@ -30,8 +30,8 @@ from serve_app.client_audio.formats import AudioFormat
 from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import Utterance
+from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.speech.word_times import Spoken
 from serve_app.text.spoken_text import TextRules, read
 from serve_app.visitor import STRANGER
@@ -58,7 +58,7 @@ async def open_session(
 
     def speak(utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         if has_segments:
-            return LongText(synthesizer).speak(utterance.changed(mailbox=None), info)
+            return UtteranceSynthesizer(synthesizer).speak(utterance.changed(mailbox=None), info)
         return synthesizer.synthesize(utterance.synthesis, info)
 
     texts, handshake = LiveTexts(), RequestState(RequestRecord("talk", 0))

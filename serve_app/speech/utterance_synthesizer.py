@@ -1,4 +1,4 @@
-"""Long texts: their segments are spoken one after the other, without a gap."""
+"""The audio of an utterance, by a call for each segment of its text, and without a gap between segments."""
 
 import asyncio
 import time
@@ -20,8 +20,8 @@ from serve_app.speech.utterance_assembler import UtteranceAssembler
 _RETRY_AFTER_S, _GIVE_UP_AFTER_S = 0.25, 30.0
 
 
-class LongText:
-    """Speaks texts of any length with a synthesizer that takes texts of up to the model's `max_segment_chars`."""
+class UtteranceSynthesizer:
+    """Speaks utterances of any length with a synthesizer that takes texts of at most `max_segment_chars`."""
 
     def __init__(self, synthesizer: Synthesizer) -> None:
         self._synthesizer = synthesizer
