@@ -27,8 +27,8 @@ from serve_app.config import ApiSettings
 from serve_app.jobs.desk import AskDesk
 from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.speech.segments import Utterance
+from serve_app.speech.speech_models import SpeechModels
 from serve_app.visitor import VISITOR
 from serve_app.voices.library import Voices
 from serve_app.voices.voice_store import NoStore
@@ -39,7 +39,7 @@ class SpeechService:
 
     def __init__(
         self,
-        models: ModelAdmissions,
+        models: SpeechModels,
         settings: ApiSettings,
         *,
         live_texts: LiveTexts,

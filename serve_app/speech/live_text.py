@@ -98,7 +98,7 @@ class LiveText(Segments):
 
     @property
     def utterance(self) -> Utterance:
-        """What `Admission` is asked, for use after `wait_for_words`."""
+        """What `SpeechModel` is asked, for use after `wait_for_words`."""
         return replace(self._utterance.changed(mailbox=self._segments[0].mailbox), live_text=self)
 
     async def going_on(self, conversation: Continuation) -> Utterance:

@@ -60,8 +60,8 @@ from loadtest.tables import Table
 from loadtest.terminal import output_console, print_table
 from serve_app.config import AdmissionSettings
 from serve_app.speech import admission, room
-from serve_app.speech.admission import Admission
 from serve_app.speech.segments import Utterance
+from serve_app.speech.speech_models import SpeechModel
 
 INFO = ModelInfo(
     name="modelled",
@@ -286,7 +286,7 @@ class Heard:
         return self.listener.stalled_s > _HEARD_S
 
 
-async def _listen(gateway: Admission, request: ScheduledRequest, costs: Costs, heard: Heard) -> None:
+async def _listen(gateway: SpeechModel, request: ScheduledRequest, costs: Costs, heard: Heard) -> None:
     now_s, segments = asyncio.get_running_loop().time, LONG_SEGMENTS if request.kind is RequestKind.LONG else 1
     assert request.frames is not None
     synthesis = SynthesisRequest(
@@ -334,7 +334,7 @@ class Outcome:
 async def _serve(rate: float, seconds: float, settle_s: float, costs: Costs, seed: int, rows: int) -> Outcome:
     loop = asyncio.get_running_loop()
     gpu, refused = ModelledGpu(costs, max_num_seqs=rows, max_num_waiting=rows // 2), Counter[str]()
-    gateway = Admission(gpu, AdmissionSettings())
+    gateway = SpeechModel(gpu, AdmissionSettings())
     settings = Settings(
         "", phases=settled(rate, seconds, settle_s=settle_s), seed=seed, lengths=SpeechLengths(5.7, 0.35),
         profile=Profile.MIXED,

@@ -31,13 +31,13 @@ from serve_app.api.requests.make_request import strict_request
 from serve_app.api.responses.respond import respond
 from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
-from serve_app.speech.admission import Admission
+from serve_app.speech.speech_models import SpeechModel
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 
 STOPS: dict[Callable[..., object], int] = {
     strict_request: 1,
     respond: 2,
-    Admission.speak: 3,
+    SpeechModel.speak: 3,
     UtteranceSynthesizer.speak: 4,
     Engine.add: 8,
     Engine.step: 9,

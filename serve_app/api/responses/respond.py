@@ -111,7 +111,7 @@ class _AudioSource:
     ) -> AsyncGenerator[bytes, None]:
         """The audio of the utterances in the form that was asked for: bare, or as events. Nothing of it runs yet."""
         delivery, info = self.speech.delivery, self.speech.info
-        speak = partial(self.service.models.of(utterances[0]).speak, info=info)  # Admission.speak
+        speak = partial(self.service.models.of(utterances[0]).speak, info=info)  # SpeechModel.speak
         chunks = one_after_another(utterances, speak) if len(utterances) > 1 else speak(utterances[0])
         body = partial(event_body, ignored=self.speech.ignored) if delivery.events else audio_body
         return body(chunks, delivery.rendering(info), usage, times, quota)

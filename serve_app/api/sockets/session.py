@@ -17,10 +17,10 @@ from serve_app.api.records.request_record import RequestRecord, Usage, start_mar
 from serve_app.api.requests.build_utterance import build_utterance
 from serve_app.api.requests.speech_body import SpeechBody, check_length
 from serve_app.api.requests.speech_request import Offer, SpeechRequest, stored_voice
-from serve_app.speech.admission import silence
 from serve_app.speech.joints import Continuation
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.segments import Utterance
+from serve_app.speech.speech_models import silence
 from serve_app.speech.word_times import Spoken, Word, WordTimes
 from serve_app.text.characters import (
     end_of_certain,

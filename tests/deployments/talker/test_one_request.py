@@ -19,8 +19,8 @@ from serve_app.api.requests.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import ApiSettings, RecordSettings, VoiceSettings
 from serve_app.dialects import openai_speech
-from serve_app.speech.admission import Admission
 from serve_app.speech.segments import Utterance
+from serve_app.speech.speech_models import SpeechModel
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 from tests.serve_app.one_model import one_api
 from tools.experiments.one_request import STOPS
@@ -87,18 +87,18 @@ async def forms_at_the_ingress(
 ) -> tuple[SpeechRequest, Utterance, SynthesisRequest]:
     """What the API makes of a JSON body."""
     speeches, respond = list[SpeechRequest](), openai_speech.respond
-    utterances, speak = list[Utterance](), Admission.speak
+    utterances, speak = list[Utterance](), SpeechModel.speak
 
-    def speaking(admission: Admission, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    def speaking(model: SpeechModel, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         utterances.append(utterance)
-        return speak(admission, utterance, info)
+        return speak(model, utterance, info)
 
     async def noting(service: SpeechService, request: object, speech: SpeechRequest) -> object:
         speeches.append(speech)
         return await respond(service, request, speech)  # type: ignore[arg-type]
 
     monkeypatch.setattr(openai_speech, "respond", noting)
-    monkeypatch.setattr(Admission, "speak", speaking)
+    monkeypatch.setattr(SpeechModel, "speak", speaking)
     synthesizer = FakeSynthesizer(CUSTOM_VOICE)
     untimed = RecordSettings(lines=False, stages=False, usage=False)  # each run would show other times
     api = one_api(synthesizer, ApiSettings(voices=VoiceSettings(store=str(folder)), records=untimed))

@@ -25,8 +25,8 @@ from serve_app.api.routes import Node, _answer_error
 from serve_app.client_audio import recordings
 from serve_app.client_audio.formats import AudioFormat
 from serve_app.config import AccessSettings, ApiSettings
-from serve_app.speech.admission import always
 from serve_app.speech.model_state import ModelState, ModelStatus
+from serve_app.speech.speech_models import always
 from tests.serve_app import asgi, fake
 from tests.serve_app.client_audio.test_formats import decode
 from tests.serve_app.client_audio.test_recordings import data_url, recording

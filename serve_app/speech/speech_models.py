@@ -1,4 +1,4 @@
-"""Admission: speaks the utterances of one model, refuses those whose audio would come late, and measures what is sent.
+"""Models as this process speaks with them: utterances whose audio would come late are refused, audio is measured.
 
 `room.py` says who is let in. The first audio has to come within a time limit.
 """
@@ -6,13 +6,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Self
 
 import numpy as np
 
-from deployments.errors import Overloaded
+from deployments.errors import NotReady, Overloaded
 from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import SAMPLE_BYTES, FinishReason, ModelInfo, PcmChunk
 from deployments.serving import metrics
@@ -46,8 +46,8 @@ def silence(info: ModelInfo) -> PcmChunk:
     return PcmChunk(pcm, codes, num_text_tokens=0, finish_reason=FinishReason.STOP)
 
 
-class Admission:
-    """Bounds the streams of one model at one ingress replica and their wait for first audio, and measures them.
+class SpeechModel:
+    """Speaks with one model. Bounds its streams in this process and their wait for first audio, and measures them.
 
     `is_running` says whether replicas run; a pool at zero first has to start one. `state` says how far that start is.
     `model` is the name of one of several models.
@@ -101,6 +101,55 @@ class Admission:
         """Speech whose first samples have come in time. `calls` closes its calls. Raises Overloaded, NotReady."""
         async with _start_limit(self.room, utterance):
             return await self._utterances.begin(utterance, info, calls)
+
+
+class SpeechModels:
+    """All models of this process, by their names; the first is the default. A single one has the empty name."""
+
+    def __init__(self, models: Mapping[str, SpeechModel]) -> None:
+        self._models = models
+
+    async def describe(self) -> ModelInfo:
+        """The default model. Raises NotReady."""
+        return await next(iter(self._models.values())).describe()
+
+    async def infos(self) -> Sequence[ModelInfo]:
+        """Every model that can be described now, the default first. Raises NotReady if none can."""
+        if len(self._models) == 1:
+            return [await self.describe()]
+        descriptions = [model.describe() for model in self._models.values()]
+        answers = await asyncio.gather(*descriptions, return_exceptions=True)
+        infos = [answer for answer in answers if isinstance(answer, ModelInfo)]
+        failed = [
+            answer for answer in answers if isinstance(answer, BaseException) and not isinstance(answer, NotReady)
+        ]
+        if failed or not infos:
+            raise failed[0] if failed else NotReady("no model can be described yet")
+        return infos
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def of(self, utterance: Utterance) -> SpeechModel:
+        return self._models[utterance.synthesis.model]
+
+    def check_room(self, client: str) -> None:
+        """Raises Overloaded or NotReady if every model would refuse a request of this client now.
+
+        The default model's refusal counts then, and none if another one has room.
+        """
+        if all(model.room.would_refuse(client) for model in self._models.values()):
+            next(iter(self._models.values())).room.check(client)
+
+    def stream_counts(self) -> tuple[int, int, int]:
+        """Streams of all models here that are spoken, that wait for their first audio, and that may be open at most."""
+        rooms = [model.room for model in self._models.values()]
+        speaking, streams = sum(room.num_speaking for room in rooms), sum(room.num_streams for room in rooms)
+        return speaking, streams - speaking, sum(room.settings.max_streams for room in rooms)
+
+    def states(self) -> dict[str, ModelState]:
+        """The state of each model, by its name."""
+        return {name: model.room.state() for name, model in self._models.items()}
 
 
 class StreamMeter:
