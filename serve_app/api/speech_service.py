@@ -15,8 +15,7 @@ from typing import Any
 
 from starlette.requests import HTTPConnection, Request
 
-from serve_app.api.bodies.client_json import parse_object
-from serve_app.api.bodies.http_request import read_body
+from serve_app.api.bodies.client_input import parse_object, read_body
 from serve_app.api.context import state_of
 from serve_app.api.headers import TIMING_HEADER
 from serve_app.api.records.request_record import RequestRecord, start_marks

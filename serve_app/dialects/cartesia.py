@@ -13,9 +13,8 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest, NotFound
 from deployments.protocol import FinishReason
 from serve_app.api import catalogue
-from serve_app.api.bodies.client_json import number
+from serve_app.api.bodies.client_input import format_named, number, text_of
 from serve_app.api.bodies.forms import read_form
-from serve_app.api.bodies.http_request import format_named, text_of
 from serve_app.api.context import state_of
 from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.records.request_record import Usage

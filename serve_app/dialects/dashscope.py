@@ -8,8 +8,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api.bodies.client_json import number
-from serve_app.api.bodies.http_request import format_named, text_of
+from serve_app.api.bodies.client_input import format_named, number, text_of
 from serve_app.api.context import state_of
 from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names

@@ -11,9 +11,8 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest, NotFound
 from serve_app.api import catalogue
-from serve_app.api.bodies.client_json import number, parse_object
+from serve_app.api.bodies.client_input import format_named, number, parse_object, text_of
 from serve_app.api.bodies.forms import SentForm, read_form
-from serve_app.api.bodies.http_request import format_named, text_of
 from serve_app.api.context import state_of
 from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names, ignored_fields

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.bodies.http_request import format_named
+from serve_app.api.bodies.client_input import format_named
 from serve_app.api.context import state_of
 from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names
