@@ -107,7 +107,7 @@ class Segments:
         return [Stretch(text, self.pause_s(number), self.speed(number)) for number, text in enumerate(texts)]
 
     @property
-    def is_plain(self) -> bool:
+    def is_single(self) -> bool:
         """Whether it is a single segment, spoken as it is."""
         return len(self._segments) == 1 and not self._pauses_s and not self._speeds
 

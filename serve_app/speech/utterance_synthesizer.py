@@ -52,7 +52,7 @@ class UtteranceSynthesizer:
         segments = Segments.of(utterance, info.max_segment_chars)
         first = segments.known_segment(0)
         assert first is not None, "a text has a segment"
-        if not segments.is_plain or utterance.synthesis.word_times:
+        if not segments.is_single or utterance.synthesis.word_times:
             return self.speak_segments(first, segments, info, redraws=utterance.redraws)
         return self._ask(first, info)
 
