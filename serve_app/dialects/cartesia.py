@@ -22,7 +22,7 @@ from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.make_request import lenient_request
 from serve_app.api.requests.speech_request import EVENT_STREAM, Delivery, SpeechRequest
 from serve_app.api.responses.respond import respond
-from serve_app.api.responses.speech_response import StreamedBody, named_event
+from serve_app.api.responses.speech_response import StreamedAnswer, named_event
 from serve_app.api.sockets.connection import ContextConnection
 from serve_app.api.sockets.session import Audio, Done, Event, Failed, Flushed, Session, Words
 from serve_app.api.speech_service import SpeechService
@@ -79,7 +79,7 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
     text_of(fields, "transcript")
     speech = await _speech_request(service, fields)
     usage = state_of(request).record.usage
-    events = StreamedBody(EVENT_STREAM, lambda audio, times: _events(audio, times, usage))
+    events = StreamedAnswer(EVENT_STREAM, lambda audio, times: _events(audio, times, usage))
     return await respond(service, request, speech, events)
 
 

@@ -34,16 +34,16 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class StreamedBody:
-    """A dialect's own response body, made of audio and words while they come."""
+class StreamedAnswer:
+    """A dialect's own answer, made of audio and words while they come."""
 
     content_type: str
     make: Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
 
 
 @dataclass(frozen=True, slots=True)
-class WholeBody:
-    """A dialect's own response body, made of all audio and words once they are complete."""
+class WholeAnswer:
+    """A dialect's own answer, made of all audio and words once they are complete."""
 
     content_type: str
     make: Callable[[bytes, WordTimes | None], Iterable[bytes]]
@@ -55,7 +55,7 @@ class AnswerAttempt:
 
     body: AsyncGenerator[bytes, None]
     usage: Usage  # what `body` counts
-    whole: WholeBody | None = None  # None: the audio is the answer
+    whole: WholeAnswer | None = None  # None: the audio is the answer
     times: WordTimes | None = None  # the words of `body`
     drop_tail: Callable[[], None] = lambda: None  # called if it is not sent
 
