@@ -24,7 +24,7 @@ from serve_app.speech.model_state import ModelState, ready
 from serve_app.speech.room import Room
 from serve_app.speech.segments import Utterance
 from serve_app.speech.synthesizer import Synthesizer
-from serve_app.speech.utterance_synthesizer import BegunSpeech, UtteranceSynthesizer
+from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.text.characters import is_speakable
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,8 @@ class SpeechModel:
         end = SpokenEnd()
         with StreamMeter(room, info.sample_rate, live) as meter:
             async with AsyncExitStack() as calls, ReaderWatch(room.give_up_place, room.regain_place) as reader:
-                speech = await self._first_audio(utterance, info, calls)
+                async with _start_limit(room, utterance):
+                    speech = await self._utterances.begin(utterance, info, calls)
                 meter.begin_speaking()
                 while (chunk := await reader.read(speech.next)) is not None:
                     end.add(chunk)
@@ -96,11 +97,6 @@ class SpeechModel:
             meter.finish()
         if self._tails is not None:
             self._tails.save(request, end.tail(request.text if live is None else live.spoken))
-
-    async def _first_audio(self, utterance: Utterance, info: ModelInfo, calls: AsyncExitStack) -> BegunSpeech:
-        """Speech whose first samples have come in time. `calls` closes its calls. Raises Overloaded, NotReady."""
-        async with _start_limit(self.room, utterance):
-            return await self._utterances.begin(utterance, info, calls)
 
 
 class SpeechModels:
