@@ -77,9 +77,9 @@ audit: $(BIN)/python ## Known vulnerabilities of the pinned versions; needs the 
 	$(PIP) pip-audit
 	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict --progress-spinner off
 
-listen: $(VENV)/.installed-dev ## Listen to every way in which audio comes to a client, to a book and to joints: hours, and docs/listening.md (needs ffmpeg; options: make listen ARGS="--model DIR --language german")
+listen: $(VENV)/.installed-dev ## Listen to every way in which audio comes to a client, to a book and to joints: hours (needs ffmpeg; options: make listen ARGS="--model DIR --language german")
 	@command -v ffmpeg >/dev/null || apt-get install -y ffmpeg || { echo "ffmpeg is missing: it converts plain PCM for comparison"; exit 1; }
-	nice -n 19 $(BIN)/python -m tools.listening --table docs/listening.md $(ARGS)
+	nice -n 19 $(BIN)/python -m tools.listening $(ARGS)
 	nice -n 19 $(BIN)/python -m tools.listening.joints --joints 50
 
 parity: $(VENV)/.installed-dev ## Compare with the official package, in an environment of its own (.parity)

@@ -15,7 +15,7 @@ from tests.tools.book.fake_jobs import CHAR_S, running_jobs, tone
 from tools.listening.__main__ import Log
 from tools.listening.book import read_aloud
 from tools.listening.judge import Judged
-from tools.listening.table import not_come, placed, table, worse
+from tools.listening.table import not_come, table, worse
 from tools.listening.texts import SENTENCES, texts
 from tools.listening.ways import PLAIN, RATE, WAYS, UtteranceFailed
 
@@ -107,12 +107,6 @@ def test_the_table_has_a_row_for_each_way_and_names_what_did_not_come() -> None:
 def test_a_kind_of_hard_texts_is_one_row_for_all_voices() -> None:
     names = [replace(judged("plain PCM", errors), voice=voice, kind="names") for voice, errors in (("a", 2), ("b", 4))]
     assert "| plain PCM | all | names | 2 | 200 | 3.0 % |" in table(names, [NAME], "X")
-
-
-def test_the_table_takes_the_place_of_the_last_one() -> None:
-    first = placed("# Title\n\nProse.\n", "one\n")
-    assert first.startswith("# Title\n\nProse.\n\n<!--")
-    assert placed(first, "two\n") == first.replace("one", "two")
 
 
 def test_a_run_goes_on_where_it_was_and_tries_again_what_failed(tmp_path: Path) -> None:

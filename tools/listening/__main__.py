@@ -36,7 +36,7 @@ from serve_app.text.languages import language_code, language_name
 from talkray_tools.recogniser import Moonshine, Recogniser, Whisper
 from tools.listening.book import read_aloud
 from tools.listening.judge import Judge, Judged
-from tools.listening.table import not_come, placed, table, worse
+from tools.listening.table import not_come, table, worse
 from tools.listening.texts import SENTENCES, Text, texts
 from tools.listening.ways import PLAIN, WAYS, Asked, Audio, UtteranceFailed, Way, plain, plain_pcm
 
@@ -258,9 +258,6 @@ def listen(options: argparse.Namespace) -> int:
     about = f"Commit `{options.commit}`, {options.model}, {options.language}; recognisers: {', '.join(names)}."
     written = table(log.judged, names, about)
     (options.out / "listening.md").write_text(written, encoding="utf-8")
-    if options.table:
-        document = options.table.read_text(encoding="utf-8") if options.table.exists() else ""
-        options.table.write_text(placed(document, written), encoding="utf-8")
     logger.info("%s", written)
     failures = worse(log.judged, names[0]) + not_come(log.judged)
     for line in failures:
@@ -303,7 +300,6 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--only-plain", dest="ways", action="store_false", help="plain PCM, no other way")
     parser.add_argument("--out", type=Path, default=Path("heard"), help="a folder, where a run goes on")
-    parser.add_argument("--table", type=Path, help="a document that gets the table at its end")
     parser.add_argument("--commit", default=_commit(), help="of the server, for the table")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)

@@ -11,7 +11,6 @@ from tools.listening.ways import PLAIN
 
 # Of all words, than in what ffmpeg made of the same PCM. One word is always allowed, because recognisers waver by one.
 MORE_ERRORS = 0.01
-_MARK = "<!-- `make listen` writes what follows -->\n"
 
 
 def rows(judged: Iterable[Judged]) -> dict[tuple[str, str, str], list[Judged]]:
@@ -75,9 +74,3 @@ def _row(key: tuple[str, str, str], of: list[Judged], names: Sequence[str]) -> I
     seconds = sum(each.seconds for each in came)
     yield f"{sum(each.words for each in came) / seconds:.2f}" if seconds else ""
     yield f"{np.mean([each.opinion for each in came]):.2f}" if came else ""
-
-
-def placed(document: str, written: str) -> str:
-    """A document whose part behind the mark is `written`."""
-    before, mark, _ = document.partition(_MARK)
-    return f"{before.rstrip()}\n\n{mark or _MARK}\n{written}"
