@@ -59,7 +59,7 @@ from loadtest.settings import Settings
 from loadtest.tables import Table
 from loadtest.terminal import output_console, print_table
 from serve_app.config import AdmissionSettings
-from serve_app.speech import admission, room
+from serve_app.speech import room, speech_models
 from serve_app.speech.segments import Utterance
 from serve_app.speech.speech_models import SpeechModel
 
@@ -369,7 +369,7 @@ def serve(
     clock = SimpleNamespace(monotonic=loop.time)
     try:
         with ExitStack() as patched:
-            for module in (admission, room, scheduler, audio_streams, failover):
+            for module in (speech_models, room, scheduler, audio_streams, failover):
                 patched.enter_context(mock.patch.object(module, "time", clock))
             return loop.run_until_complete(_serve(rate, seconds, settle_s, costs, seed, rows))
     finally:
