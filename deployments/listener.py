@@ -5,7 +5,9 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
+
+T = TypeVar("T")
 
 # A reader that takes nothing for so long holds no place meanwhile: its stream goes on from its codes.
 UNREAD_S = 10.0
@@ -65,12 +67,10 @@ class Listener:
 
 
 class ReaderWatch:
-    """Notices that the reader of a generator takes nothing, and that it reads again.
+    """Calls `pause` while the reader of a generator takes nothing for UNREAD_S, and `resume` when it reads again.
 
-    The generator says when it yields: `before_yield`, `yield`, `after_yield`. Three on a stream's way do: `Admission`
-    frees the stream's place in the room, `LongText` closes the segment that it has asked for ahead, and `with_failover`
-    closes the call. `pause` is called when an item has waited for UNREAD_S, `resume` when the reader takes it after
-    that. One timer serves the stream, because a timer for each item costs more than the item.
+    The generator gets each item that it yields by `read`, and calls `read` again when its reader has taken that item.
+    One timer serves the stream, because a timer for each item costs more than the item.
     """
 
     def __init__(self, pause: Callable[[], Awaitable[None]], resume: Callable[[], None] = lambda: None) -> None:
@@ -78,6 +78,7 @@ class ReaderWatch:
         self._offered_s: float | None = None  # since when an item waits, by the clock of the loop
         self._timer: asyncio.TimerHandle | None = None
         self._pausing: asyncio.Task[None] | None = None
+        self.was_away = False  # whether `pause` was called before the reader took the item before the latest
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -86,19 +87,25 @@ class ReaderWatch:
     async def __aexit__(self, *error: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        await self.after_yield()
+        await self._end_pause()
 
-    def before_yield(self) -> None:
-        """An item waits for the reader from now on."""
-        self._offered_s = self._loop.time()
-        if self._timer is None:
-            self._timer = self._loop.call_at(self._offered_s + UNREAD_S, self._expire)
-
-    async def after_yield(self) -> bool:
-        """The reader has taken the item. Returns whether `pause` was called meanwhile."""
+    async def read(self, next_item: Callable[[], Awaitable[T | None]], *, is_watched: bool = True) -> T | None:
+        """The item that the generator yields next. It waits for the reader from then on, without a limit unless
+        `is_watched`.
+        """
         self._offered_s = None
+        self.was_away = self._pausing is not None
+        if self.was_away:
+            await self._end_pause()
+        if (item := await next_item()) is not None and is_watched:
+            self._offered_s = self._loop.time()
+            if self._timer is None:
+                self._timer = self._loop.call_at(self._offered_s + UNREAD_S, self._expire)
+        return item
+
+    async def _end_pause(self) -> None:
         if self._pausing is None:
-            return False
+            return
         pausing, self._pausing = self._pausing, None
         try:
             await asyncio.wait((pausing,))
@@ -108,12 +115,11 @@ class ReaderWatch:
                 pausing.cancel()
                 await asyncio.wait((pausing,))
         pausing.result()
-        return True
 
     def _expire(self) -> None:
         self._timer = None
         if self._offered_s is None:
-            return  # the next `before_yield` sets it again
+            return  # the next `read` sets it again
         if self._loop.time() < self._offered_s + UNREAD_S:
             self._timer = self._loop.call_at(self._offered_s + UNREAD_S, self._expire)
         else:

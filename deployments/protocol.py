@@ -179,7 +179,9 @@ class Mailbox:
 
 @dataclass(frozen=True, slots=True)
 class SynthesisRequest:
-    """One segment of an utterance. The ingress sends it to a codec replica, or with `inline` placement to a talker."""
+    """One segment of an utterance. The ingress sends it to a codec replica, which sends it on to a talker, or with
+    `inline` placement to a talker.
+    """
 
     request_id: str
     text: str
@@ -211,6 +213,10 @@ class SynthesisRequest:
     resume: Progress | None = None  # the part that another replica has made
     was_asked_for: bool = False  # of another replica, which may hang
 
+    # For a talker: set by `TalkerAudio` of the ingress, or by a codec replica.
+    gpu_frames: int = 0  # how many frames after the delivered ones the talker decodes; ALL_FRAMES: all
+    reference_codes: Codes | None = None  # [frames, num_code_groups] of the reference, None without in-context cloning
+
     @property
     def gap(self) -> str:
         """What the talker reads in front of the text."""
@@ -226,27 +232,17 @@ class SynthesisRequest:
         """Whether the client has a part of this speech already. A refusal would end it in the middle."""
         return self.continues or self.resume is not None
 
-
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
-    """One segment. A codec replica, or the ingress, sends it to a talker."""
-
-    synthesis: SynthesisRequest
-    reference_codes: Codes | None = None  # [frames, num_code_groups] of the reference, None without in-context cloning
-    gpu_frames: int = 0  # how many frames after the delivered ones the talker decodes; ALL_FRAMES: all
-
     @property
     def prefix(self) -> Codes | None:
         """Frames that exist already. Generation goes on after them."""
-        return None if self.synthesis.resume is None else self.synthesis.resume.codes
+        return None if self.resume is None else self.resume.codes
 
     @property
     def before(self) -> Codes | None:
         """Frames from which speech goes on, and which are not delivered: the reference's, then the tail's."""
-        tail = self.synthesis.tail
-        if tail is None or self.reference_codes is None:
-            return self.reference_codes if tail is None else tail.codes.copy()  # torch wants to write to arrays
-        return np.concatenate([self.reference_codes, tail.codes])
+        if self.tail is None or self.reference_codes is None:
+            return self.reference_codes if self.tail is None else self.tail.codes.copy()  # torch wants to write to it
+        return np.concatenate([self.reference_codes, self.tail.codes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +317,11 @@ class PcmChunk:
     clone_prompt: ClonePrompt | None = None  # see FrameChunk
     trail: Marks = ()  # see FrameChunk; of talkers and codecs
 
+    # The chunk's place in an utterance of several segments: set by the ingress.
+    text_positions: tuple[tuple[float, float], ...] = ()  # (seconds of the utterance's audio, characters spoken)
+    seed: int | None = None  # where it is not the request's
+    segment: int = 0  # the codec begins anew with each
+
     def __reduce__(self) -> tuple[object, ...]:
         return _pcm_chunk, (*_packed(self.codes), *_beside_samples(self))
 
@@ -331,6 +332,12 @@ class PcmChunk:
     @property
     def is_heartbeat(self) -> bool:
         return not len(self.codes) and not self.pcm and self.finish_reason is None
+
+    def emptied(self) -> "PcmChunk":
+        """A chunk of the same utterance that brings nothing: no audio, no frames, no end."""
+        return PcmChunk(
+            b"", self.codes[:0], self.num_text_tokens, position=self.position, seed=self.seed, segment=self.segment
+        )
 
 
 _beside_frames, _beside_samples = (

@@ -12,7 +12,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, CodecLost, NotReady, TalkerLost
-from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import FrameChunk, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving import ray_private
 from deployments.serving.failover import with_failover
 from deployments.serving.handles import ask_replica, read_replica
@@ -138,7 +138,7 @@ class HandleSynthesizer:
         """Calls `CodecReplica.synthesize`."""
         return read_replica(self._served.codec, "synthesize", request, lost=CodecLost)
 
-    def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+    def _generate(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         """Calls `TalkerReplica.generate`."""
         assert self._served.talker is not None
         return read_replica(self._served.talker, "generate", request, lost=TalkerLost)

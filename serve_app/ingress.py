@@ -16,7 +16,7 @@ from deployments.errors import ReplicaLost, Starting
 from deployments.serving import ray_metrics, ray_private
 from deployments.serving.collector import leave_loaded_alone
 from deployments.serving.handles import ask_all_replicas, ask_replica
-from serve_app.api.bodies.client_json import MAX_BODY_BYTES
+from serve_app.api.bodies.client_input import MAX_BODY_BYTES
 from serve_app.api.cluster_status import ClusterStatus, Recent
 from serve_app.api.records.record_keeper import RecordKeeper, RecordSink, RequestLines
 from serve_app.api.records.tracing import RequestSpans, otlp_exporter

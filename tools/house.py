@@ -47,8 +47,7 @@ PRINTED_IN = ("README.md", ARCHITECTURE)
 ROUNDED = 0.05  # printed numbers of lines and of all files may differ by as much
 GENERATORS = (  # between the socket and the engine
     ("serve_app/api/responses/speech_response.py", "audio_body"),
-    ("serve_app/speech/admission.py", "Admission.speak"),
-    ("serve_app/speech/long_text.py", "LongText._speak_plain"),
+    ("serve_app/speech/speech_models.py", "SpeechModel.speak"),
     ("deployments/serving/failover.py", "with_failover"),
     ("deployments/serving/handles.py", "read_replica"),
     ("deployments/serving/replica.py", "Replica.with_heartbeats"),

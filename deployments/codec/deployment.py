@@ -14,7 +14,7 @@ from deployments.codec.plan import MAX_BATCH_SIZE
 from deployments.codec.pool.capacity import CodecLoad
 from deployments.config import CodecConfig, CodecPlacement
 from deployments.errors import CodecLost, NotReady, Overloaded, TalkerLost
-from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest, with_mark
+from deployments.protocol import FrameChunk, ModelInfo, PcmChunk, SynthesisRequest, with_mark
 from deployments.serving import ray_metrics, ray_private
 from deployments.serving.handles import ask_replica, read_replica
 from deployments.serving.replica import Replica
@@ -120,5 +120,5 @@ class CodecReplica:
         there = [name for name, handle in self._talkers.items() if pools[handle.deployment_name].wanted]
         await asyncio.gather(*map(self.describe, there), return_exceptions=True)
 
-    def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
-        return read_replica(self._talkers[request.synthesis.model], "generate", request, lost=TalkerLost)
+    def _generate(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
+        return read_replica(self._talkers[request.model], "generate", request, lost=TalkerLost)

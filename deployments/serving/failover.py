@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -196,15 +197,11 @@ async def with_failover(stream: ReplicaStream[Sent, Given]) -> AsyncGenerator[Gi
     has_begun = False
     while not attempts.has_ended:
         try:
-            async with aclosing(stream.ask()) as chunks, ReaderWatch(chunks.aclose) as reader:
-                while (item := await _next_item(stream, chunks, attempts)) is not None:
-                    if has_begun:
-                        reader.before_yield()
+            async with aclosing(stream.ask()) as chunks, ReaderWatch(chunks.aclose, attempts.resume) as reader:
+                next_item = partial(_next_item, stream, chunks, attempts, reader)
+                while (item := await reader.read(next_item, is_watched=has_begun)) is not None:
                     has_begun = True
                     yield item
-                    if await reader.after_yield():
-                        attempts.resume()
-                        break
                     if item.finish_reason is not None and not attempts.has_ended:
                         return
         except (ReplicaLost, NotReady, Overloaded) as error:
@@ -213,9 +210,13 @@ async def with_failover(stream: ReplicaStream[Sent, Given]) -> AsyncGenerator[Gi
 
 
 async def _next_item(
-    stream: ReplicaStream[Sent, Given], chunks: AsyncGenerator[Sent, None], attempts: Attempts
+    stream: ReplicaStream[Sent, Given], chunks: AsyncGenerator[Sent, None], attempts: Attempts, reader: ReaderWatch
 ) -> Given | None:
-    """The next chunk for the reader; None after the last one. Raises `lost` if the chunks end without a last one."""
+    """The next chunk for the reader; None after the last one, and if the call was closed because the reader paused.
+    Raises `lost` if the chunks end without a last one.
+    """
+    if reader.was_away:
+        return None
     async for chunk in chunks:
         if attempts.has_ended:
             continue  # let the call end by itself: Serve would cancel others with it

@@ -18,7 +18,6 @@ from deployments.protocol import (
     FinishReason,
     Frame,
     FrameChunk,
-    GenerateRequest,
     Marks,
     ModelInfo,
     Pcm,
@@ -30,25 +29,25 @@ from deployments.protocol import (
 from deployments.serving.failover import Given, Received, ReplicaStream
 from deployments.speech_detection import EndingGuard, LeadingSilence
 
-Generate = Callable[[GenerateRequest], AsyncGenerator[FrameChunk, None]]
+Generate = Callable[[SynthesisRequest], AsyncGenerator[FrameChunk, None]]
 Synthesize = Callable[[SynthesisRequest], AsyncGenerator[PcmChunk, None]]
 
 
 class TalkerStream(ReplicaStream[FrameChunk, Given]):
     """Asks talkers for those frames of one stream that have not come."""
 
-    def __init__(self, generate: Generate, request: GenerateRequest, frame_samples: int) -> None:
-        super().__init__(request.synthesis.request_id, TalkerLost)
+    def __init__(self, generate: Generate, request: SynthesisRequest, frame_samples: int) -> None:
+        super().__init__(request.request_id, TalkerLost)
         self._generate, self._request, self._frame_samples = generate, request, frame_samples
-        self._received = Received(request.synthesis.resume)
+        self._received = Received(request.resume)
         self._start = self._received.samples
 
     def ask(self) -> AsyncGenerator[FrameChunk, None]:
         gpu_frames = self._request.gpu_frames
         if gpu_frames < ALL_FRAMES:
             gpu_frames = max(0, gpu_frames - (self._received.samples - self._start) // self._frame_samples)
-        rest = self._received.begin_attempt(self._request.synthesis)
-        return self._generate(replace(self._request, synthesis=rest, gpu_frames=gpu_frames))
+        rest = self._received.begin_attempt(self._request)
+        return self._generate(replace(rest, gpu_frames=gpu_frames))
 
     def _collect(self, chunk: FrameChunk) -> None:
         self._received.add(chunk, self._received.samples + len(chunk.pcm) // 2)
@@ -73,7 +72,7 @@ class TalkerAudio(TalkerStream[PcmChunk]):
         *,
         each_chunk: Callable[[PcmChunk], None] = lambda chunk: None,
     ) -> None:
-        super().__init__(generate, GenerateRequest(request, gpu_frames=ALL_FRAMES), info.frame_samples)
+        super().__init__(generate, replace(request, gpu_frames=ALL_FRAMES), info.frame_samples)
         self._frames, self._sample_rate = PendingFrames(info.frame_samples), info.sample_rate
         self._each_chunk = each_chunk
         silence = None if request.leading_silence else LeadingSilence(info.sample_rate)

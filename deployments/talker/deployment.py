@@ -10,7 +10,7 @@ from ray import serve
 
 from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
-from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, with_mark
+from deployments.protocol import FrameChunk, ModelInfo, SynthesisRequest, with_mark
 from deployments.records import TalkerRecord
 from deployments.serving import metrics, ray_metrics, ray_private
 from deployments.serving.replica import Replica
@@ -67,12 +67,12 @@ class TalkerReplica:
         no_codes = np.zeros((0, self._engine.info.num_code_groups), np.int16)
         self._heartbeat = FrameChunk(codes=no_codes, num_text_tokens=0)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+    async def generate(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         """Frames of one segment; leaving it frees the sequence. Chunks that hold nothing are heartbeats.
 
         Raises InvalidRequest and Overloaded; TalkerLost and Moved if another talker should go on.
         """
-        request = replace(request, synthesis=with_mark(request.synthesis, "to-talker"))
+        request = with_mark(request, "to-talker")
         # Serve awaits a coroutine and streams the generator that it returns: each generator more costs every chunk.
         return self._replica.with_heartbeats(self._engine.submit(request), self._heartbeat, "from-engine")
 

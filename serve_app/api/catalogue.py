@@ -7,7 +7,7 @@ from itertools import cycle
 from deployments.errors import InvalidRequest, ModelNotFound, StartError
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.config import CLONE_ALIAS, ApiSettings
-from serve_app.speech.model_admissions import ModelAdmissions
+from serve_app.speech.speech_models import SpeechModels
 from serve_app.voices.library import Voices
 from serve_app.voices.stored_voice import StoredVoice
 
@@ -155,7 +155,7 @@ async def all_voices(models: Sequence[ModelInfo], voices: Voices) -> list[Voice]
     return [*voice_list(*models), *map(stored_voice, await voices.voices())]
 
 
-async def find_voice(voice_id: str, models: ModelAdmissions, voices: Voices) -> Voice:
+async def find_voice(voice_id: str, models: SpeechModels, voices: Voices) -> Voice:
     """A stored voice, a speaker or an alias, the last two in any case. Raises InvalidRequest with the valid names."""
     if (stored := await voices.find(voice_id)) is not None:
         return stored_voice(stored)

@@ -18,7 +18,7 @@ from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 
 from deployments.serving import metrics
-from serve_app.speech.model_admissions import ModelAdmissions
+from serve_app.speech.speech_models import SpeechModels
 
 Json = dict[str, object]
 Sizes = Mapping[str, tuple[int, int]]  # replicas wanted and running, by pool
@@ -39,9 +39,9 @@ class Recent:
         """`clock`: seconds since the epoch."""
         self._clock = clock
         self._slices: deque[tuple[int, Counter[str]]] = deque(maxlen=_SLICES)  # by their number since the epoch
-        self._models: ModelAdmissions | None = None
+        self._models: SpeechModels | None = None
 
-    def watch(self, models: ModelAdmissions) -> None:
+    def watch(self, models: SpeechModels) -> None:
         """Whose streams are counted."""
         self._models = models
 
@@ -136,7 +136,7 @@ def _percentile(classes: Counter[int], share: float) -> float | None:
     return None
 
 
-def cluster_routes(models: ModelAdmissions, status: ClusterStatus) -> APIRouter:
+def cluster_routes(models: SpeechModels, status: ClusterStatus) -> APIRouter:
     """`GET /status`."""
     router = APIRouter()
     version = importlib.metadata.version("talkray")

@@ -28,11 +28,10 @@ from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
 from serve_app.dialects.dialect import direct_routes, http_router, socket_router
 from serve_app.jobs.desk import AskDesk
-from serve_app.speech.admission import Admission, always
 from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.speech.model_state import ModelState, ModelStatus, ready
+from serve_app.speech.speech_models import SpeechModel, SpeechModels, always
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.visitor import VISITOR
 from serve_app.voices.library import Voices
@@ -78,8 +77,8 @@ def create_api(
     live_texts = live_texts or LiveTexts()
     voices = voices or Voices.of(settings.voices)
     tails = tails or Tails()
-    models = ModelAdmissions(
-        {name: _admission(name, *pools, node=node, tails=tails) for name, pools in synthesizers.items()}
+    models = SpeechModels(
+        {name: _speech_model(name, *pools, node=node, tails=tails) for name, pools in synthesizers.items()}
     )
     api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # FastAPI's page loads its scripts from a CDN
     key_headers = tuple(name for dialect in DIALECTS for name in dialect.key_headers)
@@ -115,15 +114,15 @@ def create_api(
     return api
 
 
-def _admission(
+def _speech_model(
     model: str,
     synthesizer: Synthesizer,
     settings: AdmissionSettings,
     *,
     node: Node | None,
     tails: Tails,
-) -> Admission:
-    return Admission(
+) -> SpeechModel:
+    return SpeechModel(
         synthesizer,
         settings,
         is_running=partial(node.is_running, model) if node else always,
@@ -143,7 +142,7 @@ async def _answer_error(request: HTTPConnection, error: Exception) -> Response:
     return reply.response()
 
 
-def status_routes(models: ModelAdmissions, settings: ApiSettings, is_ready: Callable[[], bool]) -> APIRouter:
+def status_routes(models: SpeechModels, settings: ApiSettings, is_ready: Callable[[], bool]) -> APIRouter:
     router = APIRouter()
 
     @router.head("/health", include_in_schema=False)  # as some watchers ask
@@ -175,7 +174,7 @@ def status_routes(models: ModelAdmissions, settings: ApiSettings, is_ready: Call
 _SPEAKING = (ModelStatus.READY, ModelStatus.ASLEEP, ModelStatus.AT_ZERO)
 
 
-async def _ready_of(models: ModelAdmissions, settings: ApiSettings, name: str | None) -> dict[str, object]:
+async def _ready_of(models: SpeechModels, settings: ApiSettings, name: str | None) -> dict[str, object]:
     """The answer of `/ready` with several models. Raises NotReady, ModelNotFound."""
     states = models.states()
     known = await models.infos()

@@ -15,8 +15,7 @@ from typing import Any
 
 from starlette.requests import HTTPConnection, Request
 
-from serve_app.api.bodies.client_json import parse_object
-from serve_app.api.bodies.http_request import read_body
+from serve_app.api.bodies.client_input import parse_object, read_body
 from serve_app.api.context import state_of
 from serve_app.api.headers import TIMING_HEADER
 from serve_app.api.records.request_record import RequestRecord, start_marks
@@ -27,8 +26,8 @@ from serve_app.config import ApiSettings
 from serve_app.jobs.desk import AskDesk
 from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.speech.segments import Utterance
+from serve_app.speech.speech_models import SpeechModels
 from serve_app.visitor import VISITOR
 from serve_app.voices.library import Voices
 from serve_app.voices.voice_store import NoStore
@@ -39,7 +38,7 @@ class SpeechService:
 
     def __init__(
         self,
-        models: ModelAdmissions,
+        models: SpeechModels,
         settings: ApiSettings,
         *,
         live_texts: LiveTexts,

@@ -13,9 +13,8 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest, NotFound
 from deployments.protocol import FinishReason
 from serve_app.api import catalogue
-from serve_app.api.bodies.client_json import number
+from serve_app.api.bodies.client_input import format_named, number, text_of
 from serve_app.api.bodies.forms import read_form
-from serve_app.api.bodies.http_request import format_named, text_of
 from serve_app.api.context import state_of
 from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.records.request_record import Usage
@@ -23,7 +22,7 @@ from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.make_request import lenient_request
 from serve_app.api.requests.speech_request import EVENT_STREAM, Delivery, SpeechRequest
 from serve_app.api.responses.respond import respond
-from serve_app.api.responses.speech_response import StreamedBody, named_event
+from serve_app.api.responses.speech_response import StreamedAnswer, named_event
 from serve_app.api.sockets.connection import ContextConnection
 from serve_app.api.sockets.session import Audio, Done, Event, Failed, Flushed, Session, Words
 from serve_app.api.speech_service import SpeechService
@@ -80,7 +79,7 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
     text_of(fields, "transcript")
     speech = await _speech_request(service, fields)
     usage = state_of(request).record.usage
-    events = StreamedBody(EVENT_STREAM, lambda audio, times: _events(audio, times, usage))
+    events = StreamedAnswer(EVENT_STREAM, lambda audio, times: _events(audio, times, usage))
     return await respond(service, request, speech, events)
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import FinishReason, ModelInfo
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from serve_app.api.context import state_of
 from serve_app.api.headers import UNBUFFERED_HEADERS
 from serve_app.api.records.request_record import Usage
@@ -25,7 +25,6 @@ from serve_app.api.sockets.connection import Connection, unknown_type
 from serve_app.api.speech_service import SpeechService
 from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Dialect, Route
-from serve_app.speech.utterance_chunk import UtteranceChunk
 
 CONTENT_TYPE = "application/x-talkray-frames"
 MAGIC, VERSION = b"TRCF", 1
@@ -76,7 +75,7 @@ class Records:
         self._header = HEADER.pack(MAGIC, VERSION, info.num_code_groups, 0, info.sample_rate, info.frame_samples)
         self._segment = self._position = 0
 
-    def add(self, chunk: UtteranceChunk) -> bytes:
+    def add(self, chunk: PcmChunk) -> bytes:
         """The records of a chunk: its frames, the samples of them that are dropped, and the samples that are heard."""
         records = bytearray()
         if chunk.segment != self._segment:
@@ -101,7 +100,7 @@ class Records:
 
 
 async def _records(
-    chunks: AsyncGenerator[UtteranceChunk, None], info: ModelInfo, usage: Usage
+    chunks: AsyncGenerator[PcmChunk, None], info: ModelInfo, usage: Usage
 ) -> AsyncGenerator[bytes, None]:
     records = Records(info)
     async with aclosing(chunks):

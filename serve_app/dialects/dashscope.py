@@ -8,15 +8,14 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api.bodies.client_json import number
-from serve_app.api.bodies.http_request import format_named, text_of
+from serve_app.api.bodies.client_input import format_named, number, text_of
 from serve_app.api.context import state_of
 from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names
 from serve_app.api.requests.make_request import lenient_request
 from serve_app.api.requests.speech_request import EVENT_STREAM, Delivery, SpeechRequest
 from serve_app.api.responses.respond import respond
-from serve_app.api.responses.speech_response import StreamedBody, WholeBody, in_parts
+from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer, in_parts
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.sockets.session import MAX_UNSPOKEN_CHARS, Audio, Cleared, Event, Flushed, Session, Started
 from serve_app.api.speech_service import SpeechService
@@ -66,8 +65,8 @@ async def speak_text(service: SpeechService, request: Request) -> Response:
         return in_parts(audio, lambda part: _event(output(part, over=False)), lambda: _event(output(b"")))
 
     if streams:
-        return await respond(service, request, speech, StreamedBody(EVENT_STREAM, events))
-    return await respond(service, request, speech, WholeBody("application/json", lambda audio, _: output(audio)))
+        return await respond(service, request, speech, StreamedAnswer(EVENT_STREAM, events))
+    return await respond(service, request, speech, WholeAnswer("application/json", lambda audio, _: output(audio)))
 
 
 async def _speech_request(

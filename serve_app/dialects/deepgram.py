@@ -10,8 +10,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api.bodies.client_json import number
-from serve_app.api.bodies.http_request import format_named, text_of
+from serve_app.api.bodies.client_input import format_named, number, text_of
 from serve_app.api.error_replies import ErrorReply
 from serve_app.api.requests import field_names
 from serve_app.api.requests.make_request import lenient_request

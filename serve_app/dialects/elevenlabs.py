@@ -11,16 +11,15 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest, NotFound
 from serve_app.api import catalogue
-from serve_app.api.bodies.client_json import number, parse_object
+from serve_app.api.bodies.client_input import format_named, number, parse_object, text_of
 from serve_app.api.bodies.forms import SentForm, read_form
-from serve_app.api.bodies.http_request import format_named, text_of
 from serve_app.api.context import state_of
 from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.make_request import lenient_request, request_in_voice
 from serve_app.api.requests.speech_request import Delivery, SpeechRequest
 from serve_app.api.responses.respond import respond
-from serve_app.api.responses.speech_response import StreamedBody, WholeBody, in_parts
+from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer, in_parts
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
 from serve_app.client_audio.formats import AudioFormat
@@ -74,7 +73,7 @@ def _speaking(
         speech = await speech_request(service, fields, request.query_params, voice=voice, words=timestamps)
         speech, parts = await _dialogue(service, speech, fields.get("inputs"))
         usage = state_of(request).record.usage
-        timed = StreamedBody(_LINES, partial(_lines, usage=usage)) if stream else WholeBody(_JSON, _timed)
+        timed = StreamedAnswer(_LINES, partial(_lines, usage=usage)) if stream else WholeAnswer(_JSON, _timed)
         answer = await respond(service, request, speech, timed if timestamps else None, parts=parts)
         answer.headers["request-id"] = state_of(request).record.request_id  # for `previous_request_ids`
         return answer

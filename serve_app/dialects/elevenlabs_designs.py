@@ -4,8 +4,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serve_app.api import catalogue
+from serve_app.api.bodies.client_input import text_of
 from serve_app.api.bodies.forms import read_form
-from serve_app.api.bodies.http_request import text_of
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.speech_request import Delivery
 from serve_app.api.speech_service import SpeechService

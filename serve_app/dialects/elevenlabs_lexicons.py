@@ -4,8 +4,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest
+from serve_app.api.bodies.client_input import read_object, text_of
 from serve_app.api.bodies.forms import read_form
-from serve_app.api.bodies.http_request import read_object, text_of
 from serve_app.api.speech_service import SpeechService
 from serve_app.dialects.dialect import Dialect, Route
 from serve_app.text.lexicon import Lexicon, from_pls, to_pls

@@ -9,8 +9,7 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest
 from serve_app.api.error_replies import ErrorReply
 from serve_app.api.requests import field_names, ignored_fields
-from serve_app.api.requests.make_request import request_in_voice
-from serve_app.api.requests.read_text import read_text
+from serve_app.api.requests.make_request import read_text, request_in_voice
 from serve_app.api.requests.speech_request import SpeechRequest
 from serve_app.api.sockets.connection import MAX_CONTEXTS, ContextConnection, HandshakeConnection
 from serve_app.api.sockets.session import Audio, Done, Event, Failed, Flushed, Rest, Session, Words

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 
 from deployments.errors import InvalidRequest
-from serve_app.api.bodies.client_json import number
-from serve_app.api.bodies.http_request import text_of
+from serve_app.api.bodies.client_input import number, text_of
 from serve_app.api.error_replies import ErrorReply
 from serve_app.api.sockets.connection import unknown_type
 from serve_app.api.sockets.session import Audio, Cleared, Event, Flushed, Started, Turn

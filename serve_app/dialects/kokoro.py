@@ -10,7 +10,7 @@ from starlette.responses import Response
 from serve_app.api.context import state_of
 from serve_app.api.requests.make_request import strict_request
 from serve_app.api.responses.respond import respond
-from serve_app.api.responses.speech_response import StreamedBody, WholeBody, in_parts
+from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer, in_parts
 from serve_app.api.speech_service import SpeechService
 from serve_app.dialects.dialect import Dialect, Route, Sample
 from serve_app.speech.word_times import WordTimes, marked
@@ -39,9 +39,9 @@ async def speak(service: SpeechService, request: Request) -> Response:
         return in_parts(audio, line, lambda: line(b"", finish_reason=usage.finish_reason))
 
     if speech.delivery.whole:
-        one_line = WholeBody("application/json", lambda audio, times: [_line(audio, times, audio_format)])
+        one_line = WholeAnswer("application/json", lambda audio, times: [_line(audio, times, audio_format)])
         return await respond(service, request, speech, one_line)
-    return await respond(service, request, speech, StreamedBody("application/x-ndjson", as_lines))
+    return await respond(service, request, speech, StreamedAnswer("application/x-ndjson", as_lines))
 
 
 def _line(audio: bytes, times: WordTimes | None, audio_format: str, **more: object) -> bytes:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.bodies.http_request import format_named
+from serve_app.api.bodies.client_input import format_named
 from serve_app.api.context import state_of
 from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names
 from serve_app.api.requests.make_request import lenient_request
 from serve_app.api.requests.speech_request import EVENT_STREAM, Delivery
 from serve_app.api.responses.respond import respond
-from serve_app.api.responses.speech_response import StreamedBody, WholeBody, in_parts, named_event
+from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer, in_parts, named_event
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
 from serve_app.client_audio.formats import AudioFormat
@@ -39,9 +39,9 @@ async def speak(service: SpeechService, request: Request, fields: Mapping[str, o
     speech = await lenient_request(service.offer, fields, _NAMES, delivery=Delivery(audio_format))
     usage = state_of(request).record.usage
     if fields.get("stream"):
-        events = StreamedBody(EVENT_STREAM, lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)))
+        events = StreamedAnswer(EVENT_STREAM, lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)))
         return await respond(service, request, speech, events)
-    return await respond(service, request, speech, WholeBody("application/json", _object))
+    return await respond(service, request, speech, WholeAnswer("application/json", _object))
 
 
 def _object(audio: bytes, _: WordTimes | None) -> Iterator[bytes]:

@@ -3,7 +3,7 @@
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api.bodies.http_request import text_of
+from serve_app.api.bodies.client_input import text_of
 from serve_app.api.error_replies import ErrorReply
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.make_request import lenient_request, strict_request

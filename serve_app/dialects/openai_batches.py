@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deployments.errors import InvalidRequest, NotFound
+from serve_app.api.bodies.client_input import idempotency_key, read_object
 from serve_app.api.bodies.forms import read_form
-from serve_app.api.bodies.http_request import idempotency_key, read_object
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.speech_body import validated
 from serve_app.api.responses.listing import page_of

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from serve_app.api.bodies.http_request import read_object
+from serve_app.api.bodies.client_input import read_object
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.build_utterance import segments_of
 from serve_app.api.requests.make_request import strict_request

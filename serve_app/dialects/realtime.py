@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api.bodies.http_request import format_named
+from serve_app.api.bodies.client_input import format_named
 from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.make_request import lenient_request

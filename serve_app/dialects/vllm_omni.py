@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, NotReady, Overloaded, TalkrayError
-from serve_app.api.bodies.http_request import text_of
+from serve_app.api.bodies.client_input import text_of
 from serve_app.api.context import state_of
 from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.records.request_record import Usage

@@ -7,8 +7,8 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
+from serve_app.api.bodies.client_input import text_of
 from serve_app.api.bodies.forms import parse_form
-from serve_app.api.bodies.http_request import text_of
 from serve_app.api.requests import field_names
 from serve_app.api.requests.make_request import lenient_request
 from serve_app.api.requests.speech_request import Delivery, SpeechRequest

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from deployments.errors import Conflict, InvalidRequest, NotFound
-from serve_app.api.bodies.client_json import parse_object
+from serve_app.api.bodies.client_input import parse_object
 from serve_app.api.requests.speech_request import CONTENT_TYPES
 from serve_app.api.responses.whole_audio import AUDIO_HERE
 from serve_app.client_audio.formats import AudioFormat

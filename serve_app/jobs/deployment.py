@@ -16,9 +16,8 @@ from serve_app.ingress import record_sinks
 from serve_app.jobs.desk import JobDesk
 from serve_app.jobs.segment_maker import SegmentMaker
 from serve_app.scaling.pool_watch import PoolWatch
-from serve_app.speech.admission import Admission
-from serve_app.speech.model_admissions import ModelAdmissions
 from serve_app.speech.model_state import ModelStatus
+from serve_app.speech.speech_models import SpeechModel, SpeechModels
 from serve_app.voices.library import Voices
 
 _POLL_S = 0.25
@@ -35,8 +34,8 @@ class JobsReplica:
         self._watch = PoolWatch(app_name, {model.name: model.deployments for model in models})
         self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes())
         synthesizers = {model.name: HandleSynthesizer(model) for model in models}
-        admissions = {name: Admission(synthesizer, settings.admission) for name, synthesizer in synthesizers.items()}
-        offer = Offer(ModelAdmissions(admissions), settings, self._voices)
+        speaking = {name: SpeechModel(synthesizer, settings.admission) for name, synthesizer in synthesizers.items()}
+        offer = Offer(SpeechModels(speaking), settings, self._voices)
         self._keeper = RecordKeeper(record_sinks(settings.records, self._voices.store))
         maker = SegmentMaker(synthesizers, self._voices, self._keeper.keep)
         self._desk = JobDesk(offer, maker, settings.jobs, hindrance=self._hindrance)

@@ -13,10 +13,9 @@ from deployments.protocol import Codes, FinishReason, ModelInfo, Reference
 from serve_app.api.records.request_record import RequestRecord, Usage
 from serve_app.jobs.job_store import packed
 from serve_app.jobs.stored_job import JobPlan, MadeSegment, Manner, Part, SegmentId, StoredJob
-from serve_app.speech.long_text import LongText
-from serve_app.speech.redraw import ended_badly
-from serve_app.speech.segments import Utterance, segment_seed
+from serve_app.speech.segments import Utterance, ended_badly, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
+from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.visitor import VISITOR, Visitor
 from serve_app.voices.library import Voices
 
@@ -100,7 +99,7 @@ class SegmentMaker:
         request = utterance.synthesis
         speech = _Speech(Usage(model=info.name, voice=voice, seed=request.seed))
         uncut = replace(info, max_segment_chars=max(info.max_segment_chars, len(request.text)))
-        async with aclosing(LongText(self._synthesizers[request.model]).speak(utterance, uncut)) as chunks:
+        async with aclosing(UtteranceSynthesizer(self._synthesizers[request.model]).speak(utterance, uncut)) as chunks:
             async for chunk in chunks:
                 speech.codes.append(chunk.codes)
                 speech.pcm += chunk.pcm

@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from deployments.protocol import FinishReason
+from deployments.protocol import FinishReason, PcmChunk
 from serve_app.client_audio.file_headers import wav_header
 from serve_app.client_audio.formats import AudioFormat, open_encoder
 from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.stored_job import JobPlan, MadeSegment, StoredJob
 from serve_app.jobs.work import Json, Track
 from serve_app.speech.segments import segment_start
-from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.speech.word_times import WordTimes
 
 _LONGEST_WAV = 2**32 - 4096  # with its header
@@ -120,9 +119,7 @@ def words_of(store: JobStore, job_id: str, number: int, made: tuple[MadeSegment,
         positions = tuple((begun_s + seconds, chars + count) for seconds, count in content.positions)
         reason = FinishReason.STOP if made_segment is made[-1] else None
         times.feed(
-            UtteranceChunk(
-                content.pcm, content.codes, num_text_tokens=0, finish_reason=reason, text_positions=positions
-            )
+            PcmChunk(content.pcm, content.codes, num_text_tokens=0, finish_reason=reason, text_positions=positions)
         )
         begins = round(begun_s + segment.pause_s, 3)
         heard = {"start": begins, "end": round(ends_s, 3), "finish_reason": made_segment.finish_reason}

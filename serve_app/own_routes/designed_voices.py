@@ -17,9 +17,8 @@ from serve_app.api import catalogue
 from serve_app.api.context import state_of
 from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names, ignored_fields
-from serve_app.api.requests.make_request import lenient_request
+from serve_app.api.requests.make_request import lenient_request, read_text
 from serve_app.api.requests.model_choice import choosing_fields, not_deployed
-from serve_app.api.requests.read_text import read_text
 from serve_app.api.requests.speech_request import Delivery, SpeechRequest
 from serve_app.api.responses.speech_response import while_connected
 from serve_app.api.responses.whole_audio import ByteQuota

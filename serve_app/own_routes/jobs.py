@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from serve_app.api.bodies.client_json import parse_object
-from serve_app.api.bodies.http_request import format_named, idempotency_key, read_body
+from serve_app.api.bodies.client_input import format_named, idempotency_key, parse_object, read_body
 from serve_app.api.headers import SAMPLE_RATE_HEADER
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.speech_request import CONTENT_TYPES, RAW, disclosure

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest
-from serve_app.api.bodies.client_json import parse_object
+from serve_app.api.bodies.client_input import parse_object
 from serve_app.api.bodies.forms import SentForm, read_form
 from serve_app.api.requests import ignored_fields
 from serve_app.api.responses.listing import page_of

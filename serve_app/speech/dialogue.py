@@ -4,13 +4,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from deployments.protocol import FinishReason, ModelInfo
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from serve_app.speech.segments import Utterance, segment_seed
-from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.speech.word_times import WordTimes
 from serve_app.text.spoken_text import SpokenText
 
-Speak = Callable[[Utterance], AsyncGenerator[UtteranceChunk, None]]
+Speak = Callable[[Utterance], AsyncGenerator[PcmChunk, None]]
 
 
 def as_dialogue(utterances: Sequence[Utterance]) -> list[Utterance]:
@@ -31,7 +30,7 @@ def as_dialogue(utterances: Sequence[Utterance]) -> list[Utterance]:
     ]
 
 
-async def one_after_another(utterances: Sequence[Utterance], speak: Speak) -> AsyncGenerator[UtteranceChunk, None]:
+async def one_after_another(utterances: Sequence[Utterance], speak: Speak) -> AsyncGenerator[PcmChunk, None]:
     """The audio of all parts. A chunk's `segment` is the number of its part, its `text_positions` are of that part.
 
     The finish reason comes with the very last chunk; it is the first other than STOP that any part had.
@@ -65,7 +64,7 @@ class DialogueTimes(WordTimes):
         self._by_part = [WordTimes(text, info, speed=speed) for text in texts]
         self._number, self._begun_s, self._samples_per_s = 0, 0.0, info.sample_rate * speed
 
-    def feed(self, chunk: UtteranceChunk) -> None:
+    def feed(self, chunk: PcmChunk) -> None:
         """The next chunk of `one_after_another`."""
         if chunk.segment != self._number:
             self._hear_part(replace(chunk.emptied(), finish_reason=FinishReason.STOP))
@@ -73,7 +72,7 @@ class DialogueTimes(WordTimes):
         self._num_samples += chunk.num_samples
         self._hear_part(chunk)
 
-    def _hear_part(self, chunk: UtteranceChunk) -> None:
+    def _hear_part(self, chunk: PcmChunk) -> None:
         part = self._by_part[self._number]
         part.feed(chunk)
         for word in part.take():

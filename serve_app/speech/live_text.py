@@ -17,12 +17,11 @@ import numpy as np
 
 from deployments.errors import InvalidRequest
 from deployments.listener import Listener
-from deployments.protocol import SAMPLE_BYTES, ModelInfo, SynthesisRequest
+from deployments.protocol import SAMPLE_BYTES, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from serve_app.speech.joints import Continuation, SpokenEnd
 from serve_app.speech.look_ahead import retrieve_error, stop_reading
 from serve_app.speech.segments import Segments, Utterance, segment_request, segment_start
-from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.text.characters import is_speakable
 from serve_app.text.splitting import LiveSplit
 from serve_app.text.spoken_text import CHARS_AT_ONCE, SpokenPiece, TextReader, TextRules
@@ -99,7 +98,7 @@ class LiveText(Segments):
 
     @property
     def utterance(self) -> Utterance:
-        """What `Admission` is asked, for use after `wait_for_words`."""
+        """What `SpeechModel` is asked, for use after `wait_for_words`."""
         return replace(self._utterance.changed(mailbox=self._segments[0].mailbox), live_text=self)
 
     async def going_on(self, conversation: Continuation) -> Utterance:
@@ -285,8 +284,8 @@ class LiveText(Segments):
 
 
 async def without_clicks(
-    chunks: AsyncGenerator[UtteranceChunk, None], sample_rate: int, *, may_stall: Callable[[], bool]
-) -> AsyncGenerator[UtteranceChunk, None]:
+    chunks: AsyncGenerator[PcmChunk, None], sample_rate: int, *, may_stall: Callable[[], bool]
+) -> AsyncGenerator[PcmChunk, None]:
     """`chunks` without clicks where they stall. Audio that comes in time stays as it is.
 
     While they `may_stall` the last 10 ms are held back, and faded out where no chunk comes in time.
@@ -294,9 +293,9 @@ async def without_clicks(
     size = int(_FADE_S * sample_rate) * SAMPLE_BYTES
     listener = Listener()
     held = b""  # the last 10 ms, not sent yet
-    last: UtteranceChunk | None = None  # the latest chunk, emptied
+    last: PcmChunk | None = None  # the latest chunk, emptied
     is_silent = False  # the sound has faded out
-    coming: asyncio.Future[UtteranceChunk | None] | None = None
+    coming: asyncio.Future[PcmChunk | None] | None = None
     try:
         while True:
             coming = asyncio.ensure_future(anext(chunks, None))

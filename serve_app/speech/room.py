@@ -1,7 +1,7 @@
 """Room for streams: which requests are let in now, and the error for a request for which there is no room.
 
-The queues of the replicas are bounded too, but no replica knows the queue of another. Admission sees all requests of
-its ingress replica from arrival to first audio, so it knows how long a request waits for a replica.
+The queues of the replicas are bounded too, but no replica knows the queue of another. An ingress sees all its requests
+from arrival to first audio, so it knows how long a request waits for a replica.
 """
 
 import math
@@ -39,7 +39,7 @@ class Room:
         state: Callable[[], ModelState],
         model: str,
     ) -> None:
-        """`is_running`, `state`, `model`: those of Admission."""
+        """`is_running`, `state`, `model`: those of SpeechModel."""
         self.settings, self.is_running, self.state, self.model = settings, is_running, state, model
         self.num_streams = 0
         self.num_speaking = 0  # of these streams: their first audio has come

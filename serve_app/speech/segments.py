@@ -1,13 +1,15 @@
 """An utterance, and the segments of its text: what each says, and the pause and the speed it has."""
 
 import hashlib
+import logging
 import re
+import secrets
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from deployments.protocol import FinishReason, SynthesisRequest
+from deployments.serving import metrics
 from serve_app.speech.joints import SpokenEnd
-from serve_app.speech.redraw import draw_seed, redrawn
 from serve_app.text.languages import detected
 from serve_app.text.splitting import split_text
 from serve_app.text.spoken_text import Stretch
@@ -15,6 +17,9 @@ from serve_app.text.spoken_text import Stretch
 if TYPE_CHECKING:
     from serve_app.speech.live_text import LiveText
 
+logger = logging.getLogger(__name__)
+
+_SEED_BITS = 53  # JavaScript's numbers keep so many, and a client may send the seed back
 _SEED_BYTES = 8
 _SPACES = re.compile(r"\s*+")
 
@@ -29,7 +34,7 @@ class Utterance:
     max_segment_chars: int | None = None  # None: the model's
     languages: tuple[str, ...] = ()  # each segment is in one of these; where that is not certain, in the utterance's
     joins: bool = False  # each segment goes on from the tail of the one before
-    redraws: bool = False  # another seed, once, where speech ends badly and was not sent yet
+    redraws: bool = False  # whether speech that ended badly may be redrawn: see `redrawn`
     live_text: "LiveText | None" = None  # its segments, where the client still writes the text
 
     def changed(self, **fields: Any) -> Self:
@@ -37,9 +42,33 @@ class Utterance:
         return replace(self, synthesis=replace(self.synthesis, **fields))
 
     def redrawn(self, reason: FinishReason | None, seed: int | None = None) -> Self:
-        """The second and last attempt at speech that ended badly: see `redraw.redrawn`. Without `seed` it is drawn."""
+        """The second and last attempt at speech that ended badly before any of it was sent. Without `seed` it is drawn.
+
+        `UtteranceSynthesizer` makes it of speech that is over with its first samples. An answer that is sent whole, and
+        a segment of a job, are known only at their end: `WholeResponse` and `SegmentMaker` redraw them.
+        """
         seed = draw_seed() if seed is None else seed
         return replace(self, synthesis=redrawn(self.synthesis, reason, seed=seed), redraws=False)
+
+
+def draw_seed() -> int:
+    """A seed for a request whose client gave none."""
+    return secrets.randbits(_SEED_BITS)
+
+
+def ended_badly(reason: FinishReason | None) -> bool:
+    """Whether speech is over, and not as it should be."""
+    return reason is not None and not reason.is_good
+
+
+def redrawn(request: SynthesisRequest, reason: FinishReason | None, *, seed: int) -> SynthesisRequest:
+    """The request for the second attempt, which is counted and logged here.
+
+    `reason`: why the first attempt ended, None if it ended without samples.
+    """
+    metrics.redrawn(reason, model=request.model)
+    logger.warning("request %s ended before it was sent (%s): another seed", request.request_id, reason)
+    return replace(request, seed=seed)
 
 
 class Segments:
@@ -78,7 +107,7 @@ class Segments:
         return [Stretch(text, self.pause_s(number), self.speed(number)) for number, text in enumerate(texts)]
 
     @property
-    def is_plain(self) -> bool:
+    def is_single(self) -> bool:
         """Whether it is a single segment, spoken as it is."""
         return len(self._segments) == 1 and not self._pauses_s and not self._speeds
 

@@ -1,8 +1,8 @@
 """The interface between what stands in front of the replicas and the calls to them.
 
-An `Utterance` passes `Admission.speak`, which bounds the load and waits for the first audio, and
-`LongText.speak`, which makes a `SynthesisRequest` of each segment of its text. A `Synthesizer` has the replicas speak
-those: `HandleSynthesizer` of the ingress, and a fake in tests.
+An `Utterance` passes `SpeechModel.speak`, which bounds the load and waits for the first audio. `UtteranceSynthesizer`
+makes a `SynthesisRequest` of each segment of its text. A `Synthesizer` has the replicas speak those:
+`HandleSynthesizer` of the ingress, and a fake in tests.
 """
 
 from collections.abc import AsyncGenerator

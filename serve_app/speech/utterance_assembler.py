@@ -8,8 +8,7 @@ import numpy as np
 
 from deployments.protocol import SAMPLE_BYTES, FinishReason, ModelInfo, PcmChunk, Reading
 from serve_app.client_audio.formats import Filter
-from serve_app.speech.redraw import ended_badly
-from serve_app.speech.utterance_chunk import UtteranceChunk
+from serve_app.speech.segments import ended_badly
 
 
 class UtteranceAssembler:
@@ -28,7 +27,7 @@ class UtteranceAssembler:
         self._tokens = 0  # in it
         self._cut_short: FinishReason | None = None
         no_codes = np.zeros((0, info.num_code_groups), np.int16)
-        self._nothing = UtteranceChunk(b"", no_codes, num_text_tokens=0)  # as the last chunk, but empty
+        self._nothing = PcmChunk(b"", no_codes, num_text_tokens=0)  # as the last chunk, but empty
         self.has_audio = False
         self.has_ended = False
 
@@ -46,7 +45,7 @@ class UtteranceAssembler:
             return False
         return not chunk.pcm or ended_badly(chunk.finish_reason)
 
-    async def add(self, chunk: PcmChunk, *, is_last: bool) -> UtteranceChunk:
+    async def add(self, chunk: PcmChunk, *, is_last: bool) -> PcmChunk:
         """A chunk of the current segment, which is the last one or may have others after it."""
         positions = self._timeline.add(chunk)
         if self._filter is not None:
@@ -57,10 +56,9 @@ class UtteranceAssembler:
         if chunk.finish_reason is not FinishReason.STOP:
             self._cut_short = self._cut_short or chunk.finish_reason
         self.has_ended = chunk.finish_reason is not None and is_last
-        own = UtteranceChunk.of(chunk)
-        self._nothing = own.emptied()
+        self._nothing = chunk.emptied()
         return replace(
-            own,
+            chunk,
             num_text_tokens=self._tokens_before + self._tokens,
             finish_reason=(self._cut_short or chunk.finish_reason) if self.has_ended else None,
             text_positions=positions,
@@ -68,15 +66,15 @@ class UtteranceAssembler:
             segment=self._number,
         )
 
-    def silence(self, seconds: float) -> UtteranceChunk:
+    def silence(self, seconds: float) -> PcmChunk:
         """A pause of the text, in front of a segment or at the end."""
         self.has_audio = True
         return self._empty(pcm=self._timeline.silence(seconds))
 
-    def end(self) -> UtteranceChunk:
+    def end(self) -> PcmChunk:
         return self._empty(finish_reason=self._cut_short or FinishReason.STOP)
 
-    def _empty(self, **fields: Any) -> UtteranceChunk:
+    def _empty(self, **fields: Any) -> PcmChunk:
         return replace(self._nothing, num_text_tokens=self._tokens_before + self._tokens, **fields)
 
 

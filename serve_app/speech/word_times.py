@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 from itertools import takewhile
 from math import inf
 
-from deployments.protocol import FinishReason, ModelInfo
+from deployments.protocol import FinishReason, ModelInfo, PcmChunk
 from serve_app.speech.live_text import LiveText
-from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.text.spoken_text import LEFT_OUT, SpokenPiece, SpokenText
 
 _WORD = re.compile(rf"[^\s{LEFT_OUT}](?:\S*[^\s{LEFT_OUT}])?")
@@ -91,7 +90,7 @@ class WordTimes:
         """Whether any word has a time: not every model has readings."""
         return bool(self._starts_s)
 
-    def feed(self, chunk: UtteranceChunk) -> None:
+    def feed(self, chunk: PcmChunk) -> None:
         """Take the utterance's next chunk. The ends of more words may then be known."""
         self._take_parts(max((chars for _, chars in chunk.text_positions), default=-1))
         self._num_samples += chunk.num_samples

@@ -10,7 +10,6 @@ from deployments.protocol import (
     Codes,
     FinishReason,
     FrameChunk,
-    GenerateRequest,
     ModelInfo,
     ModelKind,
     Pcm,
@@ -205,7 +204,7 @@ class Talker:
         self._script = script
         self.num_sent, self.was_left = 0, False
 
-    async def __call__(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+    async def __call__(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         try:
             for frame in range(self._script.frames):
                 pcm = self._script.pcm[frame * SAMPLES : (frame + 1) * SAMPLES].tobytes()

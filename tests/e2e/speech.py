@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ray import serve
 
 from deployments.errors import CodecLost, InvalidRequest
-from deployments.protocol import Codes, GenerateRequest, Sampling, SynthesisRequest
+from deployments.protocol import Codes, Sampling, SynthesisRequest
 from deployments.serving.handles import read_replica
 from serve_app.cli.serve.local_server import APP_NAME
 
@@ -65,7 +65,7 @@ class Probe:
     async def codes(self, seed: int, frames: int) -> Codes:
         options = Sampling(max_new_tokens=frames + 1)
         request = SynthesisRequest("codes", "Same text.", voice="nora", sampling=options, seed=seed, ignore_eos=True)
-        chunks = self._talker.options(method_name="generate", stream=True).remote(GenerateRequest(request))
+        chunks = self._talker.options(method_name="generate", stream=True).remote(request)
         return np.concatenate([chunk.codes async for chunk in chunks])
 
     async def refusal(self, request: SynthesisRequest) -> tuple[str | None, str]:

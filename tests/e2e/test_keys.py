@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from serve_app.api.access.keys import create_key, revoke_keys
-from serve_app.api.bodies.client_json import MAX_BODY_BYTES
+from serve_app.api.bodies.client_input import MAX_BODY_BYTES
 from serve_app.api.sockets.connection import MAX_MESSAGE_BYTES
 from serve_app.cli.ray_settings import free_port
 from tests.e2e.processes import MARK, marked, read_logs

@@ -16,14 +16,14 @@ from ray.serve.handle import DeploymentHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments.errors import NotReady, ReplicaLost
-from deployments.protocol import Codes, FinishReason, GenerateRequest, ModelInfo, PcmChunk, Sampling, SynthesisRequest
+from deployments.protocol import Codes, FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from deployments.serving import failover, handles
 from serve_app import handle_synthesizer
 from serve_app.cli.serve.local_server import APP_NAME
 from serve_app.handle_synthesizer import HandleSynthesizer
 from serve_app.speech.live_text import LiveText, LiveTexts
-from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import Utterance
+from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from tests.serve_app.one_model import one_deployed
 from tools.experiments.faults import polite
 
@@ -50,7 +50,7 @@ class Listener:
         codec = serve.get_deployment_handle("Codec", APP_NAME)
         talker = serve.get_deployment_handle("Talker", APP_NAME) if inline else None
         self._synthesizer = HandleSynthesizer(one_deployed(codec, talker=talker))
-        self._long_text, self._live_texts = LongText(self._synthesizer), LiveTexts()
+        self._utterances, self._live_texts = UtteranceSynthesizer(self._synthesizer), LiveTexts()
         self._num_sounding = 0  # streams that have brought audio
         self._more_sound = asyncio.Condition()
         self._recordings: list[str] = []
@@ -65,11 +65,10 @@ class Listener:
     def _noting(
         self, handle: DeploymentHandle, method: str, request: object, *, lost: type[ReplicaLost]
     ) -> AsyncGenerator[Any, None]:
-        synthesis = request.synthesis if isinstance(request, GenerateRequest) else request
-        if isinstance(synthesis, SynthesisRequest) and synthesis.reference is not None:
-            recording = "samples" if synthesis.reference.prompt is None else "prompt"
-            assert (synthesis.reference.audio is None) == (recording == "prompt")
-            self._recordings.append(f"{'codec' if synthesis is request else 'talker'} {recording}")
+        if isinstance(request, SynthesisRequest) and request.reference is not None:
+            recording = "samples" if request.reference.prompt is None else "prompt"
+            assert (request.reference.audio is None) == (recording == "prompt")
+            self._recordings.append(f"{'talker' if method == 'generate' else 'codec'} {recording}")
         return self._read(handle, method, request, lost=lost)
 
     async def all_sound(self, count: int) -> None:
@@ -103,12 +102,12 @@ class Listener:
     async def _speech(self, request: Utterance, word_s: float) -> AsyncIterator[AsyncGenerator[PcmChunk, None]]:
         info = await self._model()
         if not word_s:
-            yield self._long_text.speak(request, info)
+            yield self._utterances.speak(request, info)
             return
         with await self._live_texts.open(request, info, max_chars=len(request.synthesis.text)) as live:
             writing = asyncio.create_task(_write(live, request.synthesis.text, word_s))
             await live.wait_for_words()
-            yield self._long_text.speak_segments(live.utterance.synthesis, live, info, redraws=False)
+            yield self._utterances.speak_segments(live.utterance.synthesis, live, info, redraws=False)
             await writing
 
     async def _model(self) -> ModelInfo:

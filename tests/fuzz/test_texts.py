@@ -8,7 +8,7 @@ from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.text.tokenizer import TextTokenizer
 from deployments.weights.store import embedded_path
 from serve_app.config import ApiSettings
-from serve_app.speech.utterance_chunk import SILENCE_S
+from serve_app.speech.speech_models import SILENCE_S
 from serve_app.text.characters import clean
 from talkray_tools.byte_tokenizer import ADDED_TOKENS
 from tests.fuzz.conftest import Cases

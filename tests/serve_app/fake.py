@@ -10,7 +10,6 @@ import numpy as np
 from deployments.errors import NotReady
 from deployments.protocol import FinishReason, ModelInfo, ModelKind, PcmChunk, Reading, SynthesisRequest
 from deployments.serving.mailbox import read
-from serve_app.speech.utterance_chunk import UtteranceChunk
 
 CUSTOM_VOICE = ModelInfo(
     name="Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
@@ -72,13 +71,6 @@ class FakeSynthesizer:
             async with aclosing(read(request.mailbox)) as parts:
                 async for part in parts:
                     self.texts[index] += part
-
-
-async def as_utterance(chunks: AsyncGenerator[PcmChunk, None]) -> AsyncGenerator[UtteranceChunk, None]:
-    """As `LongText` passes on the chunks of the only segment."""
-    async with aclosing(chunks):
-        async for item in chunks:
-            yield UtteranceChunk.of(item)
 
 
 def tone(num_samples: int, *, start: int = 0, sample_rate: int = CUSTOM_VOICE.sample_rate) -> bytes:

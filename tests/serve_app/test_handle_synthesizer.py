@@ -17,7 +17,6 @@ from deployments.protocol import (
     Codes,
     FinishReason,
     FrameChunk,
-    GenerateRequest,
     ModelInfo,
     PcmChunk,
     Reference,
@@ -156,12 +155,12 @@ class CloningTalker:
 
     def __init__(self, *dies_behind: int) -> None:
         self._dies_behind = list(dies_behind)
-        self.requests: list[GenerateRequest] = []
+        self.requests: list[SynthesisRequest] = []
 
     def options(self, *, method_name: str, stream: bool) -> "CloningTalker":
         return self
 
-    def remote(self, request: GenerateRequest) -> "CloningTalker":
+    def remote(self, request: SynthesisRequest) -> "CloningTalker":
         self.requests.append(request)
         return self
 
@@ -171,7 +170,7 @@ class CloningTalker:
     async def __aiter__(self) -> AsyncGenerator[FrameChunk, None]:
         request = self.requests[-1]
         prompt, done = (
-            read_by_replica(request.synthesis.reference),
+            read_by_replica(request.reference),
             0 if request.prefix is None else len(request.prefix),
         )
         yield FrameChunk(np.zeros((0, GROUPS), np.int16), 3)
@@ -198,8 +197,7 @@ async def test_samples_are_sent_until_a_talker_has_answered_for_them() -> None:
     synthesizer = beside(talker, Codec(0))
     for request in (clone(3), clone(3), clone(4)):
         assert (await told(synthesizer, request))[:, 0].tolist() == [0, 1, 2, 3]
-    requests = [request.synthesis for request in talker.requests]
-    assert sent(requests) == ["samples", "samples", "prompt", "prompt", "prompt", "samples"]
+    assert sent(talker.requests) == ["samples", "samples", "prompt", "prompt", "prompt", "samples"]
     assert [request.gpu_frames for request in talker.requests] == [ALL_FRAMES] * 6
 
 
@@ -208,7 +206,7 @@ async def test_who_waits_in_a_long_text_goes_by_what_its_first_segment_has_broug
     talker, request = CloningTalker(), clone(5)
     for segment in (request, replace(request, continues=True)):
         await told(beside(talker, Codec(0)), segment)
-    assert sent([asked.synthesis for asked in talker.requests]) == ["samples", "prompt"]
+    assert sent(talker.requests) == ["samples", "prompt"]
 
 
 async def test_two_at_once_and_one_that_leaves() -> None:
@@ -219,7 +217,7 @@ async def test_two_at_once_and_one_that_leaves() -> None:
         await anext(left)
         assert [chunk.finish_reason async for chunk in heard][-1] is FinishReason.STOP
     await told(synthesizer, clone(6))
-    assert sent([asked.synthesis for asked in talker.requests])[-1] == "prompt"
+    assert sent(talker.requests)[-1] == "prompt"
 
 
 @pytest.mark.parametrize(
@@ -233,7 +231,7 @@ async def test_a_talker_on_a_cpu_is_asked_where_nothing_is_to_be_read(
     for _ in range(2):
         await told(synthesizer, request, CUSTOM_VOICE)
     assert sent(codec.requests) == ["samples"] * codec_asked
-    assert sent([asked.synthesis for asked in talker.requests]) == talker_sent
+    assert sent(talker.requests) == talker_sent
 
 
 class Talker:
@@ -245,7 +243,7 @@ class Talker:
         assert (method_name, stream) == ("generate", True)
         return self
 
-    def remote(self, request: GenerateRequest) -> "Talker":
+    def remote(self, request: SynthesisRequest) -> "Talker":
         return self
 
     def cancel(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from deployments.config import TalkerConfig
-from deployments.protocol import Codes, GenerateRequest, Reference, Sampling, SynthesisRequest
+from deployments.protocol import Codes, Reference, Sampling, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.weights.description import OWN_FACTS
@@ -64,20 +64,20 @@ def _without_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.talker.networks.frame_networks.MIN_NEW_TOKENS", 10**6)
 
 
-def requests(name: str, texts: tuple[str, ...] = TEXTS, *, in_prompt: bool = False) -> list[GenerateRequest]:
+def requests(name: str, texts: tuple[str, ...] = TEXTS, *, in_prompt: bool = False) -> list[SynthesisRequest]:
     plain = SynthesisRequest("x", "", non_streaming_mode=in_prompt, sampling=Sampling(max_new_tokens=61))
     return [
-        GenerateRequest(replace(plain, text=text, seed=seed, **BY_KIND[KINDS[name][0]]))  # type: ignore[arg-type]
+        replace(plain, text=text, seed=seed, **BY_KIND[KINDS[name][0]])  # type: ignore[arg-type]
         for seed, text in enumerate(texts)
     ]
 
 
-def checked(directory: Path, asked: list[GenerateRequest]) -> Check:
+def checked(directory: Path, asked: list[SynthesisRequest]) -> Check:
     engine = build_engine(directory, CONFIG)
     return check_head(engine, [(request, spoken(engine, request)) for request in asked], directory)
 
 
-def spoken(engine: Engine, request: GenerateRequest) -> Codes:
+def spoken(engine: Engine, request: SynthesisRequest) -> Codes:
     return speak(engine, request).codes
 
 
@@ -85,7 +85,7 @@ def test_the_embedded_voices_head_is_the_one_that_it_names(monkeypatch: pytest.M
     monkeypatch.undo()
     engine = build_engine(locate("embedded", report=lambda line: None), CONFIG)
     asked = [
-        GenerateRequest(SynthesisRequest("x", text, voice="nora", seed=seed, sampling=Sampling(max_new_tokens=100)))
+        SynthesisRequest("x", text, voice="nora", seed=seed, sampling=Sampling(max_new_tokens=100))
         for seed, text in enumerate(TEXTS)
     ]
     best, *_ = find_head(engine, [(request, spoken(engine, request)) for request in asked])

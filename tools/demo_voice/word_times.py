@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.config import TalkerConfig
-from deployments.protocol import GenerateRequest, SynthesisRequest
+from deployments.protocol import PcmChunk, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.weights.store import locate
-from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.speech.word_times import WordTimes
 from serve_app.text.spoken_text import TextRules, read
 from tools.demo_voice.shape import PHONES_PER_FRAME
@@ -80,7 +79,7 @@ def _errors(engine: Engine, teacher: Teacher, *, sentences: int, full_text: bool
 
 def _speak(engine: Engine, request: SynthesisRequest) -> tuple[NDArray[np.int16], list[float]]:
     """Frames [frames, groups], and when each word of the text begins."""
-    engine.add(0, GenerateRequest(request))
+    engine.add(0, request)
     times, frames, told = WordTimes(read(request.text, TextRules(spoken_form="english")), engine.info), [], []
     frame_s = engine.info.frame_samples / engine.info.sample_rate
     while not engine.is_idle:
@@ -92,7 +91,7 @@ def _speak(engine: Engine, request: SynthesisRequest) -> tuple[NDArray[np.int16]
                 for number, chars in enumerate(reading.chars)
             )
             audio = bytes(2 * engine.info.frame_samples * len(chunk.codes))
-            times.feed(UtteranceChunk(audio, chunk.codes, 0, chunk.finish_reason, text_positions=heard))
+            times.feed(PcmChunk(audio, chunk.codes, 0, chunk.finish_reason, text_positions=heard))
             told += times.take()
     return np.concatenate(frames), [word.start_s for word in told]
 

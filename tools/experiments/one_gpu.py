@@ -25,7 +25,6 @@ from deployments.protocol import (
     ALL_FRAMES,
     FinishReason,
     FrameChunk,
-    GenerateRequest,
     ModelInfo,
     ModelKind,
     Pcm,
@@ -60,9 +59,9 @@ from loadtest.settings import Settings
 from loadtest.tables import Table
 from loadtest.terminal import output_console, print_table
 from serve_app.config import AdmissionSettings
-from serve_app.speech import admission, room
-from serve_app.speech.admission import Admission
+from serve_app.speech import room, speech_models
 from serve_app.speech.segments import Utterance
+from serve_app.speech.speech_models import SpeechModel
 
 INFO = ModelInfo(
     name="modelled",
@@ -177,9 +176,9 @@ class ModelledGpu:
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         return with_failover(TalkerAudio(request, self._generate, info))
 
-    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+    async def _generate(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         await asyncio.sleep(self._costs.way_s)
-        if not request.synthesis.is_underway:
+        if not request.is_underway:
             self.scheduler.check_room()
         number, queue = next(self._numbers), asyncio.Queue[FrameChunk | Exception]()
         self._queues[number] = queue
@@ -262,11 +261,11 @@ class ModelledGpu:
             self._queues[number].put_nowait(FrameChunk(_CODES[:0], 60, reason))
 
 
-def _sequence(number: int, request: GenerateRequest) -> Spoken:
+def _sequence(number: int, request: SynthesisRequest) -> Spoken:
     """A token has about four characters; names, roles and the instruction take some more rows."""
-    text, spoken = len(request.synthesis.text) // 4, request.synthesis
-    ids = np.zeros(15 + text + len(spoken.instructions or "") // 4, np.int32)
-    limit = FrameLimit((spoken.sampling.max_new_tokens or 2) - 1, FinishReason.LENGTH)
+    text = len(request.text) // 4
+    ids = np.zeros(15 + text + len(request.instructions or "") // 4, np.int32)
+    limit = FrameLimit((request.sampling.max_new_tokens or 2) - 1, FinishReason.LENGTH)
     prompt = Prompt(ids, ids, ids[:1], num_text_tokens=text)
     return Spoken(number, request, prompt, Sampling(), limit, frame_s=INFO.frame_s)
 
@@ -287,7 +286,7 @@ class Heard:
         return self.listener.stalled_s > _HEARD_S
 
 
-async def _listen(gateway: Admission, request: ScheduledRequest, costs: Costs, heard: Heard) -> None:
+async def _listen(gateway: SpeechModel, request: ScheduledRequest, costs: Costs, heard: Heard) -> None:
     now_s, segments = asyncio.get_running_loop().time, LONG_SEGMENTS if request.kind is RequestKind.LONG else 1
     assert request.frames is not None
     synthesis = SynthesisRequest(
@@ -335,7 +334,7 @@ class Outcome:
 async def _serve(rate: float, seconds: float, settle_s: float, costs: Costs, seed: int, rows: int) -> Outcome:
     loop = asyncio.get_running_loop()
     gpu, refused = ModelledGpu(costs, max_num_seqs=rows, max_num_waiting=rows // 2), Counter[str]()
-    gateway = Admission(gpu, AdmissionSettings())
+    gateway = SpeechModel(gpu, AdmissionSettings())
     settings = Settings(
         "", phases=settled(rate, seconds, settle_s=settle_s), seed=seed, lengths=SpeechLengths(5.7, 0.35),
         profile=Profile.MIXED,
@@ -370,7 +369,7 @@ def serve(
     clock = SimpleNamespace(monotonic=loop.time)
     try:
         with ExitStack() as patched:
-            for module in (admission, room, scheduler, audio_streams, failover):
+            for module in (speech_models, room, scheduler, audio_streams, failover):
                 patched.enter_context(mock.patch.object(module, "time", clock))
             return loop.run_until_complete(_serve(rate, seconds, settle_s, costs, seed, rows))
     finally:

@@ -18,7 +18,7 @@ from httpx2 import ASGITransport, AsyncClient
 
 from deployments.codec.slots import PlainSlots
 from deployments.config import TalkerConfig
-from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import FrameChunk, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.failover import with_failover
 from deployments.serving.replica_streams import TalkerAudio
 from deployments.talker.audio.audio_streams import AudioStreams
@@ -31,14 +31,14 @@ from serve_app.api.requests.make_request import strict_request
 from serve_app.api.responses.respond import respond
 from serve_app.api.routes import create_api
 from serve_app.config import AdmissionSettings, ApiSettings
-from serve_app.speech.admission import Admission
-from serve_app.speech.long_text import LongText
+from serve_app.speech.speech_models import SpeechModel
+from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 
 STOPS: dict[Callable[..., object], int] = {
     strict_request: 1,
     respond: 2,
-    Admission.speak: 3,
-    LongText.speak: 4,
+    SpeechModel.speak: 3,
+    UtteranceSynthesizer.speak: 4,
     Engine.add: 8,
     Engine.step: 9,
     ModelRunner.queue_step: 10,
@@ -73,7 +73,7 @@ class OneProcess:
     def synthesize(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         return with_failover(TalkerAudio(request, self._generate, info))
 
-    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+    async def _generate(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         self._engine.add(0, request)
         while not self._engine.is_idle:
             for _, chunk in self._engine.step().chunks:

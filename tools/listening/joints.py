@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from deployments.codec.backends.registry import load_decoder
 from deployments.codec.decoder import CodecDecoder
 from deployments.config import TalkerConfig
-from deployments.protocol import Codes, FinishReason, GenerateRequest, PcmChunk, Reading, SynthesisRequest
+from deployments.protocol import Codes, FinishReason, PcmChunk, Reading, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.weights.store import locate
@@ -122,7 +122,7 @@ def speak_all(engine: Engine, requests: list[SynthesisRequest]) -> list[tuple[Co
     readings: dict[int, list[Reading]] = {number: [] for number in codes}
     reasons: dict[int, FinishReason] = {}
     for number, request in enumerate(requests):
-        engine.add(number, GenerateRequest(request))
+        engine.add(number, request)
     while not engine.is_idle:
         output = engine.step()
         if output.failures:

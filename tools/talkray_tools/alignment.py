@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from deployments.protocol import Codes, GenerateRequest, Progress
+from deployments.protocol import Codes, Progress, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.runner.prefill import PrefillInputs, SequencePart
 from deployments.talker.text.prompt import MAX_PASS_POSITIONS
@@ -77,7 +77,7 @@ class _Watched:
 
 
 @torch.inference_mode()
-def find_head(engine: Engine, spoken: Sized[tuple[GenerateRequest, Codes]]) -> list[HeadScore]:
+def find_head(engine: Engine, spoken: Sized[tuple[SynthesisRequest, Codes]]) -> list[HeadScore]:
     """All heads, the best first, by requests and the codes [frames, groups] that were made of them.
 
     `engine` is on a CPU. Of long utterances only what fits one pass counts.
@@ -96,10 +96,10 @@ def write_head(directory: Path, head: HeadScore) -> Path:
     return file
 
 
-def _scores(engine: Engine, request: GenerateRequest, codes: Codes) -> Tensor:
+def _scores(engine: Engine, request: SynthesisRequest, codes: Codes) -> Tensor:
     """[layers, heads, 3]: the values of HeadScore, of one utterance."""
     networks = engine.runner.networks
-    resumed = replace(request, synthesis=replace(request.synthesis, resume=Progress(codes, 0)))
+    resumed = replace(request, resume=Progress(codes, 0))
     sequence = engine.intake.prepare(0, resumed)
     assert sequence is not None, "the text is whole"
     prompt, size = sequence.prompt, min(sequence.num_positions, MAX_PASS_POSITIONS)

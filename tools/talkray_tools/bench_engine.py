@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from deployments.config import TalkerConfig
-from deployments.protocol import ALL_FRAMES, Codes, GenerateRequest, ModelKind, Sampling, SynthesisRequest, Tail
+from deployments.protocol import ALL_FRAMES, Codes, ModelKind, Sampling, SynthesisRequest, Tail
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.talker.state.kv_cache import KVCache
@@ -178,7 +178,7 @@ class EngineBench:
             start = time.perf_counter_ns()
             for number in range(prompts):
                 request = self._request(trial, frames=5)
-                engine.add(number, replace(request, synthesis=replace(request.synthesis, tail=tail)))
+                engine.add(number, replace(request, tail=tail))
             made: set[int] = set()
             while len(made) < prompts:
                 made |= {number for number, _ in engine.step().chunks}
@@ -202,7 +202,7 @@ class EngineBench:
         equal = streams - len(differing)
         return ArrivalResult(rate, streams, equal, most_together, min(differing, default=None))
 
-    def _speak(self, due_s: list[float], requests: list[GenerateRequest]) -> tuple[list[Codes], int]:
+    def _speak(self, due_s: list[float], requests: list[SynthesisRequest]) -> tuple[list[Codes], int]:
         """The codes of requests that arrive at times [s] from now, and how many streams ran in one step at most."""
         engine, start, joined, most = self.engine, time.perf_counter(), 0, 0
         codes: list[list[Codes]] = [[] for _ in requests]
@@ -262,17 +262,15 @@ class EngineBench:
         per_position = KVCache.bytes_per_position(config.talker, talker.codec_head.weight.dtype)
         return (weights * size + context * per_position) / self.bandwidth * 1e3
 
-    def _request(self, seed: int, *, frames: int, audio: bool = False) -> GenerateRequest:
+    def _request(self, seed: int, *, frames: int, audio: bool = False) -> SynthesisRequest:
         """Codes alone of a text that streams; with `audio` all of both, of a paragraph in the mode that clients get."""
         model = self.engine.model
         options = Sampling(max_new_tokens=frames + 1)
         voice = next(iter(model.speakers)) if model.kind is ModelKind.CUSTOM_VOICE else None
         language = "english" if "english" in model.languages else "auto"
-        return GenerateRequest(
-            SynthesisRequest(
-                "bench", " ".join([TEXT] * 3) if audio else TEXT, voice=voice, language=language, sampling=options,
-                seed=seed, non_streaming_mode=None if audio else False, ignore_eos=True,
-            ),
+        return SynthesisRequest(
+            "bench", " ".join([TEXT] * 3) if audio else TEXT, voice=voice, language=language, sampling=options,
+            seed=seed, non_streaming_mode=None if audio else False, ignore_eos=True,
             gpu_frames=ALL_FRAMES if audio else 0,
         )  # fmt: skip
 
@@ -280,7 +278,7 @@ class EngineBench:
 class _Arriving:
     """Streams of log-normal lengths that arrive at an engine at random."""
 
-    def __init__(self, engine: Engine, request: Callable[..., GenerateRequest], rate: float) -> None:
+    def __init__(self, engine: Engine, request: Callable[..., SynthesisRequest], rate: float) -> None:
         self._engine, self._request, self._rate = engine, request, rate
         self._draw, self._number = random.Random(0), 0
         self._due_s = time.perf_counter()

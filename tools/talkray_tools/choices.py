@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deployments.codec.encoder import Codebook, CodecEncoder
-from deployments.protocol import Codes, Frame, GenerateRequest, Progress
+from deployments.protocol import Codes, Frame, Progress, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.networks.frame_networks import FrameNetworks
 from deployments.talker.state.sampling import BatchSampler, Draw
@@ -124,7 +124,7 @@ def kept() -> Iterator[list[Choice]]:
 
 def divergences(
     engine: Engine,
-    request: GenerateRequest,
+    request: SynthesisRequest,
     expected: Codes,
     *,
     most: int,
@@ -141,7 +141,7 @@ def divergences(
         begin(known)
         resume = Progress(expected[:known], 0) if known else None
         with kept() as choices:
-            rest = replace(request, synthesis=replace(request.synthesis, resume=resume))
+            rest = replace(request, resume=resume)
             codes = run(engine, rest, expected[known:])
         divergence = _first(codes, expected[known:], choices, eos=eos, full=known + len(codes) == most)
         if divergence is None:
@@ -151,7 +151,7 @@ def divergences(
     return found
 
 
-def run(engine: Engine, request: GenerateRequest, until: Codes | None = None) -> Codes:
+def run(engine: Engine, request: SynthesisRequest, until: Codes | None = None) -> Codes:
     """All frames [frames, groups] of one request, or those up to the first that is not as in `until`."""
     engine.add(0, request)
     frames: list[Frame] = []

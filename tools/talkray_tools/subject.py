@@ -17,7 +17,6 @@ from deployments.protocol import (
     ALL_FRAMES,
     Codes,
     FinishReason,
-    GenerateRequest,
     ModelKind,
     Pcm,
     Reference,
@@ -65,7 +64,7 @@ class Subject:
         """In which audio is made here."""
         return self.engine.info.codec_precision if self.on_gpu else self.codec.decoder.precision
 
-    def request(self, text: str, sampling: Sampling, *, seed: int = 0) -> GenerateRequest:
+    def request(self, text: str, sampling: Sampling, *, seed: int = 0) -> SynthesisRequest:
         """A text in whatever voice this kind of checkpoint takes."""
         model = self.engine.model
         language = "english" if "english" in model.languages else "auto"
@@ -73,14 +72,14 @@ class Subject:
             "verify", text, language=language, sampling=sampling, seed=seed, leading_silence=True
         )
         if model.kind is ModelKind.CUSTOM_VOICE:
-            return GenerateRequest(replace(synthesis, voice=next(iter(model.speakers))))
+            return replace(synthesis, voice=next(iter(model.speakers)))
         if model.kind is ModelKind.VOICE_DESIGN:
-            return GenerateRequest(replace(synthesis, instructions=_DESCRIPTION))
+            return replace(synthesis, instructions=_DESCRIPTION)
         assert self.reference is not None, "a base checkpoint was given one"
         codes = None if self.reference.x_vector_only else self.codec.codes(self.reference)
-        return GenerateRequest(replace(synthesis, reference=self.reference), codes)
+        return replace(synthesis, reference=self.reference, reference_codes=codes)
 
-    def speak(self, *requests: GenerateRequest, most: int | None = None) -> list[Speech]:
+    def speak(self, *requests: SynthesisRequest, most: int | None = None) -> list[Speech]:
         """Requests that come together; `most` frames of each are expected, else as many as their text can take."""
         started_s, made = time.perf_counter(), [_Stream() for _ in requests]
         progress = throttled(f"speaking, {len(requests)} at once: frame", logger.info)
@@ -107,7 +106,7 @@ class Subject:
             )
         return [self._speech(*pair) for pair in zip(made, requests, strict=True)]
 
-    def _speech(self, stream: "_Stream", request: GenerateRequest) -> Speech:
+    def _speech(self, stream: "_Stream", request: SynthesisRequest) -> Speech:
         codes = np.stack(stream.codes) if stream.codes else np.zeros((0, self.engine.info.num_code_groups), np.int16)
         made = np.frombuffer(bytes(stream.pcm), np.int16)
         pcm = made if self.on_gpu else self.decode(codes, request.reference_codes)

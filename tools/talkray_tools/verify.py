@@ -39,7 +39,6 @@ from deployments.errors import TalkrayError
 from deployments.protocol import (
     Codes,
     FinishReason,
-    GenerateRequest,
     ModelKind,
     Reference,
     Sampling,
@@ -128,7 +127,7 @@ def check_batched(subject: Subject, together: Speech) -> Check:
     return Check(name, passed=True, detail=f"{common} frames")
 
 
-def check_head(engine: Engine, spoken: list[tuple[GenerateRequest, Codes]], directory: Path) -> Check:
+def check_head(engine: Engine, spoken: list[tuple[SynthesisRequest, Codes]], directory: Path) -> Check:
     """Whether an attention head follows the text, so that times of words are exact. Notes one that does."""
     name, named = "a head follows the text", engine.model.text.alignment_head
     logger.info("looking for the head that follows the text, in %d utterances", len(spoken))
@@ -187,16 +186,16 @@ class Exact:
         samples: NDArray[np.float32] = self.network(torch.from_numpy(joined.astype(np.int64))[None])[0].numpy()
         return samples[len(samples) // len(joined) * (len(joined) - len(codes)) :]
 
-    def check_codes(self, name: str, request: GenerateRequest, expected: Codes, tolerance: Tolerance) -> Check:
+    def check_codes(self, name: str, request: SynthesisRequest, expected: Codes, tolerance: Tolerance) -> Check:
         """Whether greedy codes [frames, groups] are those of float32, but for near-ties."""
-        most = request.synthesis.sampling.max_new_tokens or 1
+        most = request.sampling.max_new_tokens or 1
         tell = throttled("greedy codes in float32, frame", logger.info)
         found = divergences(self.engine, request, expected, most=most - 1, begin=lambda known: tell(known, most - 1))
         passed, detail = near_ties(found, expected, tolerance)
         return Check(name, passed, detail, {"frames": len(expected), "otherwise": len(found)})
 
     def check_audio(
-        self, name: str, request: GenerateRequest, codes: Codes, audio: NDArray[Any], *, least_db: float
+        self, name: str, request: SynthesisRequest, codes: Codes, audio: NDArray[Any], *, least_db: float
     ) -> Check:
         """Whether samples, in [-1, 1], are those of float32. The official package may have a sample too many in front:
         it cuts a recording off by a rounded share.
@@ -215,7 +214,7 @@ class Exact:
 
 
 def check_official(
-    exact: Exact, request: GenerateRequest, directory: Path, python: Path | None, folder: Path
+    exact: Exact, request: SynthesisRequest, directory: Path, python: Path | None, folder: Path
 ) -> Iterator[Check]:
     """Greedy codes and the waveform equal the official package's."""
     name = "greedy codes are the official package's"
@@ -224,7 +223,7 @@ def check_official(
         return
     logger.info("the official package speaks (it shows no progress): %s", python)
     rate = exact.engine.info.sample_rate
-    codes, wav = official_speech(directory, request.synthesis, python, sample_rate=rate)
+    codes, wav = official_speech(directory, request, python, sample_rate=rate)
     soundfile.write(folder / "official.wav", wav, rate)
     yield exact.check_codes(name, request, codes, FLOAT32)
     name, before = "the waveform is the official package's", request.reference_codes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from deployments.codec.plan import chosen_ramp
 from deployments.config import CodecConfig
 from deployments.limits import StreamLimit
-from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
+from deployments.protocol import ALL_FRAMES, FrameChunk, PcmChunk, SynthesisRequest
 from deployments.records import CodecRecord
 from deployments.serving import metrics
 from deployments.serving.replica_streams import Generate
@@ -168,7 +168,7 @@ class CodecLoad:
         counts, room = _Counts(), AsyncExitStack()
         client, is_underway = request.client, request.is_underway
 
-        async def arriving(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+        async def arriving(request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
             async with aclosing(generate(request)) as chunks:
                 async for chunk in chunks:
                     if len(chunk.codes) and not counts.arrived and request.gpu_frames < ALL_FRAMES:

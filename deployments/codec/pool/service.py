@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -15,7 +16,7 @@ from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
 from deployments.codec.pool.worker_client import DecoderChoice, WorkerProcesses
 from deployments.codec.pool.workers import Workers
 from deployments.config import CodecConfig, CodecPlacement
-from deployments.protocol import ALL_FRAMES, Codes, GenerateRequest, PcmChunk, Progress, SynthesisRequest
+from deployments.protocol import ALL_FRAMES, Codes, PcmChunk, Progress, SynthesisRequest
 from deployments.serving import metrics
 from deployments.serving.failover import with_failover
 from deployments.serving.replica_streams import AllFrames, Generate
@@ -137,7 +138,7 @@ class CodecService:
         with self.placement_of(request.model).admit(self.gate.capacity, background=request.background) as gpu_frames:
             if start.undelivered is not None and len(start.undelivered):
                 gpu_frames = 0  # audio is missing that a talker will not bring
-            asked = GenerateRequest(request, reference_codes=reference_codes, gpu_frames=gpu_frames)
+            asked = replace(request, reference_codes=reference_codes, gpu_frames=gpu_frames)
             frames = with_failover(AllFrames(generate, asked, frame_samples))
             async with aclosing(decoder.run(frames, gpu_frames=gpu_frames)) as chunks:
                 async for chunk in chunks:

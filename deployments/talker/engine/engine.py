@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deployments.errors import TalkrayError
-from deployments.protocol import Codes, FrameChunk, GenerateRequest, ModelInfo
+from deployments.protocol import Codes, FrameChunk, ModelInfo, SynthesisRequest
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine.engine_load import EngineLoad
 from deployments.talker.engine.intake import Intake, LengthLimits
@@ -68,14 +68,13 @@ class Engine:
         self.num_steps = 0  # since the start, of which the host has read the frames
         self.waited_ns = 0  # the host's waiting time for codes since the start
 
-    def add(self, sequence_id: int, request: GenerateRequest) -> None:
+    def add(self, sequence_id: int, request: SynthesisRequest) -> None:
         """Queue a request. Raises InvalidRequest if it can never run, and Overloaded if the waiting line is full.
 
         A request is never refused as Overloaded if its listener has a part of the audio.
         """
-        synthesis = request.synthesis
-        if synthesis.background or not synthesis.is_underway:
-            self.scheduler.check_room(background=synthesis.background)
+        if request.background or not request.is_underway:
+            self.scheduler.check_room(background=request.background)
         sequence = self.intake.prepare(sequence_id, request)
         if sequence is not None:
             self._enqueue(sequence)

@@ -5,7 +5,7 @@ enough for a prompt. Limits the length of prompts and of speech.
 from dataclasses import asdict, dataclass, field, replace
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import FinishReason, GenerateRequest, ModelInfo, Sampling
+from deployments.protocol import FinishReason, ModelInfo, Sampling, SynthesisRequest
 from deployments.speech_detection import runaway_frames
 from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import MAX_PASS_POSITIONS, Prompt, PromptBuilder
@@ -23,7 +23,7 @@ _END_CHARS = 64  # characters at the end of a text among which tokens are looked
 class LiveRequest:
     """A request whose text the client is still writing."""
 
-    request: GenerateRequest
+    request: SynthesisRequest
     tokens: LiveTokens
     body: list[int] = field(default_factory=list)  # token ids so far
     sequence: Sequence | None = None  # once there is text enough
@@ -36,7 +36,7 @@ class LengthLimits:
         """`max_positions`: of one sequence, prompt and frames together. `frame_s`: seconds of audio of a frame."""
         self._tokenizer, self._max_positions, self._frame_s = tokenizer, max_positions, frame_s
 
-    def frame_limit(self, request: GenerateRequest, sampling: Sampling, prompt: Prompt) -> FrameLimit:
+    def frame_limit(self, request: SynthesisRequest, sampling: Sampling, prompt: Prompt) -> FrameLimit:
         """The lowest limit of a sequence. Raises InvalidRequest if its prompt or a later segment is too long.
 
         The last of `max_new_tokens` becomes no frame, as in the official package. A text that is still being written
@@ -45,10 +45,10 @@ class LengthLimits:
         room = self._max_positions - prompt.num_positions
         if room < 1:
             raise self._too_long(prompt.num_positions)
-        self.check_following(request.synthesis.following, prompt)
+        self.check_following(request.following, prompt)
         length = FrameLimit(min((sampling.max_new_tokens or 1) - 1, room), FinishReason.LENGTH)
         runaway = FrameLimit(runaway_frames(prompt.num_text_tokens, self._frame_s), FinishReason.RUNAWAY)
-        if request.synthesis.ignore_eos or not prompt.has_all_text or length.frames <= runaway.frames:
+        if request.ignore_eos or not prompt.has_all_text or length.frames <= runaway.frames:
             return length
         return runaway
 
@@ -78,17 +78,17 @@ class Intake:
         self._live: dict[int, LiveRequest] = {}
         self._token_s = _TOKEN_S
 
-    def prepare(self, sequence_id: int, request: GenerateRequest) -> Sequence | None:
+    def prepare(self, sequence_id: int, request: SynthesisRequest) -> Sequence | None:
         """The sequence of a request. A live request has none yet: `append_text` brings its text."""
         request = self._prompts.with_codes(request)
-        if request.synthesis.mailbox is None:
+        if request.mailbox is None:
             prompt = self._prompts.build(request)
-            if request.synthesis.tail is not None and prompt.num_positions > MAX_PASS_POSITIONS:  # a second pass
-                return self.prepare(sequence_id, replace(request, synthesis=replace(request.synthesis, tail=None)))
+            if request.tail is not None and prompt.num_positions > MAX_PASS_POSITIONS:  # a second pass
+                return self.prepare(sequence_id, replace(request, tail=None))
             sequence = self._make(sequence_id, request, prompt)
-            self._count_unspoken(sequence, request.synthesis.text)
+            self._count_unspoken(sequence, request.text)
             return sequence
-        self._live[sequence_id] = LiveRequest(request, LiveTokens(self._prompts.tokenizer, gap=request.synthesis.gap))
+        self._live[sequence_id] = LiveRequest(request, LiveTokens(self._prompts.tokenizer, gap=request.gap))
         return None
 
     def sequence(self, sequence_id: int) -> Sequence | None:
@@ -124,17 +124,16 @@ class Intake:
             self._token_s += _SHOWS * (min(max(took_s, _TOKEN_S / 2), 2 * _TOKEN_S) - self._token_s)
 
     def _make(
-        self, sequence_id: int, request: GenerateRequest, prompt: Prompt, tokens: LiveTokens | None = None
+        self, sequence_id: int, request: SynthesisRequest, prompt: Prompt, tokens: LiveTokens | None = None
     ) -> Sequence:
         """`tokens`: of a live request."""
         model = self._prompts.config
-        synthesis = request.synthesis
         starts = list[int]()
-        if synthesis.word_times:
-            text = synthesis.text.lstrip()
-            places = self._prompts.tokenizer.encode_body(text, gap=synthesis.gap)[1]
+        if request.word_times:
+            text = request.text.lstrip()
+            places = self._prompts.tokenizer.encode_body(text, gap=request.gap)[1]
             starts = [*places, len(text)] if tokens is None else tokens.starts
-        sampling = complete(synthesis.sampling, model.generation)
+        sampling = complete(request.sampling, model.generation)
         limit = self._limits.frame_limit(request, sampling, prompt)
         prefix = [] if request.prefix is None else list(request.prefix)
         frame_s = self._info.frame_s

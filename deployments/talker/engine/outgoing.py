@@ -38,7 +38,7 @@ class Outgoing:
         if sequence.is_open:
             return
         request = sequence.request
-        resume, reference = request.synthesis.resume, request.synthesis.reference
+        resume, reference = request.resume, request.reference
         self._audio.open(
             sequence.id,
             request.prefix,

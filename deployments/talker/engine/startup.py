@@ -17,7 +17,7 @@ from deployments.codec.encoder import CodecEncoder
 from deployments.codec.slots import Prepare
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
-from deployments.protocol import GenerateRequest, Reference, Sampling, SynthesisRequest
+from deployments.protocol import Reference, Sampling, SynthesisRequest
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine.device import cache_bounds, choose_device
 from deployments.talker.engine.engine import Engine
@@ -172,13 +172,15 @@ def _speak(engine: Engine, *, on_gpu: bool, gpu_frames: int) -> None:
     """A short utterance in each way that there is: with audio on a GPU, with a cloned voice where it can."""
     voice = next(iter(engine.model.speakers), None)
     options = Sampling(max_new_tokens=3)
-    request = SynthesisRequest("warm-up", "Hello.", voice=voice, sampling=options, ignore_eos=True)
+    request = SynthesisRequest(
+        "warm-up", "Hello.", voice=voice, sampling=options, ignore_eos=True, gpu_frames=gpu_frames
+    )
     if engine.prompts.speaker_encoder is not None:
         num_samples = engine.prompts.speaker_encoder.shape.sample_rate
         hiss = np.random.default_rng(0).normal(0, 0.01, num_samples).astype(np.float32)
         by_vector = engine.prompts.encode is None
         request = replace(request, reference=Reference(hiss, "Hiss.", x_vector_only=by_vector))
-    engine.add(-1, GenerateRequest(request, gpu_frames=gpu_frames))
+    engine.add(-1, request)
     while not engine.is_idle:
         for _, error in engine.step().failures:
             raise EngineError(f"the engine fails before its first request: {error}") from error

@@ -5,7 +5,7 @@ import struct
 from dataclasses import dataclass
 
 from deployments.config import Strict, TalkerConfig
-from deployments.protocol import FrameChunk, GenerateRequest, ModelInfo
+from deployments.protocol import FrameChunk, ModelInfo, SynthesisRequest
 from deployments.talker.engine.engine_load import EngineLoad
 
 _LENGTH = struct.Struct("<I")
@@ -24,7 +24,7 @@ class Submit:
     """A new request, and the id of its sequence, which the replica chose."""
 
     sequence_id: int
-    request: GenerateRequest
+    request: SynthesisRequest
 
 
 @dataclass(frozen=True, slots=True)

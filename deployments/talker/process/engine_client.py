@@ -15,7 +15,7 @@ from contextlib import aclosing
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError, TalkerLost
 from deployments.gpu import asleep
-from deployments.protocol import FrameChunk, GenerateRequest, Mailbox, ModelInfo
+from deployments.protocol import FrameChunk, Mailbox, ModelInfo, SynthesisRequest
 from deployments.serving import mailbox, metrics
 from deployments.serving.reports import report_stage
 from deployments.serving.starvation import any_runnable
@@ -75,7 +75,7 @@ class EngineClient:
         """Whether the engine process runs, and has reported lately."""
         return self._process.poll() is None and (self._reading is None or not self._reading.done())
 
-    async def submit(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+    async def submit(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         """Frames as the engine makes them. Frames that wait together become one chunk, and so do many of a background
         request. Leaving it aborts the request.
 
@@ -90,8 +90,8 @@ class EngineClient:
                 await asyncio.shield(self._wake())
                 failed.pop_all()
         self._send(channel.Submit(sequence_id, request))
-        mailed = request.synthesis.mailbox
-        least = _BACKGROUND_FRAMES if request.synthesis.background else 0
+        mailed = request.mailbox
+        least = _BACKGROUND_FRAMES if request.background else 0
         writing = None if mailed is None else asyncio.create_task(self._write(sequence_id, mailed))
         try:
             while True:

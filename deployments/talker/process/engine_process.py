@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from deployments.errors import EngineError, TalkrayError
-from deployments.protocol import FrameChunk, GenerateRequest, Mark, ModelInfo
+from deployments.protocol import FrameChunk, Mark, ModelInfo, SynthesisRequest
 from deployments.serving.collector import leave_loaded_alone
 from deployments.serving.starvation import ThreadWork
 from deployments.talker.engine.engine import Engine
@@ -101,10 +101,10 @@ class FirstAudioMarks:
     def __init__(self) -> None:
         self._requests: dict[int, _MarkedRequest] = {}
 
-    def begin(self, sequence_id: int, request: GenerateRequest, *, came_ns: int) -> None:
+    def begin(self, sequence_id: int, request: SynthesisRequest, *, came_ns: int) -> None:
         """Follow a request, if it has marks: it came at `came_ns` (time.time_ns()), and the engine has its prompt."""
-        if request.synthesis.marks:
-            marked = _MarkedRequest([*request.synthesis.marks, ("to-engine", came_ns)], bool(request.gpu_frames))
+        if request.marks:
+            marked = _MarkedRequest([*request.marks, ("to-engine", came_ns)], bool(request.gpu_frames))
             marked.add("prompt")
             self._requests[sequence_id] = marked
 

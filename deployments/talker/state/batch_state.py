@@ -167,7 +167,7 @@ class RowWriter:
         trailing = sequence.prompt.trailing[: self._state.size.max_model_len]
         out[Columns.NUM_TRAILING] = len(trailing)
         out[Columns.NUM_TEXT], out[Columns.TEXT_START] = sequence.prompt.num_text_positions, sequence.prompt.text_start
-        out[Columns.IGNORE_EOS] = sequence.request.synthesis.ignore_eos
+        out[Columns.IGNORE_EOS] = sequence.request.ignore_eos
         floats[Columns.PENALTY] = sequence.sampling.repetition_penalty or 1.0
         out[Columns.TALKER] = FilterOptions.for_talker(sequence.sampling).pack()
         out[Columns.PREDICTOR] = FilterOptions.for_predictor(sequence.sampling).pack()

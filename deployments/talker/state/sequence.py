@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from deployments.listener import Listener
-from deployments.protocol import ClonePrompt, FinishReason, Frame, GenerateRequest, Sampling
+from deployments.protocol import ClonePrompt, FinishReason, Frame, Sampling, SynthesisRequest
 from deployments.speech_detection import LATE_PATIENCE_S, frames_of
 from deployments.talker.text.prompt import Prompt
 from deployments.talker.text.text_progress import TextProgress
@@ -24,7 +24,7 @@ class Sequence:
     """A request in the engine. It has a row while it runs. `prompt` and `limit` grow while its text is written."""
 
     id: int
-    request: GenerateRequest
+    request: SynthesisRequest
     prompt: Prompt
     sampling: Sampling  # complete: no option is None
     limit: FrameLimit
@@ -40,7 +40,7 @@ class Sequence:
     _num_played: int = field(init=False)  # frames that `listener` counts; those of a prefix were played before
 
     def __post_init__(self) -> None:
-        in_hand_s = self.request.synthesis.in_hand_s
+        in_hand_s = self.request.in_hand_s
         self.listener = Listener.of(background=self.is_background, in_hand_s=in_hand_s)
         self.num_sent = self._num_played = len(self.frames)
         self.progress.begin(len(self.frames))
@@ -48,7 +48,7 @@ class Sequence:
     @property
     def is_background(self) -> bool:
         """Whether it is a segment of a job, for which no listener waits."""
-        return self.request.synthesis.background
+        return self.request.background
 
     @property
     def num_frames(self) -> int:
@@ -68,7 +68,7 @@ class Sequence:
     @property
     def signed_seed(self) -> int:
         """The seed's 64 bits as the signed integer that tensors hold."""
-        return int(np.uint64(self.request.synthesis.seed).astype(np.int64))
+        return int(np.uint64(self.request.seed).astype(np.int64))
 
     def append(self, frame: Frame) -> None:
         """Add a frame, and end the sequence at its limit or where it goes on with no words left."""
@@ -76,7 +76,7 @@ class Sequence:
         self.progress.add_frame(self.num_frames)
         if self.num_frames >= self.limit.frames:
             self.finish_reason = self.limit.reason
-        elif not self.request.synthesis.ignore_eos:
+        elif not self.request.ignore_eos:
             self.finish_reason = self.progress.overrun(patience=self._patience)
 
     def end(self) -> None:

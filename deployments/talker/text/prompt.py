@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import ClonePrompt, Codes, GenerateRequest, ModelKind, Reference, SynthesisRequest
+from deployments.protocol import ClonePrompt, Codes, ModelKind, Reference, SynthesisRequest
 from deployments.recording_cache import ByRecording
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
@@ -145,9 +145,9 @@ class PromptBuilder:
         )
         self.references: ByRecording[Codes] = ByRecording(max_bytes=_CODES_BYTES, size=lambda codes: codes.nbytes)
 
-    def with_codes(self, request: GenerateRequest) -> GenerateRequest:
+    def with_codes(self, request: SynthesisRequest) -> SynthesisRequest:
         """`request` with the codes of its recording, if it clones in context. Raises InvalidRequest."""
-        reference, encode = request.synthesis.reference, self.encode
+        reference, encode = request.reference, self.encode
         if reference is None or reference.x_vector_only or request.reference_codes is not None:
             return request
         if reference.prompt is not None:
@@ -164,21 +164,21 @@ class PromptBuilder:
             ) from None
         return replace(request, reference_codes=codes)
 
-    def clone_prompt(self, request: GenerateRequest) -> ClonePrompt | None:
+    def clone_prompt(self, request: SynthesisRequest) -> ClonePrompt | None:
         """The clone prompt of a recording that came as samples; None before the prompt is built."""
-        reference = request.synthesis.reference
+        reference = request.reference
         if reference is None or reference.prompt is not None:
             return None
         speaker = self.speakers.find(reference.key)
         codes = None if reference.x_vector_only else request.reference_codes
         return None if speaker is None else ClonePrompt(speaker.on_host.numpy(), codes)
 
-    def build(self, request: GenerateRequest) -> Prompt:
+    def build(self, request: SynthesisRequest) -> Prompt:
         """The prompt of a request with all its text. Raises InvalidRequest if the text is empty."""
-        body, _ = self.tokenizer.encode_body(request.synthesis.text, gap=request.synthesis.gap)
+        body, _ = self.tokenizer.encode_body(request.text, gap=request.gap)
         return self.begin(request, body, has_all_text=True)
 
-    def least_tokens(self, request: GenerateRequest) -> int:
+    def least_tokens(self, request: SynthesisRequest) -> int:
         """How many tokens of a text that is still being written a prefill needs: one more than there are frames."""
         codes = request.before
         beside = 0 if codes is None else 1 + max(0, len(codes) - len(self._text_before(request)))
@@ -197,12 +197,12 @@ class PromptBuilder:
         )
 
     @torch.inference_mode()
-    def begin(self, request: GenerateRequest, body: list[int], *, has_all_text: bool) -> Prompt:
+    def begin(self, request: SynthesisRequest, body: list[int], *, has_all_text: bool) -> Prompt:
         """The prompt of a request. `body`: the tokens of its text, all or at least `least_tokens`."""
-        synthesis, tokens, codes = request.synthesis, self.config.tokens, self.config.codes
+        tokens, codes = self.config.tokens, self.config.codes
         if not body:
             raise InvalidRequest("input has no text to speak", "input", "empty_input")
-        text, codec, dense = self._head(synthesis)
+        text, codec, dense = self._head(request)
         trailing = [tokens.tts_pad]
         ending = [tokens.tts_eos] if has_all_text else []
         text_start = len(text)
@@ -210,9 +210,9 @@ class PromptBuilder:
             frames = _Track(self._dense(len(before)), (self._frames(before),))
             text_before = self._text_before(request)
             text_start += len(text_before)
-            text_rows, codec_rows, trailing = self._going_on(synthesis, [*text_before, *body, *ending], frames)
+            text_rows, codec_rows, trailing = self._going_on(request, [*text_before, *body, *ending], frames)
             dense = (*dense, *frames.dense)
-        elif full_text(self.config.kind, synthesis):
+        elif full_text(self.config.kind, request):
             text_rows = [*body, *ending, tokens.tts_pad]
             codec_rows = [codes.pad] * (len(body) + 1) + [codes.bos]
         else:
@@ -298,13 +298,11 @@ class PromptBuilder:
             return text[: len(codec)], codec, text[len(codec) :]
         return text + [pad] * (len(codec) - len(text)), codec, [pad]
 
-    def _text_before(self, request: GenerateRequest) -> list[int]:
-        """The tokens that the frames of `GenerateRequest.before` speak."""
-        synthesis, tail = request.synthesis, request.synthesis.tail
-        reference = "" if request.reference_codes is None or synthesis.reference is None else synthesis.reference.text
-        return self.tokenizer.encode(reference or "") + (
-            [] if tail is None else self.tokenizer.encode(tail.text.rstrip())
-        )
+    def _text_before(self, request: SynthesisRequest) -> list[int]:
+        """The tokens that the frames of `SynthesisRequest.before` speak."""
+        reference = "" if request.reference_codes is None or request.reference is None else request.reference.text
+        tail = "" if request.tail is None else request.tail.text.rstrip()
+        return self.tokenizer.encode(reference or "") + self.tokenizer.encode(tail)
 
     def _frames(self, codes: Codes) -> Tensor:
         return self.talker.embed_frames(torch.from_numpy(codes).long().to(self.tables.device))

@@ -10,8 +10,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from deployments.errors import InvalidRequest
-from serve_app.api.bodies.client_json import MAX_BODY_BYTES, parse_object
-from serve_app.api.bodies.http_request import read_body
+from serve_app.api.bodies.client_input import MAX_BODY_BYTES, parse_object, read_body
 from serve_app.client_audio.reference_doctor import PREPARATIONS, Preparation
 
 _MOST_FIELDS, _MOST_FILES = 32, 16

@@ -9,11 +9,10 @@ from itertools import pairwise
 from typing import Any
 from urllib.parse import quote
 
-from deployments.protocol import FinishReason, Marks, ModelInfo
+from deployments.protocol import FinishReason, Marks, ModelInfo, PcmChunk
 from deployments.serving import reports
 from serve_app.api.headers import MODEL_HEADER, SEED_HEADER, VOICE_HEADER
 from serve_app.speech.segments import Utterance
-from serve_app.speech.utterance_chunk import UtteranceChunk
 from serve_app.voices.stored_voice import StoredVoice
 
 Entry = dict[str, Any]  # as in `RequestRecord.entry`
@@ -41,7 +40,7 @@ class Usage:
     seed: int | None = None  # with which it is spoken
     model: str | None = None  # of the request
     voice: str | None = None  # of the request
-    trail: Marks = ()  # as in UtteranceChunk, of all chunks
+    trail: Marks = ()  # as in PcmChunk, of all chunks
 
     @property
     def tokens(self) -> dict[str, int]:
@@ -66,7 +65,7 @@ class Usage:
         self.seed = utterance.synthesis.seed
         self.tells_timing = tells_timing
 
-    def add(self, chunk: UtteranceChunk) -> None:
+    def add(self, chunk: PcmChunk) -> None:
         self.input_tokens = chunk.num_text_tokens
         self.frames += len(chunk.codes)
         self.samples += chunk.num_samples

@@ -10,8 +10,7 @@ from serve_app.api.requests.speech_request import Offer, SpeechRequest
 from serve_app.client_audio.recordings import read_aside
 from serve_app.client_audio.reference_doctor import decode_prepared
 from serve_app.config import ApiSettings
-from serve_app.speech.redraw import draw_seed
-from serve_app.speech.segments import Segments, Utterance
+from serve_app.speech.segments import Segments, Utterance, draw_seed
 from serve_app.text.characters import clean, is_speakable
 from serve_app.text.languages import DETECT, detected, foreign_language, language_name
 from serve_app.text.spoken_text import SpokenText, Stretch

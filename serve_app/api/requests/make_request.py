@@ -6,21 +6,26 @@
 translates them and calls one of the two.
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api import catalogue
-from serve_app.api.requests import field_names
+from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.ignored_fields import Ignored
 from serve_app.api.requests.model_choice import choosing_fields, model_for
-from serve_app.api.requests.read_text import read_text
 from serve_app.api.requests.speech_body import ALL_SPELLINGS, SPEECH, SpeechBody, in_our_spelling, parse_speech
 from serve_app.api.requests.speech_request import Delivery, Offer, SpeechRequest, negotiate, stored_voice
 from serve_app.client_audio.formats import AudioFormat, check_bit_rate
+from serve_app.text.languages import DETECT, detected, language_name
+from serve_app.text.lexicon import Lexicon
+from serve_app.text.normalisation import prepare
+from serve_app.text.spoken_text import SpokenText, TextRules, read
 from serve_app.voices.stored_voice import StoredVoice
 
+_LONG_CHARS = 1 << 14  # only a job's: to read them takes the event loop 10 ms and more
 _NO_CLONES = "{} does not clone voices: load a Base checkpoint"
 
 
@@ -131,6 +136,58 @@ async def complete_request(
     return SpeechRequest(
         info, body, delivery=delivery, ignored=reasons, spoken=spoken, stored=stored, is_tagged=is_tagged
     )
+
+
+async def read_text(
+    offer: Offer, body: SpeechBody, info: ModelInfo, stored: StoredVoice | None
+) -> tuple[SpokenText, ignored_fields.Reasons]:
+    """The spoken text of `body.input`; and the reasons why the rest of it, and some fields about it, have no effect.
+    Raises InvalidRequest for bad SSML, for a bad lexicon, and for figures in an uncertain language.
+    """
+    settings = offer.settings.text
+    chars = body.max_segment_chars
+    reasons: ignored_fields.Reasons = {}
+    if chars is not None and chars > info.max_segment_chars:
+        reasons["max_segment_chars"] = f"the model takes up to {info.max_segment_chars}"
+    lexicon = Lexicon.checked(body.lexicon or {}, "lexicon")
+    if stored is not None:
+        lexicon = lexicon.over(Lexicon(stored.lexicon))
+    if info.spoken_form is not None and body.text_normalization == "off":
+        reasons["text_normalization"] = "the loaded voice speaks nothing but words"
+    wants_words = info.spoken_form is None and body.text_normalization == "on"
+    language = await _language_of_figures(body, info, stored) if wants_words else None
+    if wants_words and language is None:
+        reasons["text_normalization"] = "the language of the text is not certain: name it"
+    rules = TextRules(
+        body.markup or settings.markup,
+        settings.paragraph_pause_s,
+        lexicon=lexicon.over(await offer.voices.lexicon_for_all()),
+        spoken_form=info.spoken_form,
+        max_segment_chars=chars or settings.max_segment_chars,
+        normalised=language,
+    )
+    is_long = rules.normalised is not None or len(body.input) > _LONG_CHARS
+    spoken = await asyncio.to_thread(read, body.input, rules) if is_long else read(body.input, rules)
+    return spoken, reasons | ignored_fields.of_text(spoken, info)
+
+
+async def _language_of_figures(body: SpeechBody, info: ModelInfo, stored: StoredVoice | None) -> str | None:
+    """The language whose words figures become; None if it is not certain and any language may be tried. Raises
+    InvalidRequest where it has to be named.
+    """
+    named = body.language
+    if stored is not None and stored.language and "language" not in body.model_fields_set:
+        named = stored.language
+    language: str | None = language_name(named)
+    if language in ("auto", DETECT):
+        known = info.languages
+        language = known[0] if len(known) == 1 else await asyncio.to_thread(detected, body.input, known)
+    if language is not None:
+        await asyncio.to_thread(prepare, language)
+    elif not body.any_language:
+        message = "text_normalization: the language of the text is not certain: name it in language."
+        raise InvalidRequest(message, "text_normalization")
+    return language
 
 
 @dataclass(frozen=True, slots=True)

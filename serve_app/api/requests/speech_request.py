@@ -11,7 +11,7 @@ from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.client_audio.file_headers import SYNTHETIC
 from serve_app.client_audio.formats import FORMATS, AudioForm, AudioFormat, CompressedFormat, RawFormat, Rendering
 from serve_app.config import ApiSettings
-from serve_app.speech.model_admissions import ModelAdmissions
+from serve_app.speech.speech_models import SpeechModels
 from serve_app.text.spoken_text import SpokenText
 from serve_app.voices.library import Voices
 from serve_app.voices.stored_voice import StoredVoice
@@ -30,7 +30,7 @@ ACCEPTED = {content_type: audio_format for audio_format, content_type in CONTENT
 class Offer:
     """The models, voices and settings that a request is checked against."""
 
-    models: ModelAdmissions
+    models: SpeechModels
     settings: ApiSettings
     voices: Voices
 

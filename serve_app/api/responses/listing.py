@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from deployments.errors import InvalidRequest
-from serve_app.api.bodies.client_json import number
+from serve_app.api.bodies.client_input import number
 
 
 def page_of(items: Sequence[Mapping[str, object]], after: str, limit: str, *, most: int = 100) -> dict[str, object]:

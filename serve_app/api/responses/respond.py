@@ -18,8 +18,8 @@ from serve_app.api.requests.speech_request import SpeechRequest, speech_headers
 from serve_app.api.responses.speech_response import (
     AnswerAttempt,
     SpeechResponse,
-    StreamedBody,
-    WholeBody,
+    StreamedAnswer,
+    WholeAnswer,
     WholeResponse,
     audio_body,
     event_body,
@@ -37,13 +37,13 @@ async def respond(
     service: SpeechService,
     request: Request,
     speech: SpeechRequest,
-    body: StreamedBody | WholeBody | None = None,
+    answer: StreamedAnswer | WholeAnswer | None = None,
     *,
     parts: Sequence[SpeechRequest] = (),
 ) -> Response:
     """`speech.body.input` over HTTP, or the `parts` of a dialogue, whose form `speech` has.
 
-    `body`: the dialect's own. None: the audio, sent while it is spoken, or whole if `speech.delivery` says so. A text
+    `answer`: the dialect's own. None: the audio, sent while it is spoken, or whole if `speech.delivery` says so. A text
     that is sent whole and ends badly is spoken again, once, with another seed; a dialogue is not.
     Raises InvalidRequest.
 
@@ -52,15 +52,15 @@ async def respond(
     utterance = await service.begin_utterance(request, speech)
     utterance, speech = _continued(service, utterance, speech)
     usage = state_of(request).record.usage
-    own_type = {} if body is None else {"content-type": body.content_type}
+    own_type = {} if answer is None else {"content-type": answer.content_type}
     headers = {**speech_headers(speech.delivery, speech.info), **speech.headers(), **usage.headers(), **own_type}
     utterances = await _dialogue(service, request, utterance, parts) if parts else [utterance]
     source = _AudioSource(service, speech, utterances, parts)
-    if isinstance(body, StreamedBody) or (body is None and not speech.delivery.whole):
+    if isinstance(answer, StreamedAnswer) or (answer is None and not speech.delivery.whole):
         times = source.word_times()
         audio = source.audio(utterances, usage, times)
-        return SpeechResponse(audio if body is None else body.make(audio, times), headers, usage=usage)
-    return source.whole(usage, headers, body, caller=state_of(request).caller.name)
+        return SpeechResponse(audio if answer is None else answer.make(audio, times), headers, usage=usage)
+    return source.whole(usage, headers, answer, caller=state_of(request).caller.name)
 
 
 def _continued(service: SpeechService, utterance: Utterance, speech: SpeechRequest) -> tuple[Utterance, SpeechRequest]:
@@ -111,12 +111,12 @@ class _AudioSource:
     ) -> AsyncGenerator[bytes, None]:
         """The audio of the utterances in the form that was asked for: bare, or as events. Nothing of it runs yet."""
         delivery, info = self.speech.delivery, self.speech.info
-        speak = partial(self.service.models.of(utterances[0]).speak, info=info)  # Admission.speak
+        speak = partial(self.service.models.of(utterances[0]).speak, info=info)  # SpeechModel.speak
         chunks = one_after_another(utterances, speak) if len(utterances) > 1 else speak(utterances[0])
-        body = partial(event_body, ignored=self.speech.ignored) if delivery.events else audio_body
-        return body(chunks, delivery.rendering(info), usage, times, quota)
+        encode = partial(event_body, ignored=self.speech.ignored) if delivery.events else audio_body
+        return encode(chunks, delivery.rendering(info), usage, times, quota)
 
-    def whole(self, usage: Usage, headers: dict[str, str], body: WholeBody | None, *, caller: str) -> WholeResponse:
+    def whole(self, usage: Usage, headers: dict[str, str], answer: WholeAnswer | None, *, caller: str) -> WholeResponse:
         """All audio in one body. A text, not a dialogue, is spoken again, once, if it ended badly."""
         first = self.utterances[0]
         quota = ByteQuota(caller)
@@ -126,7 +126,7 @@ class _AudioSource:
             times = self.word_times()
             audio = self.audio(utterances, usage, times, quota)
             drop_tail = partial(self.service.tails.drop, utterances[0].synthesis)
-            return AnswerAttempt(audio, usage, whole=body, times=times, drop_tail=drop_tail)
+            return AnswerAttempt(audio, usage, whole=answer, times=times, drop_tail=drop_tail)
 
         def redraw() -> AnswerAttempt:
             second = first.redrawn(usage.finish_reason)

@@ -18,15 +18,14 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.errors import TalkrayError
-from deployments.protocol import Marks
+from deployments.protocol import Marks, PcmChunk
 from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.headers import FINISH_HEADER, SEED_HEADER, TOKENS_HEADER
 from serve_app.api.records.request_record import Usage
 from serve_app.api.requests.ignored_fields import Reasons, in_message
 from serve_app.api.responses.whole_audio import ByteQuota, collected, parts_of
 from serve_app.client_audio.formats import Rendering
-from serve_app.speech.redraw import ended_badly
-from serve_app.speech.utterance_chunk import UtteranceChunk
+from serve_app.speech.segments import ended_badly
 from serve_app.speech.word_times import Word, WordTimes, marked
 
 logger = logging.getLogger(__name__)
@@ -35,16 +34,16 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class StreamedBody:
-    """A dialect's own response body, made of audio and words while they come."""
+class StreamedAnswer:
+    """A dialect's own answer, made of audio and words while they come."""
 
     content_type: str
     make: Callable[[AsyncGenerator[bytes, None], WordTimes | None], AsyncGenerator[bytes, None]]
 
 
 @dataclass(frozen=True, slots=True)
-class WholeBody:
-    """A dialect's own response body, made of all audio and words once they are complete."""
+class WholeAnswer:
+    """A dialect's own answer, made of all audio and words once they are complete."""
 
     content_type: str
     make: Callable[[bytes, WordTimes | None], Iterable[bytes]]
@@ -56,7 +55,7 @@ class AnswerAttempt:
 
     body: AsyncGenerator[bytes, None]
     usage: Usage  # what `body` counts
-    whole: WholeBody | None = None  # None: the audio is the answer
+    whole: WholeAnswer | None = None  # None: the audio is the answer
     times: WordTimes | None = None  # the words of `body`
     drop_tail: Callable[[], None] = lambda: None  # called if it is not sent
 
@@ -66,7 +65,7 @@ class AnswerAttempt:
 
 
 async def audio_body(
-    chunks: AsyncGenerator[UtteranceChunk, None],
+    chunks: AsyncGenerator[PcmChunk, None],
     rendering: Rendering,
     usage: Usage,
     times: WordTimes | None = None,
@@ -88,7 +87,7 @@ async def audio_body(
 
 
 async def event_body(
-    chunks: AsyncGenerator[UtteranceChunk, None],
+    chunks: AsyncGenerator[PcmChunk, None],
     rendering: Rendering,
     usage: Usage,
     times: WordTimes | None = None,

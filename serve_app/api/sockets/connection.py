@@ -15,7 +15,7 @@ from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge, TalkrayError
-from serve_app.api.bodies.client_json import MAX_BODY_BYTES, parse_object
+from serve_app.api.bodies.client_input import MAX_BODY_BYTES, parse_object
 from serve_app.api.context import state_of
 from serve_app.api.error_replies import (
     INTERNAL,

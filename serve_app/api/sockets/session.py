@@ -10,7 +10,7 @@ from typing import Self
 from starlette.websockets import WebSocketDisconnect
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import FinishReason
+from deployments.protocol import FinishReason, PcmChunk
 from serve_app.api.context import RequestState
 from serve_app.api.error_replies import translate
 from serve_app.api.records.request_record import RequestRecord, Usage, start_marks
@@ -20,7 +20,7 @@ from serve_app.api.requests.speech_request import Offer, SpeechRequest, stored_v
 from serve_app.speech.joints import Continuation
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.segments import Utterance
-from serve_app.speech.utterance_chunk import UtteranceChunk, silence
+from serve_app.speech.speech_models import silence
 from serve_app.speech.word_times import Spoken, Word, WordTimes
 from serve_app.text.characters import (
     end_of_certain,
@@ -349,7 +349,7 @@ class Session:
             self._rendering = self._delivery.rendering(self._info)
         await self._send(turn, rest)
 
-    async def _chunks(self, turn: Turn) -> AsyncGenerator[UtteranceChunk, None]:
+    async def _chunks(self, turn: Turn) -> AsyncGenerator[PcmChunk, None]:
         """The turn's audio, which is a moment of silence where its text has nothing to speak."""
         has_spoken = False
         is_there = turn.is_complete and len(turn.text) <= self._offer.settings.max_input_chars
@@ -406,7 +406,7 @@ class Session:
         if self._body.word_timestamps:
             turn.times = WordTimes(text, self._info, speed=self._body.speed)
 
-    async def _tell_words(self, turn: Turn, chunk: UtteranceChunk) -> None:
+    async def _tell_words(self, turn: Turn, chunk: PcmChunk) -> None:
         if turn.times is not None:
             turn.times.feed(chunk)
             if words := turn.times.take():

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError
-from deployments.protocol import FinishReason, GenerateRequest, ModelKind, SynthesisRequest
+from deployments.protocol import FinishReason, ModelKind, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.model.model_config import ModelConfig
@@ -78,7 +78,7 @@ def test_every_voice_speaks_differently_and_ends(engine: Engine, checkpoint: Pat
         synthesis = SynthesisRequest(
             "test", "Hello, this is a plain sentence.", voice=voice, language="english", seed=7
         )
-        engine.add(number, GenerateRequest(synthesis))
+        engine.add(number, synthesis)
     frames: dict[int, list[np.ndarray]] = {number: [] for number in range(len(voices))}
     reasons = {}
     while not engine.is_idle:

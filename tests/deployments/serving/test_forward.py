@@ -12,7 +12,6 @@ from deployments.protocol import (
     ALL_FRAMES,
     FinishReason,
     FrameChunk,
-    GenerateRequest,
     ModelInfo,
     ModelKind,
     PcmChunk,
@@ -42,13 +41,13 @@ class Talkers:
 
     def __init__(self, *scripts: tuple[int, int, TalkrayError | None]) -> None:
         self._scripts = list(scripts)
-        self.asked: list[GenerateRequest] = []
+        self.asked: list[SynthesisRequest] = []
 
-    async def __call__(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+    async def __call__(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         self.asked.append(request)
         frames, mute, error = self._scripts.pop(0)
         known = 0 if request.prefix is None else len(request.prefix)
-        heard = 0 if request.synthesis.resume is None else request.synthesis.resume.samples // SAMPLES
+        heard = 0 if request.resume is None else request.resume.samples // SAMPLES
         yield FrameChunk(NO_CODES, 3)
         for frame in range(known, known + frames):
             yield FrameChunk(codes(frame), 3)
@@ -81,14 +80,14 @@ async def test_another_talker_goes_on_after_what_was_heard(error: TalkrayError) 
     chunks = await listen(talkers)
     assert b"".join(chunk.pcm for chunk in chunks) == b"".join(map(pcm, range(FRAMES)))
     assert np.concatenate([chunk.codes for chunk in chunks])[:, 0].tolist() == list(range(FRAMES))
-    resumes = [asked.synthesis.resume for asked in talkers.asked]
+    resumes = [asked.resume for asked in talkers.asked]
     assert [resume and (len(resume.codes), resume.samples // SAMPLES) for resume in resumes] == [None, (3, 2), (5, 3)]
 
 
 async def test_the_next_talker_learns_what_the_listener_has_in_hand() -> None:
     talkers = Talkers((500, 0, TalkerLost("gone")), (0, 0, TalkerLost("gone")), (1, 0, None))
     await listen(talkers, replace(REQUEST, ignore_eos=True))
-    resumes = [asked.synthesis.resume for asked in talkers.asked]
+    resumes = [asked.resume for asked in talkers.asked]
     assert resumes[0] is None
     for resume in resumes[1:]:
         assert resume is not None
@@ -106,7 +105,7 @@ async def test_speech_that_is_missing_is_an_error() -> None:
 
 
 async def test_quiet_leading_frames_are_dropped() -> None:
-    async def quiet_first(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+    async def quiet_first(request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         loud = np.full(SAMPLES, 9000, np.int16).tobytes()
         yield FrameChunk(codes(0, 1), 3, None, bytes(4 * SAMPLES))
         yield FrameChunk(codes(2), 3, FinishReason.STOP, loud)

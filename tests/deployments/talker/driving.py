@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from deployments.protocol import Codes, FinishReason, FrameChunk, GenerateRequest, Progress, Sampling, SynthesisRequest
+from deployments.protocol import Codes, FinishReason, FrameChunk, Progress, Sampling, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 
 GREEDY = Sampling(do_sample=False, subtalker_dosample=False, repetition_penalty=1.0)
@@ -30,16 +30,16 @@ class Spoken:
 
 def ask(
     text: str = "Hello there.", *, frames: int = 20, sampling: Sampling | None = None, **changes: object
-) -> GenerateRequest:
+) -> SynthesisRequest:
     """A request whose speech ends after `frames` frames at the latest; `changes` are fields of the utterance."""
     options = replace(sampling or Sampling(), max_new_tokens=frames + 1)
     fields = {"voice": "ryan", "seed": 7, **changes}
-    return GenerateRequest(SynthesisRequest("test", text, sampling=options, **fields))  # type: ignore[arg-type]
+    return SynthesisRequest("test", text, sampling=options, **fields)  # type: ignore[arg-type]
 
 
-def resumed(request: GenerateRequest, codes: Codes, *, samples: int = 0) -> GenerateRequest:
+def resumed(request: SynthesisRequest, codes: Codes, *, samples: int = 0) -> SynthesisRequest:
     """`request` as another replica goes on with it: after `codes`, of which `samples` have been delivered."""
-    return replace(request, synthesis=replace(request.synthesis, resume=Progress(codes, samples)))
+    return replace(request, resume=Progress(codes, samples))
 
 
 def drain(engine: Engine, failures: dict[int, Exception] | None = None) -> dict[int, Spoken]:
@@ -61,7 +61,7 @@ def drain(engine: Engine, failures: dict[int, Exception] | None = None) -> dict[
     return {number: Spoken.join(of_one) for number, of_one in chunks.items()}
 
 
-def chunks_of(engine: Engine, request: GenerateRequest) -> list[FrameChunk]:
+def chunks_of(engine: Engine, request: SynthesisRequest) -> list[FrameChunk]:
     """What is sent of a request that is alone."""
     engine.add(0, request)
     chunks = []
@@ -71,12 +71,12 @@ def chunks_of(engine: Engine, request: GenerateRequest) -> list[FrameChunk]:
     return chunks
 
 
-def speak(engine: Engine, request: GenerateRequest) -> Spoken:
+def speak(engine: Engine, request: SynthesisRequest) -> Spoken:
     engine.add(0, request)
     return drain(engine)[0]
 
 
-def speak_all(engine: Engine, requests: Iterable[GenerateRequest], *, steps_between: int = 0) -> list[Spoken]:
+def speak_all(engine: Engine, requests: Iterable[SynthesisRequest], *, steps_between: int = 0) -> list[Spoken]:
     """Requests that join one after the other, some steps apart."""
     chunks: dict[int, list[FrameChunk]] = {}
     waiting = list(enumerate(requests))

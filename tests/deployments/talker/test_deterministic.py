@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from deployments.config import TalkerConfig
-from deployments.protocol import GenerateRequest, Sampling
+from deployments.protocol import Sampling, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine, warm_up
 from deployments.talker.model.model_config import ModelConfig
@@ -42,7 +42,7 @@ BLOCK_SIZE, MAX_NUM_SEQS = 64, 24
 SAMPLINGS = (Sampling(), Sampling(temperature=1.3, subtalker_top_k=0), Sampling(top_p=0.8, subtalker_top_p=0.7), GREEDY)
 
 
-def random_requests(count: int) -> list[GenerateRequest]:
+def random_requests(count: int) -> list[SynthesisRequest]:
     draw = np.random.default_rng(0)
     return [
         ask(

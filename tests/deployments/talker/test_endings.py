@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deployments.protocol import FinishReason, GenerateRequest
+from deployments.protocol import FinishReason, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import TalkerConfig, build_engine
 from deployments.talker.networks.frame_networks import FrameNetworks
@@ -29,7 +29,7 @@ def embedded() -> Engine:
     return build_engine(embedded_path(), TalkerConfig(device="cpu"))
 
 
-def each_voice(*, seed: int = 3, frames: int = 400, **asked: object) -> list[GenerateRequest]:
+def each_voice(*, seed: int = 3, frames: int = 400, **asked: object) -> list[SynthesisRequest]:
     return [ask(TEXT, voice=voice, seed=seed, frames=frames, **asked) for voice in VOICES]
 
 

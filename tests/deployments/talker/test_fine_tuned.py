@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from deployments.errors import CheckpointError
-from deployments.protocol import GenerateRequest, ModelKind, Sampling, SynthesisRequest
+from deployments.protocol import ModelKind, Sampling, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.weights.store import locate
@@ -24,7 +24,7 @@ ROW = 3000  # where the official recipe puts the voice it has learned
 
 def speak(engine: Engine, voice: str) -> list[tuple[int, ...]]:
     request = SynthesisRequest("r", "Hello there.", voice=voice, sampling=Sampling(max_new_tokens=6), ignore_eos=True)
-    engine.add(0, GenerateRequest(replace(request, seed=7)))
+    engine.add(0, replace(request, seed=7))
     codes: list[tuple[int, ...]] = []
     while not engine.is_idle:
         for _, chunk in engine.step().chunks:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
-from deployments.protocol import SAMPLING_DEFAULTS, FinishReason, GenerateRequest, Sampling, SynthesisRequest
+from deployments.protocol import SAMPLING_DEFAULTS, FinishReason, Sampling, SynthesisRequest
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.frame_networks import NetworkKind
 from deployments.talker.runner.model_runner import build_runner
@@ -38,7 +38,7 @@ def sequences(talker: Talker) -> list[Sequence]:
         text, codec = (draw.integers(0, 1000, 6 + 4 * number).astype(np.int32) for _ in range(2))
         prompt = Prompt(text, codec, draw.integers(0, 1000, 9).astype(np.int32), num_text_tokens=9)
         frames = list(draw.integers(0, config.code_vocab_size, (FRAMES, config.num_code_groups)).astype(np.int16))
-        request = GenerateRequest(SynthesisRequest(str(number), "text", seed=number, ignore_eos=True))
+        request = SynthesisRequest(str(number), "text", seed=number, ignore_eos=True)
         limit = FrameLimit(99, FinishReason.LENGTH)
         found.append(Sequence(number, request, prompt, SAMPLED, limit, frames=frames, row=number, frame_s=0.08))
     return found

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import Codes, FinishReason, FrameChunk, GenerateRequest, Mailbox, Reference
+from deployments.protocol import Codes, FinishReason, FrameChunk, Mailbox, Reference, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.text.tokenizer import LiveTokens, TextTokenizer
@@ -25,12 +25,12 @@ MAILBOX = Mailbox("127.0.0.1", 1, "token")
 Chunks = list[tuple[int, FrameChunk]]
 
 
-def at_once(text: str = TEXT, **changes: object) -> GenerateRequest:
+def at_once(text: str = TEXT, **changes: object) -> SynthesisRequest:
     return ask(text, **{"frames": 55, "non_streaming_mode": False, "ignore_eos": True, **changes})  # type: ignore[arg-type]
 
 
-def live(request: GenerateRequest) -> GenerateRequest:
-    return replace(request, synthesis=replace(request.synthesis, text="", mailbox=MAILBOX, non_streaming_mode=None))
+def live(request: SynthesisRequest) -> SynthesisRequest:
+    return replace(request, text="", mailbox=MAILBOX, non_streaming_mode=None)
 
 
 def cut(text: str, places: Sequence[int]) -> list[str]:
@@ -54,7 +54,7 @@ def run_dry(engine: Engine) -> Chunks:
     return chunks
 
 
-def write(engine: Engine, parts: Sequence[str], request: GenerateRequest, *, number: int = 0) -> Spoken:
+def write(engine: Engine, parts: Sequence[str], request: SynthesisRequest, *, number: int = 0) -> Spoken:
     """What is said when each part comes only once the one before it has been used up."""
     engine.add(number, live(request))
     chunks = run_dry(engine)
@@ -199,9 +199,9 @@ def test_text_that_never_comes_is_told_like_none_at_all(engine: Engine) -> None:
     assert engine.is_idle
 
 
-def follow(engine: Engine, request: GenerateRequest, parts: Sequence[str] | None = None) -> list[tuple[int, float]]:
+def follow(engine: Engine, request: SynthesisRequest, parts: Sequence[str] | None = None) -> list[tuple[int, float]]:
     """Frames and how far in the text each is."""
-    wanted = replace(request, synthesis=replace(request.synthesis, word_times=True))
+    wanted = replace(request, word_times=True)
     if parts is None:
         engine.add(0, wanted)
         chunks = run_dry(engine)

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import AsyncGenerator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 from httpx import ASGITransport, AsyncClient
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, ModelInfo, PcmChunk, SynthesisRequest
+from deployments.protocol import ALL_FRAMES, FrameChunk, ModelInfo, PcmChunk, SynthesisRequest
 from deployments.serving.failover import with_failover
 from deployments.serving.replica_streams import TalkerAudio
 from deployments.talker.engine.engine import Engine
@@ -19,8 +19,8 @@ from serve_app.api.requests.speech_request import SpeechRequest
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import ApiSettings, RecordSettings, VoiceSettings
 from serve_app.dialects import openai_speech
-from serve_app.speech.admission import Admission
 from serve_app.speech.segments import Utterance
+from serve_app.speech.speech_models import SpeechModel
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
 from tests.serve_app.one_model import one_api
 from tools.experiments.one_request import STOPS
@@ -52,8 +52,8 @@ async def test_a_request_has_the_forms_of_the_document(
 ) -> None:
     shown = {name.strip("`"): values for name, values in ROW.findall(PAGE.read_text(encoding="utf-8"))}
     speech, utterance, asked = await forms_at_the_ingress(shown["JSON"], tmp_path, monkeypatch)
-    generate = await form_for_a_talker(asked)
-    sequence = engine.intake.prepare(1, generate)
+    for_talker = await form_for_a_talker(asked)
+    sequence = engine.intake.prepare(1, for_talker)
     assert sequence is not None, "a text that is whole is a sequence at once"
     body = {name: value for name, value in speech.body if value != type(speech.body).model_fields[name].default}
     assert shown == {
@@ -70,8 +70,7 @@ async def test_a_request_has_the_forms_of_the_document(
         "Utterance": listed(
             {name: value for name, value in told(utterance).items() if not name.startswith("synthesis.")}
         ),
-        "SynthesisRequest": listed(told(asked)),
-        "GenerateRequest": listed({"gpu_frames": generate.gpu_frames}),
+        "SynthesisRequest": listed(told(for_talker)),
         "Sequence": listed(
             {
                 "prompt.num_text_tokens": sequence.prompt.num_text_tokens,
@@ -80,7 +79,7 @@ async def test_a_request_has_the_forms_of_the_document(
             }
         ),
     }
-    assert generate.gpu_frames == ALL_FRAMES
+    assert for_talker == replace(asked, gpu_frames=ALL_FRAMES)
 
 
 async def forms_at_the_ingress(
@@ -88,18 +87,18 @@ async def forms_at_the_ingress(
 ) -> tuple[SpeechRequest, Utterance, SynthesisRequest]:
     """What the API makes of a JSON body."""
     speeches, respond = list[SpeechRequest](), openai_speech.respond
-    utterances, speak = list[Utterance](), Admission.speak
+    utterances, speak = list[Utterance](), SpeechModel.speak
 
-    def speaking(admission: Admission, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
+    def speaking(model: SpeechModel, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         utterances.append(utterance)
-        return speak(admission, utterance, info)
+        return speak(model, utterance, info)
 
     async def noting(service: SpeechService, request: object, speech: SpeechRequest) -> object:
         speeches.append(speech)
         return await respond(service, request, speech)  # type: ignore[arg-type]
 
     monkeypatch.setattr(openai_speech, "respond", noting)
-    monkeypatch.setattr(Admission, "speak", speaking)
+    monkeypatch.setattr(SpeechModel, "speak", speaking)
     synthesizer = FakeSynthesizer(CUSTOM_VOICE)
     untimed = RecordSettings(lines=False, stages=False, usage=False)  # each run would show other times
     api = one_api(synthesizer, ApiSettings(voices=VoiceSettings(store=str(folder)), records=untimed))
@@ -109,11 +108,11 @@ async def forms_at_the_ingress(
     return speeches[0], utterances[0], synthesizer.requests[0]
 
 
-async def form_for_a_talker(request: SynthesisRequest) -> GenerateRequest:
+async def form_for_a_talker(request: SynthesisRequest) -> SynthesisRequest:
     """What a talker is asked inline."""
-    asked = list[GenerateRequest]()
+    asked = list[SynthesisRequest]()
 
-    async def generate(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+    async def generate(request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         asked.append(request)
         raise InvalidRequest("that is all")
         yield

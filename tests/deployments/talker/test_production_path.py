@@ -12,7 +12,7 @@ import torch
 
 from deployments.codec.decoder import MIN_SNR_DB, snr_db, to_pcm16
 from deployments.config import TalkerConfig
-from deployments.protocol import ALL_FRAMES, Codes, FinishReason, GenerateRequest, Sampling
+from deployments.protocol import ALL_FRAMES, Codes, FinishReason, Sampling, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine, warm_up
 from deployments.talker.model.model_config import ModelConfig
@@ -142,7 +142,7 @@ def observe(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Observed:
     return seen
 
 
-def with_audio(engine: Engine, requests: list[GenerateRequest], *, leave: dict[int, int]) -> dict[int, Stream]:
+def with_audio(engine: Engine, requests: list[SynthesisRequest], *, leave: dict[int, int]) -> dict[int, Stream]:
     """Requests that join two steps apart, all with audio; those in `leave` are left behind so many of their frames."""
     streams: dict[int, Stream] = {number: Stream() for number in range(len(requests))}
     left, steps, joined = set[int](), 0, 0
@@ -179,7 +179,7 @@ def assert_audio_is_of_codes(checkpoint: Path, place: Place, streams: dict[int, 
         assert snr_db(exact, heard) >= MIN_SNR_DB, f"stream {number}"
 
 
-def coming_and_going(count: int) -> list[GenerateRequest]:
+def coming_and_going(count: int) -> list[SynthesisRequest]:
     draw = np.random.default_rng(0)
     samplings = (Sampling(), Sampling(top_p=0.8, subtalker_top_p=0.7), GREEDY)
     return [
@@ -363,9 +363,7 @@ def stepped(engine: Engine, size: int, seed: int, delays: np.ndarray) -> tuple[t
     sequences = []
     for number in range(size):
         sequence = prompted(engine, 30 + number, number)
-        sequence.request = replace(
-            sequence.request, synthesis=replace(sequence.request.synthesis, seed=1000 * seed + number, ignore_eos=True)
-        )
+        sequence.request = replace(sequence.request, seed=1000 * seed + number, ignore_eos=True)
         runner.blocks.grow(number, sequence.num_positions + len(delays))
         sequences.append(sequence)
     runner.prefill(sequences)

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
-from deployments.protocol import GenerateRequest
+from deployments.protocol import SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import TalkerConfig, build_engine
 from deployments.weights.store import embedded_path
@@ -25,7 +25,7 @@ TEXTS = {
 }
 
 
-def given(engine: Engine, request: GenerateRequest, frames: np.ndarray) -> list[float]:
+def given(engine: Engine, request: SynthesisRequest, frames: np.ndarray) -> list[float]:
     """The reading of each frame, where `engine` is given all of them."""
     runner = engine.runner
     (sequence,) = [each for each in (engine.intake.prepare(7, request),) if each is not None]

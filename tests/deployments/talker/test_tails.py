@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deployments.protocol import GenerateRequest, Reference, Tail
+from deployments.protocol import Reference, SynthesisRequest, Tail
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.text.prompt import MAX_PASS_POSITIONS
@@ -28,7 +28,7 @@ def codes(frames: int, seed: int = 0) -> np.ndarray[tuple[int, int], np.dtype[np
 TAIL = Tail(WORDS, codes(12))
 
 
-def request(kind: str, *, frames: int = 20, tail: Tail | None = TAIL, **changes: object) -> GenerateRequest:
+def request(kind: str, *, frames: int = 20, tail: Tail | None = TAIL, **changes: object) -> SynthesisRequest:
     who: dict[str, object] = {"voice": "ryan"} if kind == "CustomVoice" else {"voice": None}
     if kind == "VoiceDesign":
         who["instructions"] = "A calm voice."
@@ -105,8 +105,8 @@ def test_a_tail_that_takes_a_second_pass_is_left_out(tiny_checkpoint: Callable[[
     full = request("CustomVoice", non_streaming_mode=True)
 
     def positions(tail: Tail | None) -> int:
-        asked = replace(full.synthesis, text="a " * length, tail=tail)
-        sequence = engine.intake.prepare(0, GenerateRequest(asked))
+        asked = replace(full, text="a " * length, tail=tail)
+        sequence = engine.intake.prepare(0, asked)
         assert sequence is not None
         return sequence.prompt.num_positions
 

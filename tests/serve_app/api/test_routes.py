@@ -17,7 +17,7 @@ from starlette.requests import HTTPConnection
 from deployments.errors import EngineError, NotReady, Overloaded, TalkerLost
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app.api.access.keys import create_key
-from serve_app.api.bodies import http_request, uploads
+from serve_app.api.bodies import client_input, uploads
 from serve_app.api.catalogue import ALIASES
 from serve_app.api.context import RequestState
 from serve_app.api.records.request_record import RequestRecord
@@ -25,8 +25,8 @@ from serve_app.api.routes import Node, _answer_error
 from serve_app.client_audio import recordings
 from serve_app.client_audio.formats import AudioFormat
 from serve_app.config import AccessSettings, ApiSettings
-from serve_app.speech.admission import always
 from serve_app.speech.model_state import ModelState, ModelStatus
+from serve_app.speech.speech_models import always
 from tests.serve_app import asgi, fake
 from tests.serve_app.client_audio.test_formats import decode
 from tests.serve_app.client_audio.test_recordings import data_url, recording
@@ -427,7 +427,7 @@ async def test_an_utterance_without_audio_is_a_valid_empty_file() -> None:
 
 
 async def test_a_body_over_the_limit_is_a_413_with_and_without_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_request, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(client_input, "MAX_BODY_BYTES", 1000)
 
     async def parts() -> AsyncIterator[bytes]:
         for _ in range(100):
@@ -597,7 +597,7 @@ async def test_the_documentation_asks_for_a_key_where_there_are_keys(tmp_path: P
 
 
 async def test_a_body_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_request, "BODY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(client_input, "BODY_TIMEOUT_S", 0.01)
     api = one_api(FakeSynthesizer(), ApiSettings())
     async with asgi.http(api, "POST", "/v1/audio/speech") as connection:
         connection.receive({"type": "http.request", "body": b"{", "more_body": True})

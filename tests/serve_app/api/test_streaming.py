@@ -7,7 +7,7 @@ import pytest
 from starlette.types import Message
 
 from deployments.errors import Overloaded, TalkerLost
-from serve_app.api.bodies import http_request
+from serve_app.api.bodies import client_input
 from serve_app.config import ApiSettings
 from tests.serve_app import asgi
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, Step, chunk, tone, utterance
@@ -142,7 +142,7 @@ async def test_a_client_that_leaves_before_its_body_is_complete() -> None:
 
 
 async def test_an_oversized_body_is_refused_before_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_request, "MAX_BODY_BYTES", 10)
+    monkeypatch.setattr(client_input, "MAX_BODY_BYTES", 10)
     api = one_api(FakeSynthesizer(script=utterance()), ApiSettings())
     async with asgi.http(api, "POST", "/v1/audio/speech") as connection:
         connection.receive({"type": "http.request", "body": b" " * 11, "more_body": True})

@@ -17,7 +17,7 @@ from serve_app.api.sockets import connection as sockets
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.model_admissions import ModelAdmissions
+from serve_app.speech.speech_models import SpeechModels
 from tests.serve_app import asgi
 from tests.serve_app.dialects.client import Client, Json, audio_in, connect
 from tests.serve_app.dialects.rows import POSTS, SOCKETS, VOICE, PostRow, SocketRow
@@ -425,10 +425,10 @@ async def test_without_room_it_is_a_429(row: PostRow) -> None:
 async def test_without_room_what_speaks_nothing_is_answered(
     path: str, body: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(models: ModelAdmissions, client: str) -> None:
+    def full(models: SpeechModels, client: str) -> None:
         raise Overloaded("full", 1.5)
 
-    monkeypatch.setattr(ModelAdmissions, "check_room", full)
+    monkeypatch.setattr(SpeechModels, "check_room", full)
     async with posting(FakeSynthesizer()) as client:
         assert (await client.post(path, json=body)).status_code != 429
         spoken = await client.post("/v1/audio/speech", json={"input": "Hello.", "voice": "alloy"})

@@ -14,8 +14,7 @@ from serve_app.api.requests.speech_request import Offer
 from serve_app.config import AccessSettings, ApiSettings, JobSettings, VoiceSettings
 from serve_app.jobs.desk import JobDesk
 from serve_app.jobs.segment_maker import SegmentMaker
-from serve_app.speech.admission import Admission
-from serve_app.speech.model_admissions import ModelAdmissions
+from serve_app.speech.speech_models import SpeechModel, SpeechModels
 from serve_app.voices.library import Voices
 from tests.serve_app.fake import FOLLOWED, FakeSynthesizer, tone
 from tests.serve_app.one_model import one_api
@@ -71,7 +70,7 @@ class Server:
             disclose_synthetic=True,
         )
         self.voices = Voices.of(settings.voices)
-        models = ModelAdmissions({"": Admission(speaker, settings.admission)})
+        models = SpeechModels({"": SpeechModel(speaker, settings.admission)})
         offer = Offer(models, settings, self.voices)
         self.hindrance: str | None = None
         self.records: list[RequestRecord] = []  # of segments

@@ -12,8 +12,8 @@ from deployments.protocol import FinishReason, PcmChunk, Reference, SynthesisReq
 from serve_app.speech import joints
 from serve_app.speech.joints import SpokenEnd, Tails
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import Utterance
+from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.text.spoken_text import TextRules
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer
@@ -88,7 +88,7 @@ class Scripted(FakeSynthesizer):
 
 async def test_each_segment_goes_on_from_the_one_before_once_that_has_ended() -> None:
     synthesizer = Scripted()
-    async with aclosing(LongText(synthesizer).speak(UTTERANCE, INFO)) as chunks:
+    async with aclosing(UtteranceSynthesizer(synthesizer).speak(UTTERANCE, INFO)) as chunks:
         await anext(chunks)
         ending = asyncio.ensure_future(anext(chunks))
         for _ in range(20):
@@ -115,7 +115,7 @@ class Redrawn(FakeSynthesizer):
 
 async def test_a_segment_that_is_made_again_keeps_its_tail_and_gives_the_next_one_its_own() -> None:
     synthesizer = Redrawn()
-    async with aclosing(LongText(synthesizer).speak(replace(UTTERANCE, redraws=True), INFO)) as chunks:
+    async with aclosing(UtteranceSynthesizer(synthesizer).speak(replace(UTTERANCE, redraws=True), INFO)) as chunks:
         assert [item async for item in chunks][-1].finish_reason is FinishReason.STOP
     first, bad, again, last = synthesizer.requests
     assert (first.tail, bad.request_id, again.request_id) == (None, "id.2", "id.2")
@@ -129,7 +129,7 @@ async def test_without_joints_no_segment_has_a_tail() -> None:
     synthesizer = Scripted()
     synthesizer.may_end.set()
     first = Utterance(replace(REQUEST, tail=Tail("Before. ", np.zeros((5, 16), np.int16))))
-    async with aclosing(LongText(synthesizer).speak(first, INFO)) as chunks:
+    async with aclosing(UtteranceSynthesizer(synthesizer).speak(first, INFO)) as chunks:
         assert [item async for item in chunks]
     assert [request.tail is None for request in synthesizer.requests] == [False, True, True]
 
@@ -145,7 +145,7 @@ async def test_a_live_segment_is_joined_where_its_text_is_long_enough(rest: str,
         with await texts.open(asked, info, max_chars=1000, rules=rules) as live:
             live.append("The boat drifted on the lake.\n\n" + rest + "And so")
             async with aclosing(
-                LongText(synthesizer).speak_segments(live.utterance.synthesis, live, info, redraws=False)
+                UtteranceSynthesizer(synthesizer).speak_segments(live.utterance.synthesis, live, info, redraws=False)
             ) as chunks:
                 while len(synthesizer.requests) < 2:
                     await anext(chunks)
@@ -165,7 +165,9 @@ async def test_a_live_segment_that_ended_before_its_text_has_no_tail() -> None:
         with await texts.open(UTTERANCE.changed(text=""), CUSTOM_VOICE, max_chars=1000) as live:
             live.append("The boat drifted on the lake and ")
             async with aclosing(
-                LongText(synthesizer).speak_segments(live.utterance.synthesis, live, CUSTOM_VOICE, redraws=False)
+                UtteranceSynthesizer(synthesizer).speak_segments(
+                    live.utterance.synthesis, live, CUSTOM_VOICE, redraws=False
+                )
             ) as chunks:
                 await anext(chunks)
                 await anext(chunks)

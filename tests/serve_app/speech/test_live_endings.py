@@ -10,8 +10,8 @@ import pytest
 from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from deployments.serving.mailbox import read
 from serve_app.speech.live_text import LiveText, LiveTexts
-from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import Utterance
+from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.text.spoken_text import TextRules
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of
 
@@ -67,7 +67,7 @@ async def opened(texts: LiveTexts, request: Utterance = REQUEST) -> LiveText:
 
 async def heard(live: LiveText, synthesizer: Scripted) -> list[PcmChunk]:
     async with aclosing(
-        LongText(synthesizer).speak_segments(
+        UtteranceSynthesizer(synthesizer).speak_segments(
             live.utterance.synthesis, live, CUSTOM_VOICE, redraws=live.utterance.redraws
         )
     ) as chunks:
@@ -106,7 +106,7 @@ async def test_what_the_listener_needs_is_sent_and_the_end_says_so(texts: LiveTe
     with await opened(texts) as live:
         live.finish()
         async with aclosing(
-            LongText(synthesizer).speak_segments(
+            UtteranceSynthesizer(synthesizer).speak_segments(
                 live.utterance.synthesis, live, CUSTOM_VOICE, redraws=live.utterance.redraws
             )
         ) as chunks:
@@ -134,7 +134,7 @@ async def test_what_is_written_after_an_end_that_was_not_sent_yet_is_spoken_once
     synthesizer = Scripted([sound(1), end(STOP)], *ways, hasty=[1])
     with await opened(texts) as live:
         async with aclosing(
-            LongText(synthesizer).speak_segments(
+            UtteranceSynthesizer(synthesizer).speak_segments(
                 live.utterance.synthesis, live, CUSTOM_VOICE, redraws=live.utterance.redraws
             )
         ) as chunks:

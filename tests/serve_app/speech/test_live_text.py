@@ -15,8 +15,8 @@ from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisReq
 from deployments.serving import mailbox
 from deployments.serving.mailbox import read
 from serve_app.speech.live_text import LiveText, LiveTexts
-from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import Utterance
+from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.text.characters import clean
 from serve_app.text.spoken_text import CHARS_AT_ONCE, LivePlain, TextRules
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, tone, utterance
@@ -233,7 +233,7 @@ async def test_a_closed_text_is_read_no_more(texts: LiveTexts, monkeypatch: pyte
 
 async def speak(live: LiveText, synthesizer: FakeSynthesizer) -> AsyncIterator[object]:
     async with aclosing(
-        LongText(synthesizer).speak_segments(live.utterance.synthesis, live, ENGLISH, redraws=False)
+        UtteranceSynthesizer(synthesizer).speak_segments(live.utterance.synthesis, live, ENGLISH, redraws=False)
     ) as chunks:
         async for item in chunks:
             yield item

@@ -13,9 +13,9 @@ from deployments.protocol import FinishReason, PcmChunk, SynthesisRequest
 from deployments.serving import metrics
 from serve_app.api.routes import Node, visible
 from serve_app.config import AdmissionSettings, ApiSettings
-from serve_app.speech import admission, room
-from serve_app.speech.admission import Admission
+from serve_app.speech import room, speech_models
 from serve_app.speech.segments import Utterance
+from serve_app.speech.speech_models import SpeechModel
 from serve_app.visitor import EVERYBODY, STRANGER, VISITOR, Visitor
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, utterance
@@ -81,7 +81,7 @@ def instruments(monkeypatch: pytest.MonkeyPatch) -> dict[str, Instrument]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(9.5)
-    for module in (admission, room):
+    for module in (speech_models, room):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -90,8 +90,8 @@ async def test_a_player_without_a_buffer(instruments: dict[str, Instrument], clo
     second = CUSTOM_VOICE.sample_rate * 2
     script = [chunk(bytes(int(second * audio_s))) for audio_s in (1.0, 0.5, 1.0, 0.1)]
     synthesizer = Timed(clock, [10.0, 10.5, 12.0, 12.9], script)  # plays until 11.0, 11.5, and once more until 13.0
-    admission = Admission(synthesizer, AdmissionSettings())
-    async for _ in admission.speak(REQUEST, CUSTOM_VOICE):
+    model = SpeechModel(synthesizer, AdmissionSettings())
+    async for _ in model.speak(REQUEST, CUSTOM_VOICE):
         pass
     assert instruments["TTFP"].values == [0.5]
     assert instruments["LATENESS"].values == pytest.approx([0.0, 0.0, 0.5, 0.0])
@@ -106,7 +106,7 @@ async def test_the_pauses_of_a_stream_count_also_if_its_listener_leaves(
 ) -> None:
     second = CUSTOM_VOICE.sample_rate * 2
     synthesizer = Timed(clock, [10.0, 12.0, 12.5], [chunk(bytes(second)) for _ in range(3)])
-    async with aclosing(Admission(synthesizer, AdmissionSettings()).speak(REQUEST, CUSTOM_VOICE)) as chunks:
+    async with aclosing(SpeechModel(synthesizer, AdmissionSettings()).speak(REQUEST, CUSTOM_VOICE)) as chunks:
         await anext(chunks)
         await anext(chunks)
     assert instruments["STALLS"].values == pytest.approx([1.0])
@@ -117,7 +117,7 @@ async def test_the_first_audible_sample(instruments: dict[str, Instrument], cloc
     rate = CUSTOM_VOICE.sample_rate
     loud = np.full(rate // 10, 3000, "<i2").tobytes()
     script = [chunk(bytes(rate // 2)), chunk(bytes(rate // 5) + loud), chunk(loud)]  # 0.25 and 0.1 s of silence first
-    async for _ in Admission(Timed(clock, [10.0, 10.2, 10.4], script), AdmissionSettings()).speak(
+    async for _ in SpeechModel(Timed(clock, [10.0, 10.2, 10.4], script), AdmissionSettings()).speak(
         REQUEST, CUSTOM_VOICE
     ):
         pass
@@ -127,13 +127,13 @@ async def test_the_first_audible_sample(instruments: dict[str, Instrument], cloc
 
 
 async def test_a_reader_who_takes_time_makes_nothing_late(instruments: dict[str, Instrument], clock: Clock) -> None:
-    async for _ in Admission(FakeSynthesizer(script=utterance(5)), AdmissionSettings()).speak(REQUEST, CUSTOM_VOICE):
+    async for _ in SpeechModel(FakeSynthesizer(script=utterance(5)), AdmissionSettings()).speak(REQUEST, CUSTOM_VOICE):
         clock.now_s += 1.0
     assert instruments["LATENESS"].values == [0.0] * 5
 
 
 async def test_a_stream_without_audio_has_no_rtf(instruments: dict[str, Instrument]) -> None:
-    async for _ in Admission(FakeSynthesizer(script=utterance(0)), AdmissionSettings()).speak(REQUEST, CUSTOM_VOICE):
+    async for _ in SpeechModel(FakeSynthesizer(script=utterance(0)), AdmissionSettings()).speak(REQUEST, CUSTOM_VOICE):
         pass
     assert instruments["RTF"].values == instruments["TTFP"].values == []
 
@@ -183,14 +183,14 @@ def test_every_instrument_is_named_with_its_unit() -> None:
 @pytest.mark.parametrize("reason", FinishReason)
 async def test_an_ending_is_counted_by_its_reason(instruments: dict[str, Instrument], reason: FinishReason) -> None:
     script = [chunk(b"\0\0"), chunk(b"\0\0", finish_reason=reason)]
-    admission = Admission(FakeSynthesizer(script=script), AdmissionSettings())
-    async for _ in admission.speak(REQUEST, CUSTOM_VOICE):
+    model = SpeechModel(FakeSynthesizer(script=script), AdmissionSettings())
+    async for _ in model.speak(REQUEST, CUSTOM_VOICE):
         pass
     assert (instruments["ENDINGS"].values, instruments["ENDINGS"].tags) == ([1], [{"reason": reason}])
 
 
 async def test_a_stream_that_is_left_has_no_ending(instruments: dict[str, Instrument]) -> None:
-    stream = Admission(FakeSynthesizer(script=utterance(3)), AdmissionSettings()).speak(REQUEST, CUSTOM_VOICE)
+    stream = SpeechModel(FakeSynthesizer(script=utterance(3)), AdmissionSettings()).speak(REQUEST, CUSTOM_VOICE)
     await anext(stream)
     await stream.aclose()
     assert instruments["ENDINGS"].values == []

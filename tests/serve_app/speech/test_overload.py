@@ -14,9 +14,9 @@ import pytest
 from deployments.errors import Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.config import AdmissionSettings
-from serve_app.speech import admission, room
-from serve_app.speech.admission import Admission
+from serve_app.speech import room, speech_models
 from serve_app.speech.segments import Utterance
+from serve_app.speech.speech_models import SpeechModel
 from tests.serve_app.fake import CUSTOM_VOICE, chunk
 
 FRAME_S = 0.08
@@ -104,12 +104,12 @@ class Heard:
         return self.ttfb_s is not None and self.ttfb_s <= MAX_TTFB_S and self.stall_s <= MAX_STALL_S
 
 
-async def listen(admission: Admission, frames: int) -> Heard:
+async def listen(model: SpeechModel, frames: int) -> Heard:
     loop = asyncio.get_running_loop()
     heard, empty_s = Heard(loop.time()), 0.0
     try:
         async with aclosing(
-            admission.speak(Utterance(SynthesisRequest("id", "Hello.", seed=frames)), CUSTOM_VOICE)
+            model.speak(Utterance(SynthesisRequest("id", "Hello.", seed=frames)), CUSTOM_VOICE)
         ) as chunks:
             async for item in chunks:
                 if heard.ttfb_s is None:
@@ -124,7 +124,7 @@ async def listen(admission: Admission, frames: int) -> Heard:
 async def offer(rates: list[tuple[float, float]], seed: int) -> list[list[Heard]]:
     """What became of Poisson arrivals, phase by phase of (rate, seconds)."""
     server, generator = SmallServer(seed), np.random.default_rng(seed)
-    admission, serving = Admission(server, AdmissionSettings()), asyncio.create_task(server.run())
+    model, serving = SpeechModel(server, AdmissionSettings()), asyncio.create_task(server.run())
     phases: list[list[asyncio.Task[Heard]]] = []
     for rate, duration_s in rates:
         left_s, listening = duration_s, list[asyncio.Task[Heard]]()
@@ -132,7 +132,7 @@ async def offer(rates: list[tuple[float, float]], seed: int) -> list[list[Heard]
             left_s -= gap_s
             await asyncio.sleep(gap_s)
             frames = int(12.5 * np.clip(generator.lognormal(np.log(1.5), 0.35), 0.8, 30))
-            listening.append(asyncio.create_task(listen(admission, frames)))
+            listening.append(asyncio.create_task(listen(model, frames)))
         await asyncio.sleep(left_s)
         phases.append(listening)
     heard = [await asyncio.gather(*listening) for listening in phases]
@@ -143,7 +143,7 @@ async def offer(rates: list[tuple[float, float]], seed: int) -> list[list[Heard]
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualLoop]:
     loop = VirtualLoop()
-    for module in (admission, room):
+    for module in (speech_models, room):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=loop.time))
     yield loop
     loop.close()

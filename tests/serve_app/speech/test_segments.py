@@ -10,8 +10,8 @@ from deployments import listener
 from deployments.errors import EngineError, Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app.config import ApiSettings
-from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import Segments, Utterance
+from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from tests.serve_app.fake import CUSTOM_VOICE, NUM_TEXT_TOKENS, FakeSynthesizer, Step, chunk, pcm_of, utterance
 from tests.serve_app.one_model import one_api
 
@@ -63,7 +63,7 @@ class Recorder:
 
 
 async def spoken(synthesizer: Recorder) -> list[PcmChunk]:
-    return [chunk async for chunk in LongText(synthesizer).speak(REQUEST, INFO)]
+    return [chunk async for chunk in UtteranceSynthesizer(synthesizer).speak(REQUEST, INFO)]
 
 
 async def test_segments_follow_each_other_and_only_the_last_finishes() -> None:
@@ -104,7 +104,7 @@ async def spoken_twice(
     request = replace(REQUEST.changed(text="One two. Three four.", seed=seed), redraws=redraws)
     events = [step for script in segments for step in script if isinstance(step, asyncio.Event)]
     chunks = []
-    async for item in LongText(Scripted()).speak(request, INFO):
+    async for item in UtteranceSynthesizer(Scripted()).speak(request, INFO):
         chunks.append(item)
         for event in events:
             if item.pcm == sound(2).pcm:
@@ -151,7 +151,7 @@ async def test_a_client_that_gave_a_seed_gets_what_it_makes() -> None:
 async def test_the_next_segment_begins_while_one_sounds_and_none_behind_it() -> None:
     more = asyncio.Event()
     recorder = Recorder([chunk(b"11"), more, STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP])
-    async with aclosing(LongText(recorder).speak(REQUEST, INFO)) as chunks:
+    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO)) as chunks:
         assert (await anext(chunks)).pcm == b"11"
         await recorder.until("begin 2")
         assert recorder.log == ["begin 1", "begin 2"]
@@ -164,7 +164,7 @@ async def test_the_next_segment_begins_while_one_sounds_and_none_behind_it() -> 
 async def test_nothing_is_asked_ahead_of_the_first_sound() -> None:
     sound = asyncio.Event()
     recorder = Recorder([chunk(b""), sound, chunk(b"11"), STOP], [STOP], [STOP])
-    async with aclosing(LongText(recorder).speak(REQUEST, INFO)) as chunks:
+    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO)) as chunks:
         assert (await anext(chunks)).pcm == b""
         assert recorder.log == ["begin 1"]
         sound.set()
@@ -180,7 +180,7 @@ async def test_silent_segments_are_passed_over() -> None:
 
 async def test_leaving_closes_every_segment_that_has_begun() -> None:
     recorder = Recorder([chunk(b"11"), asyncio.Event()], [chunk(b"22"), asyncio.Event()], [STOP])
-    async with aclosing(LongText(recorder).speak(REQUEST, INFO)) as chunks:
+    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO)) as chunks:
         await anext(chunks)
         await recorder.until("begin 2")
     assert sorted(recorder.log) == ["begin 1", "begin 2", "close 1", "close 2"]
@@ -198,7 +198,7 @@ async def test_cancelling_closes_every_segment_that_has_begun() -> None:
 
 async def test_an_error_passes_through_where_its_segment_would_sound() -> None:
     recorder = Recorder([chunk(b"11"), STOP], [EngineError("broken")], [STOP])
-    async with aclosing(LongText(recorder).speak(REQUEST, INFO)) as chunks:
+    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO)) as chunks:
         assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"
         with pytest.raises(EngineError):
             await anext(chunks)
@@ -222,17 +222,17 @@ class FullAtFirst(Recorder):
 
 
 async def test_a_later_segment_that_is_refused_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.speech.long_text._RETRY_AFTER_S", 0.0)
+    monkeypatch.setattr("serve_app.speech.utterance_synthesizer._RETRY_AFTER_S", 0.0)
     full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP], segment=".2", refusals=3)
-    chunks = [item async for item in LongText(full).speak(REQUEST, INFO)]
+    chunks = [item async for item in UtteranceSynthesizer(full).speak(REQUEST, INFO)]
     assert pcm_of(chunks) == b"112233"
     assert chunks[-1].finish_reason is FinishReason.STOP
 
 
 async def test_patience_with_a_full_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.speech.long_text._GIVE_UP_AFTER_S", 0.0)
+    monkeypatch.setattr("serve_app.speech.utterance_synthesizer._GIVE_UP_AFTER_S", 0.0)
     full = FullAtFirst([chunk(b"11"), STOP], [chunk(b"22"), STOP], [STOP], segment=".2", refusals=1)
-    async with aclosing(LongText(full).speak(REQUEST, INFO)) as chunks:
+    async with aclosing(UtteranceSynthesizer(full).speak(REQUEST, INFO)) as chunks:
         assert pcm_of([await anext(chunks), await anext(chunks)]) == b"11"
         with pytest.raises(Overloaded):
             await anext(chunks)
@@ -315,7 +315,7 @@ async def test_a_text_that_grows_when_it_is_spoken_has_its_limit() -> None:
 async def test_a_segment_asked_ahead_is_left_while_its_reader_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "UNREAD_S", 0.0)
     recorder = Recorder([chunk(b"11"), chunk(b"12"), STOP], [chunk(b"22"), STOP], [chunk(b"33"), STOP])
-    async with aclosing(LongText(recorder).speak(REQUEST, INFO)) as chunks:
+    async with aclosing(UtteranceSynthesizer(recorder).speak(REQUEST, INFO)) as chunks:
         heard = await anext(chunks)
         await recorder.until("begin 2")
         await asyncio.wait_for(recorder.until("close 2"), 5.0)

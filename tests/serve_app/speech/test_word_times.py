@@ -7,9 +7,8 @@ import pytest
 from deployments.embedded_voice.english import spoken_english
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Reading, SynthesisRequest
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import Utterance
-from serve_app.speech.utterance_chunk import UtteranceChunk
+from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.speech.word_times import Spoken, Word, WordTimes
 from serve_app.text.spoken_text import SpokenText, TextRules, read
 from tests.serve_app.fake import FOLLOWED, FakeSynthesizer, tone
@@ -32,15 +31,15 @@ def frame(number: int, chars: float, *, reason: FinishReason | None = None, drop
     return PcmChunk(pcm, CODES, 5, reason, (number + 1) * SIZE, readings=(Reading(number, (chars,)),))
 
 
-def heard(at: list[tuple[float, float]], pcm: bytes = b"", reason: FinishReason | None = None) -> UtteranceChunk:
-    return UtteranceChunk(pcm, CODES, 5, reason, text_positions=tuple(at))
+def heard(at: list[tuple[float, float]], pcm: bytes = b"", reason: FinishReason | None = None) -> PcmChunk:
+    return PcmChunk(pcm, CODES, 5, reason, text_positions=tuple(at))
 
 
-def words(times: WordTimes, chunks: list[UtteranceChunk]) -> list[Word]:
+def words(times: WordTimes, chunks: list[PcmChunk]) -> list[Word]:
     return [word for chunk in chunks for word in told(times, chunk)]
 
 
-def told(times: WordTimes, chunk: UtteranceChunk) -> list[Word]:
+def told(times: WordTimes, chunk: PcmChunk) -> list[Word]:
     times.feed(chunk)
     return times.take()
 
@@ -175,7 +174,7 @@ async def test_times_are_those_of_the_audio_that_is_delivered() -> None:
     script.append(replace(frame(6, 12.0), finish_reason=FinishReason.STOP))
     request = Utterance(SynthesisRequest("r", "Hello there. And goodbye now.", word_times=True))
     info = replace(FOLLOWED, max_segment_chars=17)
-    chunks = [chunk async for chunk in LongText(FakeSynthesizer(script=script)).speak(request, info)]
+    chunks = [chunk async for chunk in UtteranceSynthesizer(FakeSynthesizer(script=script)).speak(request, info)]
     delivered_s = (7 * SIZE - 3000) / 24000
     first = [(max(0.0, (number + 0.5) * FRAME_S - 0.125), 2.0 * number) for number in range(7)]
     second = [(seconds + delivered_s, 13 + chars) for seconds, chars in first]

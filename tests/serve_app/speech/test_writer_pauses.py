@@ -7,19 +7,18 @@ import pytest
 
 from deployments.protocol import FinishReason, PcmChunk
 from serve_app.speech.live_text import without_clicks
-from serve_app.speech.utterance_chunk import UtteranceChunk
 from tests.serve_app.fake import chunk, pcm_of, tone
 
 pytestmark = pytest.mark.anyio
 RATE, SIZE, FADE = 24000, 1920, 240
 
 
-async def script(steps: Sequence[PcmChunk | asyncio.Event]) -> AsyncGenerator[UtteranceChunk, None]:
+async def script(steps: Sequence[PcmChunk | asyncio.Event]) -> AsyncGenerator[PcmChunk, None]:
     for step in steps:
         if isinstance(step, asyncio.Event):
             await step.wait()
         else:
-            yield UtteranceChunk.of(step)
+            yield step
 
 
 def tones(start: int, stop: int) -> list[PcmChunk]:
@@ -65,9 +64,9 @@ async def test_leaving_it_closes_what_is_behind() -> None:
     never = asyncio.Event()
     closed = asyncio.Event()
 
-    async def endless() -> AsyncGenerator[UtteranceChunk, None]:
+    async def endless() -> AsyncGenerator[PcmChunk, None]:
         try:
-            yield UtteranceChunk.of(chunk(tone(SIZE)))
+            yield chunk(tone(SIZE))
             await never.wait()
         finally:
             closed.set()

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, PcmChunk, Reading, SynthesisRequest
-from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import Utterance
-from serve_app.speech.utterance_chunk import UtteranceChunk
+from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.speech.word_times import WordTimes
 from serve_app.text.lexicon import Lexicon
 from serve_app.text.spoken_text import LEFT_OUT, SpokenPiece, Stretch, TextReader, TextRules, joined, read
@@ -84,7 +83,7 @@ def test_times_are_of_the_words_as_they_are_written(text: str, words: list[tuple
     spoken = read(text, TextRules("auto", 0.5, WORDS))
     times = WordTimes(spoken, CUSTOM_VOICE)
     heard = tuple((float(number), float(number)) for number in range(len(spoken.text) + 1))
-    times.feed(UtteranceChunk(tone(24000), np.zeros((1, 16), np.int16), 5, FinishReason.STOP, text_positions=heard))
+    times.feed(PcmChunk(tone(24000), np.zeros((1, 16), np.int16), 5, FinishReason.STOP, text_positions=heard))
     told = times.take()
     assert [text[word.start : word.end] for word in told] == [word.text for word in told]
     got = [(word.text, spoken.text[round(word.start_s) :].split()[0]) for word in told]
@@ -93,14 +92,14 @@ def test_times_are_of_the_words_as_they_are_written(text: str, words: list[tuple
         assert got[-1][0] == "un**like**ly."
 
 
-def chunks(text: str, rules: TextRules, synthesizer: FakeSynthesizer) -> AsyncGenerator[UtteranceChunk, None]:
+def chunks(text: str, rules: TextRules, synthesizer: FakeSynthesizer) -> AsyncGenerator[PcmChunk, None]:
     spoken = read(text, rules)
     utterance = Utterance(
         SynthesisRequest("id", spoken.text, seed=1),
         stretches=spoken.stretches,
         max_segment_chars=rules.max_segment_chars,
     )
-    return LongText(synthesizer).speak(utterance, replace(CUSTOM_VOICE, max_segment_chars=60))
+    return UtteranceSynthesizer(synthesizer).speak(utterance, replace(CUSTOM_VOICE, max_segment_chars=60))
 
 
 async def test_a_paragraph_is_a_longer_pause_than_a_sentence() -> None:

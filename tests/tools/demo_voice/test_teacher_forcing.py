@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deployments.protocol import FinishReason, GenerateRequest, SynthesisRequest
+from deployments.protocol import FinishReason, SynthesisRequest
 from deployments.talker.engine.startup import load_talker
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.talker import Talker
@@ -70,7 +70,7 @@ class Setting:
             non_streaming_mode=sample.full_text,
             instructions=ASKED[number][-1],
         )
-        request = GenerateRequest(synthesis)
+        request = synthesis
         tables = InputTables(self.talker)
         prompt = PromptBuilder(tables, self.tokenizer).build(request)
         prefix = list(self.frames(sample)[:num_frames].numpy().astype(np.int16))

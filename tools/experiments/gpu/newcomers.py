@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from deployments.config import TalkerConfig
-from deployments.protocol import ALL_FRAMES, GenerateRequest, Sampling, SynthesisRequest
+from deployments.protocol import ALL_FRAMES, Sampling, SynthesisRequest
 from deployments.serving.collector import leave_loaded_alone
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import StartClock, load_engine
@@ -65,14 +65,13 @@ class EngineTraffic:
             self._engine.add(number, self._request(round(frames), background=False))
             self._due_s += self._draw.expovariate(self._rate)
 
-    def _request(self, frames: int, *, background: bool) -> GenerateRequest:
+    def _request(self, frames: int, *, background: bool) -> SynthesisRequest:
         """Half of the listeners ask for a text that stands in the prompt."""
-        synthesis = SynthesisRequest(
+        return SynthesisRequest(
             "newcomer", TEXT, voice="ryan", language="english", sampling=Sampling(max_new_tokens=frames + 1),
             seed=len(self._added_s), non_streaming_mode=not background and self._draw.random() < 0.5, ignore_eos=True,
-            background=background,
+            background=background, gpu_frames=ALL_FRAMES,
         )  # fmt: skip
-        return GenerateRequest(synthesis, gpu_frames=ALL_FRAMES)
 
 
 def compare(engine: Engine, rate: float, seconds: float) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from deployments.codec.backends.registry import load_decoder
 from deployments.config import TalkerConfig
-from deployments.protocol import Codes, GenerateRequest, Reference, Sampling, SynthesisRequest
+from deployments.protocol import Codes, Reference, Sampling, SynthesisRequest
 from deployments.talker.engine.intake import complete
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.model.model_config import ModelConfig
@@ -113,7 +113,7 @@ class Ours:
         sampling = Sampling(max_new_tokens=extent.max_new_tokens, **options)
         full = complete(sampling, self.engine.model.generation)
         self.engine.runner.networks.noise = OfficialNoise(SEED, self.engine.model, full)
-        request = GenerateRequest(_synthesis(case, sampling), reference_codes if case.ref_text else None)
+        request = replace(_synthesis(case, sampling), reference_codes=reference_codes if case.ref_text else None)
         return run(self.engine, request)
 
     def divergences(
@@ -132,7 +132,7 @@ class Ours:
         def begin(known: int) -> None:
             self.engine.runner.networks.noise = OfficialNoise(SEED, self.engine.model, full, drawn=known)
 
-        request = GenerateRequest(_synthesis(case, sampling), reference_codes if case.ref_text else None)
+        request = replace(_synthesis(case, sampling), reference_codes=reference_codes if case.ref_text else None)
         return divergences(self.engine, request, expected, most=extent.max_new_tokens - 1, begin=begin)
 
     def wav(self, case: ParityCase, codes: Codes, reference_codes: Codes | None) -> NDArray[np.float32]:

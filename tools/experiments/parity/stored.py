@@ -10,7 +10,7 @@ import soundfile
 from numpy.typing import NDArray
 
 from deployments.codec.encoder import CodecEncoder
-from deployments.protocol import ClonePrompt, GenerateRequest, SynthesisRequest
+from deployments.protocol import ClonePrompt, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from serve_app.client_audio.reference_doctor import PREPARATIONS
 from serve_app.config import VoiceSettings
@@ -48,7 +48,7 @@ class StoredVoices:
         VISITOR.set(EVERYBODY)
         reference = await self.library.reference(voice, voice.takes[0], engine.info)
         codes = None if reference.x_vector_only else encoder.encode(reference.samples)
-        request = GenerateRequest(SynthesisRequest("parity", "Hi.", reference=reference), codes)
+        request = SynthesisRequest("parity", "Hi.", reference=reference, reference_codes=codes)
         engine.prompts.build(request)
         made = engine.prompts.clone_prompt(request)
         assert made is not None

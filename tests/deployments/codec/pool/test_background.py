@@ -12,7 +12,7 @@ from deployments.codec.pool.capacity import CodecLoad
 from deployments.codec.pool.service import Placement
 from deployments.config import CodecConfig
 from deployments.listener import Listener
-from deployments.protocol import ALL_FRAMES, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
+from deployments.protocol import ALL_FRAMES, FrameChunk, PcmChunk, SynthesisRequest
 from deployments.serving.replica_streams import Generate
 from tests.deployments.codec.pool.test_gate import NOWHERE, FakeDecoder, gate_of, send, until
 
@@ -65,11 +65,11 @@ async def test_they_wait_for_no_room_and_are_reported_by_themselves() -> None:
     load = CodecLoad(CodecConfig(), frame_s=0.08, workers_carry=lambda: 0.0)
     going_on = asyncio.Event()
 
-    async def generate(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+    async def generate(request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         yield FrameChunk(CODES, 1)
 
     async def synthesize(request: SynthesisRequest, generate: Generate) -> AsyncGenerator[PcmChunk, None]:
-        async for chunk in generate(GenerateRequest(request)):
+        async for chunk in generate(request):
             yield PcmChunk(b"", chunk.codes, 1)
         await going_on.wait()
 

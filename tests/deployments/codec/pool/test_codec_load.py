@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from deployments.codec.decoder_state import DecoderState
 from deployments.codec.pool import capacity as module
 from deployments.codec.pool.capacity import CodecLoad
 from deployments.config import CodecConfig
-from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk, GenerateRequest, PcmChunk, SynthesisRequest
+from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk, PcmChunk, SynthesisRequest
 from deployments.records import CodecRecord
 from tests.clock import Clock
 
@@ -43,12 +43,12 @@ class Stream:
         self.frames: asyncio.Queue[int] = asyncio.Queue()
         self.decode: asyncio.Queue[int] = asyncio.Queue()
 
-    async def generate(self, _: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+    async def generate(self, _: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         while count := await self.frames.get():
             yield FrameChunk(np.zeros((count, 16), np.int16), 3)
 
     async def synthesize(self, request: SynthesisRequest, generate: module.Generate) -> AsyncGenerator[PcmChunk, None]:
-        async with aclosing(generate(GenerateRequest(request, gpu_frames=self._gpu_frames))) as chunks:
+        async with aclosing(generate(replace(request, gpu_frames=self._gpu_frames))) as chunks:
             async for _ in chunks:
                 while count := await self.decode.get():
                     yield PcmChunk(b"", np.zeros((count, 16), np.int16), 3)

@@ -22,7 +22,6 @@ from deployments.protocol import (
     Codes,
     FinishReason,
     FrameChunk,
-    GenerateRequest,
     PcmChunk,
     SynthesisRequest,
 )
@@ -182,9 +181,9 @@ async def test_leaving_during_the_opening_leaves_nothing_behind(
 
 async def test_the_next_talker_brings_the_audio_that_the_lost_one_owes() -> None:
     frame_samples, codes = 10, np.arange(40, dtype=np.int16)[:, None].repeat(4, axis=1)
-    asked: list[GenerateRequest] = []
+    asked: list[SynthesisRequest] = []
 
-    async def generate(request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+    async def generate(request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         asked.append(request)
         if len(asked) == 1:
             yield FrameChunk(codes[:7], 3)
@@ -192,12 +191,12 @@ async def test_the_next_talker_brings_the_audio_that_the_lost_one_owes() -> None
             raise TalkerLost("gone")
         yield FrameChunk(codes[7:], 3, FinishReason.STOP, bytes(9 * 2 * frame_samples))
 
-    request = GenerateRequest(SynthesisRequest("test", "Hello."), gpu_frames=12)
+    request = SynthesisRequest("test", "Hello.", gpu_frames=12)
     chunks = [chunk async for chunk in with_failover(AllFrames(generate, request, frame_samples))]
     assert np.array_equal(np.concatenate([chunk.codes for chunk in chunks]), codes)
     first, second = asked
-    assert (first.synthesis.resume, first.gpu_frames) == (None, 12)
-    resume = second.synthesis.resume
+    assert (first.resume, first.gpu_frames) == (None, 12)
+    resume = second.resume
     assert resume is not None
     assert (len(resume.codes), resume.samples, second.gpu_frames) == (7, 3 * frame_samples, 9)
 

@@ -13,7 +13,7 @@ from deployments.codec.backends.registry import load_decoder
 from deployments.codec.decoder import to_pcm16
 from deployments.codec.pool.service import CodecService
 from deployments.errors import TalkerLost
-from deployments.protocol import Codes, FinishReason, FrameChunk, GenerateRequest, PcmChunk, Progress, Reference
+from deployments.protocol import Codes, FinishReason, FrameChunk, PcmChunk, Progress, Reference, SynthesisRequest
 from tests.deployments.codec.pool.test_service import REQUEST, collect, joined_pcm, make_service, random_codes
 
 pytestmark = pytest.mark.anyio
@@ -30,7 +30,7 @@ class Talker:
         self._dies_at = list(dies_at)
         self.prefixes: list[int] = []
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[FrameChunk, None]:
+    async def generate(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         done = 0 if request.prefix is None else len(request.prefix)
         if request.prefix is not None:
             assert np.array_equal(request.prefix, self._codes[:done])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
-from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, GenerateRequest, Reference, Sampling
+from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, Reference, Sampling, SynthesisRequest
 from deployments.recording_cache import Lookups
 from deployments.talker.engine import pacing
 from deployments.talker.engine.engine import Engine, StepOutput
@@ -203,7 +203,7 @@ def test_codes_are_equal_for_the_other_kinds(engine_of: Kinds, kind: str) -> Non
     assert len({spoken.codes.tobytes() for spoken in whole}) == len(requests)
 
 
-def clone(text: str, *, in_context: bool, non_streaming_mode: bool = False) -> GenerateRequest:
+def clone(text: str, *, in_context: bool, non_streaming_mode: bool = False) -> SynthesisRequest:
     rng = np.random.default_rng(len(text))
     reference = Reference(rng.uniform(-0.5, 0.5, 9600).astype(np.float32), "Said.", x_vector_only=not in_context)
     request = ask(text, frames=9, voice=None, reference=reference, non_streaming_mode=non_streaming_mode)
@@ -211,7 +211,7 @@ def clone(text: str, *, in_context: bool, non_streaming_mode: bool = False) -> G
     return replace(request, reference_codes=codes if in_context else None)
 
 
-def by_prompt(engine: Engine, request: GenerateRequest) -> GenerateRequest:
+def by_prompt(engine: Engine, request: SynthesisRequest) -> SynthesisRequest:
     """`request` without samples and codes, as the answer of an engine that got them allows to ask for it."""
     engine.add(0, request)
     prompts = []
@@ -220,9 +220,9 @@ def by_prompt(engine: Engine, request: GenerateRequest) -> GenerateRequest:
     prompt, *others = prompts
     assert prompt is not None
     assert others == [None] * len(others)
-    assert request.synthesis.reference is not None
-    reference = replace(request.synthesis.reference, audio=None, prompt=prompt)
-    return GenerateRequest(replace(request.synthesis, reference=reference))
+    assert request.reference is not None
+    reference = replace(request.reference, audio=None, prompt=prompt)
+    return replace(request, reference=reference, reference_codes=None, gpu_frames=0)
 
 
 @pytest.mark.parametrize("number", range(3))

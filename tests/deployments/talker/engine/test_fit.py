@@ -18,7 +18,7 @@ from torch import nn
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
-from deployments.protocol import GenerateRequest, Sampling, SynthesisRequest
+from deployments.protocol import Sampling, SynthesisRequest
 from deployments.talker.engine.fit import Fit, choose, main, predict
 from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.talker.model.model_config import ModelConfig
@@ -156,7 +156,7 @@ def test_four_streams_speak_within_a_small_gpu(name: str, most: float, tmp_path:
     sampling, voice = Sampling(max_new_tokens=101), engine.info.voices[0]
     for number in range(4):
         request = SynthesisRequest("r", "Four of us.", voice=voice, sampling=sampling, ignore_eos=True, seed=number)
-        engine.add(number, GenerateRequest(request, gpu_frames=100))
+        engine.add(number, replace(request, gpu_frames=100))
     frames = dict.fromkeys(range(4), 0)
     most_at_once = 0
     while not engine.is_idle:
@@ -199,7 +199,7 @@ def speak(directory: Path, config: TalkerConfig, num_streams: int, makes_audio: 
     sampling, voice = Sampling(max_new_tokens=101), engine.info.voices[0]
     for number in range(num_streams):
         request = SynthesisRequest("r", "Few of us.", voice=voice, sampling=sampling, ignore_eos=True, seed=number)
-        engine.add(number, GenerateRequest(request, gpu_frames=gpu_frames))
+        engine.add(number, replace(request, gpu_frames=gpu_frames))
     frames = most_at_once = 0
     while not engine.is_idle:
         output = engine.step()
@@ -250,7 +250,7 @@ def test_what_a_gpu_of_before_ampere_would_run(tmp_path: Path, monkeypatch: pyte
     assert engine.runner.networks.name.startswith("plain")
     assert engine.runner.state.hidden.dtype == torch.float16
     request = SynthesisRequest("r", "Hello.", voice=engine.info.voices[0], sampling=Sampling(max_new_tokens=21))
-    engine.add(0, GenerateRequest(replace(request, ignore_eos=True), gpu_frames=20))
+    engine.add(0, replace(request, ignore_eos=True, gpu_frames=20))
     audio = b""
     while not engine.is_idle:
         output = engine.step()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from deployments.errors import EngineError, Overloaded, TalkerLost
-from deployments.protocol import FinishReason, FrameChunk, GenerateRequest
+from deployments.protocol import FinishReason, FrameChunk, SynthesisRequest
 from deployments.talker.engine import lanes
 from deployments.talker.engine.engine import Engine
 from deployments.talker.networks.plain_networks import PlainNetworks
@@ -102,7 +102,7 @@ def beside(
     engine: Engine,
     clock: Clock,
     *work: Callable[[], object],
-    old: GenerateRequest = OLD,
+    old: SynthesisRequest = OLD,
     lane_looks: int = 4,
     failures: dict[int, Exception] | None = None,
 ) -> list[tuple[int, FrameChunk]]:
@@ -317,7 +317,7 @@ def test_who_does_not_take_the_lane(
         "long": LONG,
         "resumed": resumed(NEW, speak(engine, NEW).codes[:3]),
         "busy": NEW,
-        "background": replace(NEW, synthesis=replace(NEW.synthesis, background=True)),
+        "background": replace(NEW, background=True),
     }[why]
     if why == "busy":
         monkeypatch.setattr(lanes, "_MOST_BESIDE_LANE", 0)
@@ -332,7 +332,7 @@ def test_beside_a_job_of_any_size_a_listener_takes_the_lane(
     engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lanes, "_MOST_BESIDE_LANE", 0)
-    background = replace(OLD, synthesis=replace(OLD.synthesis, background=True))
+    background = replace(OLD, background=True)
     beside(engine, clock, lambda: engine.add(1, NEW), old=background)
     assert lane.queued == [[1]]
     drain(engine)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deployments.errors import Overloaded
-from deployments.protocol import FinishReason, GenerateRequest, Progress, Sampling, SynthesisRequest
+from deployments.protocol import FinishReason, Progress, Sampling, SynthesisRequest
 from deployments.talker.engine.scheduler import Scheduler
 from deployments.talker.state.kv_cache import BlockManager
 from deployments.talker.state.sequence import FrameLimit, Sequence
@@ -20,14 +20,14 @@ BLOCK_SIZE = 4
 def sequence(number: int, *, rows: int = 3, frames: int = 8) -> Sequence:
     ids = np.zeros(rows, np.int32)
     prompt = Prompt(ids, ids, ids[:1], num_text_tokens=rows)
-    request = GenerateRequest(SynthesisRequest(str(number), "text"))
+    request = SynthesisRequest(str(number), "text")
     return Sequence(number, request, prompt, Sampling(), FrameLimit(frames, FinishReason.LENGTH), frame_s=0.08)
 
 
 def heard(number: int) -> Sequence:
     """A sequence that goes on with what a listener hears already."""
     each = sequence(number)
-    each.request = replace(each.request, synthesis=replace(each.request.synthesis, continues=True))
+    each.request = replace(each.request, continues=True)
     return each
 
 
@@ -357,7 +357,7 @@ def test_a_resumed_sequence_is_ahead_by_what_its_listener_has_in_hand(in_hand_s:
     line = Scheduler(blocks, max_num_seqs=4, max_num_waiting=2, max_lead_s=1.0)
     new, frames = sequence(1, frames=99), [FRAME] * 40
     progress = Progress(np.stack(frames), 40 * 1920, in_hand_s)
-    request = replace(new.request, synthesis=replace(new.request.synthesis, resume=progress))
+    request = replace(new.request, resume=progress)
     line.add(Sequence(1, request, new.prompt, new.sampling, new.limit, frames=frames, frame_s=0.08))
     line.add(sequence(2, frames=99))
     assert step(line) == ([1, 2], decoded)
@@ -384,10 +384,8 @@ def test_a_full_line_says_how_long_it_will_take() -> None:
 def of_a_job(number: int, *, frames: int = 8) -> Sequence:
     """A segment that nobody waits for."""
     each = sequence(number, frames=frames)
-    synthesis = replace(each.request.synthesis, background=True)
-    return Sequence(
-        number, replace(each.request, synthesis=synthesis), each.prompt, Sampling(), each.limit, frame_s=0.08
-    )
+    request = replace(each.request, background=True)
+    return Sequence(number, request, each.prompt, Sampling(), each.limit, frame_s=0.08)
 
 
 def decoded(line: Scheduler) -> list[int]:

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
-from deployments.protocol import SAMPLING_DEFAULTS, FinishReason, GenerateRequest, Sampling, SynthesisRequest
+from deployments.protocol import SAMPLING_DEFAULTS, FinishReason, Sampling, SynthesisRequest
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.frame_networks import NetworkKind
 from deployments.talker.runner.model_runner import ModelRunner, build_runner
@@ -46,7 +46,7 @@ def sequences(talker: Talker) -> list[Sequence]:
         prompt = Prompt(text, codec, draw.integers(0, 500, 2).astype(np.int32), num_text_tokens=3)
         asked = SynthesisRequest(str(number), "text", seed=(1 << 63) + number, ignore_eos=number == 1)
         limit = FrameLimit(99, FinishReason.LENGTH)
-        made.append(Sequence(number, GenerateRequest(asked), prompt, sampling, limit, row=2 - number, frame_s=0.08))
+        made.append(Sequence(number, asked, prompt, sampling, limit, row=2 - number, frame_s=0.08))
     return made
 
 

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.gpu import asleep
-from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, GenerateRequest, Mailbox
+from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, Mailbox, SynthesisRequest
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from deployments.talker.deployment import TalkerReplica
 from deployments.talker.engine import startup
@@ -39,7 +39,7 @@ SMALL = CONFIG.model_copy(update={"max_num_seqs": 2, "max_num_waiting": 2})
 ENDLESS = ask("Hello there. " * 10, frames=300, ignore_eos=True)
 
 
-async def listen(client: EngineClient, request: GenerateRequest) -> list[FrameChunk]:
+async def listen(client: EngineClient, request: SynthesisRequest) -> list[FrameChunk]:
     async with aclosing(client.submit(request)) as chunks:
         return [chunk async for chunk in chunks]
 
@@ -216,11 +216,11 @@ async def test_text_is_spoken_as_it_is_written(client: EngineClient, in_process:
     server, text = MailboxServer("127.0.0.1"), WrittenText()
     await server.start()
     at_once = ask("Hello there, you!", frames=30, ignore_eos=True, non_streaming_mode=False)
-    synthesis = replace(at_once.synthesis, text="", mailbox=server.share("token", text))
+    live = replace(at_once, text="", mailbox=server.share("token", text))
     chunks, heard = [], asyncio.Event()
 
     async def hear() -> None:
-        async with aclosing(client.submit(replace(at_once, synthesis=synthesis))) as stream:
+        async with aclosing(client.submit(live)) as stream:
             async for chunk in stream:
                 chunks.append(chunk)
                 heard.set()
@@ -238,7 +238,7 @@ async def test_text_is_spoken_as_it_is_written(client: EngineClient, in_process:
 async def test_text_that_cannot_be_read_ends_its_stream(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.serving.mailbox._DELAYS_S", ())
     request = ask("")
-    nobody = replace(request, synthesis=replace(request.synthesis, mailbox=Mailbox("127.0.0.1", 9, "token")))
+    nobody = replace(request, mailbox=Mailbox("127.0.0.1", 9, "token"))
     with pytest.raises(TalkerLost, match=r"127\.0\.0\.1:9 "):
         await listen(client, nobody)
 
@@ -249,9 +249,7 @@ async def test_text_without_words_is_refused_when_it_ends(client: EngineClient) 
     text.finish()
     request = ask("")
     with pytest.raises(InvalidRequest):
-        await listen(
-            client, replace(request, synthesis=replace(request.synthesis, mailbox=server.share("token", text)))
-        )
+        await listen(client, replace(request, mailbox=server.share("token", text)))
     await server.aclose()
 
 

@@ -9,7 +9,7 @@ import torch
 
 from deployments.config import TalkerConfig
 from deployments.gpu.graphs import buckets
-from deployments.protocol import GenerateRequest
+from deployments.protocol import SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.networks.frame_networks import NetworkKind
@@ -67,7 +67,7 @@ def test_it_resumes_as_the_cpu_does(tiny_checkpoint: Callable[[str], Path], dete
 
 
 def test_deterministic_resumption_ends_in_the_very_same_state(tiny_checkpoint: Callable[[str], Path]) -> None:
-    def hidden_after(engine: Engine, request: GenerateRequest, *, steps: int) -> torch.Tensor:
+    def hidden_after(engine: Engine, request: SynthesisRequest, *, steps: int) -> torch.Tensor:
         engine.add(0, request)
         for _ in range(steps):
             engine.step()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from deployments.protocol import FinishReason, GenerateRequest, Sampling, SynthesisRequest
+from deployments.protocol import FinishReason, Sampling, SynthesisRequest
 from deployments.talker.state.sequence import FrameLimit, Sequence
 from deployments.talker.text.prompt import Prompt
 from deployments.talker.text.text_progress import TextProgress
@@ -20,7 +20,7 @@ def begun(
     """A sequence of `TOKENS` tokens of one character, behind `num_frames` frames. `asked`: fields of the utterance."""
     ids = np.zeros(START + TOKENS, np.int32)
     prompt = Prompt(ids, ids, ids[:1], num_text_tokens=TOKENS, has_all_text=has_all_text, text_start=START)
-    request = GenerateRequest(SynthesisRequest("0", "text", **asked))  # type: ignore[arg-type]
+    request = SynthesisRequest("0", "text", **asked)  # type: ignore[arg-type]
     starts = list(range(TOKENS + 1)) if word_times else []
     return Sequence(
         0, request, prompt, Sampling(), FrameLimit(1000, FinishReason.LENGTH),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from deployments.errors import InvalidRequest
-from deployments.protocol import FinishReason, GenerateRequest, ModelKind, Reference, Sampling, SynthesisRequest
+from deployments.protocol import FinishReason, ModelKind, Reference, Sampling, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.runner.prefill import PrefillInputs, SequencePart
@@ -36,17 +36,17 @@ def named(builders: Builders) -> PromptBuilder:
     return builders("CustomVoice")
 
 
-def ask(text: str = TEXT, **changes: object) -> GenerateRequest:
+def ask(text: str = TEXT, **changes: object) -> SynthesisRequest:
     fields = {"voice": "ryan", "non_streaming_mode": False, **changes}
-    return GenerateRequest(SynthesisRequest("test", text, **fields))  # type: ignore[arg-type]
+    return SynthesisRequest("test", text, **fields)  # type: ignore[arg-type]
 
 
-def clone(*, seconds: float = 0.5, text: str | None = REFERENCE_TEXT, frames: int | None = 10) -> GenerateRequest:
+def clone(*, seconds: float = 0.5, text: str | None = REFERENCE_TEXT, frames: int | None = 10) -> SynthesisRequest:
     rng = np.random.default_rng(0)
     audio = rng.uniform(-0.5, 0.5, int(24000 * seconds)).astype(np.float32)
     reference = Reference(audio, text, x_vector_only=frames is None)
     codes = None if frames is None else rng.integers(0, 2048, (frames, 16)).astype(np.int16)
-    return GenerateRequest(SynthesisRequest("test", TEXT, reference=reference), codes)
+    return SynthesisRequest("test", TEXT, reference=reference, reference_codes=codes)
 
 
 def rows(builder: PromptBuilder, prompt: Prompt) -> torch.Tensor:
@@ -144,7 +144,7 @@ def test_clones_take_no_instructions_as_in_the_official_package(
     engine_of: Callable[[str], Engine], frames: int | None
 ) -> None:
     engine, plain = engine_of("Base"), clone(frames=frames)
-    instructed = replace(plain, synthesis=replace(plain.synthesis, instructions="Speak slowly."))
+    instructed = replace(plain, instructions="Speak slowly.")
     assert same(engine.prompts.build(instructed), engine.prompts.build(plain))
     assert not engine.info.supports_instructions
 
@@ -207,7 +207,7 @@ def test_a_clone_in_context_has_text_and_frames_side_by_side(builders: Builders,
 
 def test_a_clone_in_context_with_full_text_has_the_frames_after_it(builders: Builders) -> None:
     request = clone(frames=10)
-    full = replace(request, synthesis=replace(request.synthesis, non_streaming_mode=True))
+    full = replace(request, non_streaming_mode=True)
     prompt = builders("Base").build(full)
     tokens = len(REFERENCE_TEXT) + len(TEXT)
     assert prompt.num_positions == LEAD_ROWS + AUTO_TAGS + SPEAKER + 1 + tokens + 1 + 1 + 10

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from deployments.protocol import ModelInfo
-from serve_app.api.bodies.client_json import parse_object
+from serve_app.api.bodies.client_input import parse_object
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.ignored_fields import Ignored, Reasons, as_header, of_text
 from serve_app.api.requests.speech_body import SPEECH, parse_speech

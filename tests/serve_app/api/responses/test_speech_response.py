@@ -12,7 +12,7 @@ from serve_app.api.requests.speech_request import negotiate
 from serve_app.api.responses.speech_response import SpeechResponse, Usage, audio_body, server_timing
 from serve_app.client_audio.formats import AudioForm, AudioFormat, Rendering
 from serve_app.speech.segments import Utterance
-from tests.serve_app.fake import FakeSynthesizer, as_utterance
+from tests.serve_app.fake import FakeSynthesizer
 
 pytestmark = pytest.mark.anyio
 
@@ -80,7 +80,7 @@ async def test_the_header_tells_of_the_first_marks_that_came_back() -> None:
     ]
     usage, sent = Usage(tells_timing=True), list[Message]()
     body = audio_body(
-        as_utterance(FakeSynthesizer(script=script).synthesize(request)),
+        FakeSynthesizer(script=script).synthesize(request),
         Rendering(AudioForm(AudioFormat.PCM), 24000, 1920),
         usage,
     )

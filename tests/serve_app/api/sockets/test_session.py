@@ -30,15 +30,14 @@ from serve_app.client_audio.formats import AudioFormat
 from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.speech.joints import Continuation, Tails
 from serve_app.speech.live_text import LiveTexts
-from serve_app.speech.long_text import LongText
 from serve_app.speech.segments import Utterance
-from serve_app.speech.utterance_chunk import UtteranceChunk
+from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.speech.word_times import Spoken
 from serve_app.text.spoken_text import TextRules, read
 from serve_app.visitor import STRANGER
 from serve_app.voices.library import Voices
 from tests.serve_app import fake
-from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, as_utterance, chunk, pcm_of, utterance
+from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
 
 pytestmark = pytest.mark.anyio
 
@@ -57,10 +56,10 @@ async def open_session(
 ) -> AsyncIterator[Session]:
     """With `has_segments` the speech says where its words are, as what stands in front of the pools does."""
 
-    def speak(utterance: Utterance, info: ModelInfo) -> AsyncGenerator[UtteranceChunk, None]:
+    def speak(utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         if has_segments:
-            return LongText(synthesizer).speak(utterance.changed(mailbox=None), info)
-        return as_utterance(synthesizer.synthesize(utterance.synthesis, info))
+            return UtteranceSynthesizer(synthesizer).speak(utterance.changed(mailbox=None), info)
+        return synthesizer.synthesize(utterance.synthesis, info)
 
     texts, handshake = LiveTexts(), RequestState(RequestRecord("talk", 0))
     handshake.caller = Caller("test", visitor=STRANGER)

@@ -12,10 +12,10 @@ from deployments import listener
 from deployments.errors import NotReady, Overloaded
 from deployments.protocol import FinishReason, PcmChunk, Reference, SynthesisRequest
 from serve_app.config import AdmissionSettings
-from serve_app.speech import admission, room
-from serve_app.speech.admission import Admission
+from serve_app.speech import room, speech_models
 from serve_app.speech.live_text import LiveTexts
 from serve_app.speech.segments import Utterance
+from serve_app.speech.speech_models import SpeechModel
 from serve_app.text.spoken_text import Stretch
 from tests.clock import Clock
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of, utterance
@@ -29,19 +29,19 @@ PROMPT = AdmissionSettings(max_streams=8, max_line_s=1000, max_wait_s=1000)
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(100.0)
-    for module in (admission, room):
+    for module in (speech_models, room):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
 
 class Line:
-    """An admission in front of a synthesizer whose streams wait until they are let go."""
+    """A model whose synthesizer has streams that wait until they are let go."""
 
     def __init__(self, settings: AdmissionSettings = PROMPT, *, talkers: int = 1) -> None:
         self.talkers = talkers
         self.gate = asyncio.Event()
         self.synthesizer = FakeSynthesizer(script=[chunk(b""), self.gate, *utterance(2)])
-        self.admission = Admission(self.synthesizer, settings, is_running=lambda: self.talkers > 0)
+        self.model = SpeechModel(self.synthesizer, settings, is_running=lambda: self.talkers > 0)
         self.speaking: list[asyncio.Task[bytes]] = []
 
     async def join(self, client: str = "") -> None:
@@ -51,11 +51,11 @@ class Line:
 
     async def speak(self, client: str = "", *, request: Utterance = REQUEST) -> bytes:
         asked = request.changed(client=client)
-        return pcm_of([item async for item in self.admission.speak(asked, CUSTOM_VOICE)])
+        return pcm_of([item async for item in self.model.speak(asked, CUSTOM_VOICE)])
 
     def hear(self) -> None:
         """Another stream: the pools live."""
-        self.admission.room.count_audio()
+        self.model.room.count_audio()
 
     async def finish(self) -> None:
         self.gate.set()
@@ -66,7 +66,7 @@ class Line:
 async def test_what_is_admitted_is_passed_on_whole() -> None:
     line = Line()
     line.gate.set()
-    chunks = [item async for item in line.admission.speak(REQUEST, CUSTOM_VOICE)]
+    chunks = [item async for item in line.model.speak(REQUEST, CUSTOM_VOICE)]
     assert [item.pcm for item in chunks] == [item.pcm for item in [chunk(b""), *utterance(2)]]
     assert chunks[-1].finish_reason is FinishReason.STOP
     assert line.synthesizer.requests == [REQUEST.synthesis]
@@ -194,11 +194,9 @@ class Slow(FakeSynthesizer):
             yield item
 
 
-async def hear(admission: Admission, opened: AsyncExitStack, *, streams: int, frames: int, clock: Clock) -> None:
+async def hear(model: SpeechModel, opened: AsyncExitStack, *, streams: int, frames: int, clock: Clock) -> None:
     """So many streams side by side, whose listeners take a moment for each frame."""
-    listened = [
-        await opened.enter_async_context(aclosing(admission.speak(REQUEST, CUSTOM_VOICE))) for _ in range(streams)
-    ]
+    listened = [await opened.enter_async_context(aclosing(model.speak(REQUEST, CUSTOM_VOICE))) for _ in range(streams)]
     for _ in range(frames):
         for stream in listened:
             await anext(stream)
@@ -208,29 +206,29 @@ async def hear(admission: Admission, opened: AsyncExitStack, *, streams: int, fr
 async def test_while_listeners_hear_pauses_fewer_streams_are_let_in(clock: Clock) -> None:
     settings = AdmissionSettings(max_late_s=0.25, max_line_s=1000, max_wait_s=1000)
     synthesizer = Slow(clock, 0.2)
-    admission = Admission(synthesizer, settings)
+    model = SpeechModel(synthesizer, settings)
     async with AsyncExitStack() as opened:
-        await hear(admission, opened, streams=10, frames=40, clock=clock)
+        await hear(model, opened, streams=10, frames=40, clock=clock)
         with pytest.raises(Overloaded):
-            admission.room.check("")
+            model.room.check("")
         with pytest.raises(Overloaded):
-            await anext(admission.speak(REQUEST, CUSTOM_VOICE))
+            await anext(model.speak(REQUEST, CUSTOM_VOICE))
         assert len(synthesizer.requests) == 10  # nobody behind the ingress heard of the last one
-    admission.room.check("")
+    model.room.check("")
 
 
 async def test_a_listener_who_is_slow_is_no_reason_to_refuse_others(clock: Clock) -> None:
     settings = AdmissionSettings(max_late_s=0.25, max_line_s=1000, max_wait_s=1000)
-    admission = Admission(Slow(clock, 0.001), settings)
+    model = SpeechModel(Slow(clock, 0.001), settings)
     async with AsyncExitStack() as opened:
-        await hear(admission, opened, streams=10, frames=40, clock=clock)  # 100 ms of them for each frame
-        admission.room.check("")
+        await hear(model, opened, streams=10, frames=40, clock=clock)  # 100 ms of them for each frame
+        model.room.check("")
 
 
 async def test_a_recording_takes_its_time_and_is_no_line(clock: Clock) -> None:
     line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
     request = REQUEST.changed(reference=Reference(np.zeros(24000, np.float32), "Hello."))
-    cloning = asyncio.create_task(anext(line.admission.speak(request, CUSTOM_VOICE)))
+    cloning = asyncio.create_task(anext(line.model.speak(request, CUSTOM_VOICE)))
     await line.synthesizer.waiting.wait()
     clock.now_s += 60
     await line.join()
@@ -249,7 +247,7 @@ async def test_a_stream_that_has_begun_is_never_late() -> None:
     line = Line(AdmissionSettings(max_wait_s=0.01))
     pause = asyncio.Event()
     line.synthesizer.script = [chunk(b"11"), pause, *utterance(2)]
-    async with aclosing(line.admission.speak(REQUEST, CUSTOM_VOICE)) as chunks:
+    async with aclosing(line.model.speak(REQUEST, CUSTOM_VOICE)) as chunks:
         assert (await anext(chunks)).pcm == b"11"
         asyncio.get_running_loop().call_later(0.05, pause.set)
         assert pcm_of([item async for item in chunks]) == pcm_of(utterance(2))
@@ -296,7 +294,7 @@ async def test_who_waited_for_the_successor_of_a_dead_talker_is_not_told_to_slow
     line = Line(AdmissionSettings(max_wait_s=0.05))
     await line.join()
     line.talkers = 0
-    line.admission.room.check("")
+    line.model.room.check("")
     line.talkers = 1
     with pytest.raises(NotReady):
         await line.speaking[0]
@@ -306,13 +304,13 @@ async def test_to_ask_whether_a_request_would_be_refused_changes_nothing(clock: 
     line = Line(AdmissionSettings(max_line_s=3, max_wait_s=1000))
     await line.join()
     clock.now_s += 7.0
-    assert line.admission.room.would_refuse("") is None
+    assert line.model.room.would_refuse("") is None
     line.hear()
-    assert line.admission.room.would_refuse("") == "line"
+    assert line.model.room.would_refuse("") == "line"
     line.talkers = 0
-    assert line.admission.room.would_refuse("") is None
+    assert line.model.room.would_refuse("") is None
     line.talkers = 1
-    assert line.admission.room.would_refuse("") == "line"
+    assert line.model.room.would_refuse("") == "line"
     await line.finish()
 
 
@@ -346,7 +344,7 @@ class SeedDependent(FakeSynthesizer):
 async def test_what_is_over_before_it_is_heard_is_made_again_with_another_seed() -> None:
     synthesizer = SeedDependent(FinishReason.SILENCE)
     request = replace(REQUEST.changed(seed=5), redraws=True)
-    chunks = [item async for item in Admission(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
+    chunks = [item async for item in SpeechModel(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
     assert pcm_of(chunks) == pcm_of(utterance(2))
     assert chunks[-1].finish_reason is FinishReason.STOP
     seeds = [asked.seed for asked in synthesizer.requests]
@@ -357,7 +355,9 @@ async def test_what_is_over_before_it_is_heard_is_made_again_with_another_seed()
 
 async def test_what_ends_badly_in_its_first_chunk_is_made_again() -> None:
     synthesizer = SeedDependent(FinishReason.EARLY, sound=b"11")
-    chunks = [item async for item in Admission(synthesizer, PROMPT).speak(replace(REQUEST, redraws=True), CUSTOM_VOICE)]
+    chunks = [
+        item async for item in SpeechModel(synthesizer, PROMPT).speak(replace(REQUEST, redraws=True), CUSTOM_VOICE)
+    ]
     assert (pcm_of(chunks), chunks[-1].finish_reason) == (pcm_of(utterance(2)), FinishReason.STOP)
     assert len(synthesizer.requests) == 2
 
@@ -365,14 +365,16 @@ async def test_what_ends_badly_in_its_first_chunk_is_made_again() -> None:
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
 async def test_what_ends_well_in_its_first_chunk_is_not_made_again(reason: FinishReason) -> None:
     synthesizer = SeedDependent(reason, sound=b"11")
-    chunks = [item async for item in Admission(synthesizer, PROMPT).speak(replace(REQUEST, redraws=True), CUSTOM_VOICE)]
+    chunks = [
+        item async for item in SpeechModel(synthesizer, PROMPT).speak(replace(REQUEST, redraws=True), CUSTOM_VOICE)
+    ]
     assert (pcm_of(chunks), chunks[-1].finish_reason) == (b"11", reason)
     assert len(synthesizer.requests) == 1
 
 
 async def test_a_seed_of_the_clients_is_kept() -> None:
     synthesizer = SeedDependent(FinishReason.SILENCE)
-    chunks = [item async for item in Admission(synthesizer, PROMPT).speak(REQUEST.changed(seed=5), CUSTOM_VOICE)]
+    chunks = [item async for item in SpeechModel(synthesizer, PROMPT).speak(REQUEST.changed(seed=5), CUSTOM_VOICE)]
     assert (pcm_of(chunks), chunks[-1].finish_reason) == (b"", FinishReason.SILENCE)
     assert [asked.seed for asked in synthesizer.requests] == [5]
 
@@ -380,7 +382,7 @@ async def test_a_seed_of_the_clients_is_kept() -> None:
 async def test_after_two_seeds_it_is_told_as_it_is() -> None:
     synthesizer = SeedDependent(*[FinishReason.LOOP] * 9)
     request = replace(REQUEST, redraws=True)
-    chunks = [item async for item in Admission(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
+    chunks = [item async for item in SpeechModel(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
     assert (pcm_of(chunks), chunks[-1].finish_reason) == (b"", FinishReason.LOOP)
     assert len(synthesizer.requests) == 2
 
@@ -389,7 +391,7 @@ async def test_what_was_heard_is_not_made_again() -> None:
     runaway = [*utterance(2)[:2], chunk(b"", frames=9, finish_reason=FinishReason.SILENCE)]
     synthesizer = FakeSynthesizer(script=runaway)
     request = replace(REQUEST, redraws=True)
-    chunks = [item async for item in Admission(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
+    chunks = [item async for item in SpeechModel(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
     assert (pcm_of(chunks), chunks[-1].finish_reason) == (pcm_of(runaway), FinishReason.SILENCE)
     assert len(synthesizer.requests) == 1
 
@@ -398,7 +400,7 @@ async def test_a_long_text_whose_first_segment_is_not_heard_begins_again() -> No
     synthesizer = SeedDependent(FinishReason.EARLY)
     synthesizer.info = replace(CUSTOM_VOICE, max_segment_chars=12)
     request = replace(REQUEST.changed(text="One two. Three four."), redraws=True)
-    chunks = [item async for item in Admission(synthesizer, PROMPT).speak(request, synthesizer.info)]
+    chunks = [item async for item in SpeechModel(synthesizer, PROMPT).speak(request, synthesizer.info)]
     assert pcm_of(chunks) == 2 * pcm_of(utterance(2))
     assert [asked.text for asked in synthesizer.requests] == ["One two.", "One two.", "Three four."]
     assert chunks[-1].finish_reason is FinishReason.STOP
@@ -408,7 +410,7 @@ async def test_a_first_segment_behind_a_pause_is_made_again_and_the_others_follo
     synthesizer = SeedDependent(FinishReason.EARLY, sound=b"11")
     stretches = (Stretch("One two.", pause_s=0.1), Stretch("Three four.", pause_s=0.1))
     request = replace(REQUEST.changed(text="One two. Three four."), stretches=stretches, redraws=True)
-    chunks = [item async for item in Admission(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
+    chunks = [item async for item in SpeechModel(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
     pause = bytes(2 * int(0.1 * CUSTOM_VOICE.sample_rate))
     assert pcm_of(chunks) == 2 * (pause + pcm_of(utterance(2)))
     assert [asked.text for asked in synthesizer.requests] == ["One two.", "One two.", "Three four."]
@@ -420,14 +422,14 @@ async def test_a_reader_that_takes_nothing_gives_its_place_back(monkeypatch: pyt
     line = Line(AdmissionSettings(max_streams=1, max_line_s=1000, max_wait_s=1000))
     line.gate.set()
     left = asyncio.Event()
-    make_room = line.admission.room.give_up_place
+    make_room = line.model.room.give_up_place
 
     async def tell_and_make_room() -> None:
         await make_room()
         left.set()
 
-    monkeypatch.setattr(line.admission.room, "give_up_place", tell_and_make_room)
-    async with aclosing(line.admission.speak(REQUEST, CUSTOM_VOICE)) as paused:
+    monkeypatch.setattr(line.model.room, "give_up_place", tell_and_make_room)
+    async with aclosing(line.model.speak(REQUEST, CUSTOM_VOICE)) as paused:
         heard = [await anext(paused)]
         await asyncio.wait_for(left.wait(), 5.0)
         monkeypatch.setattr(listener, "UNREAD_S", 60.0)
@@ -437,16 +439,16 @@ async def test_a_reader_that_takes_nothing_gives_its_place_back(monkeypatch: pyt
             await line.speak()
         heard += [item async for item in paused]
     assert pcm_of(heard) == pcm_of(utterance(2))
-    assert (line.admission.room.num_streams, line.admission.room.num_speaking) == (0, 0)
+    assert (line.model.room.num_streams, line.model.room.num_speaking) == (0, 0)
 
 
 async def test_who_leaves_while_away_is_counted_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "UNREAD_S", 0.0)
     line = Line()
     line.gate.set()
-    async with aclosing(line.admission.speak(REQUEST, CUSTOM_VOICE)) as paused:
+    async with aclosing(line.model.speak(REQUEST, CUSTOM_VOICE)) as paused:
         await anext(paused)
         for _ in range(10):
             await asyncio.sleep(0)
-        assert (line.admission.room.num_streams, line.admission.room.num_speaking) == (0, 0)
-    assert (line.admission.room.num_streams, line.admission.room.num_speaking) == (0, 0)
+        assert (line.model.room.num_streams, line.model.room.num_speaking) == (0, 0)
+    assert (line.model.room.num_streams, line.model.room.num_speaking) == (0, 0)

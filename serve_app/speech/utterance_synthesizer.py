@@ -1,32 +1,48 @@
-"""Long texts: their segments are spoken one after the other, without a gap."""
+"""The audio of an utterance, by a call for each segment of its text, and without a gap between segments."""
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 
 from deployments.errors import Overloaded
 from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.speech.live_text import without_clicks
 from serve_app.speech.look_ahead import LookAhead, SegmentAudio
-from serve_app.speech.redraw import redrawn
-from serve_app.speech.segments import Segments, Utterance, segment_seed
+from serve_app.speech.segments import Segments, Utterance, ended_badly, redrawn, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_assembler import UtteranceAssembler
-from serve_app.speech.utterance_chunk import UtteranceChunk
 
 # How often a later segment that was refused is asked for again, and how long.
 _RETRY_AFTER_S, _GIVE_UP_AFTER_S = 0.25, 30.0
 
 
-class LongText:
-    """Speaks texts of any length with a synthesizer that takes texts of up to the model's `max_segment_chars`."""
+class UtteranceSynthesizer:
+    """Speaks utterances of any length with a synthesizer that takes texts of at most `max_segment_chars`."""
 
     def __init__(self, synthesizer: Synthesizer) -> None:
         self._synthesizer = synthesizer
 
-    def speak(self, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[UtteranceChunk, None]:
+    async def begin(self, utterance: Utterance, info: ModelInfo, calls: AsyncExitStack) -> "BegunSpeech":
+        """The audio of one utterance, of which the first samples have come. If speech is over with them, badly, it
+        begins once more with another seed, which all segments then have.
+
+        `calls` closes the calls that are made.
+        """
+        speech = BegunSpeech(await calls.enter_async_context(aclosing(self.speak(utterance, info))))
+        await speech.read_start()
+        if not (utterance.redraws and speech.has_failed):
+            return speech
+        second = utterance.redrawn(speech.reason)
+        chunks = await calls.enter_async_context(aclosing(self.speak(second, info)))
+        speech = BegunSpeech(chunks, seed=second.synthesis.seed)
+        await speech.read_start()
+        return speech
+
+    def speak(self, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, by a call for each segment of its text. It is silent while a client
         that still has to write the text writes nothing.
         """
@@ -36,19 +52,13 @@ class LongText:
         segments = Segments.of(utterance, info.max_segment_chars)
         first = segments.known_segment(0)
         assert first is not None, "a text has a segment"
-        if not segments.is_plain or utterance.synthesis.word_times:
+        if not segments.is_single or utterance.synthesis.word_times:
             return self.speak_segments(first, segments, info, redraws=utterance.redraws)
-        return self._speak_plain(first, info)
-
-    async def _speak_plain(self, request: SynthesisRequest, info: ModelInfo) -> AsyncGenerator[UtteranceChunk, None]:
-        """The audio of an utterance of one segment, as it is."""
-        async with aclosing(self._ask(request, info)) as chunks:
-            async for chunk in chunks:
-                yield UtteranceChunk.of(chunk)
+        return self._ask(first, info)
 
     async def speak_segments(
         self, first: SynthesisRequest, segments: Segments, info: ModelInfo, *, redraws: bool
-    ) -> AsyncGenerator[UtteranceChunk, None]:
+    ) -> AsyncGenerator[PcmChunk, None]:
         """The audio of all segments in order. `first` is the request for the first one, with the utterance's own tail
         and seed. The next segment is asked for once it is known and this one begins to sound. A segment that joins
         this one is asked for when this one has ended.
@@ -73,18 +83,16 @@ class LongText:
                 assembler.start_segment(number, segments.start(number), speed=segments.speed(number))
                 if redraws and assembler.has_audio and await segment.read_ahead(listener.due_s):
                     segments.close_segment(number)
-                while (chunk := await segment.next()) is not None:
+                while (chunk := await reader.read(segment.next)) is not None:
                     has_failed = redraws and assembler.has_failed(chunk)
                     part = await assembler.add(chunk, is_last=segments.is_last(number))
                     if has_failed:
-                        yield UtteranceChunk.of(chunk)
+                        yield chunk
                         return
                     look_ahead.ask_after(number, segment, chunk)
-                    reader.before_yield()
                     yield part
                     if part.pcm:
                         listener.deliver(part.num_samples / info.sample_rate, now_s=time.monotonic())
-                    await reader.after_yield()
                 segments.close_segment(number)
                 number += 1
                 await look_ahead.ensure_asked(number, segment)
@@ -125,3 +133,28 @@ class LongText:
                 if has_delivered or loop.time() >= until_s:
                     raise
             await asyncio.sleep(_RETRY_AFTER_S)
+
+
+class BegunSpeech:
+    """Speech that was read as far as its first samples. `next` gives all of its chunks, these first."""
+
+    def __init__(self, chunks: AsyncGenerator[PcmChunk, None], *, seed: int | None = None) -> None:
+        """The chunks of the start get the `seed`, if it is not the request's."""
+        self._chunks, self._seed = chunks, seed
+        self._start: deque[PcmChunk] = deque()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether chunks were read, and the last of them ended speech: before any samples, or badly."""
+        return ended_badly(self.reason) or (bool(self._start) and not self._start[-1].pcm)
+
+    @property
+    def reason(self) -> FinishReason | None:
+        return self._start[-1].finish_reason if self._start else None
+
+    async def read_start(self) -> None:
+        while not (self._start and self._start[-1].pcm) and (chunk := await anext(self._chunks, None)) is not None:
+            self._start.append(chunk if self._seed is None else replace(chunk, seed=self._seed))
+
+    async def next(self) -> PcmChunk | None:
+        return self._start.popleft() if self._start else await anext(self._chunks, None)

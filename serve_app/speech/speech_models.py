@@ -1,39 +1,37 @@
-"""Admission: speaks the utterances of one model, refuses those whose audio would come late, and measures what is sent.
+"""Models as this process speaks with them: utterances whose audio would come late are refused, audio is measured.
 
-`room.py` says who is let in. The first audio has to come within a time limit, and is asked for once more, with another
-seed, if speech ends badly with it (`redraw.py`).
+`room.py` says who is let in. The first audio has to come within a time limit.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from typing import Self
 
 import numpy as np
 
-from deployments.errors import Overloaded
+from deployments.errors import NotReady, Overloaded
 from deployments.listener import Listener, ReaderWatch
-from deployments.protocol import FinishReason, ModelInfo
+from deployments.protocol import SAMPLE_BYTES, FinishReason, ModelInfo, PcmChunk
 from deployments.serving import metrics
 from deployments.speech_detection import FirstSound
 from serve_app.config import AdmissionSettings
 from serve_app.speech.joints import SpokenEnd, Tails
 from serve_app.speech.live_text import LiveText
-from serve_app.speech.long_text import LongText
 from serve_app.speech.model_state import ModelState, ready
-from serve_app.speech.redraw import PeekedSpeech, peek_or_redraw
 from serve_app.speech.room import Room
 from serve_app.speech.segments import Utterance
 from serve_app.speech.synthesizer import Synthesizer
-from serve_app.speech.utterance_chunk import UtteranceChunk, silence
+from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.text.characters import is_speakable
 
 logger = logging.getLogger(__name__)
 
 _LOG_EVERY_S = 5.0  # about a start that a request waits for
+# The audio of a text with nothing to speak, because clients take an answer without audio for a failure.
+SILENCE_S = 0.1
 
 
 def always() -> bool:
@@ -41,8 +39,15 @@ def always() -> bool:
     return True
 
 
-class Admission:
-    """Bounds the streams of one model at one ingress replica and their wait for first audio, and measures them.
+def silence(info: ModelInfo) -> PcmChunk:
+    """A moment without a sound, as the whole of an utterance."""
+    codes = np.zeros((0, info.num_code_groups), np.int16)
+    pcm = bytes(int(SILENCE_S * info.sample_rate) * SAMPLE_BYTES)
+    return PcmChunk(pcm, codes, num_text_tokens=0, finish_reason=FinishReason.STOP)
+
+
+class SpeechModel:
+    """Speaks with one model. Bounds its streams in this process and their wait for first audio, and measures them.
 
     `is_running` says whether replicas run; a pool at zero first has to start one. `state` says how far that start is.
     `model` is the name of one of several models.
@@ -61,12 +66,12 @@ class Admission:
         """`tails` keeps the ends of finished requests."""
         self._synthesizer, self._tails = synthesizer, tails
         self.room = Room(settings, is_running=is_running, state=state, model=model)
-        self._long_text = LongText(synthesizer)
+        self._utterances = UtteranceSynthesizer(synthesizer)
 
     async def describe(self) -> ModelInfo:
         return await self._synthesizer.describe()
 
-    async def speak(self, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[UtteranceChunk, None]:
+    async def speak(self, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, if there is room for its stream.
 
         A text with nothing to speak is answered by a moment of silence.
@@ -81,22 +86,66 @@ class Admission:
         end = SpokenEnd()
         with StreamMeter(room, info.sample_rate, live) as meter:
             async with AsyncExitStack() as calls, ReaderWatch(room.give_up_place, room.regain_place) as reader:
-                speech = await self._first_audio(utterance, info, calls)
+                async with _start_limit(room, utterance):
+                    speech = await self._utterances.begin(utterance, info, calls)
                 meter.begin_speaking()
-                while (chunk := await speech.next()) is not None:
+                while (chunk := await reader.read(speech.next)) is not None:
                     end.add(chunk)
-                    meter.begin_send(chunk)
-                    reader.before_yield()
+                    meter.begin_send(chunk, was_away=reader.was_away)
                     yield chunk
-                    meter.end_send(was_away=await reader.after_yield())
+                    meter.end_send()
             meter.finish()
         if self._tails is not None:
             self._tails.save(request, end.tail(request.text if live is None else live.spoken))
 
-    async def _first_audio(self, utterance: Utterance, info: ModelInfo, calls: AsyncExitStack) -> PeekedSpeech:
-        """Speech whose first samples have come in time. `calls` closes its calls. Raises Overloaded, NotReady."""
-        async with _start_limit(self.room, utterance):
-            return await peek_or_redraw(utterance, partial(self._long_text.speak, info=info), calls)
+
+class SpeechModels:
+    """All models of this process, by their names; the first is the default. A single one has the empty name."""
+
+    def __init__(self, models: Mapping[str, SpeechModel]) -> None:
+        self._models = models
+
+    async def describe(self) -> ModelInfo:
+        """The default model. Raises NotReady."""
+        return await next(iter(self._models.values())).describe()
+
+    async def infos(self) -> Sequence[ModelInfo]:
+        """Every model that can be described now, the default first. Raises NotReady if none can."""
+        if len(self._models) == 1:
+            return [await self.describe()]
+        descriptions = [model.describe() for model in self._models.values()]
+        answers = await asyncio.gather(*descriptions, return_exceptions=True)
+        infos = [answer for answer in answers if isinstance(answer, ModelInfo)]
+        failed = [
+            answer for answer in answers if isinstance(answer, BaseException) and not isinstance(answer, NotReady)
+        ]
+        if failed or not infos:
+            raise failed[0] if failed else NotReady("no model can be described yet")
+        return infos
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def of(self, utterance: Utterance) -> SpeechModel:
+        return self._models[utterance.synthesis.model]
+
+    def check_room(self, client: str) -> None:
+        """Raises Overloaded or NotReady if every model would refuse a request of this client now.
+
+        The default model's refusal counts then, and none if another one has room.
+        """
+        if all(model.room.would_refuse(client) for model in self._models.values()):
+            next(iter(self._models.values())).room.check(client)
+
+    def stream_counts(self) -> tuple[int, int, int]:
+        """Streams of all models here that are spoken, that wait for their first audio, and that may be open at most."""
+        rooms = [model.room for model in self._models.values()]
+        speaking, streams = sum(room.num_speaking for room in rooms), sum(room.num_streams for room in rooms)
+        return speaking, streams - speaking, sum(room.settings.max_streams for room in rooms)
+
+    def states(self) -> dict[str, ModelState]:
+        """The state of each model, by its name."""
+        return {name: model.room.state() for name, model in self._models.items()}
 
 
 class StreamMeter:
@@ -113,7 +162,6 @@ class StreamMeter:
         self._sound = FirstSound(sample_rate)
         self._reason: FinishReason | None = None  # of the latest chunk
         self._is_speaking = False  # its first audio has come
-        self._was_away = False  # before it read the latest chunk
         self._was_writing = False  # when the latest chunk was sent
 
     def __enter__(self) -> Self:
@@ -130,31 +178,27 @@ class StreamMeter:
         self._is_speaking = True
         self._room.begin_speaking()
 
-    def begin_send(self, chunk: UtteranceChunk) -> None:
-        """A chunk is sent now."""
-        self._excuse()
+    def begin_send(self, chunk: PcmChunk, *, was_away: bool) -> None:
+        """A chunk is sent now. `was_away`: the client read the one before so late that its place was given up."""
+        is_writing = self._live is not None and not self._live.is_taken_in
+        if was_away or self._was_writing or is_writing:
+            self._listener.wait(now_s=time.monotonic())
+        self._was_writing = is_writing
         if chunk.pcm:
             self._measure(chunk)
         self._reason = chunk.finish_reason
         self._sent_s = time.monotonic()
 
-    def end_send(self, *, was_away: bool) -> None:
-        """The client has read the chunk. `was_away`: so late that its place was given up meanwhile."""
+    def end_send(self) -> None:
+        """The client has read the chunk."""
         self._listener.postpone(time.monotonic() - self._sent_s)
-        self._was_away = was_away
 
     def finish(self) -> None:
         """All chunks are sent."""
         spoken_s = time.monotonic() - self._came_s
         metrics.finished(spoken_s, audio_s=self._listener.audio_s, reason=self._reason, model=self._room.model)
 
-    def _excuse(self) -> None:
-        is_writing = self._live is not None and not self._live.is_taken_in
-        if self._was_away or self._was_writing or is_writing:
-            self._listener.wait(now_s=time.monotonic())
-        self._was_writing = is_writing
-
-    def _measure(self, chunk: UtteranceChunk) -> None:
+    def _measure(self, chunk: PcmChunk) -> None:
         """The chunk counts as late in the room if the listener's stalls add up to more than `max_late_s`."""
         room, listener = self._room, self._listener
         now_s = time.monotonic()

@@ -1,15 +1,21 @@
-"""JSON that clients send: its size, its numbers, and texts that JavaScript cut within a character."""
+"""What clients send: the body of an HTTP request, JSON, and the numbers, texts and formats in it."""
 
 import json
 import re
 from collections.abc import Mapping
 
 from pydantic_core import from_json
+from starlette.requests import Request
 
-from deployments.errors import InvalidRequest
+from deployments.errors import InvalidRequest, PayloadTooLarge
+from serve_app.api.context import state_of
+from serve_app.api.error_replies import BodyTooSlow
+from serve_app.client_audio.formats import AudioFormat
 from serve_app.text.characters import without_halves
 
 MAX_BODY_BYTES = 16 << 20  # of an HTTP request, and of a WebSocket message with reference audio
+_LONGEST_KEY = 255  # of an Idempotency-Key
+BODY_TIMEOUT_S = 30.0  # for a whole body to arrive
 _MOST_VALUES = 1 << 15  # of one JSON text: checking this number takes the event loop 50 ms
 _ABOVE_ALL_NUMBERS = 2**64  # a seed has 64 bits
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?[0-9]{1,2})?")
@@ -17,6 +23,52 @@ _SEARCHED = 1 << 20  # bytes that are searched for a number with too many digits
 _MANY_DIGITS = re.compile(r"[0-9]{4000,}")
 _ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _CUT_FIELDS = ("text", "transcript")  # the next message continues their text
+
+
+def idempotency_key(request: Request) -> str | None:
+    """Raises InvalidRequest."""
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 0 < len(key) <= _LONGEST_KEY:
+        raise InvalidRequest(f"Idempotency-Key has 1 to {_LONGEST_KEY} characters.", "Idempotency-Key")
+    return key
+
+
+async def read_body(request: Request) -> bytes:
+    """The body, given up as soon as it is too large or too slow, whatever its Content-Length says."""
+    body = bytearray()
+    upload = state_of(request).upload
+    try:
+        async with upload.arriving(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise PayloadTooLarge(f"The body is larger than {MAX_BODY_BYTES} bytes.")
+                await upload.grow(len(body))
+    except TimeoutError:
+        if upload.is_stalled:
+            raise BodyTooSlow("The body stalled while others waited to send theirs: send it again.") from None
+        raise BodyTooSlow(f"The body did not arrive within {BODY_TIMEOUT_S:g} seconds.") from None
+    return bytes(body)
+
+
+async def read_object(request: Request) -> dict[str, object]:
+    """The JSON object that is the body. Raises InvalidRequest."""
+    return parse_object(await read_body(request))
+
+
+def text_of(fields: Mapping[str, object], name: str = "text") -> str:
+    """The text of a message or a body. Raises InvalidRequest."""
+    text = fields.get(name)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{name} is required, as a string.", name, "missing_required_parameter")
+    return text
+
+
+def format_named(param: str, value: str, choices: Mapping[str, AudioFormat]) -> AudioFormat:
+    """The format that a dialect names `value`. Raises InvalidRequest with the valid names."""
+    if value not in choices:
+        raise InvalidRequest(f"{param}: {value[:40]!r} is none of {', '.join(choices)}.", param)
+    return choices[value]
 
 
 def parse_object(raw: bytes | str, *, most_values: int = _MOST_VALUES) -> dict[str, object]:
