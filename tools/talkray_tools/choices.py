@@ -19,7 +19,9 @@ from deployments.codec.encoder import Codebook, CodecEncoder
 from deployments.protocol import Codes, Frame, GenerateRequest, Progress
 from deployments.talker.engine.engine import Engine
 from deployments.talker.networks.frame_networks import FrameNetworks
-from deployments.talker.state.sampling import BatchSampler, Draw
+from deployments.talker.sampling import torch_sampler
+from deployments.talker.sampling.torch_sampler import Draw
+from deployments.talker.state.batch_state import BatchOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Choice:
     to_nucleus: Tensor  # [vocab], how near in probability each came to being dropped, or kept, by top-p
 
     @classmethod
-    def by(cls, options: BatchSampler, logits: Tensor, noise: Tensor) -> "Choice":
+    def by(cls, options: BatchOptions, logits: Tensor, noise: Tensor) -> "Choice":
         """How `options` of one row choose among logits [vocab]; noise [vocab]."""
         nowhere = torch.full_like(logits, torch.inf)
         if not options.ints("do_sample")[0]:
@@ -106,7 +108,7 @@ def kept() -> Iterator[list[Choice]]:
     """While this lasts, every choice of an engine that speaks one request on a CPU is written down."""
     made = list[Choice]()
 
-    def choose(networks: FrameNetworks, options: BatchSampler, logits: Tensor, draw: Draw) -> Tensor:
+    def choose(networks: FrameNetworks, logits: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
         everywhere = torch.full_like(logits, torch.inf)
 
         def keep(draw: Draw, codes: Tensor) -> Tensor:
@@ -114,7 +116,7 @@ def kept() -> Iterator[list[Choice]]:
             everywhere.scatter_(-1, codes, values)
             return values
 
-        chosen = options.sample(logits, draw, keep)
+        chosen = torch_sampler.sample(logits, options, draw, keep)
         made.append(Choice.by(options, logits[0], everywhere[0]))
         return chosen
 

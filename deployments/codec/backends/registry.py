@@ -32,7 +32,7 @@ def _on_matrix_units(config: SpeechTokenizerConfig, device: torch.device) -> boo
 # tests/deployments/codec/backends/test_backends.py.
 BACKENDS = (
     CodecBackend(TorchBackend, TritonSlots, _on_matrix_units),
-    CodecBackend(TorchBackend, PlainSlots, lambda config, device: True),  # with the kernels of cpu.py, where they fit
+    CodecBackend(TorchBackend, PlainSlots, lambda config, device: True),  # with c_kernels.py, where it fits
 )
 
 

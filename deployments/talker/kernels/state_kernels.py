@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deployments.talker.state.batch_state import BatchState, Columns, Context
-from deployments.talker.state.sampling import OPTION_COLUMNS, WIDE, BatchSampler
+from deployments.talker.state.batch_state import OPTION_COLUMNS, WIDE, BatchOptions, BatchState, Columns, Context
 
 _IGNORE_EOS, _PENALTY = tl.constexpr(Columns.IGNORE_EOS), tl.constexpr(Columns.PENALTY)
 _POSITION, _FRAME = tl.constexpr(Columns.POSITION), tl.constexpr(Columns.FRAME)
@@ -97,8 +96,8 @@ class Gathered:
     penalty: Tensor  # [batch, 1] float32
     ignore_eos: Tensor  # [batch] bool
     sound: Tensor  # [batch, 1] bool: the hidden state is finite
-    talker_sampler: BatchSampler
-    predictor_sampler: BatchSampler
+    talker_options: BatchOptions
+    predictor_options: BatchOptions
 
 
 class StateKernels:
@@ -133,8 +132,8 @@ class StateKernels:
             self._penalty[:count],
             self._ignore_eos[:count],
             self._sound[:count, None],
-            BatchSampler(self._options[:count, 0], WIDE),
-            BatchSampler(self._options[:count, 1], WIDE),
+            BatchOptions(self._options[:count, 0], WIDE),
+            BatchOptions(self._options[:count, 1], WIDE),
         )
 
     def deliver(self, codes: Tensor, sound: Tensor, out: Tensor, *, not_finite: int) -> None:

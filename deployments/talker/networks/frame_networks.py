@@ -13,20 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from deployments.talker.kernels import cpu_kernels
 from deployments.talker.model.predictor import SampleCode
-from deployments.talker.state.batch_state import BatchState, Context
+from deployments.talker.sampling import torch_sampler
+from deployments.talker.sampling.torch_sampler import Draw, NoiseSource, penalise_repetition, philox_noise
+from deployments.talker.state.batch_state import NARROW, WIDE, BatchOptions, BatchState, Breadth, Context
 from deployments.talker.state.kv_cache import KVCache
-from deployments.talker.state.sampling import (
-    NARROW,
-    WIDE,
-    BatchSampler,
-    Breadth,
-    Draw,
-    NoiseSource,
-    penalise_repetition,
-    philox_noise,
-)
 from deployments.talker.text.prompt import InputTables
 
 NetworkKind = Literal["fused", "cpu", "exact", "plain"]
@@ -79,10 +70,10 @@ class FrameNetworks(ABC):
         """The next frames of state rows [rows] int64 into `codes`."""
         state = self.state
         hidden, seeds, frames = state.hidden[rows], state.seeds[rows], state.num_frames[rows].long()
-        sampler = state.predictor_sampler(rows, breadth)
+        options = state.predictor_options(rows, breadth)
 
         def sample(logits: Tensor, codebook: int) -> Tensor:
-            return self.choose(sampler, logits, Draw(seeds, frames, codebook))
+            return self.choose(logits, options, Draw(seeds, frames, codebook))
 
         codes, embeds = self._complete(hidden, self._sample_code0(rows, hidden, breadth), sample=sample)
         sound = torch.isfinite(hidden).all(-1, keepdim=True)
@@ -145,17 +136,15 @@ class FrameNetworks(ABC):
         logits = logits.masked_fill(self.talker.suppressed, -torch.inf)
         too_early = (frames < MIN_NEW_TOKENS) | state.ignore_eos(rows)
         logits[:, eos] = logits[:, eos].masked_fill(too_early, -torch.inf)
-        code0 = self.choose(state.talker_sampler(rows, breadth), logits, Draw(state.seeds[rows], frames, 0))
+        code0 = self.choose(logits, state.talker_options(rows, breadth), Draw(state.seeds[rows], frames, 0))
         state.seen.index_put_((rows, code0), torch.ones_like(code0, dtype=torch.bool))
         return code0
 
-    def choose(self, sampler: BatchSampler, logits: Tensor, draw: Draw) -> Tensor:
-        """Logits [rows, vocab] float32 -> codes [rows] int64: by the sampler in C on a CPU where it was built, else by
-        the one in PyTorch. Kernels of `FusedNetworks` have a sampler of their own.
-        """
-        if cpu_kernels.BUILT and logits.is_cpu and self.noise is philox_noise:
-            return cpu_kernels.sample(logits, sampler.packed, draw.seeds, draw.frames, draw.codebook)
-        return sampler.sample(logits, draw, self.noise)
+    def choose(self, logits: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
+        """Logits [rows, vocab] float32 -> codes [rows] int64. `sampling/` says which device has which sampler."""
+        if torch_sampler.IN_C and logits.is_cpu and self.noise is philox_noise:
+            return torch_sampler.sample_in_c(logits, options, draw)
+        return torch_sampler.sample(logits, options, draw, self.noise)
 
     def _read(self, rows: Tensor, weights: Tensor) -> None:
         """The `readings` of state rows [rows] from attention weights [rows, length]."""

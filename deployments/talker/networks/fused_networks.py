@@ -9,16 +9,16 @@ from deployments.talker.kernels.matmul import Activations, Product, like_rows, m
 from deployments.talker.kernels.paged_attention import choose_attention
 from deployments.talker.kernels.prompt_attention import PromptAttention
 from deployments.talker.kernels.readings import AlignmentReader
-from deployments.talker.kernels.sampler import FirstCodeRules, sample_first_code
 from deployments.talker.kernels.state_kernels import Gathered, StateKernels
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.frame_networks import MIN_NEW_TOKENS, NOT_FINITE, NetworkKind, PrefillTensors
 from deployments.talker.networks.fused_predictor import FusedPredictor, PackedPredictor
 from deployments.talker.networks.fused_stack import FusedStack, PackedStack
 from deployments.talker.networks.plain_networks import PlainNetworks
-from deployments.talker.state.batch_state import BatchState
+from deployments.talker.sampling.torch_sampler import Draw
+from deployments.talker.sampling.triton_sampler import FirstCodeRules, sample_first_code
+from deployments.talker.state.batch_state import WIDE, BatchState, Breadth
 from deployments.talker.state.kv_cache import KVCache
-from deployments.talker.state.sampling import WIDE, Breadth, Draw
 from deployments.talker.text.prompt import InputTables
 
 
@@ -79,7 +79,7 @@ class FusedNetworks(PlainNetworks):
         gathered = self.kernels.gather(rows)
         draw = Draw(gathered.seeds, gathered.frames, 0)
         code0 = self._first_codes(rows, gathered, draw)
-        codes = self.predictor.predict_frame(gathered.hidden, code0, gathered.predictor_sampler, draw)
+        codes = self.predictor.predict_frame(gathered.hidden, code0, gathered.predictor_options, draw)
         self.kernels.deliver(codes, gathered.sound, self.codes, not_finite=NOT_FINITE)
 
     def advance(self, rows: Tensor, *, length: int) -> None:
@@ -122,7 +122,7 @@ class FusedNetworks(PlainNetworks):
         )
         logits = self._first_logits(gathered.hidden)
         code0 = self._code0[: len(rows)]
-        sample_first_code(logits, gathered.talker_sampler, draw, rules, code0, pdl=self.pdl)
+        sample_first_code(logits, gathered.talker_options, draw, rules, code0, pdl=self.pdl)
         return code0
 
     def _first_logits(self, hidden: Tensor) -> Tensor:

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul
-from deployments.talker.kernels.sampler import Embeddings, FrameOutputs, begin_frame, sample_code
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.fused_stack import FrameCache, FusedStack, PackedStack, fold_norm
-from deployments.talker.state.sampling import BatchSampler, Draw
+from deployments.talker.sampling.torch_sampler import Draw
+from deployments.talker.sampling.triton_sampler import Embeddings, FrameOutputs, begin_frame, sample_code
+from deployments.talker.state.batch_state import BatchOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class FusedPredictor:
         """[max rows, talker hidden]: where `predict_frame` leaves its sums."""
         return self._outputs.total
 
-    def predict_frame(self, hidden: Tensor, code0: Tensor, sampler: BatchSampler, draw: Draw) -> Tensor:
+    def predict_frame(self, hidden: Tensor, code0: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
         """`CodePredictor.forward` in kernels: codes [rows, groups]. The sums of their embeddings are left in `totals`.
 
         `hidden` [rows, talker hidden] follows the final norm; `draw.codebook` is ignored. Seeds and frame numbers are
@@ -78,7 +79,7 @@ class FusedPredictor:
                 state = self.stack.codebook_step(inputs, group, self.cache)
             logits = self._head(state, group)
             group_draw = Draw(draw.seeds, draw.frames, group)
-            sample_code(logits, sampler, group_draw, self.tables[group], inputs, outputs, pdl=self.pdl)
+            sample_code(logits, options, group_draw, self.tables[group], inputs, outputs, pdl=self.pdl)
         return outputs.codes
 
     def _start(self, hidden: Tensor, code0: Tensor, outputs: FrameOutputs) -> Activations:

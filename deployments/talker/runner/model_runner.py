@@ -24,9 +24,8 @@ from deployments.talker.networks.frame_networks import FrameNetworks
 from deployments.talker.networks.registry import UNFUSED
 from deployments.talker.runner.prefill import Pass, PrefillInputs, pack
 from deployments.talker.runner.runner_shape import RunnerShape
-from deployments.talker.state.batch_state import BatchState, RowWriter, StateSize
+from deployments.talker.state.batch_state import BatchState, Breadth, FilterOptions, RowWriter, StateSize
 from deployments.talker.state.kv_cache import LENGTH_STEP, BlockManager, KVCache
-from deployments.talker.state.sampling import Breadth, FilterOptions
 from deployments.talker.state.sequence import Sequence
 from deployments.talker.text.prompt import MAX_PASS_POSITIONS, InputTables
 

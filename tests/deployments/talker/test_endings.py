@@ -11,7 +11,7 @@ from deployments.protocol import FinishReason, GenerateRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import TalkerConfig, build_engine
 from deployments.talker.networks.frame_networks import FrameNetworks
-from deployments.talker.state.sampling import Breadth
+from deployments.talker.state.batch_state import Breadth
 from deployments.weights.store import embedded_path
 from tests.deployments.talker.driving import Spoken, ask, speak_all
 from tests.deployments.talker.engine.test_engine import push_end_of_speech

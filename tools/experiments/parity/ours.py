@@ -17,7 +17,7 @@ from deployments.protocol import Codes, GenerateRequest, Reference, Sampling, Sy
 from deployments.talker.engine.intake import complete
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.model.model_config import ModelConfig
-from deployments.talker.state.sampling import Draw
+from deployments.talker.sampling.torch_sampler import Draw
 from deployments.weights.checkpoint import read_tensors
 from talkray_tools.choices import Divergence, divergences, run
 from talkray_tools.random_checkpoint import Options, write_checkpoint

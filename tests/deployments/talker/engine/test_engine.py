@@ -148,7 +148,7 @@ def test_without_kernels_every_pass_on_cpu_has_the_same_number_of_rows(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How torch's matrix product rounds may depend on its number of rows, so that must not depend on the batch."""
-    monkeypatch.setattr("deployments.talker.kernels.cpu_kernels.fits", lambda *_: False)
+    monkeypatch.setattr("deployments.talker.networks.cpu_networks.fits", lambda *_: False)
     engine, rows = build_engine(checkpoint, CONFIG), set[int]()
     for network in (Talker, CodePredictor):
         forward = network.forward
