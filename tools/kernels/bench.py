@@ -15,7 +15,7 @@ import torch
 from deployments.talker.kernels.paged_attention import choose_attention
 from deployments.talker.model.model_config import TransformerConfig
 from deployments.talker.model.talker import Talker
-from deployments.talker.networks.fused_predictor import FusedPredictor, PackedPredictor
+from deployments.talker.networks.fused_networks import FusedPredictor, PackedPredictor
 from deployments.talker.networks.fused_stack import FusedStack, PackedStack
 from deployments.talker.sampling.torch_sampler import Draw
 from deployments.talker.state.batch_state import BatchOptions, Context, FilterOptions

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from deployments.protocol import Codes, GenerateRequest, Progress
 from deployments.talker.engine.engine import Engine
+from deployments.talker.model.input_tables import MAX_PASS_POSITIONS
 from deployments.talker.runner.prefill import PrefillInputs, SequencePart
-from deployments.talker.text.prompt import MAX_PASS_POSITIONS
 from deployments.talker.text.text_progress import ATTENTIVE
 from deployments.weights.description import OWN_FACTS
 

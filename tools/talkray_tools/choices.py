@@ -18,7 +18,7 @@ from torch import Tensor
 from deployments.codec.encoder import Codebook, CodecEncoder
 from deployments.protocol import Codes, Frame, GenerateRequest, Progress
 from deployments.talker.engine.engine import Engine
-from deployments.talker.networks.frame_networks import FrameNetworks
+from deployments.talker.networks.frame_networks import UnfusedNetworks
 from deployments.talker.sampling import torch_sampler
 from deployments.talker.sampling.torch_sampler import Draw
 from deployments.talker.state.batch_state import BatchOptions
@@ -108,7 +108,7 @@ def kept() -> Iterator[list[Choice]]:
     """While this lasts, every choice of an engine that speaks one request on a CPU is written down."""
     made = list[Choice]()
 
-    def choose(networks: FrameNetworks, logits: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
+    def choose(networks: UnfusedNetworks, logits: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
         everywhere = torch.full_like(logits, torch.inf)
 
         def keep(draw: Draw, codes: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def kept() -> Iterator[list[Choice]]:
         made.append(Choice.by(options, logits[0], everywhere[0]))
         return chosen
 
-    with patch.object(FrameNetworks, "choose", choose):
+    with patch.object(UnfusedNetworks, "choose", choose):
         yield made
 
 

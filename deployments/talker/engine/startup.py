@@ -23,6 +23,7 @@ from deployments.talker.engine.device import cache_bounds, choose_device
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.intake import LengthLimits
 from deployments.talker.engine.scheduler import Scheduler
+from deployments.talker.model.input_tables import InputTables
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
@@ -30,7 +31,7 @@ from deployments.talker.networks.registry import choose_networks
 from deployments.talker.runner.model_runner import build_runner
 from deployments.talker.runner.runner_shape import RunnerShape
 from deployments.talker.state.kv_cache import GIB, BlockManager, GpuMemory, KVCache
-from deployments.talker.text.prompt import InputTables, PromptBuilder
+from deployments.talker.text.prompt import PromptBuilder
 from deployments.talker.text.tokenizer import TextTokenizer
 from deployments.weights.checkpoint import load_strict, without_values
 from deployments.weights.description import described

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from deployments.c_library import COUNT, POINTER, built_library
+from deployments.talker.model.input_tables import InputTables
 from deployments.talker.model.layers import DecoderLayer, DecoderStack, RotaryTable
 from deployments.talker.model.model_config import TransformerConfig
-from deployments.talker.model.predictor import SampleCode
-from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKind, PrefillTensors
+from deployments.talker.model.talker import SampleCode
+from deployments.talker.networks.frame_networks import NetworkKind, PrefillTensors, UnfusedNetworks
 from deployments.talker.state.batch_state import BatchState, Context
 from deployments.talker.state.kv_cache import KVCache
-from deployments.talker.text.prompt import InputTables
 
 _INTERFACE = 5  # version of the functions and their arguments; both files change it together
 _TILE = 16  # outputs of a product whose weights stand side by side
@@ -147,7 +147,7 @@ class CpuStack:
         ]
 
 
-class CpuNetworks(FrameNetworks):
+class CpuNetworks(UnfusedNetworks):
     """The `cpu` kind. A pass may have any number of rows, because none depends on another."""
 
     kind: NetworkKind = "cpu"

@@ -13,12 +13,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from deployments.talker.model.predictor import SampleCode
+from deployments.talker.model.input_tables import InputTables
+from deployments.talker.model.talker import SampleCode
 from deployments.talker.sampling import torch_sampler
 from deployments.talker.sampling.torch_sampler import Draw, NoiseSource, penalise_repetition, philox_noise
 from deployments.talker.state.batch_state import NARROW, WIDE, BatchOptions, BatchState, Breadth, Context
 from deployments.talker.state.kv_cache import KVCache
-from deployments.talker.text.prompt import InputTables
 
 NetworkKind = Literal["fused", "cpu", "exact", "plain"]
 """The kinds are those of `registry.py`."""
@@ -51,7 +51,6 @@ class FrameNetworks(ABC):
         """Lanes have the same tables, state and cache, and each has its own buffers, for `num_rows` rows."""
         self.tables, self.state, self.cache = tables, state, cache
         self.talker, self.config = tables.talker, tables.talker.config
-        self.noise: NoiseSource = philox_noise
         like = state.hidden
         # Results of `predict`, by index in the batch: other CUDA streams may read them after the event of the codes.
         self.codes = torch.zeros((num_rows, self.config.num_code_groups), dtype=torch.int16, device=like.device)
@@ -66,8 +65,56 @@ class FrameNetworks(ABC):
         """The kind, with what its speed depends on: for reports."""
         return self.kind
 
+    @abstractmethod
     def predict(self, rows: Tensor, breadth: Breadth) -> None:
-        """The next frames of state rows [rows] int64 into `codes`."""
+        """The next frames of state rows [rows] int64 into `codes`, and the sums of their embeddings into `_embeds`."""
+
+    @abstractmethod
+    def advance(self, rows: Tensor, *, length: int) -> None:
+        """The talker's step after `predict`; no position is at or beyond `length`."""
+
+    def feed_given(self, rows: Tensor) -> None:
+        """Take the next frames of state rows [rows] from `given`, in place of `predict`."""
+        self._embeds[: len(rows)] = self._embed(self.given[: len(rows)].long())
+
+    def prefill(self, tensors: PrefillTensors, *, length: int) -> None:
+        """Run positions of prompts; the hidden states of last positions become their sequences'.
+
+        `length` 0: each sequence's positions begin at 0. Else all are of one sequence, and none attends beyond `length`
+        positions.
+        """
+        owners = tensors.owners.long()
+        context = self._context(owners, tensors.positions)
+        inputs = self.tables.rows(tensors.text_ids, tensors.codec_ids)
+        hidden = self._run_prompt(owners, inputs, context, length)
+        self.state.hidden[tensors.finished.long()] = hidden[tensors.last.long()]
+
+    def _embed(self, frames: Tensor) -> Tensor:
+        """Sums [rows, hidden] of the embeddings of frames [rows, groups], bit for bit as `predict` adds them."""
+        return self.talker.embed_frames(frames)
+
+    @abstractmethod
+    def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
+        """Input rows [rows, hidden] of the state rows `owners` [rows] -> hidden states [rows, hidden]; `length` is that
+        of `prefill`.
+        """
+
+    def _context(self, owners: Tensor, positions: Tensor) -> Context:
+        state = self.state
+        return Context(
+            positions=positions,
+            slots=state.slots(owners, positions),
+            block_tables=state.block_tables[owners],
+            lengths=positions + 1,
+        )
+
+
+class UnfusedNetworks(FrameNetworks):
+    """Networks that leave sampling and the state of rows to PyTorch: of all kinds but `fused`."""
+
+    noise: NoiseSource = staticmethod(philox_noise)
+
+    def predict(self, rows: Tensor, breadth: Breadth) -> None:
         state = self.state
         hidden, seeds, frames = state.hidden[rows], state.seeds[rows], state.num_frames[rows].long()
         options = state.predictor_options(rows, breadth)
@@ -80,12 +127,7 @@ class FrameNetworks(ABC):
         self.codes[: len(rows)] = codes.masked_fill(~sound, NOT_FINITE)
         self._embeds[: len(rows)] = embeds
 
-    def feed_given(self, rows: Tensor) -> None:
-        """Take the next frames of state rows [rows] from `given`, in place of `predict`."""
-        self._embeds[: len(rows)] = self._embed(self.given[: len(rows)].long())
-
     def advance(self, rows: Tensor, *, length: int) -> None:
-        """The talker's step after `predict`; no position is at or beyond `length`."""
         state = self.state
         inputs = self._embeds[: len(rows)] + self.tables.text[state.trailing(rows, self.tables.pad)]
         context = self._context(rows, state.positions[rows])
@@ -93,22 +135,6 @@ class FrameNetworks(ABC):
         if weights is not None:
             self._read(rows, weights)
         state.move_on(rows)
-
-    def prefill(self, tensors: PrefillTensors, *, length: int) -> None:
-        """Run positions of prompts; the hidden states of last positions become their sequences'.
-
-        `length` 0: each sequence's positions begin at 0. Else all are of one sequence, and none attends beyond `length`
-        positions.
-        """
-        inputs = self.tables.rows(tensors.text_ids, tensors.codec_ids)
-        owners = tensors.owners.long()
-        context = self._context(owners, tensors.positions)
-        hidden = self._run_prompt(owners, inputs, context, length)
-        self.state.hidden[tensors.finished.long()] = hidden[tensors.last.long()]
-
-    def _embed(self, frames: Tensor) -> Tensor:
-        """Sums [rows, hidden] of the embeddings of frames [rows, groups], bit for bit as `predict` adds them."""
-        return self.talker.embed_frames(frames)
 
     @abstractmethod
     def _first_logits(self, hidden: Tensor) -> Tensor:
@@ -121,12 +147,6 @@ class FrameNetworks(ABC):
     @abstractmethod
     def _step(self, inputs: Tensor, context: Context, length: int) -> tuple[Tensor, Tensor | None]:
         """Input rows [rows, hidden] -> hidden states, and the alignment head's attention [rows, length]."""
-
-    @abstractmethod
-    def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
-        """Input rows [rows, hidden] of the state rows `owners` [rows] -> hidden states [rows, hidden]; `length` is that
-        of `prefill`.
-        """
 
     def _sample_code0(self, rows: Tensor, hidden: Tensor, breadth: Breadth) -> Tensor:
         """Codebook 0 [rows] int64 of the next frames of state rows [rows], whose hidden states are [rows, hidden]."""
@@ -152,12 +172,3 @@ class FrameNetworks(ABC):
         token = torch.arange(weights.shape[1], device=weights.device) - start[:, None]
         on_text = weights * ((token >= 0) & (token < count[:, None]))
         self.readings[: len(rows), 0], self.readings[: len(rows), 1] = on_text.sum(-1), (on_text * token).sum(-1)
-
-    def _context(self, owners: Tensor, positions: Tensor) -> Context:
-        state = self.state
-        return Context(
-            positions=positions,
-            slots=state.slots(owners, positions),
-            block_tables=state.block_tables[owners],
-            lengths=positions + 1,
-        )

@@ -5,8 +5,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from deployments.talker.model.layers import attend_rows
-from deployments.talker.model.predictor import SampleCode
-from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKind
+from deployments.talker.model.talker import SampleCode
+from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKind, UnfusedNetworks
 from deployments.talker.state.batch_state import Context
 from deployments.talker.state.kv_cache import KVCache
 
@@ -60,7 +60,22 @@ class SharedAttention:
         return F.scaled_dot_product_attention(queries, seen_keys, seen_values, attn_mask=self.mask).transpose(0, 1)
 
 
-class PlainNetworks(FrameNetworks):
+def run_together(networks: FrameNetworks, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
+    """`_run_prompt` with one context for all rows: that of the pass itself, or with `length` that of one sequence."""
+    positions, cache = context.positions, networks.cache
+    if length:
+        offsets = torch.arange(length, device=positions.device)
+        seen = context.block_tables[0, offsets // cache.block_size].long() * cache.block_size
+        seen = seen + offsets % cache.block_size
+        mask = offsets <= positions[:, None]
+    else:
+        seen = context.slots
+        mask = (owners[:, None] == owners) & (positions <= positions[:, None])
+    hidden: Tensor = networks.talker(inputs, positions, SharedAttention(cache, context.slots, seen, mask))
+    return hidden
+
+
+class PlainNetworks(UnfusedNetworks):
     """The `plain` kind: all rows of a prompt attend to one context. A row's rounding depends on its pass."""
 
     kind: NetworkKind = "plain"
@@ -78,18 +93,7 @@ class PlainNetworks(FrameNetworks):
         return self.talker(inputs, context.positions, attention), attention.weights
 
     def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
-        """All rows attend to one context: that of the pass itself, or that of one sequence."""
-        positions = context.positions
-        if length:
-            offsets = torch.arange(length, device=positions.device)
-            seen = context.block_tables[0, offsets // self.cache.block_size].long() * self.cache.block_size
-            seen = seen + offsets % self.cache.block_size
-            mask = offsets <= positions[:, None]
-        else:
-            seen = context.slots
-            mask = (owners[:, None] == owners) & (positions <= positions[:, None])
-        hidden: Tensor = self.talker(inputs, positions, SharedAttention(self.cache, context.slots, seen, mask))
-        return hidden
+        return run_together(self, owners, inputs, context, length)
 
 
 class ExactNetworks(PlainNetworks):

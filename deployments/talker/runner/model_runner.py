@@ -20,6 +20,7 @@ from torch import Tensor
 
 from deployments.gpu.graphs import Graphs, Staging
 from deployments.protocol import Codes, Frame
+from deployments.talker.model.input_tables import MAX_PASS_POSITIONS, InputTables
 from deployments.talker.networks.frame_networks import FrameNetworks
 from deployments.talker.networks.registry import UNFUSED
 from deployments.talker.runner.prefill import Pass, PrefillInputs, pack
@@ -27,7 +28,6 @@ from deployments.talker.runner.runner_shape import RunnerShape
 from deployments.talker.state.batch_state import BatchState, Breadth, FilterOptions, RowWriter, StateSize
 from deployments.talker.state.kv_cache import LENGTH_STEP, BlockManager, KVCache
 from deployments.talker.state.sequence import Sequence
-from deployments.talker.text.prompt import MAX_PASS_POSITIONS, InputTables
 
 # How many lanes there are, how many newcomers a step of a lane has, and how many positions their prompts have together.
 # With one lane, at 20 requests a second, one newcomer in eight waits for another one.

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from deployments.gpu.graphs import buckets
+from deployments.talker.model.input_tables import MAX_PASS_POSITIONS
 from deployments.talker.networks.frame_networks import NetworkKind
-from deployments.talker.text.prompt import MAX_PASS_POSITIONS
 
 # Powers of two, with finer steps above 32; no 4: the kernels are faster with 8 rows (measured).
 BATCHES = (1, 2, 8, 16, 32, 48, 64, 96, 128, 192, 256)

@@ -10,7 +10,7 @@ import pytest
 from deployments.protocol import GenerateRequest, Reference, Tail
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
-from deployments.talker.text.prompt import MAX_PASS_POSITIONS
+from deployments.talker.model.input_tables import MAX_PASS_POSITIONS
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import ask, resumed, speak
 from tests.deployments.talker.test_live_text import live, run_dry, write

@@ -20,8 +20,7 @@ from deployments.talker.engine import pacing
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.engine.intake import complete
 from deployments.talker.engine.startup import build_engine, warm_up
-from deployments.talker.model.predictor import CodePredictor
-from deployments.talker.model.talker import Talker
+from deployments.talker.model.talker import CodePredictor, Talker
 from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.networks.frame_networks import FrameNetworks
 from deployments.talker.networks.plain_networks import PlainNetworks

@@ -10,13 +10,14 @@ import torch
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.protocol import SAMPLING_DEFAULTS, FinishReason, GenerateRequest, Sampling, SynthesisRequest
+from deployments.talker.model.input_tables import InputTables
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.frame_networks import NetworkKind
 from deployments.talker.runner.model_runner import ModelRunner, build_runner
 from deployments.talker.runner.runner_shape import RunnerShape
 from deployments.talker.state.kv_cache import BlockManager, KVCache
 from deployments.talker.state.sequence import FrameLimit, Sequence
-from deployments.talker.text.prompt import InputTables, Prompt
+from deployments.talker.text.prompt import Prompt
 from tests.deployments.talker.driving import GREEDY
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")

@@ -10,9 +10,8 @@ pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.talker.kernels.paged_attention import choose_attention
 from deployments.talker.model.layers import attend_rows
-from deployments.talker.model.predictor import FrameAttention
-from deployments.talker.model.talker import Talker
-from deployments.talker.networks.fused_predictor import FusedPredictor, PackedPredictor
+from deployments.talker.model.talker import FrameAttention, Talker
+from deployments.talker.networks.fused_networks import FusedPredictor, PackedPredictor
 from deployments.talker.networks.fused_stack import FrameCache, FusedStack, PackedStack
 from deployments.talker.sampling import torch_sampler
 from deployments.talker.sampling.torch_sampler import Draw
