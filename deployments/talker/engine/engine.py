@@ -90,7 +90,7 @@ class Engine:
         """
         self.runner.run_pending_advance()
         if self._needs_step and (batch := self.scheduler.schedule()) is not None:
-            self.runner.begin_step()
+            self.lanes.begin_step()
             failed = self.steps.admit(batch.prefill, self.runner)
             if decode := [sequence for sequence in batch.decode if sequence not in failed]:
                 self._step = self.steps.queue(decode, self.runner, after=self._step)

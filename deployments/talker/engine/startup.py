@@ -28,8 +28,7 @@ from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.registry import choose_networks
-from deployments.talker.runner.model_runner import build_runner
-from deployments.talker.runner.runner_shape import RunnerShape
+from deployments.talker.runner.model_runner import RunnerShape, build_runner, capture
 from deployments.talker.state.kv_cache import GIB, BlockManager, GpuMemory, KVCache
 from deployments.talker.text.prompt import PromptBuilder
 from deployments.talker.text.tokenizer import TextTokenizer
@@ -163,7 +162,7 @@ def warm_up(engine: Engine, clock: StartClock | None = None, *, makes_audio: boo
     on_gpu = engine.runner.on_gpu
     if on_gpu:
         with clock.phase("capturing GPU work"):
-            engine.runner.capture(throttled("capturing GPU work", clock.report))
+            capture([engine.runner, *engine.lanes.runners], throttled("capturing GPU work", clock.report))
     with clock.phase("speaking a warm-up"):
         _speak(engine, on_gpu=on_gpu, gpu_frames=2 if on_gpu and makes_audio else 0)
     torch.cuda.empty_cache()  # memory of the runs before each capture, on a GPU

@@ -162,7 +162,7 @@ class FusedNetworks(FrameNetworks):
     ) -> None:
         """Steps have at most `num_rows` rows, prefill passes at most `num_positions` positions."""
         super().__init__(tables, state, cache, num_rows=num_rows)
-        self.pdl = pdl = weights.pdl
+        self.weights, self.pdl = weights, (pdl := weights.pdl)
         self.stack = FusedStack(weights.stack, max_rows=max(num_rows, num_positions), pdl=pdl)
         self.predictor = FusedPredictor(weights.predictor, max_rows=num_rows, pdl=pdl)
         self.attention = choose_attention(  # it counts the programs that have come, in memory of its own
@@ -173,6 +173,11 @@ class FusedNetworks(FrameNetworks):
         self._embeds = self.predictor.totals
         self._code0 = torch.zeros(num_rows, dtype=torch.long, device=tables.device)
         self._logits = like_rows(num_rows, self.config.vocab_size, self.talker.codec_head.weight)
+
+    def another(self, *, num_rows: int, num_positions: int) -> "FusedNetworks":
+        """Of the same weights, state and cache, with buffers of its own."""
+        shared = self.tables, self.state, self.cache, self.weights
+        return FusedNetworks(*shared, num_rows=num_rows, num_positions=num_positions)
 
     @property
     def name(self) -> str:

@@ -13,9 +13,8 @@ from deployments.protocol import GenerateRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.networks.frame_networks import NetworkKind
-from deployments.talker.runner.model_runner import build_runner
+from deployments.talker.runner.model_runner import BATCHES, RunnerShape, build_runner
 from deployments.talker.runner.prefill import pack
-from deployments.talker.runner.runner_shape import BATCHES, RunnerShape
 from deployments.talker.state.kv_cache import KVCache
 from tests.deployments.talker.driving import GREEDY, ask, resumed, speak, speak_all
 
