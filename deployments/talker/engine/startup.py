@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -91,13 +91,9 @@ def load_engine(directory: Path, config: TalkerConfig, clock: StartClock, *, mak
     with chosen.turn(clock.report):
         with clock.phase("starting the device"):
             where = chosen.begin()
-            model = ModelConfig.load(directory)
-            networks = choose_networks(config.kernels, model, dtype=chosen.dtype, device=chosen.device)
         if where is not None:
             clock.report(f"on {where}")
-        facts = _facts(directory, config, makes_audio=makes_audio) if networks == "fused" else None
-        with nullcontext(prepare_nothing) if facts is None else _compiling_ahead(clock, facts) as prepare:
-            engine = build_engine(directory, config, clock=clock, prepare=prepare, makes_audio=makes_audio)
+        engine = build_engine(directory, config, clock=clock, compiles_ahead=True, makes_audio=makes_audio)
         warm_up(engine, clock, makes_audio=makes_audio)
         return engine
 
@@ -107,49 +103,53 @@ def build_engine(
     config: TalkerConfig,
     *,
     clock: StartClock | None = None,
-    prepare: Prepare = prepare_nothing,
+    compiles_ahead: bool = False,
     makes_audio: bool = True,
 ) -> Engine:
-    """An engine whose first requests compile what they need."""
+    """An engine whose first requests capture what they need and, unless it `compiles_ahead`, compile it."""
     torch.set_num_threads(config.threads)
-    clock = clock or StartClock()
+    clock, chosen = clock or StartClock(), choose_device(config)
     model, codec = ModelConfig.load(directory), SpeechTokenizerConfig.load(directory / "speech_tokenizer")
     if config.max_model_len > (most := model.max_position_embeddings):
         raise EngineError(f"talker.max_model_len is {config.max_model_len}, but {directory} has {most} positions")
-    chosen = choose_device(config)
-    device, dtype, memory = chosen.device, chosen.dtype, chosen.memory()
-    with clock.phase("loading the talker"):
-        talker = load_talker(directory, model, dtype=dtype, device=device)
-        talker.prepare(max_positions=config.max_model_len)
-    with clock.phase("projecting text"):
-        tables = InputTables(talker)
-    speaker_encoder = load_speaker_encoder(directory, model, device=device)
-    encode = None
-    if speaker_encoder is not None and chosen.on_gpu:  # a CPU has the codec pool for it
-        encode = CodecEncoder.load(directory / "speech_tokenizer", device=device).encode
-    with clock.phase("loading the tokenizer"):
-        prompts = PromptBuilder(tables, TextTokenizer(directory, model.tokens), speaker_encoder, encode)
-    # A stream that has ended in the talker may still hold its slot while another one has taken its row.
-    num_slots = 2 * config.max_num_seqs
-    audio = _load_audio(directory, num_slots, device, clock, prepare, makes_audio=makes_audio)
-    size = config.kv_block_size or chosen.block_size
-    blocks = BlockManager(_num_blocks(config, model, dtype, size, memory), size)
-    cache = KVCache(model.talker, num_blocks=blocks.num_blocks, block_size=size, dtype=dtype, device=device)
-    networks = choose_networks(config.kernels, model, dtype=dtype, device=device)
-    shape = RunnerShape(config.max_num_seqs, config.max_model_len, networks, config.deterministic, config.attention)
-    with clock.phase("packing weights"):
-        runner = build_runner(tables, cache, blocks, shape)
-    prepare(runner.rehearse)
+    kind = choose_networks(config.kernels, model, dtype=chosen.dtype, device=chosen.device)
+    ahead: AbstractContextManager[Prepare] = nullcontext(prepare_nothing)
+    if compiles_ahead and kind == "fused":
+        ahead = _compiling_ahead(clock, _facts(directory, config, makes_audio=makes_audio))
+    device, dtype = chosen.device, chosen.dtype
+    with ahead as prepare:
+        memory = chosen.memory()
+        with clock.phase("loading the talker"):
+            talker = load_talker(directory, model, dtype=dtype, device=device)
+            talker.prepare(max_positions=config.max_model_len)
+        with clock.phase("projecting text"):
+            tables = InputTables(talker)
+        speaker_encoder = load_speaker_encoder(directory, model, device=device)
+        encode = None
+        if speaker_encoder is not None and chosen.on_gpu:  # a CPU has the codec pool for it
+            encode = CodecEncoder.load(directory / "speech_tokenizer", device=device).encode
+        with clock.phase("loading the tokenizer"):
+            prompts = PromptBuilder(tables, TextTokenizer(directory, model.tokens), speaker_encoder, encode)
+        # A stream that has ended in the talker may still hold its slot while another one has taken its row.
+        num_slots = 2 * config.max_num_seqs
+        audio = _load_audio(directory, num_slots, device, clock, prepare, makes_audio=makes_audio)
+        size = config.kv_block_size or chosen.block_size
+        blocks = BlockManager(_num_blocks(config, model, dtype, size, memory), size)
+        cache = KVCache(model.talker, num_blocks=blocks.num_blocks, block_size=size, dtype=dtype, device=device)
+        shape = RunnerShape(config.max_num_seqs, config.max_model_len, kind, config.deterministic, config.attention)
+        with clock.phase("packing weights"):
+            runner = build_runner(tables, cache, blocks, shape)
+        prepare(runner.rehearse)
     scheduler = Scheduler(
         blocks,
         max_num_seqs=config.max_num_seqs,
         max_num_waiting=config.max_num_waiting,
         max_lead_s=chosen.max_lead_s,
     )
-    most = min(config.max_model_len, blocks.capacity)
-    limits = LengthLimits(prompts.tokenizer, max_positions=most, frame_s=codec.frame_s)
     info = described(directory, directory.name, config, on_gpu=chosen.on_gpu)
     info = replace(info, codec_precision=audio.precision)
+    most = min(config.max_model_len, blocks.capacity)
+    limits = LengthLimits(prompts.tokenizer, max_positions=most, frame_s=codec.frame_s)
     return Engine(info, prompts, limits, runner, scheduler, audio)
 
 
