@@ -16,7 +16,6 @@ from dataclasses import replace
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -69,10 +68,6 @@ class TorchBackend(Backend):
         )
         self._rotary = self._rotary_tables(_POSITIONS)
         self._captured = _Captured()
-
-    @classmethod
-    def load(cls, directory: Path, *, device: torch.device, precision: str) -> Self:
-        return cls(FoldedDecoder.load(directory, device=device), precision)
 
     @staticmethod
     def precisions(device: torch.device) -> tuple[str, ...]:

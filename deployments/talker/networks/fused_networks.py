@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from deployments.talker.kernels.matmul import Activations, Product, like_rows, matmul
-from deployments.talker.kernels.paged_attention import choose_attention
-from deployments.talker.kernels.prompt_attention import PromptAttention
+from deployments.talker.kernels.paged_attention import PromptAttention, choose_attention
 from deployments.talker.kernels.readings import AlignmentReader
 from deployments.talker.kernels.state_kernels import Gathered, StateKernels
 from deployments.talker.model.input_tables import InputTables
