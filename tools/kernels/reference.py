@@ -55,7 +55,7 @@ def reference_attend_paged(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: 
     """What `TritonAttention` returns; it writes the caches alike."""
     query, key, value = reference_qkv(qkv, norms, heads, context.positions.long())
     keys, values = caches
-    keys[context.slots], values[context.slots] = key, value
+    keys[context.slot_mapping], values[context.slot_mapping] = key, value
     attended = []
     for row, length in enumerate(context.lengths.tolist()):
         positions = torch.arange(length, device=qkv.device)
@@ -68,7 +68,7 @@ def reference_attend_paged(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: 
 def reference_attend_prompt(queries: Tensor, caches: tuple[Tensor, Tensor], context: Context,
                             owners: Tensor) -> Tensor:  # fmt: skip
     rows, own = len(queries), (owners[:, None] == owners) & (context.positions <= context.positions[:, None])
-    keys, values = (cache[context.slots].transpose(0, 1).expand(rows, -1, -1, -1) for cache in caches)
+    keys, values = (cache[context.slot_mapping].transpose(0, 1).expand(rows, -1, -1, -1) for cache in caches)
     return attend_rows(queries, keys, values, own[:, None, None]).flatten(1)
 
 

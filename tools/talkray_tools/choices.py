@@ -138,7 +138,7 @@ def divergences(
     before generation goes on how many frames are known.
     """
     found: list[Divergence] = []
-    known, eos = 0, engine.model.codes.eos
+    known, eos = 0, engine.model_config.codes.eos
     while known < min(most, len(expected) + 1):
         begin(known)
         resume = Progress(expected[:known], 0) if known else None
@@ -163,7 +163,7 @@ def run(engine: Engine, request: GenerateRequest, until: Codes | None = None) ->
         common = frames if until is None else frames[: len(until)]
         if until is not None and (len(common) < len(frames) or not np.array_equal(common, until[: len(common)])):
             engine.abort(0)
-    return np.stack(frames) if frames else np.zeros((0, engine.model.num_code_groups), np.int16)
+    return np.stack(frames) if frames else np.zeros((0, engine.model_config.num_code_groups), np.int16)
 
 
 def _first(codes: Codes, expected: Codes, choices: list[Choice], *, eos: int, full: bool) -> Divergence | None:

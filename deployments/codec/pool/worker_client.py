@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder import CodecDecoder, WarmUpResult
-from deployments.codec.decoder_state import DecoderState, SharedStates, Slot
+from deployments.codec.decoder_state import Cell, DecoderState, SharedStates
 from deployments.codec.pool.workers import CHECK_S, LONGEST_IDLENESS_S
 from deployments.errors import CodecLost, EngineError
 from deployments.protocol import Codes
@@ -48,8 +48,8 @@ class SharedTask:
 
     codes: Codes
     position: int
-    source: int | None  # slot of the state; None at a stream's beginning
-    target: int  # slot for the state after it
+    source: int | None  # cell of the state; None at a stream's beginning
+    target: int  # cell for the state after it
     silent: bool
     followed_by: int
 
@@ -115,23 +115,23 @@ class WorkerProcesses:
 
     def decode(self, tasks: list[DecodeTask]) -> list[Decoded | Exception]:
         """The outcomes of `decode_batch` in a process. As many threads as processes may call it. Raises CodecLost."""
-        slots = [self._states.acquire() for _ in tasks]
-        copies: list[Slot] = []  # hold states that lie elsewhere while this call runs
-        shared = [self._shared(task, slot.number, copies) for task, slot in zip(tasks, slots, strict=True)]
+        cells = [self._states.acquire() for _ in tasks]
+        copies: list[Cell] = []  # hold states that lie elsewhere while this call runs
+        shared = [self._shared(task, cell.number, copies) for task, cell in zip(tasks, cells, strict=True)]
         done = self._call(shared) or self._call(shared)
         if done is None:
             raise CodecLost("two decoder processes of this codec replica ended over the same frames")
         with self._counting:
             self._decoder.repaired += done.repaired
         return [
-            outcome if isinstance(outcome, Exception) else Decoded(outcome[0], DecoderState(outcome[1], (), slot))
-            for outcome, slot in zip(done.outcomes, slots, strict=True)
+            outcome if isinstance(outcome, Exception) else Decoded(outcome[0], DecoderState(outcome[1], (), cell))
+            for outcome, cell in zip(done.outcomes, cells, strict=True)
         ]
 
-    def _shared(self, task: DecodeTask, target: int, copies: list[Slot]) -> SharedTask:
+    def _shared(self, task: DecodeTask, target: int, copies: list[Cell]) -> SharedTask:
         state, source = task.state, None
-        if state.slot is not None:
-            source = state.slot.number
+        if state.cell is not None:
+            source = state.cell.number
         elif state is not self._decoder.initial_state():
             copies.append(self._states.acquire())
             source = copies[-1].number

@@ -56,12 +56,12 @@ class Engine:
         scheduler: Scheduler,
         audio: AudioStreams,
     ) -> None:
-        self.info, self.model = info, prompts.config
+        self.info, self.model_config = info, prompts.config
         self.prompts, self.limits = prompts, limits
         self.runner, self.scheduler, self.audio = runner, scheduler, audio
         self.outgoing = Outgoing(audio, info, on_gpu=runner.on_gpu)
         self.intake = Intake(info, prompts, limits)
-        self.steps = Steps(scheduler, self.intake, self.outgoing, audio, eos=self.model.codes.eos)
+        self.steps = Steps(scheduler, self.intake, self.outgoing, audio, eos=prompts.config.codes.eos)
         self.lanes = Lanes(runner, scheduler, self.steps)
         self._step: StepInFlight | None = None  # the one that was queued last, without those of lanes
         self._advance_ns: dict[int, int] = {}  # how long `advance` takes, by `_size` of the step

@@ -10,20 +10,19 @@ Segments of jobs are called background sequences. They wait in a line of their o
 A listener's newcomer may get its row while a step runs: `Lanes` takes it (`start_beside`), and lets it `join` the
 steps later.
 
-`Pacing` says which of the sequences with a row sit out. A sequence that sits out for want of text gives its row and
-blocks up if others wait for them. It is prefilled again once no other waits, so that new text waits for one frame
-only.
+A sequence that sits out for want of text (`Pacing`) gives its row and blocks up if others wait for them. It is
+prefilled again once no other waits, so that new text waits for one frame only.
 """
 
 import math
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import chain
 
 from deployments.errors import Overloaded
 from deployments.limits import Rate
-from deployments.talker.engine.pacing import Pacing
 from deployments.talker.state.kv_cache import BlockManager
 from deployments.talker.state.sequence import Sequence
 
@@ -31,6 +30,9 @@ _RESERVED = 8  # background sequences leave one row in eight free
 # Background sequences have at most _MOST_BESIDE rows beside a listener, one row fewer for every fourth listener, and
 # never fewer than _FEWEST_BESIDE. More rows make each step longer, and their samples take the device's time.
 _MOST_BESIDE, _LISTENERS_A_ROW, _FEWEST_BESIDE = 18, 4, 4
+# A frame is nearly due if the listener has less audio in hand than this time, and than this number of steps takes.
+_NEARLY_DUE_STEPS = 3
+_NEARLY_DUE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,3 +256,45 @@ class Scheduler:
         self._free_rows.append(sequence.row)
         sequence.row = None
         self.blocks.free(sequence.id)
+
+
+class Pacing:
+    """Chooses the sequences of each step among those that have a row.
+
+    Every sequence with a row takes part in a step, with three exceptions.
+
+    1. Sequences far ahead of their listeners sit out while another sequence waits for its first frame or for a frame
+       that is nearly due, because a step with fewer sequences is shorter. They then keep their rows for longer. So once
+       half of the rows are taken, they sit out for frames that are nearly due only.
+    2. A sequence sits out while its next frame needs text that the client has not written yet.
+    3. Background sequences sit out wherever others would, and beyond a number that follows the load: they are parked,
+       which means that they keep their rows and KV blocks. They never make others sit out.
+    """
+
+    def __init__(self, *, max_num_seqs: int, max_lead_s: float) -> None:
+        """`max_lead_s`: with less audio in hand no sequence sits out for another one."""
+        self._max_num_seqs, self._max_lead_s = max_num_seqs, max_lead_s
+        self._scheduled_s = self._step_s = 0.0  # when the last step began, and how long the step before took
+
+    def due(self, running: Collection[Sequence], now_s: float, most_background: int) -> list[Sequence]:
+        """The sequences of the step that begins now. Beside others it has at most `most_background` background
+        sequences, the oldest. Call it once a step, because the time between two calls is the duration of a step.
+        """
+        self._step_s, self._scheduled_s = now_s - self._scheduled_s, now_s
+        background = [sequence for sequence in running if sequence.is_background]
+        ready = [sequence for sequence in running if not sequence.awaits_text and not sequence.is_background]
+        if not ready or (self._max_lead_s == math.inf and not background):
+            return background + ready
+        leads = [sequence.listener.lead_s(now_s) for sequence in ready]
+        if not self._has_urgent(ready, leads, has_rows=2 * (len(running) - len(background)) <= self._max_num_seqs):
+            return background[:most_background] + ready
+        due = [sequence for sequence, lead_s in zip(ready, leads, strict=True) if lead_s < self._max_lead_s]
+        return due or ready
+
+    def _has_urgent(self, ready: list[Sequence], leads: list[float], *, has_rows: bool) -> bool:
+        """Whether one of these waits for a frame for which others sit out."""
+        nearly_due_s = min(_NEARLY_DUE_S, _NEARLY_DUE_STEPS * self._step_s)
+        return any(
+            lead_s < nearly_due_s if sequence.listener.has_begun else has_rows
+            for sequence, lead_s in zip(ready, leads, strict=True)
+        )

@@ -19,7 +19,7 @@ from deployments.config import TalkerConfig
 from deployments.errors import EngineError
 from deployments.protocol import GenerateRequest, Reference, Sampling, SynthesisRequest
 from deployments.talker.audio.audio_streams import AudioStreams
-from deployments.talker.engine.device import cache_bounds, choose_device
+from deployments.talker.engine.device import EngineDevice, cache_bounds
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.intake import LengthLimits
 from deployments.talker.engine.scheduler import Scheduler
@@ -87,7 +87,7 @@ def prepare_nothing(work: Callable[[], None]) -> None:
 
 def load_engine(directory: Path, config: TalkerConfig, clock: StartClock, *, makes_audio: bool = True) -> Engine:
     """An engine that is ready: loaded, compiled, captured, warmed up. Engines of one GPU start one after the other."""
-    chosen = choose_device(config)
+    chosen = EngineDevice(config)
     with chosen.turn(clock.report):
         with clock.phase("starting the device"):
             where = chosen.begin()
@@ -108,11 +108,11 @@ def build_engine(
 ) -> Engine:
     """An engine whose first requests capture what they need and, unless it `compiles_ahead`, compile it."""
     torch.set_num_threads(config.threads)
-    clock, chosen = clock or StartClock(), choose_device(config)
-    model, codec = ModelConfig.load(directory), SpeechTokenizerConfig.load(directory / "speech_tokenizer")
-    if config.max_model_len > (most := model.max_position_embeddings):
+    clock, chosen = clock or StartClock(), EngineDevice(config)
+    model_config, codec = ModelConfig.load(directory), SpeechTokenizerConfig.load(directory / "speech_tokenizer")
+    if config.max_model_len > (most := model_config.max_position_embeddings):
         raise EngineError(f"talker.max_model_len is {config.max_model_len}, but {directory} has {most} positions")
-    kind = choose_networks(config.kernels, model, dtype=chosen.dtype, device=chosen.device)
+    kind = choose_networks(config.kernels, model_config, dtype=chosen.dtype, device=chosen.device)
     ahead: AbstractContextManager[Prepare] = nullcontext(prepare_nothing)
     if compiles_ahead and kind == "fused":
         ahead = _compiling_ahead(clock, _facts(directory, config, makes_audio=makes_audio))
@@ -120,22 +120,22 @@ def build_engine(
     with ahead as prepare:
         memory = chosen.memory()
         with clock.phase("loading the talker"):
-            talker = load_talker(directory, model, dtype=dtype, device=device)
+            talker = load_talker(directory, model_config, dtype=dtype, device=device)
             talker.prepare(max_positions=config.max_model_len)
         with clock.phase("projecting text"):
             tables = InputTables(talker)
-        speaker_encoder = load_speaker_encoder(directory, model, device=device)
+        speaker_encoder = load_speaker_encoder(directory, model_config, device=device)
         encode = None
         if speaker_encoder is not None and chosen.on_gpu:  # a CPU has the codec pool for it
             encode = CodecEncoder.load(directory / "speech_tokenizer", device=device).encode
         with clock.phase("loading the tokenizer"):
-            prompts = PromptBuilder(tables, TextTokenizer(directory, model.tokens), speaker_encoder, encode)
+            prompts = PromptBuilder(tables, TextTokenizer(directory, model_config.tokens), speaker_encoder, encode)
         # A stream that has ended in the talker may still hold its slot while another one has taken its row.
         num_slots = 2 * config.max_num_seqs
         audio = _load_audio(directory, num_slots, device, clock, prepare, makes_audio=makes_audio)
         size = config.kv_block_size or chosen.block_size
-        blocks = BlockManager(_num_blocks(config, model, dtype, size, memory), size)
-        cache = KVCache(model.talker, num_blocks=blocks.num_blocks, block_size=size, dtype=dtype, device=device)
+        blocks = BlockManager(_num_blocks(config, model_config, dtype, size, memory), size)
+        cache = KVCache(model_config.talker, num_blocks=blocks.num_blocks, block_size=size, dtype=dtype, device=device)
         shape = RunnerShape(config.max_num_seqs, config.max_model_len, kind, config.deterministic, config.attention)
         with clock.phase("packing weights"):
             runner = build_runner(tables, cache, blocks, shape)
@@ -170,7 +170,7 @@ def warm_up(engine: Engine, clock: StartClock | None = None, *, makes_audio: boo
 
 def _speak(engine: Engine, *, on_gpu: bool, gpu_frames: int) -> None:
     """A short utterance in each way that there is: with audio on a GPU, with a cloned voice where it can."""
-    voice = next(iter(engine.model.speakers), None)
+    voice = next(iter(engine.model_config.speakers), None)
     options = Sampling(max_new_tokens=3)
     request = SynthesisRequest("warm-up", "Hello.", voice=voice, sampling=options, ignore_eos=True)
     if engine.prompts.speaker_encoder is not None:
@@ -226,10 +226,10 @@ def _load_audio(
 
 
 def _num_blocks(
-    config: TalkerConfig, model: ModelConfig, dtype: torch.dtype, block_size: int, memory: GpuMemory | None
+    config: TalkerConfig, model_config: ModelConfig, dtype: torch.dtype, block_size: int, memory: GpuMemory | None
 ) -> int:
     """The KV blocks that the memory set aside holds, but no more than all rows at full length could use."""
-    block_bytes = KVCache.bytes_per_position(model.talker, dtype) * block_size
+    block_bytes = KVCache.bytes_per_position(model_config.talker, dtype) * block_size
     useful = config.max_num_seqs * -(-config.max_model_len // block_size) + 1
     if config.kv_cache_bytes is not None:
         cache_bytes = config.kv_cache_bytes

@@ -61,7 +61,8 @@ def _fold(q_1, q_2, k_1, k_2, value, inside, top, total, acc, scale: tl.constexp
 
 @triton.jit
 def _paged_attention(
-    qkv, q_weight, k_weight, cos, sin, keys, values, positions, slots, tables, lengths, parts, statistics, arrived, out,
+    qkv, q_weight, k_weight, cos, sin, keys, values, positions, slot_mapping, tables, lengths, parts, statistics,
+    arrived, out,
     table_stride, eps,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
     tile: tl.constexpr, splits: tl.constexpr, stages: tl.constexpr, pdl: tl.constexpr,
@@ -107,7 +108,7 @@ def _paged_attention(
         wk_1, wk_2 = tl.load(k_weight + column).to(tl.float32), tl.load(k_weight + half + column).to(tl.float32)
         new_1, new_2 = rotated(new_1, new_2, wk_1, wk_2, cosines, sines, eps, head_dim)
         new_value = tl.load(qkv_row + (heads + kv_heads + head) * head_dim + wide)
-        new = (tl.load(slots + row) * kv_heads + head) * head_dim
+        new = (tl.load(slot_mapping + row) * kv_heads + head) * head_dim
         tl.store(keys + new + column, new_1.to(dtype))
         tl.store(keys + new + half + column, new_2.to(dtype))
         tl.store(values + new + wide, new_value.to(dtype))
@@ -156,7 +157,7 @@ def splits_for(num_rows: int) -> int:
 
 @triton.jit
 def _prepare_rows(
-    qkv, q_weight, k_weight, cos, sin, keys, values, positions, slots, queries, eps,
+    qkv, q_weight, k_weight, cos, sin, keys, values, positions, slot_mapping, queries, eps,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
     """One program per (row, kv head): queries for a foreign attention kernel, key and value to their slot."""
@@ -171,7 +172,7 @@ def _prepare_rows(
         qkv + row * (heads + 2 * kv_heads) * head_dim, q_weight, k_weight, cos, sin, position, head, eps,
         heads, kv_heads, head_dim, dtype,
     )  # fmt: skip
-    new = (tl.load(slots + row) * kv_heads + head) * head_dim
+    new = (tl.load(slot_mapping + row) * kv_heads + head) * head_dim
     tl.store(keys + new + column, k_1.to(dtype))
     tl.store(keys + new + half + column, k_2.to(dtype))
     tl.store(values + new + tl.arange(0, head_dim)[None, :], value.to(dtype))
@@ -185,8 +186,9 @@ def prepare_rows(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tens
     """Everything of `TritonAttention` but the attention: fill `queries` [rows, heads, head_dim] and the new slots."""
     keys, values = caches
     _prepare_rows[(qkv.shape[0], heads.key)](
-        qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, context.positions, context.slots, queries,
-        norms.eps, heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, pdl=pdl, num_warps=1, launch_pdl=pdl,
+        qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, context.positions, context.slot_mapping,
+        queries, norms.eps, heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, pdl=pdl, num_warps=1,
+        launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -218,7 +220,7 @@ class TritonAttention:
         parts, statistics, arrived, out = self._buffers[num_rows]
         splits = parts.shape[1]
         _paged_attention[(num_rows, heads.key, splits)](
-            qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, context.positions, context.slots,
+            qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, context.positions, context.slot_mapping,
             context.block_tables, context.lengths, parts, statistics, arrived, out, context.block_tables.stride(0),
             norms.eps, heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, block_size=self.block_size,
             tile=min(_MAX_TILE, self.block_size & -self.block_size), splits=splits, stages=2, pdl=self.pdl,
@@ -291,7 +293,7 @@ def _why_not_flash(block_size: int, dtype: torch.dtype) -> str | None:
 
 @triton.jit
 def _prompt_attention(
-    queries, keys, values, slots, owners, positions, out, num_rows,
+    queries, keys, values, slot_mapping, owners, positions, out, num_rows,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
     tiles: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
@@ -315,7 +317,7 @@ def _prompt_attention(
     for number in tl.static_range(tiles):
         every = number * tile + tl.arange(0, tile)
         is_row = every < last
-        slot = tl.load(slots + every, mask=is_row, other=0)[:, None]
+        slot = tl.load(slot_mapping + every, mask=is_row, other=0)[:, None]
         context = (slot * kv_heads + head // (heads // kv_heads)) * head_dim + wide
         key = tl.load(keys + context, mask=is_row[:, None], other=0.0)
         value = tl.load(values + context, mask=is_row[:, None], other=0.0)
@@ -358,7 +360,7 @@ def attend_prompt(queries: Tensor, caches: tuple[Tensor, Tensor], context: Conte
     keys, values = caches
     tile = min(_KEYS, max(_QUERIES, triton.next_power_of_2(num_rows)))
     _prompt_attention[(heads.query, triton.cdiv(num_rows, _QUERIES))](
-        queries, keys, values, context.slots, owners, context.positions, out, num_rows,
+        queries, keys, values, context.slot_mapping, owners, context.positions, out, num_rows,
         heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, block=_QUERIES, tile=tile,
         tiles=triton.cdiv(num_rows, tile), pdl=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip

@@ -103,7 +103,7 @@ class FrameNetworks(ABC):
         state = self.state
         return Context(
             positions=positions,
-            slots=state.slots(owners, positions),
+            slot_mapping=state.slot_mapping(owners, positions),
             block_tables=state.block_tables[owners],
             lengths=positions + 1,
         )

@@ -18,7 +18,7 @@ class GatheredAttention:
         self, cache: KVCache, context: Context, length: int, *, followed: tuple[int, int] | None = None
     ) -> None:
         """`followed`: the layer and the head whose weights are kept."""
-        self.cache, self.slots, self._followed = cache, context.slots, followed
+        self.cache, self.slot_mapping, self._followed = cache, context.slot_mapping, followed
         self.weights: Tensor | None = None  # [rows, length] float32
         offsets = torch.arange(length, device=context.positions.device)
         blocks = context.block_tables[:, offsets // cache.block_size].long()
@@ -27,8 +27,8 @@ class GatheredAttention:
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys[self.slots] = key
-        values[self.slots] = value
+        keys[self.slot_mapping] = key
+        values[self.slot_mapping] = value
         context = self.context
         seen = keys[context].transpose(1, 2)
         if self._followed is not None and layer == self._followed[0]:
@@ -45,13 +45,13 @@ class GatheredAttention:
 class SharedAttention:
     """The `Attend` of one pass in which every row looks at the same context, as far as `mask` lets it."""
 
-    def __init__(self, cache: KVCache, slots: Tensor, context: Tensor, mask: Tensor) -> None:
-        self.cache, self.slots, self.context, self.mask = cache, slots, context, mask
+    def __init__(self, cache: KVCache, slot_mapping: Tensor, context: Tensor, mask: Tensor) -> None:
+        self.cache, self.slot_mapping, self.context, self.mask = cache, slot_mapping, context, mask
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys[self.slots] = key
-        values[self.slots] = value
+        keys[self.slot_mapping] = key
+        values[self.slot_mapping] = value
         repeats = query.shape[1] // key.shape[1]
         seen_keys, seen_values = (
             each[self.context].transpose(0, 1).repeat_interleave(repeats, 0) for each in (keys, values)
@@ -69,9 +69,9 @@ def run_together(networks: FrameNetworks, owners: Tensor, inputs: Tensor, contex
         seen = seen + offsets % cache.block_size
         mask = offsets <= positions[:, None]
     else:
-        seen = context.slots
+        seen = context.slot_mapping
         mask = (owners[:, None] == owners) & (positions <= positions[:, None])
-    hidden: Tensor = networks.talker(inputs, positions, SharedAttention(cache, context.slots, seen, mask))
+    hidden: Tensor = networks.talker(inputs, positions, SharedAttention(cache, context.slot_mapping, seen, mask))
     return hidden
 
 

@@ -26,12 +26,12 @@ from deployments.talker.networks.plain_networks import ExactNetworks, PlainNetwo
 UNFUSED: dict[NetworkKind, type[FrameNetworks]] = {"cpu": CpuNetworks, "exact": ExactNetworks, "plain": PlainNetworks}
 
 
-def choose_networks(kernels: str, model: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> NetworkKind:
+def choose_networks(kernels: str, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> NetworkKind:
     """The kind for a checkpoint on a device. `kernels` is the setting."""
     if kernels == "plain":
         return "plain"
     if device.type == "cpu":
-        in_c = dtype is torch.float32 and cpu_networks.fits(model.talker, model.predictor)
+        in_c = dtype is torch.float32 and cpu_networks.fits(config.talker, config.predictor)
         return "cpu" if in_c else "exact"
     has_kernels = capability_of(device) >= AMPERE and importlib.util.find_spec("triton") is not None
     return "fused" if dtype.itemsize == 2 and has_kernels else "plain"

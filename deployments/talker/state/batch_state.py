@@ -143,7 +143,7 @@ class Context:
     """Where the rows of one pass of the talker stand. Rows of one sequence may stand side by side: a prefill."""
 
     positions: Tensor  # [rows] int32
-    slots: Tensor  # [rows] int64: cache index each row's key and value go to
+    slot_mapping: Tensor  # [rows] int64: cache index each row's key and value go to
     block_tables: Tensor  # [rows, blocks] int32
     lengths: Tensor  # [rows] int32: positions each row attends to, its own included
 
@@ -176,7 +176,7 @@ class BatchState:
         ids = self._trailing[rows, frames.clamp(max=self.size.max_model_len - 1)]
         return torch.where(has_id, ids, padding)
 
-    def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
+    def slot_mapping(self, rows: Tensor, positions: Tensor) -> Tensor:
         """[rows] int64: cache indices of positions [rows] of sequences' rows."""
         index = (positions // self.size.block_size).clamp(max=self.size.blocks - 1)
         return self.block_tables[rows, index].long() * self.size.block_size + positions % self.size.block_size

@@ -272,7 +272,7 @@ def prompted(engine: Engine, rows: int, number: int) -> Sequence:
     assert prompt.num_positions >= rows
     cut = replace(prompt, text_ids=prompt.text_ids[:rows], codec_ids=prompt.codec_ids[:rows])
     limit = FrameLimit(99, FinishReason.LENGTH)
-    sequence = Sequence(number, request, cut, engine.model.generation, limit, row=number, frame_s=0.08)
+    sequence = Sequence(number, request, cut, engine.model_config.generation, limit, row=number, frame_s=0.08)
     engine.runner.blocks.grow(number, rows + 1)
     return sequence
 

@@ -111,8 +111,8 @@ class Ours:
     ) -> Codes:
         """[frames, groups] of a case decoded with `options`."""
         sampling = Sampling(max_new_tokens=extent.max_new_tokens, **options)
-        full = complete(sampling, self.engine.model.generation)
-        self.engine.runner.networks.noise = OfficialNoise(SEED, self.engine.model, full)
+        full = complete(sampling, self.engine.model_config.generation)
+        self.engine.runner.networks.noise = OfficialNoise(SEED, self.engine.model_config, full)
         request = GenerateRequest(_synthesis(case, sampling), reference_codes if case.ref_text else None)
         return run(self.engine, request)
 
@@ -127,10 +127,10 @@ class Ours:
     ) -> list[Divergence]:
         """Where codes differ from the expected ones [frames, groups]. Behind each, generation goes on from those."""
         sampling = Sampling(max_new_tokens=extent.max_new_tokens, **options)
-        full = complete(sampling, self.engine.model.generation)
+        full = complete(sampling, self.engine.model_config.generation)
 
         def begin(known: int) -> None:
-            self.engine.runner.networks.noise = OfficialNoise(SEED, self.engine.model, full, drawn=known)
+            self.engine.runner.networks.noise = OfficialNoise(SEED, self.engine.model_config, full, drawn=known)
 
         request = GenerateRequest(_synthesis(case, sampling), reference_codes if case.ref_text else None)
         return divergences(self.engine, request, expected, most=extent.max_new_tokens - 1, begin=begin)

@@ -114,23 +114,23 @@ def test_a_process_that_ends_or_hangs_is_replaced_and_its_call_made_again(
     assert not processes.is_broken
 
 
-def test_slots_are_free_once_nobody_holds_their_states(decoder: CodecDecoder) -> None:
+def test_cells_are_free_once_nobody_holds_their_states(decoder: CodecDecoder) -> None:
     descriptor = os.memfd_create("states")
     states = SharedStates(decoder.initial_state(), descriptor)
     other = SharedStates(decoder.initial_state(), descriptor)  # as another process has it
     os.close(descriptor)
-    slots = [states.acquire(), states.acquire()]
-    assert slots[0].number != slots[1].number
+    cells = [states.acquire(), states.acquire()]
+    assert cells[0].number != cells[1].number
     tensors = [torch.full_like(tensor, 3) for tensor in decoder.initial_state().tensors]
-    states.write(slots[1].number, tensors)
-    assert all(map(torch.equal, other.read(slots[1].number), tensors))
-    assert not any(tensor.any() for tensor in other.read(slots[0].number))
-    number = slots.pop().number
+    states.write(cells[1].number, tensors)
+    assert all(map(torch.equal, other.read(cells[1].number), tensors))
+    assert not any(tensor.any() for tensor in other.read(cells[0].number))
+    number = cells.pop().number
     assert states.acquire().number == number
 
 
 def test_memory_of_states_ends(decoder: CodecDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.codec.decoder_state._SLOTS", 1)
+    monkeypatch.setattr("deployments.codec.decoder_state._CELLS", 1)
     descriptor = os.memfd_create("states")
     states = SharedStates(decoder.initial_state(), descriptor)
     os.close(descriptor)

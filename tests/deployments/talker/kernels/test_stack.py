@@ -45,7 +45,7 @@ def test_talker_step(talker: Talker, device: torch.device) -> None:
     mask = (torch.arange(everywhere.shape[1], device=device) < context.lengths[:, None])[:, None, None]
 
     def attend_plainly(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        plain.keys[layer, context.slots], plain.values[layer, context.slots] = key, value
+        plain.keys[layer, context.slot_mapping], plain.values[layer, context.slot_mapping] = key, value
         keys, values = (each[layer, everywhere].transpose(1, 2) for each in (plain.keys, plain.values))
         return attend_rows(query, keys, values, mask)
 

@@ -33,7 +33,7 @@ def like_a_gpu(directory: Path, *, deterministic: bool = False, networks: Networ
     engine = build_engine(directory, CONFIG)
     blocks, old = engine.scheduler.blocks, engine.runner
     cache = KVCache(
-        engine.model.talker,
+        engine.model_config.talker,
         num_blocks=blocks.num_blocks,
         block_size=CONFIG.kv_block_size,
         dtype=torch.float32,
