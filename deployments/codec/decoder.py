@@ -42,7 +42,7 @@ class Backend(ABC):
         """The weights are on the backend's device."""
 
     @classmethod
-    def load(cls, directory: Path, *, device: torch.device, precision: str) -> Self:
+    def load(cls, directory: Path, *, device: torch.device, precision: str = "float32") -> Self:
         """From `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
         return cls(FoldedDecoder.load(directory, device=device), precision)
 
@@ -83,11 +83,6 @@ class CodecDecoder:
     def __init__(self, backend: Backend) -> None:
         self.backend, self.config, self.precision = backend, backend.config, backend.precision
         self.repaired = 0  # calls of a stream that came to NaN or infinity, and were made again in float32
-
-    @classmethod
-    def load(cls, backend: type[Backend], directory: Path, *, device: torch.device, precision: str = "float32") -> Self:
-        """From `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
-        return cls(backend.load(directory, device=device, precision=precision))
 
     @property
     def device(self) -> torch.device:

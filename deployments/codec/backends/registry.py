@@ -45,4 +45,4 @@ def load_decoder(directory: Path, *, device: torch.device | str = "cpu", precisi
     """The decoder of `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
     place = torch.device(device)
     chosen = choose_codec_backend(SpeechTokenizerConfig.load(directory), place)
-    return CodecDecoder.load(chosen.backend, directory, device=place, precision=precision)
+    return CodecDecoder(chosen.backend.load(directory, device=place, precision=precision))

@@ -180,16 +180,8 @@ class _TorchPass(ForwardPass):
         device = self._backend.device
         return lambda part, shape, dtype: scratch.buffer(f"{name} {part}", shape, device, dtype)
 
-    def linear(
-        self,
-        x: Signal,
-        linear: Linear,
-        *,
-        norm: bool = False,
-        gate: Linear | None = None,
-        gelu: bool = False,
-        residual: Signal | None = None,
-    ) -> Signal:
+    def linear(self, x: Signal, linear: Linear, *, norm: bool = False, gate: Linear | None = None, gelu: bool = False,
+               residual: Signal | None = None) -> Signal:  # fmt: skip
         """A gate is packed together with its product."""
         product = self._backend.products[linear]
         if isinstance(product, Convolution | ExactConvolution):

@@ -125,7 +125,10 @@ class TritonSlots(SlotDecoder):
     ) -> "TritonSlots":  # fmt: skip
         """Load in the first of PRECISIONS that comes close enough to float32 on this checkpoint."""
         folded = FoldedDecoder.load(directory, device=device)
-        load_float32 = partial(CodecDecoder.load, backend, directory, device=device)
+
+        def load_float32() -> CodecDecoder:
+            return CodecDecoder(backend.load(directory, device=device))
+
         slots = fitting_slots(
             CodecDecoder(backend(folded)),
             lambda kind: cls(folded, num_slots=num_slots, device=device, precision=kind, load_float32=load_float32),

@@ -62,8 +62,7 @@ def _fold(q_1, q_2, k_1, k_2, value, inside, top, total, acc, scale: tl.constexp
 @triton.jit
 def _paged_attention(
     qkv, q_weight, k_weight, cos, sin, keys, values, positions, slot_mapping, tables, lengths, parts, statistics,
-    arrived, out,
-    table_stride, eps,
+    arrived, out, table_stride, eps,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
     tile: tl.constexpr, splits: tl.constexpr, stages: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip

@@ -209,8 +209,7 @@ class EngineProcess:
         directory = locate(start.model, report=lambda line: self._send(channel.Loading(line)))
         clock = StartClock(lambda stage: self._send(channel.Loading(stage)))
         engine = load_engine(directory, start.config, clock, makes_audio=start.makes_audio)
-        frame_s = engine.info.frame_samples / engine.info.sample_rate
-        room = f"room for {engine.scheduler.blocks.capacity * frame_s / 60:.0f} minutes of speech at once"
+        room = f"room for {engine.scheduler.blocks.capacity * engine.info.frame_s / 60:.0f} minutes of speech at once"
         self._send(channel.Loading(f"networks: {engine.runner.networks.name}; on {engine.runner.device}, {room}"))
         self._send(channel.Loading(clock.summary()))
         leave_loaded_alone()

@@ -17,8 +17,7 @@ from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.scheduler import Scheduler
 from deployments.talker.networks.plain_networks import PlainNetworks
 from deployments.talker.runner.model_runner import ModelRunner
-from deployments.talker.state.sequence import Sequence
-from deployments.talker.text.text_progress import TextProgress
+from deployments.talker.state.sequence import Sequence, TextProgress
 from tests.deployments.talker.driving import Spoken, ask, drain, resumed, speak
 from tests.deployments.talker.engine.test_scheduler import FRAME, ids, scheduler, sequence, step
 from tests.deployments.talker.runner.test_model_runner import like_a_gpu
