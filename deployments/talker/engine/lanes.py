@@ -1,4 +1,4 @@
-"""First frames of requests that come while a step runs. All other files of the engine do without them."""
+"""First frames of requests that come while a step runs."""
 
 from dataclasses import replace
 

@@ -17,7 +17,7 @@ import torch
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder
 from deployments.codec.decoder_state import DecoderState, SharedStates
-from deployments.codec.pool.worker_client import DecoderChoice, WorkerProcesses
+from deployments.codec.pool.workers import DecoderChoice, WorkerProcesses
 from deployments.errors import CodecLost, EngineError
 
 COUNT = 2
@@ -99,7 +99,7 @@ def test_a_process_that_ends_or_hangs_is_replaced_and_its_call_made_again(
     monkeypatch: pytest.MonkeyPatch,
     number: signal.Signals,
 ) -> None:
-    monkeypatch.setattr("deployments.codec.pool.worker_client.LONGEST_IDLENESS_S", 0.3)
+    monkeypatch.setattr("deployments.codec.pool.workers._LONGEST_IDLENESS_S", 0.3)
     before = workers(processes)
     assert len(before) == COUNT
     os.kill(before[0], number)
@@ -163,9 +163,9 @@ def test_a_decoder_that_does_not_load_says_so(decoder: CodecDecoder, tmp_path: P
 _REPLICA = """
 import json, os, signal, sys
 from pathlib import Path
-from deployments.codec.pool.worker_client import DecoderChoice
+from deployments.codec.pool.workers import DecoderChoice
 from deployments.codec.backends.registry import load_decoder
-from deployments.codec.pool.worker_client import WorkerProcesses
+from deployments.codec.pool.workers import WorkerProcesses
 choice = DecoderChoice(**json.loads(sys.argv[1]))
 processes = WorkerProcesses(2, load_decoder(Path(choice.directory)), choice)
 first = processes._first.pid
