@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from deployments.errors import TalkrayError
 from deployments.protocol import Codes, FrameChunk, GenerateRequest, ModelInfo
 from deployments.talker.audio.audio_streams import AudioStreams
-from deployments.talker.engine.engine_load import EngineLoad
 from deployments.talker.engine.intake import Intake, LengthLimits
 from deployments.talker.engine.lanes import Lanes
 from deployments.talker.engine.outgoing import Outgoing
@@ -138,18 +137,6 @@ class Engine:
         """Drop what is kept of these stored voices. Returns how many results were kept."""
         prompts = self.prompts
         return prompts.speakers.forget(voices) + prompts.references.forget(voices) + self.audio.forget(voices)
-
-    def take_load(self) -> EngineLoad:
-        """The load now. Lookups count from the last call on."""
-        return EngineLoad(
-            num_running=self.scheduler.num_running,
-            num_waiting=len(self.scheduler.waiting),
-            kv_used_ratio=self.scheduler.kv_used_ratio,
-            speakers=self.prompts.speakers.take_lookups(),
-            references=self.prompts.references.take_lookups(),
-            num_background=self.scheduler.num_background,
-            repaired=self.audio.repaired,
-        )
 
     def check_integrity(self) -> None:
         """Assert that rows, blocks and decoder slots are each held exactly once."""

@@ -131,6 +131,20 @@ class FirstAudioMarks:
         return replace(chunk, marks=tuple(request.marks))
 
 
+def take_load(engine: Engine) -> channel.EngineLoad:
+    """The load now. Lookups count from the last call on."""
+    scheduler, prompts = engine.scheduler, engine.prompts
+    return channel.EngineLoad(
+        num_running=scheduler.num_running,
+        num_waiting=len(scheduler.waiting),
+        kv_used_ratio=scheduler.kv_used_ratio,
+        speakers=prompts.speakers.take_lookups(),
+        references=prompts.references.take_lookups(),
+        num_background=scheduler.num_background,
+        repaired=engine.audio.repaired,
+    )
+
+
 class EngineProcess:
     """Commands from the socket to the engine, frames back. Raises ConnectionError once the replica has gone."""
 
@@ -165,7 +179,7 @@ class EngineProcess:
             chunks = self.first_audio_marks.follow(output.chunks)
             step_s = time.perf_counter() - began_s if chunks else 0.0
         if chunks or was_idle or engine.is_idle:  # the last report before it idles says that nothing runs
-            self._send(channel.Produced(chunks, step_s, engine.take_load()))
+            self._send(channel.Produced(chunks, step_s, take_load(engine)))
         for sequence_id, error in output.failures:
             self._send(channel.RequestFailed(sequence_id, error))
         if engine.is_idle and not was_idle:
