@@ -54,8 +54,8 @@ class Scheduler:
         self._pacing = Pacing(max_num_seqs=max_num_seqs, max_lead_s=max_lead_s)
         self.waiting: deque[Sequence] = deque()
         self.waiting_background: deque[Sequence] = deque()
-        self._with_row: dict[int, Sequence] = {}
-        self.running: dict[int, Sequence] = {}  # those of them that take part in steps, in the order of admission
+        self._with_row: dict[int, Sequence] = {}  # lanes have those that are not in `running`
+        self.running: dict[int, Sequence] = {}  # take part in steps, in the order of admission
         self._running_background: dict[int, Sequence] = {}  # these by themselves, because each step asks for them
         self._free_rows = deque(range(max_num_seqs))  # as blocks, handed out in the order in which they became free
         self._finished = Rate()
