@@ -29,7 +29,7 @@ unit: $(VENV)/.installed-dev ## Tests without Ray
 
 kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpreted on the CPU; compiled for GPUs that are not here (installs Triton)
 	$(PIP) "triton>=3.6"
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -o faulthandler_timeout=0 tests/deployments/talker/kernels tests/deployments/codec/backends/test_triton.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -o faulthandler_timeout=0 tests/deployments/talker/kernels tests/deployments/talker/sampling tests/deployments/codec/backends/test_triton.py
 	$(BIN)/python -m pytest -q tests/deployments/gpu
 
 e2e: $(VENV)/.installed-dev ## Tests with real Ray Serve on this machine
@@ -103,8 +103,8 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Talkray needs Python 3.11 or newer: make PYTHON=python3.11 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-READ_BY_INSTALLS := pyproject.toml constraints.txt deployments/cpu.h deployments/codec/backends/cpu.c \
-  deployments/talker/kernels/cpu_kernels.c
+READ_BY_INSTALLS := pyproject.toml constraints.txt deployments/c_library.h deployments/codec/backends/c_kernels.c \
+  deployments/talker/networks/cpu_networks.c deployments/talker/sampling/c_sampler.c
 
 $(VENV)/.installed: $(BIN)/python $(READ_BY_INSTALLS)
 	@echo "installing into $(VENV): takes a minute or two, torch is large"

@@ -73,8 +73,8 @@ def _filter(official: float, **bounds: float) -> Any:
 class Sampling:
     """Sampling options under the official package's names. None takes the checkpoint's `generation_config.json`.
 
-    Fields of request bodies are made from this list. `FilterOptions` (deployments/talker/state/sampling.py) lists the
-    filters again with their types in a batch. Options of the code predictor have SUBTALKER in front of the name.
+    Fields of request bodies are made from this list. `FilterOptions` (deployments/talker/state/batch_state.py) lists
+    the filters again with their types in a batch. Options of the code predictor have SUBTALKER in front of the name.
     """
 
     do_sample: bool | None = _option(True)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from deployments.codec.codec_config import DecoderConfig
 from deployments.codec.decoder_state import DecoderState
+from deployments.codec.fold import FoldedDecoder
 from deployments.codec.plan import CALL_FRAMES, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, RECALL_SIZES, call_sizes, recall_sizes
 from deployments.errors import EngineError
 
@@ -36,10 +37,14 @@ class Backend(ABC):
     precision: str  # type in which matrix products are computed
     initial_state: DecoderState
 
-    @classmethod
     @abstractmethod
-    def load(cls, directory: Path, *, device: torch.device, precision: str) -> Self:
+    def __init__(self, folded: FoldedDecoder, precision: str = "float32") -> None:
+        """The weights are on the backend's device."""
+
+    @classmethod
+    def load(cls, directory: Path, *, device: torch.device, precision: str = "float32") -> Self:
         """From `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
+        return cls(FoldedDecoder.load(directory, device=device), precision)
 
     @staticmethod
     def precisions(device: torch.device) -> tuple[str, ...]:
@@ -78,11 +83,6 @@ class CodecDecoder:
     def __init__(self, backend: Backend) -> None:
         self.backend, self.config, self.precision = backend, backend.config, backend.precision
         self.repaired = 0  # calls of a stream that came to NaN or infinity, and were made again in float32
-
-    @classmethod
-    def load(cls, backend: type[Backend], directory: Path, *, device: torch.device, precision: str = "float32") -> Self:
-        """From `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
-        return cls(backend.load(directory, device=device, precision=precision))
 
     @property
     def device(self) -> torch.device:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-_SLOTS = 4096  # only used ones take memory
+_CELLS = 4096  # only used ones take memory
 _ALIGNMENT = 64
 
 
-class Slot:
+class Cell:
     """The place of a state in shared memory. It is free again once no reference to this object is left."""
 
     __slots__ = ("_free", "number")
@@ -33,32 +33,32 @@ class DecoderState:
     """
 
     position: int  # frames decoded so far
-    tensors: tuple[Tensor, ...]  # none here, where they lie in a slot
-    slot: Slot | None = field(default=None, repr=False, compare=False)
+    tensors: tuple[Tensor, ...]  # none here, where they lie in a cell
+    cell: Cell | None = field(default=None, repr=False, compare=False)
 
 
 class SharedStates:
     """States of one decoder in an anonymous file (/dev/shm has 64 MB in a container), mapped by several processes."""
 
     def __init__(self, like: DecoderState, descriptor: int) -> None:
-        """`like` has the shapes; the file of `descriptor` is made as long as all slots."""
+        """`like` has the shapes; the file of `descriptor` is made as long as all cells."""
         self._layout, size = [], 0
         for tensor in like.tensors:
             self._layout.append((size, tensor.nbytes, tensor.dtype, tensor.shape))
             size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
         self._size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        os.ftruncate(descriptor, _SLOTS * self._size)
-        self._bytes = torch.frombuffer(mmap.mmap(descriptor, _SLOTS * self._size), dtype=torch.uint8)
-        self._free = list(reversed(range(_SLOTS)))  # the one that was used last, whose memory is there, goes first
+        os.ftruncate(descriptor, _CELLS * self._size)
+        self._bytes = torch.frombuffer(mmap.mmap(descriptor, _CELLS * self._size), dtype=torch.uint8)
+        self._free = list(reversed(range(_CELLS)))  # the one that was used last, whose memory is there, goes first
 
-    def acquire(self) -> Slot:
-        """A free slot, which the caller holds from now on. Raises MemoryError."""
+    def acquire(self) -> Cell:
+        """A free cell, which the caller holds from now on. Raises MemoryError."""
         if not self._free:
-            raise MemoryError(f"{_SLOTS} states of streams are held")
-        return Slot(self._free.pop(), self._free)
+            raise MemoryError(f"{_CELLS} states of streams are held")
+        return Cell(self._free.pop(), self._free)
 
     def read(self, number: int) -> tuple[Tensor, ...]:
-        """The tensors that lie in a slot."""
+        """The tensors that lie in a cell."""
         start = number * self._size
         return tuple(
             self._bytes[start + offset : start + offset + size].view(dtype).view(shape)
@@ -66,6 +66,6 @@ class SharedStates:
         )
 
     def write(self, number: int, tensors: Iterable[Tensor]) -> None:
-        """Copy the tensors of a state into a slot."""
+        """Copy the tensors of a state into a cell."""
         for stored, tensor in zip(self.read(number), tensors, strict=True):
             stored.copy_(tensor)

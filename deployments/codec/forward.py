@@ -34,16 +34,8 @@ class ForwardPass(ABC):
         """Sums of the codes' codebook entries."""
 
     @abstractmethod
-    def linear(
-        self,
-        x: Signal,
-        linear: Linear,
-        *,
-        norm: bool = False,
-        gate: Linear | None = None,
-        gelu: bool = False,
-        residual: Signal | None = None,
-    ) -> Signal:
+    def linear(self, x: Signal, linear: Linear, *, norm: bool = False, gate: Linear | None = None, gelu: bool = False,
+               residual: Signal | None = None) -> Signal:  # fmt: skip
         """gelu(norm(x) @ linear) * silu(norm(x) @ gate) + residual, each part only where it is asked for.
 
         `residual` may be overwritten.

@@ -107,7 +107,7 @@ class PlainSlots(SlotDecoder):
         cls, directory: Path, backend: type[Backend], *, num_slots: int, device: torch.device, prepare: Prepare,
         report: Callable[[str], None],
     ) -> "PlainSlots":  # fmt: skip
-        return cls(CodecDecoder.load(backend, directory, device=device), num_slots=num_slots)
+        return cls(CodecDecoder(backend.load(directory, device=device)), num_slots=num_slots)
 
     @staticmethod
     def gpu_bytes(config: DecoderConfig, *, num_weights: int, num_slots: int, within_reach: int) -> int:

@@ -27,10 +27,10 @@ MOST_ERRORS = 1  # of six words
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    voices, port = tmp_path_factory.mktemp("voices"), free_port()
+def client() -> Iterator[httpx.Client]:
+    port = free_port()
     models = ("--model", "embedded", "--model", "embedded-base")
-    with start("serve", *models, "--voices", str(voices), "--port", str(port)) as process:
+    with start("serve", *models, "--port", str(port)) as process:
         assert process.stdout is not None
         try:
             read_until(process.stdout, "Ctrl-C stops.")

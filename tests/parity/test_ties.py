@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deployments.codec.encoder import CodecEncoder
-from deployments.talker.state.sampling import BatchSampler, FilterOptions
+from deployments.talker.state.batch_state import BatchOptions, FilterOptions
 from talkray_tools.choices import Choice, Divergence, near_ties, nearest_divergences
 from tools.experiments.parity.cases import reference_audio
 from tools.experiments.parity.run import TIE, equal_codes, equal_reference
@@ -17,7 +17,7 @@ CODES = np.zeros((4, 16), np.int16)
 
 
 def choice(logits: list[float], **options: float) -> Choice:
-    row = BatchSampler.of([FilterOptions(do_sample=True, **options)], device=torch.device("cpu"))  # type: ignore[arg-type]
+    row = BatchOptions.of([FilterOptions(do_sample=True, **options)], device=torch.device("cpu"))  # type: ignore[arg-type]
     return Choice.by(row, torch.tensor(logits), torch.ones(len(logits)))
 
 

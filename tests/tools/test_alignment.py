@@ -89,7 +89,7 @@ def test_the_embedded_voices_head_is_the_one_that_it_names(monkeypatch: pytest.M
         for seed, text in enumerate(TEXTS)
     ]
     best, *_ = find_head(engine, [(request, spoken(engine, request)) for request in asked])
-    assert (best.layer, best.head) == engine.model.text.alignment_head
+    assert (best.layer, best.head) == engine.model_config.text.alignment_head
     assert best.follows
 
 
@@ -103,7 +103,7 @@ def test_a_planted_head_is_found_rated_and_noted(random: Callable[[str], Path], 
     assert "100% without leaps" in check.detail
     assert json.loads((model / OWN_FACTS).read_text()) == {"alignment_head": [layer, head]}
     again = build_engine(model, CONFIG)
-    assert again.model.text.alignment_head == (layer, head)
+    assert again.model_config.text.alignment_head == (layer, head)
     assert again.info.word_times
 
 

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from deployments.config import TalkerConfig
-from deployments.protocol import ALL_FRAMES, ClonePrompt, GenerateRequest, Reference, Sampling, SynthesisRequest
+from deployments.protocol import ALL_FRAMES, ClonePrompt, Reference, Sampling, SynthesisRequest
 from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder, SpeakerEncoderConfig, log_mel
@@ -70,9 +70,10 @@ def speak(base: Path, file: Path, recordings: int, *, seed: int = 0) -> None:
             prompt = ClonePrompt((shares[number] @ speakers).astype(np.float32))
             reference = Reference(None, x_vector_only=True, prompt=prompt, key=str(number).encode())
             synthesis = SynthesisRequest(
-                "clone", draw.choice(sentences), language="english", sampling=options, seed=number, reference=reference
-            )
-            engine.add(number, GenerateRequest(synthesis, gpu_frames=ALL_FRAMES))
+                "clone", draw.choice(sentences), language="english", sampling=options, seed=number, reference=reference,
+                gpu_frames=ALL_FRAMES,
+            )  # fmt: skip
+            engine.add(number, synthesis)
         for number, chunk in engine.step().chunks:
             audio[number].append(chunk.pcm or b"")
             if chunk.finish_reason is not None:

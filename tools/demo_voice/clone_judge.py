@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from deployments.config import TalkerConfig
-from deployments.protocol import ALL_FRAMES, GenerateRequest, Reference, SynthesisRequest
+from deployments.protocol import ALL_FRAMES, Reference, SynthesisRequest
 from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.weights.store import EMBEDDED_BASE, locate
 from talkray_tools.recogniser import Moonshine, plain_words, word_errors
@@ -110,9 +110,15 @@ def cloned(recordings: Mapping[str, Audio]) -> dict[str, list[Audio]]:
     for number, (name, text) in enumerate(asked):
         reference = Reference(recordings[name], x_vector_only=True)
         synthesis = SynthesisRequest(
-            "clone", text, language="english", sampling=engine.model.generation, seed=number, reference=reference
+            "clone",
+            text,
+            language="english",
+            sampling=engine.model_config.generation,
+            seed=number,
+            reference=reference,
+            gpu_frames=ALL_FRAMES,
         )
-        engine.add(number, GenerateRequest(synthesis, gpu_frames=ALL_FRAMES))
+        engine.add(number, synthesis)
     spoken: list[list[bytes]] = [[] for _ in asked]
     while not engine.is_idle:
         for number, chunk in engine.step().chunks:

@@ -15,11 +15,11 @@ import torch
 from deployments.talker.kernels.paged_attention import choose_attention
 from deployments.talker.model.model_config import TransformerConfig
 from deployments.talker.model.talker import Talker
-from deployments.talker.networks.fused_predictor import FusedPredictor, PackedPredictor
+from deployments.talker.networks.fused_networks import FusedPredictor, PackedPredictor
 from deployments.talker.networks.fused_stack import FusedStack, PackedStack
-from deployments.talker.state.batch_state import Context
+from deployments.talker.sampling.torch_sampler import Draw
+from deployments.talker.state.batch_state import BatchOptions, Context, FilterOptions
 from deployments.talker.state.kv_cache import KVCache
-from deployments.talker.state.sampling import BatchSampler, Draw, FilterOptions
 from talkray_tools.released import SHAPES
 from tools.kernels.sweep import BANDWIDTH, config_of, stack_cases, time_graph
 
@@ -63,7 +63,7 @@ class DecodeStep:
         self.code0 = torch.randint(config.code_vocab_size, (rows,), device=device)
         self.draw = Draw(torch.arange(rows, device=device), torch.arange(rows, device=device), 0)
         options = FilterOptions(do_sample=True, temperature=0.9, top_k=50, top_p=1.0)
-        self.options = BatchSampler.of([options] * rows, device=device)
+        self.options = BatchOptions.of([options] * rows, device=device)
 
 
 def stack_floor(config: TransformerConfig) -> int:

@@ -6,10 +6,10 @@ from torch.nn import functional as F  # noqa: N812
 
 from deployments.talker.kernels.matmul import Product
 from deployments.talker.kernels.qkv import HeadNorms, Heads
-from deployments.talker.kernels.sampler import FirstCodeRules
 from deployments.talker.model.layers import attend_rows, rotate
-from deployments.talker.state.batch_state import Context
-from deployments.talker.state.sampling import BatchSampler, Draw, penalise_repetition
+from deployments.talker.sampling.torch_sampler import Draw, penalise_repetition, sample
+from deployments.talker.sampling.triton_sampler import FirstCodeRules
+from deployments.talker.state.batch_state import BatchOptions, Context
 
 
 def reference_matmul(x: Tensor, weight: Tensor, product: Product, *, bias: Tensor | None = None,
@@ -55,7 +55,7 @@ def reference_attend_paged(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: 
     """What `TritonAttention` returns; it writes the caches alike."""
     query, key, value = reference_qkv(qkv, norms, heads, context.positions.long())
     keys, values = caches
-    keys[context.slots], values[context.slots] = key, value
+    keys[context.slot_mapping], values[context.slot_mapping] = key, value
     attended = []
     for row, length in enumerate(context.lengths.tolist()):
         positions = torch.arange(length, device=qkv.device)
@@ -68,14 +68,14 @@ def reference_attend_paged(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: 
 def reference_attend_prompt(queries: Tensor, caches: tuple[Tensor, Tensor], context: Context,
                             owners: Tensor) -> Tensor:  # fmt: skip
     rows, own = len(queries), (owners[:, None] == owners) & (context.positions <= context.positions[:, None])
-    keys, values = (cache[context.slots].transpose(0, 1).expand(rows, -1, -1, -1) for cache in caches)
+    keys, values = (cache[context.slot_mapping].transpose(0, 1).expand(rows, -1, -1, -1) for cache in caches)
     return attend_rows(queries, keys, values, own[:, None, None]).flatten(1)
 
 
-def reference_first_code(logits: Tensor, options: BatchSampler, draw: Draw, rules: FirstCodeRules) -> Tensor:
+def reference_first_code(logits: Tensor, options: BatchOptions, draw: Draw, rules: FirstCodeRules) -> Tensor:
     """The codes [rows] that `sample_first_code` has to choose; `rules.seen` stays as it is."""
     values = penalise_repetition(logits.float(), rules.seen[rules.state_rows], rules.penalty)
     values = values.masked_fill(rules.suppressed, -torch.inf)
     too_early = (draw.frames < rules.min_new_tokens) | rules.ignore_eos
     values[:, rules.eos] = values[:, rules.eos].masked_fill(too_early, -torch.inf)
-    return options.sample(values, draw)
+    return sample(values, options, draw)

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from deployments.protocol import Codes, Progress, SynthesisRequest
 from deployments.talker.engine.engine import Engine
+from deployments.talker.model.input_tables import MAX_PASS_POSITIONS
 from deployments.talker.runner.prefill import PrefillInputs, SequencePart
-from deployments.talker.text.prompt import MAX_PASS_POSITIONS
-from deployments.talker.text.text_progress import ATTENTIVE
+from deployments.talker.state.sequence import ATTENTIVE
 from deployments.weights.description import OWN_FACTS
 
 # From one frame to the next a head that follows speech goes back or on by so many tokens at most.

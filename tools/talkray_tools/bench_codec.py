@@ -20,7 +20,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from deployments.codec.backends.torch_backend import TorchBackend
+from deployments.codec.backends.registry import choose_codec_backend
 from deployments.codec.backends.triton_slots import PRECISIONS, Precision, TritonSlots, fitting_slots
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder, snr_db, to_pcm16
@@ -59,7 +59,7 @@ def _bench_cpu(options: argparse.Namespace) -> list[Row]:
     exact: Tensor | None = None
     print(f"{_device_name('cpu')}, one thread a call")
     for precision in options.precision:
-        decoder = CodecDecoder(TorchBackend(folded, precision))
+        decoder = CodecDecoder(options.backend(folded, precision))
         audio = _ramp(decoder, codes)
         exact = audio if exact is None else exact
         noise_db = None if audio is exact else snr_db(exact, audio)
@@ -137,7 +137,8 @@ def _processes_row(_decoder: CodecDecoder, options: argparse.Namespace, precisio
 def _decode_alone(options: argparse.Namespace, precision: str, barrier: Any, queue: Any) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    decoder = CodecDecoder(TorchBackend(_folded(options), precision))
+    folded = _folded(options)
+    decoder = CodecDecoder(options.backend(folded, precision))
     _decode_calls(decoder, options, 2)
     barrier.wait(_PATIENCE_S)
     queue.put(_decode_calls(decoder, options, options.repeats))
@@ -179,7 +180,7 @@ def _is_like(row: Row, other: Row) -> bool:
 def _bench_weights(options: argparse.Namespace, stress: Stress | None) -> list[Row]:
     """Of one checkpoint, in the precisions asked for, or in that which a start chooses for it."""
     folded = _folded(options, stress)
-    exact = CodecDecoder(TorchBackend(folded))
+    exact = CodecDecoder(options.backend(folded))
     rows: list[Row] = []
     for precision in options.precision or [None]:
         start = time.perf_counter()
@@ -197,7 +198,7 @@ def _bench_weights(options: argparse.Namespace, stress: Stress | None) -> list[R
 
         if precision is None:
             slots = fitting_slots(
-                CodecDecoder(TorchBackend(map_tensors(folded, Tensor.cuda))),
+                CodecDecoder(options.backend(map_tensors(folded, Tensor.cuda))),
                 make,
                 prepare=prepare_nothing,
                 report=print,
@@ -274,7 +275,7 @@ def _is_audio(pcm: Pcm | EngineError) -> TypeGuard[Pcm]:
 
 
 def _folded(options: argparse.Namespace, stress: Stress | None = None) -> FoldedDecoder:
-    """The checkpoint's decoder, or one of random weights in the released shape."""
+    """The checkpoint's decoder, or one of random weights in the released shape. `options` has its backend from now."""
     if options.model is not None:
         directory = options.model / "speech_tokenizer"
         config, folded = SpeechTokenizerConfig.load(directory), FoldedDecoder.load(directory)
@@ -284,6 +285,7 @@ def _folded(options: argparse.Namespace, stress: Stress | None = None) -> Folded
         network = DecoderNetwork(config.decoder)
         randomize_decoder(network, generator=torch.Generator().manual_seed(0), stress=stress)
         folded = fold(network.state_dict(), network.config)
+    options.backend = choose_codec_backend(config, torch.device(options.device)).backend
     options.frame_ms = config.frame_samples / config.sample_rate * 1e3
     return folded
 

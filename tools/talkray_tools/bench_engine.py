@@ -170,7 +170,7 @@ class EngineBench:
     def prefill_time(self, prompts: int, *, tail_frames: int = 0) -> PrefillTime:
         """Prompts of one sentence, or of two of which the first has been spoken in so many frames."""
         engine, times = self.engine, list[float]()
-        codes = np.zeros((tail_frames, engine.model.num_code_groups), np.int16)
+        codes = np.zeros((tail_frames, engine.model_config.num_code_groups), np.int16)
         tail = Tail(f"{TEXT} ", codes) if tail_frames else None
         for trial in range(max(3, self.steps // 2)):
             if torch.cuda.is_available():
@@ -252,7 +252,7 @@ class EngineBench:
 
     def _floor(self, batch: int) -> float:
         """Milliseconds to read what a step has to read: every weight as often as it is used, and the contexts."""
-        talker, config = self.engine.runner.networks.talker, self.engine.model
+        talker, config = self.engine.runner.networks.talker, self.engine.model_config
         size = talker.codec_head.weight.element_size()
         layers = sum(weight.numel() for weight in talker.model.layers.parameters())
         predictor = sum(weight.numel() for weight in talker.code_predictor.model.layers.parameters())
@@ -264,7 +264,7 @@ class EngineBench:
 
     def _request(self, seed: int, *, frames: int, audio: bool = False) -> SynthesisRequest:
         """Codes alone of a text that streams; with `audio` all of both, of a paragraph in the mode that clients get."""
-        model = self.engine.model
+        model = self.engine.model_config
         options = Sampling(max_new_tokens=frames + 1)
         voice = next(iter(model.speakers)) if model.kind is ModelKind.CUSTOM_VOICE else None
         language = "english" if "english" in model.languages else "auto"

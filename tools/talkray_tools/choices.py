@@ -18,8 +18,10 @@ from torch import Tensor
 from deployments.codec.encoder import Codebook, CodecEncoder
 from deployments.protocol import Codes, Frame, Progress, SynthesisRequest
 from deployments.talker.engine.engine import Engine
-from deployments.talker.networks.frame_networks import FrameNetworks
-from deployments.talker.state.sampling import BatchSampler, Draw
+from deployments.talker.networks.frame_networks import UnfusedNetworks
+from deployments.talker.sampling import torch_sampler
+from deployments.talker.sampling.torch_sampler import Draw
+from deployments.talker.state.batch_state import BatchOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Choice:
     to_nucleus: Tensor  # [vocab], how near in probability each came to being dropped, or kept, by top-p
 
     @classmethod
-    def by(cls, options: BatchSampler, logits: Tensor, noise: Tensor) -> "Choice":
+    def by(cls, options: BatchOptions, logits: Tensor, noise: Tensor) -> "Choice":
         """How `options` of one row choose among logits [vocab]; noise [vocab]."""
         nowhere = torch.full_like(logits, torch.inf)
         if not options.ints("do_sample")[0]:
@@ -106,7 +108,7 @@ def kept() -> Iterator[list[Choice]]:
     """While this lasts, every choice of an engine that speaks one request on a CPU is written down."""
     made = list[Choice]()
 
-    def choose(networks: FrameNetworks, options: BatchSampler, logits: Tensor, draw: Draw) -> Tensor:
+    def choose(networks: UnfusedNetworks, logits: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
         everywhere = torch.full_like(logits, torch.inf)
 
         def keep(draw: Draw, codes: Tensor) -> Tensor:
@@ -114,11 +116,11 @@ def kept() -> Iterator[list[Choice]]:
             everywhere.scatter_(-1, codes, values)
             return values
 
-        chosen = options.sample(logits, draw, keep)
+        chosen = torch_sampler.sample(logits, options, draw, keep)
         made.append(Choice.by(options, logits[0], everywhere[0]))
         return chosen
 
-    with patch.object(FrameNetworks, "choose", choose):
+    with patch.object(UnfusedNetworks, "choose", choose):
         yield made
 
 
@@ -136,7 +138,7 @@ def divergences(
     before generation goes on how many frames are known.
     """
     found: list[Divergence] = []
-    known, eos = 0, engine.model.codes.eos
+    known, eos = 0, engine.model_config.codes.eos
     while known < min(most, len(expected) + 1):
         begin(known)
         resume = Progress(expected[:known], 0) if known else None
@@ -161,7 +163,7 @@ def run(engine: Engine, request: SynthesisRequest, until: Codes | None = None) -
         common = frames if until is None else frames[: len(until)]
         if until is not None and (len(common) < len(frames) or not np.array_equal(common, until[: len(common)])):
             engine.abort(0)
-    return np.stack(frames) if frames else np.zeros((0, engine.model.num_code_groups), np.int16)
+    return np.stack(frames) if frames else np.zeros((0, engine.model_config.num_code_groups), np.int16)
 
 
 def _first(codes: Codes, expected: Codes, choices: list[Choice], *, eos: int, full: bool) -> Divergence | None:

@@ -66,7 +66,7 @@ class Subject:
 
     def request(self, text: str, sampling: Sampling, *, seed: int = 0) -> SynthesisRequest:
         """A text in whatever voice this kind of checkpoint takes."""
-        model = self.engine.model
+        model = self.engine.model_config
         language = "english" if "english" in model.languages else "auto"
         synthesis = SynthesisRequest(
             "verify", text, language=language, sampling=sampling, seed=seed, leading_silence=True

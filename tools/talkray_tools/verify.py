@@ -129,7 +129,7 @@ def check_batched(subject: Subject, together: Speech) -> Check:
 
 def check_head(engine: Engine, spoken: list[tuple[SynthesisRequest, Codes]], directory: Path) -> Check:
     """Whether an attention head follows the text, so that times of words are exact. Notes one that does."""
-    name, named = "a head follows the text", engine.model.text.alignment_head
+    name, named = "a head follows the text", engine.model_config.text.alignment_head
     logger.info("looking for the head that follows the text, in %d utterances", len(spoken))
     heads = find_head(engine, spoken)
     if named is not None:

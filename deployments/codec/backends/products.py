@@ -1,4 +1,4 @@
-"""Products of layers in torch, their weights packed once; on a CPU that multiplies bfloat16 the products of cpu.py.
+"""Products of layers in torch, their weights packed once; on a CPU that multiplies bfloat16 those of c_kernels.py.
 
 And the memory that calls take: on a CPU each thread has some that it uses again and again.
 """
@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from deployments.codec.backends import cpu
-from deployments.codec.backends.cpu import Convolution, ExactConvolution, New, convolve_to_one, fits
+from deployments.codec.backends import c_kernels
+from deployments.codec.backends.c_kernels import Convolution, ExactConvolution, New, convolve_to_one, fits
 from deployments.codec.fold import Conv, FoldedDecoder, Linear, Snake
 
 _TYPICAL_ROWS = 128
@@ -154,7 +154,7 @@ def gather(
     x: Tensor, out: Tensor, snake: Snake | None = None, pasts: Sequence[Tensor] = (), nexts: Sequence[Tensor] = ()
 ) -> None:
     """Fill `out` [B, context + time, channels] with the streams' pasts, and x after the snake, and then `nexts`."""
-    if cpu.gather(x, out, snake, pasts, nexts):
+    if c_kernels.gather(x, out, snake, pasts, nexts):
         return
     time = x.shape[1]
     context = out.shape[1] - time

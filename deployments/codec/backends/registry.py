@@ -32,7 +32,7 @@ def _on_matrix_units(config: SpeechTokenizerConfig, device: torch.device) -> boo
 # tests/deployments/codec/backends/test_backends.py.
 BACKENDS = (
     CodecBackend(TorchBackend, TritonSlots, _on_matrix_units),
-    CodecBackend(TorchBackend, PlainSlots, lambda config, device: True),  # with the kernels of cpu.py, where they fit
+    CodecBackend(TorchBackend, PlainSlots, lambda config, device: True),  # with c_kernels.py, where it fits
 )
 
 
@@ -45,4 +45,4 @@ def load_decoder(directory: Path, *, device: torch.device | str = "cpu", precisi
     """The decoder of `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
     place = torch.device(device)
     chosen = choose_codec_backend(SpeechTokenizerConfig.load(directory), place)
-    return CodecDecoder.load(chosen.backend, directory, device=place, precision=precision)
+    return CodecDecoder(chosen.backend.load(directory, device=place, precision=precision))

@@ -1,6 +1,6 @@
 """The forward pass in torch, on any device. On a CPU every layer is one convolution, its weights packed once.
 
-In bfloat16 on a CPU that multiplies it, kernels of our own (cpu.py) compute the layers that they fit. Where they
+In bfloat16 on a CPU that multiplies it, kernels of our own (c_kernels.py) compute the layers that they fit. Where they
 compute all layers, as of the released shape, the calls of a batch are captured and replayed.
 
 In a lower precision only the products are: what is added up, the snakes, the last convolution and attention stay in
@@ -16,14 +16,13 @@ from dataclasses import replace
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from deployments.codec.backends import cpu
-from deployments.codec.backends.cpu import CapturedCalls, Convolution, ExactConvolution, New, add, normed
+from deployments.codec.backends import c_kernels
+from deployments.codec.backends.c_kernels import CapturedCalls, Convolution, ExactConvolution, New, add, normed
 from deployments.codec.backends.products import MANY_CHANNELS, ProductToOneChannel, gather, packed, scratch
 from deployments.codec.decoder import Backend
 from deployments.codec.decoder_state import DecoderState
@@ -57,7 +56,7 @@ class TorchBackend(Backend):
         self.products = dict(packed(folded, getattr(torch, precision)))
         self.memories: dict[Conv | ConvNeXt | Layer, int] = {}  # index of a layer's tensor in a stream's state
         self.initial_state = DecoderState(0, tuple(self._silence()))
-        self.attends = self._is_own(*(layer.output for layer in folded.layers)) and cpu.attends(
+        self.attends = self._is_own(*(layer.output for layer in folded.layers)) and c_kernels.attends(
             self.config.head_dim, self.config.sliding_window
         )
         self.eps, self.layer_norm_eps = (
@@ -70,10 +69,6 @@ class TorchBackend(Backend):
         self._rotary = self._rotary_tables(_POSITIONS)
         self._captured = _Captured()
 
-    @classmethod
-    def load(cls, directory: Path, *, device: torch.device, precision: str) -> Self:
-        return cls(FoldedDecoder.load(directory, device=device), precision)
-
     @staticmethod
     def precisions(device: torch.device) -> tuple[str, ...]:
         if device.type != "cpu":
@@ -85,7 +80,7 @@ class TorchBackend(Backend):
 
     @property
     def advice(self) -> str:
-        if self.device.type != "cpu" or cpu.BUILT:
+        if self.device.type != "cpu" or c_kernels.BUILT:
             return ""
         return "torch decodes, half as fast as our kernels: install Talkray (again) where a C compiler is"
 
@@ -177,7 +172,7 @@ class _TorchPass(ForwardPass):
         folded = self._backend.folded
         if self._backend.attends:
             new = self._new("embedded")
-            return Signal(cpu.embed(self.codes, folded.offsets, folded.tables, new=new))
+            return Signal(c_kernels.embed(self.codes, folded.offsets, folded.tables, new=new))
         return Signal(F.embedding(self.codes + folded.offsets, folded.tables).sum(dim=2))
 
     def _new(self, name: str) -> New:
@@ -185,16 +180,8 @@ class _TorchPass(ForwardPass):
         device = self._backend.device
         return lambda part, shape, dtype: scratch.buffer(f"{name} {part}", shape, device, dtype)
 
-    def linear(
-        self,
-        x: Signal,
-        linear: Linear,
-        *,
-        norm: bool = False,
-        gate: Linear | None = None,
-        gelu: bool = False,
-        residual: Signal | None = None,
-    ) -> Signal:
+    def linear(self, x: Signal, linear: Linear, *, norm: bool = False, gate: Linear | None = None, gelu: bool = False,
+               residual: Signal | None = None) -> Signal:  # fmt: skip
         """A gate is packed together with its product."""
         product = self._backend.products[linear]
         if isinstance(product, Convolution | ExactConvolution):
@@ -223,7 +210,7 @@ class _TorchPass(ForwardPass):
             y = scratch.buffer("attended", shape, backend.device, torch.bfloat16)
             for stream, histories in enumerate(self._turned(index)):
                 rotary = [table[stream] for table in self.rotary]
-                cpu.attend(qkv.values[stream], rotary, histories, self.num_past[stream], y[stream])
+                c_kernels.attend(qkv.values[stream], rotary, histories, self.num_past[stream], y[stream])
             return Signal(y)
         rows = qkv.values.view(*qkv.values.shape[:2], -1, backend.config.head_dim).transpose(1, 2)
         q, k, v = torch.split(rows, [heads, kv_heads, kv_heads], dim=1)
@@ -246,7 +233,7 @@ class _TorchPass(ForwardPass):
         if isinstance(self._backend.products[block.up], Convolution):
             y = scratch.buffer("depthwise", new.shape, new.device, torch.bfloat16)
             for stream, pair, out in zip(new, memories, y, strict=True):
-                cpu.depthwise_norm(stream, pair, block, self._backend.layer_norm_eps, out)
+                c_kernels.depthwise_norm(stream, pair, block, self._backend.layer_norm_eps, out)
             return Signal(y)
         rows = torch.cat((torch.stack([past for past, _ in memories]), new), dim=1)
         time = new.shape[1]

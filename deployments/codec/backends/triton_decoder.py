@@ -134,16 +134,8 @@ class _TritonPass(ForwardPass):
         )  # fmt: skip
         return Signal(y)
 
-    def linear(
-        self,
-        x: Signal,
-        linear: Linear,
-        *,
-        norm: bool = False,
-        gate: Linear | None = None,
-        gelu: bool = False,
-        residual: Signal | None = None,
-    ) -> Signal:
+    def linear(self, x: Signal, linear: Linear, *, norm: bool = False, gate: Linear | None = None, gelu: bool = False,
+               residual: Signal | None = None) -> Signal:  # fmt: skip
         gates = None if gate is None else gate.weight
         added = None if residual is None else residual.values
         step = _Launch(linear.weight[None], linear.bias, gates, residual=added, norm=norm, gelu=gelu)

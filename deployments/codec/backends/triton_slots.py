@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.codec_config import MAX_CALL_FRAMES, MAX_FRAMES, DecoderConfig, call_frames
 from deployments.codec.decoder import MIN_SNR_DB, Backend, CodecDecoder, describe_choice, snr_db, to_pcm16
 from deployments.codec.decoder_state import DecoderState
@@ -126,9 +125,12 @@ class TritonSlots(SlotDecoder):
     ) -> "TritonSlots":  # fmt: skip
         """Load in the first of PRECISIONS that comes close enough to float32 on this checkpoint."""
         folded = FoldedDecoder.load(directory, device=device)
-        load_float32 = partial(CodecDecoder.load, backend, directory, device=device)
+
+        def load_float32() -> CodecDecoder:
+            return CodecDecoder(backend.load(directory, device=device))
+
         slots = fitting_slots(
-            CodecDecoder(TorchBackend(folded)),
+            CodecDecoder(backend(folded)),
             lambda kind: cls(folded, num_slots=num_slots, device=device, precision=kind, load_float32=load_float32),
             prepare=prepare,
             report=report,

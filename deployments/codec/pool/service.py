@@ -13,8 +13,7 @@ from deployments.codec.plan import MANY_WORKERS, ChunkPlan, chosen_ramp, fitted_
 from deployments.codec.pool.codec import decodes_in_processes, load_codec
 from deployments.codec.pool.gate import DecodeGate
 from deployments.codec.pool.stream import Decode, DecodingStart, StreamDecoder
-from deployments.codec.pool.worker_client import DecoderChoice, WorkerProcesses
-from deployments.codec.pool.workers import Workers
+from deployments.codec.pool.workers import DecoderChoice, WorkerProcesses, Workers
 from deployments.config import CodecConfig, CodecPlacement
 from deployments.protocol import ALL_FRAMES, Codes, PcmChunk, Progress, SynthesisRequest
 from deployments.serving import metrics

@@ -21,7 +21,7 @@ from deployments.codec.backends.registry import load_decoder
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder, warm_up
 from deployments.codec.decoder_state import DecoderState, SharedStates
-from deployments.codec.pool.worker_client import DecoderChoice, SharedOutcome, SharedOutcomes, SharedTask
+from deployments.codec.pool.workers import DecoderChoice, SharedOutcome, SharedOutcomes, SharedTask
 from deployments.serving.collector import leave_loaded_alone
 
 

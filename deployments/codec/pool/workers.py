@@ -1,20 +1,52 @@
-"""The threads that decode, and whether one of them hangs."""
+"""Threads and processes that decode for a replica: calls them, notices that one hangs, replaces ended processes.
+
+Decoding is hundreds of short steps of Python, so that threads of one process wait for each other and for the event loop
+in which everything else of the replica runs: on sixteen cores two replicas of seven threads made 27 seconds of audio a
+second, seven of two 63. The messages of the processes stand here as well.
+"""
 
 import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
 
-from deployments.codec.batch import out_of_memory
-from deployments.errors import CodecLost
+import numpy as np
+from numpy.typing import NDArray
+
+from deployments.codec.batch import Decoded, DecodeTask, out_of_memory
+from deployments.codec.decoder import CodecDecoder, WarmUpResult
+from deployments.codec.decoder_state import Cell, DecoderState, SharedStates
+from deployments.errors import CodecLost, EngineError
+from deployments.protocol import Codes
 from deployments.serving.starvation import ThreadWork
 
-CHECK_S = 0.25
-# A thread that decodes on a CPU uses it all the time. On a GPU it may wait, but no call takes nearly as long.
-LONGEST_IDLENESS_S = 1.25
-_LONGEST_GPU_CALL_S = 1.5
+logger = logging.getLogger(__name__)
 
+_CHECK_S = 0.25
+# A thread that decodes on a CPU uses it all the time. On a GPU it may wait, but no call takes nearly as long.
+_LONGEST_IDLENESS_S = 1.25
+_LONGEST_GPU_CALL_S = 1.5
+_FORK_S = 10.0  # that a new worker may take to say its number
+_STOP_S = 5.0
+# A process that is forked must not have threads.
+_ALONE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+FORK = b"f"  # goes with the socket of a new worker
+
+SharedOutcome = tuple[NDArray[np.int16], int] | Exception  # audio and the position after it, or the error
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -35,7 +67,7 @@ class Workers:
             if self.hang or watched.hangs(on_gpu=self._on_gpu):
                 self.hang = True
                 raise CodecLost("a decoder thread of this codec replica hangs")
-            await asyncio.wait((running,), timeout=CHECK_S)
+            await asyncio.wait((running,), timeout=_CHECK_S)
         try:
             return running.result()
         except (MemoryError, RuntimeError) as error:
@@ -62,4 +94,158 @@ class _Watched:
             return False
         if on_gpu:
             return now_s - self._began_s > _LONGEST_GPU_CALL_S
-        return work.idle_s(now_s) > LONGEST_IDLENESS_S
+        return work.idle_s(now_s) > _LONGEST_IDLENESS_S
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTask:
+    """A DecodeTask whose state lies in shared memory, as the state after it will."""
+
+    codes: Codes
+    position: int
+    source: int | None  # cell of the state; None at a stream's beginning
+    target: int  # cell for the state after it
+    silent: bool
+    followed_by: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedOutcomes:
+    """Outcomes of the tasks of a call, in their order."""
+
+    outcomes: list[SharedOutcome]
+    repaired: int  # calls of a stream that were made again in float32
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderChoice:
+    """The decoder to load, and the shapes of its calls."""
+
+    directory: str
+    precision: str
+    chunk_frames: tuple[int, ...]
+    max_call_s: float
+
+
+class WorkerProcesses:
+    """Decodes in `count` processes that are forked from one which has loaded; see worker_process.py.
+
+    One that dies or hangs is replaced, and another makes its call again: states are never written in place.
+    """
+
+    def __init__(self, count: int, decoder: CodecDecoder, choice: DecoderChoice) -> None:
+        """Blocks until they can decode. Raises EngineError."""
+        self._decoder, self._counting = decoder, threading.Lock()
+        descriptor = os.memfd_create("talkray-states")
+        self._states = SharedStates(decoder.initial_state(), descriptor)
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            numbers = [theirs.fileno(), descriptor]
+            command = [sys.executable, "-m", "deployments.codec.pool.worker_process", *map(str, numbers)]
+            self._first = subprocess.Popen(
+                [*command, json.dumps(asdict(choice))], pass_fds=numbers, env={**os.environ, **_ALONE}
+            )
+        os.close(descriptor)
+        self._idle: SimpleQueue[_WorkerProcess] = SimpleQueue()
+        # Called once this object is gone, or Python ends. In a cycle connections would be closed first, and twice.
+        self.stop = weakref.finalize(self, _stop, self._control, self._first, self._idle)
+        with ExitStack() as failed:
+            failed.callback(self.stop)
+            with self._control.makefile("rb") as lines:
+                loaded = lines.readline()
+            if not loaded:
+                code = self._first.wait()
+                raise EngineError(f"the decoder process ended with code {code} while it loaded; its output says why")
+            tried = json.loads(loaded)
+            batches = {int(frames): most for frames, most in tried["largest_batches"].items()}
+            self.tried = WarmUpResult(batches, tried["seconds_per_frame"])
+            for _ in range(count):
+                self._idle.put(self._fork())
+            failed.pop_all()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a worker that dies could not be replaced."""
+        return self._first.poll() is not None
+
+    def decode(self, tasks: list[DecodeTask]) -> list[Decoded | Exception]:
+        """The outcomes of `decode_batch` in a process. As many threads as processes may call it. Raises CodecLost."""
+        cells = [self._states.acquire() for _ in tasks]
+        copies: list[Cell] = []  # hold states that lie elsewhere while this call runs
+        shared = [self._shared(task, cell.number, copies) for task, cell in zip(tasks, cells, strict=True)]
+        done = self._call(shared) or self._call(shared)
+        if done is None:
+            raise CodecLost("two decoder processes of this codec replica ended over the same frames")
+        with self._counting:
+            self._decoder.repaired += done.repaired
+        return [
+            outcome if isinstance(outcome, Exception) else Decoded(outcome[0], DecoderState(outcome[1], (), cell))
+            for outcome, cell in zip(done.outcomes, cells, strict=True)
+        ]
+
+    def _shared(self, task: DecodeTask, target: int, copies: list[Cell]) -> SharedTask:
+        state, source = task.state, None
+        if state.cell is not None:
+            source = state.cell.number
+        elif state is not self._decoder.initial_state():
+            copies.append(self._states.acquire())
+            source = copies[-1].number
+            self._states.write(source, state.tensors)
+        return SharedTask(task.codes, state.position, source, target, task.silent, task.followed_by)
+
+    def _call(self, tasks: list[SharedTask]) -> SharedOutcomes | None:
+        """A worker's outcomes; None if it died."""
+        worker = self._idle.get()
+        try:
+            outcomes = worker.call(tasks)
+        except (EOFError, OSError):
+            worker.close()
+            self._idle.put(self._fork())
+            return None
+        self._idle.put(worker)
+        return outcomes
+
+    def _fork(self) -> "_WorkerProcess":
+        ours, theirs = socket.socketpair()
+        with suppress(OSError), theirs:
+            socket.send_fds(self._control, [FORK], [theirs.fileno()])
+        connection = Connection(ours.detach())
+        with suppress(EOFError, OSError):
+            if connection.poll(_FORK_S):
+                return _WorkerProcess(connection, connection.recv())
+        connection.close()
+        raise CodecLost("the process that this codec replica's decoder processes are forked from has ended")
+
+
+class _WorkerProcess:
+    """One process that decodes, and the connection to it."""
+
+    def __init__(self, connection: Connection, process: int) -> None:
+        self._connection, self._process = connection, process
+
+    def call(self, tasks: list[SharedTask]) -> SharedOutcomes:
+        """Raises EOFError and OSError if it has died, or was ended because it hangs."""
+        self._connection.send(tasks)
+        work = ThreadWork(self._process)
+        while not self._connection.poll(_CHECK_S):
+            if work.idle_s(time.monotonic()) > _LONGEST_IDLENESS_S:
+                logger.error("a decoder process hangs, and is ended")
+                os.kill(self._process, signal.SIGKILL)
+        outcomes: SharedOutcomes = self._connection.recv()
+        return outcomes
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _stop(control: socket.socket, first: "subprocess.Popen[bytes]", idle: "SimpleQueue[_WorkerProcess]") -> None:
+    with suppress(OSError):
+        control.shutdown(socket.SHUT_RDWR)
+    control.close()
+    while not idle.empty():
+        idle.get().close()
+    try:
+        first.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        first.kill()
+        first.wait()

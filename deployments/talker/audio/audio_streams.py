@@ -22,8 +22,7 @@ from deployments.listener import Listener
 from deployments.protocol import Codes, Pcm
 from deployments.recording_cache import Forgotten
 from deployments.speech_detection import first_sound
-from deployments.talker.audio.audio_stream import MAX_WAITING, AudioStream
-from deployments.talker.audio.codec_pacing import choose_call
+from deployments.talker.audio.audio_stream import MAX_WAITING, AudioStream, choose_call
 
 SLOTS_PER_RECORDING = 4  # states kept of recordings take a quarter of the memory of streams
 _MAX_CALLS = 2  # one runs and one waits, so that later frames make a larger call

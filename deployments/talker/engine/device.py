@@ -1,4 +1,4 @@
-"""What differs between an engine on a CPU and an engine on a GPU, apart from its steps: `ModelRunner` has these."""
+"""What differs between a CPU and a GPU, apart from the steps of an engine: `ModelRunner` has these."""
 
 import fcntl
 import math
@@ -24,78 +24,49 @@ MAX_LEAD_S = 8.0  # on a GPU a sequence this far ahead of its listener sits step
 
 
 class EngineDevice:
-    """A CPU. `GpuDevice` has what a GPU does otherwise."""
+    """The device of the settings."""
 
-    on_gpu = False
-    max_lead_s = math.inf  # it has time for all its rows
-
-    def __init__(self, device: torch.device, config: TalkerConfig) -> None:
-        self.device, self._config = device, config
+    def __init__(self, config: TalkerConfig, name: str = "") -> None:
+        """`name`: another one than that of the settings."""
+        name = name or config.device
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device, self._config = torch.device(name), config
+        self.on_gpu = self.device.type == "cuda"
+        self.max_lead_s = MAX_LEAD_S if self.on_gpu else math.inf  # a CPU has time for all its rows
 
     @property
     def block_size(self) -> int:
         """Positions of a KV block, if the settings do not say."""
-        return 16
+        if not self.on_gpu:
+            return 16
+        return 256 if self._config.attention == "flash_attn" else 64
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of the talker's weights, keys and values."""
-        name = self._default_dtype if self._config.dtype == "auto" else self._config.dtype
+        name: str = self._config.dtype
+        if name == "auto":
+            name = half_precision(capability_of(self.device)) if self.on_gpu else "float32"
         dtype: torch.dtype = getattr(torch, name)
         return dtype
 
     def turn(self, report: Report) -> AbstractContextManager[None]:
-        """Within the block no other engine starts on the device. `report` is called if this one has to wait."""
-        return nullcontext()
+        """Within the block no other engine starts on the GPU. `report` is called if this one has to wait."""
+        return turn_on_gpu(report) if self.on_gpu else nullcontext()
 
     def begin(self) -> str | None:
         """Begin to use the device. Returns what the start should say of it. Raises EngineError if it has no kernels."""
+        near = None
+        if self.on_gpu:
+            _check_card(self.device)
+            near = _use_cpus_near(self.device)
         torch.zeros(1, device=self.device)
-        return None
+        return near
 
     def memory(self) -> GpuMemory | None:
         """The memory of a GPU, from which the rest is for keys and values. To be called before anything is loaded."""
-        return None
-
-    @property
-    def _default_dtype(self) -> str:
-        return "float32"
-
-
-class GpuDevice(EngineDevice):
-    """A GPU."""
-
-    on_gpu = True
-    max_lead_s = MAX_LEAD_S
-
-    @property
-    def block_size(self) -> int:
-        return 256 if self._config.attention == "flash_attn" else 64
-
-    def turn(self, report: Report) -> AbstractContextManager[None]:
-        return turn_on_gpu(report)
-
-    def begin(self) -> str | None:
-        _check_card(self.device)
-        near = _use_cpus_near(self.device)
-        super().begin()
-        return near
-
-    def memory(self) -> GpuMemory:
-        return GpuMemory(self.device)
-
-    @property
-    def _default_dtype(self) -> str:
-        return half_precision(capability_of(self.device))
-
-
-def choose_device(config: TalkerConfig) -> EngineDevice:
-    """The device of the settings."""
-    name = config.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    return (GpuDevice if device.type == "cuda" else EngineDevice)(device, config)
+        return GpuMemory(self.device) if self.on_gpu else None
 
 
 def cache_bounds(config: TalkerConfig, block_bytes: int, block_size: int) -> CacheBounds:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from deployments.errors import TalkrayError
 from deployments.protocol import Codes, FrameChunk, ModelInfo, SynthesisRequest
 from deployments.talker.audio.audio_streams import AudioStreams
-from deployments.talker.engine.engine_load import EngineLoad
 from deployments.talker.engine.intake import Intake, LengthLimits
 from deployments.talker.engine.lanes import Lanes
 from deployments.talker.engine.outgoing import Outgoing
@@ -56,12 +55,12 @@ class Engine:
         scheduler: Scheduler,
         audio: AudioStreams,
     ) -> None:
-        self.info, self.model = info, prompts.config
+        self.info, self.model_config = info, prompts.config
         self.prompts, self.limits = prompts, limits
         self.runner, self.scheduler, self.audio = runner, scheduler, audio
         self.outgoing = Outgoing(audio, info, on_gpu=runner.on_gpu)
         self.intake = Intake(info, prompts, limits)
-        self.steps = Steps(scheduler, self.intake, self.outgoing, audio, eos=self.model.codes.eos)
+        self.steps = Steps(scheduler, self.intake, self.outgoing, audio, eos=prompts.config.codes.eos)
         self.lanes = Lanes(runner, scheduler, self.steps)
         self._step: StepInFlight | None = None  # the one that was queued last, without those of lanes
         self._advance_ns: dict[int, int] = {}  # how long `advance` takes, by `_size` of the step
@@ -89,7 +88,7 @@ class Engine:
         """
         self.runner.run_pending_advance()
         if self._needs_step and (batch := self.scheduler.schedule()) is not None:
-            self.runner.begin_step()
+            self.lanes.begin_step()
             failed = self.steps.admit(batch.prefill, self.runner)
             if decode := [sequence for sequence in batch.decode if sequence not in failed]:
                 self._step = self.steps.queue(decode, self.runner, after=self._step)
@@ -137,18 +136,6 @@ class Engine:
         """Drop what is kept of these stored voices. Returns how many results were kept."""
         prompts = self.prompts
         return prompts.speakers.forget(voices) + prompts.references.forget(voices) + self.audio.forget(voices)
-
-    def take_load(self) -> EngineLoad:
-        """The load now. Lookups count from the last call on."""
-        return EngineLoad(
-            num_running=self.scheduler.num_running,
-            num_waiting=len(self.scheduler.waiting),
-            kv_used_ratio=self.scheduler.kv_used_ratio,
-            speakers=self.prompts.speakers.take_lookups(),
-            references=self.prompts.references.take_lookups(),
-            num_background=self.scheduler.num_background,
-            repaired=self.audio.repaired,
-        )
 
     def check_integrity(self) -> None:
         """Assert that rows, blocks and decoder slots are each held exactly once."""

@@ -20,7 +20,7 @@ from deployments.config import TalkerConfig
 from deployments.errors import EngineError, TalkrayError
 from deployments.gpu.card import SMALL_BYTES
 from deployments.talker.audio.audio_streams import SLOTS_PER_RECORDING
-from deployments.talker.engine.device import GpuDevice, cache_bounds
+from deployments.talker.engine.device import EngineDevice, cache_bounds
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.state.kv_cache import BESIDE_BYTES, CONTEXT_BYTES, KVCache
 from deployments.weights.checkpoint import read_shapes
@@ -69,12 +69,12 @@ def choose(directory: Path, config: TalkerConfig, total: int, free: int, *, make
 
 def predict(directory: Path, config: TalkerConfig, total: int, free: int, *, makes_audio: bool = True) -> Fit:
     """The load that fits a GPU with `free` of `total` bytes. Raises EngineError if no sequence fits."""
-    model, gpu = ModelConfig.load(directory), GpuDevice(torch.device("cuda"), config)
+    model_config, gpu = ModelConfig.load(directory), EngineDevice(config, "cuda")
     size, dtype = config.kv_block_size or gpu.block_size, gpu.dtype
-    block_bytes = KVCache.bytes_per_position(model.talker, dtype) * size
+    block_bytes = KVCache.bytes_per_position(model_config.talker, dtype) * size
     num_slots = 2 * config.max_num_seqs if makes_audio else 0
-    loaded = _talker_bytes(directory, model, dtype)
-    loaded += _codec_bytes(directory, num_slots, free - CONTEXT_BYTES, clones=model.speaker_encoder is not None)
+    loaded = _talker_bytes(directory, model_config, dtype)
+    loaded += _codec_bytes(directory, num_slots, free - CONTEXT_BYTES, clones=model_config.speaker_encoder is not None)
     loaded += 0 if makes_audio else _UNCOUNTED_BYTES
     share = cache_bounds(config, block_bytes, size)
     kv = config.kv_cache_bytes or share.kv_bytes(total, loaded, others_bytes=total - free)
@@ -86,11 +86,11 @@ def predict(directory: Path, config: TalkerConfig, total: int, free: int, *, mak
     return Fit(loaded, kv, at_once(_USUAL_POSITIONS), at_once(config.max_model_len))
 
 
-def _talker_bytes(directory: Path, model: ModelConfig, dtype: torch.dtype) -> int:
+def _talker_bytes(directory: Path, model_config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of the talker, whose text table replaces its embedding, and of the speaker encoder of a base model."""
     shapes = read_shapes(directory)
     talker = _count(shapes, "talker.") - math.prod(shapes.get(_TEXT_EMBEDDING, (0,)))
-    table = (model.text_vocab_size + 1) * model.talker.hidden_size
+    table = (model_config.text_vocab_size + 1) * model_config.talker.hidden_size
     return (talker + table) * dtype.itemsize + _count(shapes, "speaker_encoder.") * torch.float32.itemsize
 
 

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, ModelInfo, Sampling, SynthesisRequest
 from deployments.speech_detection import runaway_frames
-from deployments.talker.state.sequence import FrameLimit, Sequence
-from deployments.talker.text.prompt import MAX_PASS_POSITIONS, Prompt, PromptBuilder
-from deployments.talker.text.text_progress import TextProgress
+from deployments.talker.model.input_tables import MAX_PASS_POSITIONS
+from deployments.talker.state.sequence import FrameLimit, Sequence, TextProgress
+from deployments.talker.text.prompt import Prompt, PromptBuilder
 from deployments.talker.text.tokenizer import LiveTokens, TextTokenizer
 
 _TOKEN_S = 0.3  # duration of a token of text, until utterances have been measured

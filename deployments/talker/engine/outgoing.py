@@ -8,10 +8,11 @@ import numpy as np
 
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, ModelInfo, Reading
 from deployments.talker.audio.audio_streams import AudioStreams
-from deployments.talker.engine.pacing import may_wait
 from deployments.talker.state.sequence import Sequence
 
 _MAX_HELD = 8  # frames that are sent together at most
+# Frames of a sequence may wait for more of them if its listener has more audio in hand than this.
+_HOLDING_LEAD_S = 0.41
 
 
 class Outgoing:
@@ -95,7 +96,7 @@ class Outgoing:
         """Whether frames may wait for more, because each message costs time in every later stage."""
         if sequence.request.gpu_frames >= ALL_FRAMES:
             return sequence.finish_reason is None  # their audio will carry them
-        return sequence.num_frames - sequence.num_sent < self.max_held and may_wait(sequence, now_s)
+        return sequence.num_frames - sequence.num_sent < self.max_held and _may_wait(sequence, now_s)
 
     def _unsent(self, sequence: Sequence, pcm: bytes = b"") -> FrameChunk:
         """All of a sequence that was not sent yet."""
@@ -113,3 +114,9 @@ class Outgoing:
             readings=readings,
             clone_prompt=clone,
         )
+
+
+def _may_wait(sequence: Sequence, now_s: float) -> bool:
+    """Whether frames that were not sent may wait for the next ones: the listener has audio, and they will come."""
+    goes_on = sequence.finish_reason is None and not sequence.awaits_text
+    return goes_on and sequence.sent_lead_s(now_s) > _HOLDING_LEAD_S

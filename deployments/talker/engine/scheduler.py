@@ -7,24 +7,22 @@ Segments of jobs are called background sequences. They wait in a line of their o
   and the more others there are the fewer.
 - They are preempted only if another sequence would otherwise have no row or no blocks.
 
-A listener's newcomer may enter beside a step that runs, if one of the *lanes* takes it: it is in `in_lane` until that
-has made its first frame and read it.
+A listener's newcomer may get its row while a step runs: `Lanes` takes it (`start_beside`), and lets it `join` the
+steps later.
 
-`Pacing` says which of the sequences with a row sit out. A sequence that sits out for want of text gives its row and
-blocks up if others wait for them. It is prefilled again once no other waits, so that new text waits for one frame
-only.
+A sequence that sits out for want of text (`Pacing`) gives its row and blocks up if others wait for them. It is
+prefilled again once no other waits, so that new text waits for one frame only.
 """
 
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import chain
 
 from deployments.errors import Overloaded
 from deployments.limits import Rate
-from deployments.talker.engine.pacing import Pacing
 from deployments.talker.state.kv_cache import BlockManager
 from deployments.talker.state.sequence import Sequence
 
@@ -32,6 +30,9 @@ _RESERVED = 8  # background sequences leave one row in eight free
 # Background sequences have at most _MOST_BESIDE rows beside a listener, one row fewer for every fourth listener, and
 # never fewer than _FEWEST_BESIDE. More rows make each step longer, and their samples take the device's time.
 _MOST_BESIDE, _LISTENERS_A_ROW, _FEWEST_BESIDE = 18, 4, 4
+# A frame is nearly due if the listener has less audio in hand than this time, and than this number of steps takes.
+_NEARLY_DUE_STEPS = 3
+_NEARLY_DUE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,10 @@ class Scheduler:
         self._pacing = Pacing(max_num_seqs=max_num_seqs, max_lead_s=max_lead_s)
         self.waiting: deque[Sequence] = deque()
         self.waiting_background: deque[Sequence] = deque()
-        self.running: dict[int, Sequence] = {}  # in the order of admission, with those of the background
+        self._with_row: dict[int, Sequence] = {}  # lanes have those that are not in `running`
+        self.running: dict[int, Sequence] = {}  # take part in steps, in the order of admission
         self._running_background: dict[int, Sequence] = {}  # these by themselves, because each step asks for them
-        self.in_lane: dict[int, Sequence] = {}  # in a lane: they have rows, and take part in no step
         self._free_rows = deque(range(max_num_seqs))  # as blocks, handed out in the order in which they became free
-        # How many rows and blocks no step uses: those that were free when the last batch was chosen, whose step may
-        # still run, less those that lanes took since.
-        self._unused_rows = self._unused_blocks = 0
         self._finished = Rate()
 
     @property
@@ -71,7 +69,16 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Sequences with a row, without those of the background."""
-        return len(self.running) + len(self.in_lane) - len(self._running_background)
+        return len(self._with_row) - len(self._running_background)
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free_rows)
+
+    @property
+    def beside(self) -> list[Sequence]:
+        """Sequences with a row that have not joined the steps yet."""
+        return [sequence for sequence in self._with_row.values() if sequence.id not in self.running]
 
     @property
     def num_background(self) -> int:
@@ -111,18 +118,18 @@ class Scheduler:
 
     def find(self, sequence_id: int) -> Sequence | None:
         """A sequence that runs or waits, else None."""
-        if with_row := self.running.get(sequence_id) or self.in_lane.get(sequence_id):
+        if with_row := self._with_row.get(sequence_id):
             return with_row
         waiting = chain(self.waiting, self.waiting_background)
         return next((sequence for sequence in waiting if sequence.id == sequence_id), None)
 
     def holds(self, sequence: Sequence) -> bool:
         """Whether the sequence has a row, and was not aborted."""
-        return sequence in (self.running.get(sequence.id), self.in_lane.get(sequence.id))
+        return self._with_row.get(sequence.id) is sequence
 
     def abort(self, sequence_id: int) -> None:
         """Drop a sequence, running or waiting. One that has ended meanwhile is no error."""
-        if with_row := self.running.get(sequence_id) or self.in_lane.get(sequence_id):
+        if with_row := self._with_row.get(sequence_id):
             self._release(with_row)
         else:
             self.waiting = deque(sequence for sequence in self.waiting if sequence.id != sequence_id)
@@ -137,32 +144,15 @@ class Scheduler:
         due = self._pacing.due(self.running.values(), time.monotonic(), self._most_background())
         if not due and not admitted:
             return None
-        self._unused_rows, self._unused_blocks = len(self._free_rows), self.blocks.num_free
         return Batch(prefill=admitted, decode=due)
 
-    def start_beside(self, accepts: Callable[[Sequence], bool], *, most: int) -> list[Sequence]:
-        """Move up to `most` sequences from the line's head to `in_lane`, while a lane accepts them, and while there are
-        rows and blocks that no step uses.
-        """
-        started: list[Sequence] = []
-        for sequence in [sequence for sequence in self.waiting if not sequence.awaits_text]:
-            needed = self.blocks.blocks_for(sequence.num_positions + 1)
-            has_room = self._unused_rows > 0 and needed <= self._unused_blocks
-            if len(started) == most or not has_room or not accepts(sequence):
-                break  # no other sequence overtakes it
-            self.waiting.remove(sequence)
-            self._give_row(sequence)
-            self._unused_rows -= 1
-            self._unused_blocks -= needed
-            self.in_lane[sequence.id] = sequence
-            started.append(sequence)
-        return started
+    def start_beside(self, sequence: Sequence) -> None:
+        """Give a sequence of the line a row and blocks, and leave it out of the steps until it joins."""
+        self._give_row(sequence)
 
     def join(self, sequences: list[Sequence]) -> None:
-        """A lane is done with these: those that were not aborted take part in the next step."""
-        for sequence in sequences:
-            if self.in_lane.get(sequence.id) is sequence:
-                self.running[sequence.id] = self.in_lane.pop(sequence.id)
+        """Sequences that started beside a step, and were not aborted, take part in the next step."""
+        self.running.update({sequence.id: sequence for sequence in sequences if self.holds(sequence)})
 
     def retire(self, sequences: list[Sequence]) -> None:
         """Free the rows and blocks of a batch's finished sequences. Aborted sequences hold none."""
@@ -175,8 +165,8 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert that rows and blocks are each held exactly once."""
-        with_row = chain(self.running.values(), self.in_lane.values())
-        rows = sorted([*self._free_rows, *(sequence.row for sequence in with_row if sequence.row is not None)])
+        held = (sequence.row for sequence in self._with_row.values() if sequence.row is not None)
+        rows = sorted([*self._free_rows, *held])
         assert rows == list(range(self.max_num_seqs)), f"rows lost or held twice: {rows}"
         self.blocks.check_integrity()
 
@@ -231,7 +221,6 @@ class Scheduler:
         return admitted + [self._admit(sequence) for sequence in [*self.waiting] if self._fits(sequence)]
 
     def _admit(self, sequence: Sequence) -> Sequence:
-        (self.waiting_background if sequence.is_background else self.waiting).remove(sequence)
         self._give_row(sequence)
         self.running[sequence.id] = sequence
         if sequence.is_background:
@@ -239,6 +228,8 @@ class Scheduler:
         return sequence
 
     def _give_row(self, sequence: Sequence) -> None:
+        (self.waiting_background if sequence.is_background else self.waiting).remove(sequence)
+        self._with_row[sequence.id] = sequence
         self.blocks.grow(sequence.id, sequence.num_positions + 1)
         sequence.row = self._free_rows.popleft()
 
@@ -259,8 +250,51 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.row is not None
-        (self.running if sequence.id in self.running else self.in_lane).pop(sequence.id)
+        del self._with_row[sequence.id]
+        self.running.pop(sequence.id, None)
         self._running_background.pop(sequence.id, None)
         self._free_rows.append(sequence.row)
         sequence.row = None
         self.blocks.free(sequence.id)
+
+
+class Pacing:
+    """Chooses the sequences of each step among those that have a row.
+
+    Every sequence with a row takes part in a step, with three exceptions.
+
+    1. Sequences far ahead of their listeners sit out while another sequence waits for its first frame or for a frame
+       that is nearly due, because a step with fewer sequences is shorter. They then keep their rows for longer. So once
+       half of the rows are taken, they sit out for frames that are nearly due only.
+    2. A sequence sits out while its next frame needs text that the client has not written yet.
+    3. Background sequences sit out wherever others would, and beyond a number that follows the load: they are parked,
+       which means that they keep their rows and KV blocks. They never make others sit out.
+    """
+
+    def __init__(self, *, max_num_seqs: int, max_lead_s: float) -> None:
+        """`max_lead_s`: with less audio in hand no sequence sits out for another one."""
+        self._max_num_seqs, self._max_lead_s = max_num_seqs, max_lead_s
+        self._scheduled_s = self._step_s = 0.0  # when the last step began, and how long the step before took
+
+    def due(self, running: Collection[Sequence], now_s: float, most_background: int) -> list[Sequence]:
+        """The sequences of the step that begins now. Beside others it has at most `most_background` background
+        sequences, the oldest. Call it once a step, because the time between two calls is the duration of a step.
+        """
+        self._step_s, self._scheduled_s = now_s - self._scheduled_s, now_s
+        background = [sequence for sequence in running if sequence.is_background]
+        ready = [sequence for sequence in running if not sequence.awaits_text and not sequence.is_background]
+        if not ready or (self._max_lead_s == math.inf and not background):
+            return background + ready
+        leads = [sequence.listener.lead_s(now_s) for sequence in ready]
+        if not self._has_urgent(ready, leads, has_rows=2 * (len(running) - len(background)) <= self._max_num_seqs):
+            return background[:most_background] + ready
+        due = [sequence for sequence, lead_s in zip(ready, leads, strict=True) if lead_s < self._max_lead_s]
+        return due or ready
+
+    def _has_urgent(self, ready: list[Sequence], leads: list[float], *, has_rows: bool) -> bool:
+        """Whether one of these waits for a frame for which others sit out."""
+        nearly_due_s = min(_NEARLY_DUE_S, _NEARLY_DUE_STEPS * self._step_s)
+        return any(
+            lead_s < nearly_due_s if sequence.listener.has_begun else has_rows
+            for sequence, lead_s in zip(ready, leads, strict=True)
+        )

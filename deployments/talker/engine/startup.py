@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,18 +19,18 @@ from deployments.config import TalkerConfig
 from deployments.errors import EngineError
 from deployments.protocol import Reference, Sampling, SynthesisRequest
 from deployments.talker.audio.audio_streams import AudioStreams
-from deployments.talker.engine.device import cache_bounds, choose_device
+from deployments.talker.engine.device import EngineDevice, cache_bounds
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.intake import LengthLimits
 from deployments.talker.engine.scheduler import Scheduler
+from deployments.talker.model.input_tables import InputTables
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.speaker_encoder import SpeakerEncoder
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.registry import choose_networks
-from deployments.talker.runner.model_runner import build_runner
-from deployments.talker.runner.runner_shape import RunnerShape
+from deployments.talker.runner.model_runner import RunnerShape, build_runner, capture
 from deployments.talker.state.kv_cache import GIB, BlockManager, GpuMemory, KVCache
-from deployments.talker.text.prompt import InputTables, PromptBuilder
+from deployments.talker.text.prompt import PromptBuilder
 from deployments.talker.text.tokenizer import TextTokenizer
 from deployments.weights.checkpoint import load_strict, without_values
 from deployments.weights.description import described, encodes
@@ -87,17 +87,13 @@ def prepare_nothing(work: Callable[[], None]) -> None:
 
 def load_engine(directory: Path, config: TalkerConfig, clock: StartClock, *, makes_audio: bool = True) -> Engine:
     """An engine that is ready: loaded, compiled, captured, warmed up. Engines of one GPU start one after the other."""
-    chosen = choose_device(config)
+    chosen = EngineDevice(config)
     with chosen.turn(clock.report):
         with clock.phase("starting the device"):
             where = chosen.begin()
-            model = ModelConfig.load(directory)
-            networks = choose_networks(config.kernels, model, dtype=chosen.dtype, device=chosen.device)
         if where is not None:
             clock.report(f"on {where}")
-        facts = _facts(directory, config, makes_audio=makes_audio) if networks == "fused" else None
-        with nullcontext(prepare_nothing) if facts is None else _compiling_ahead(clock, facts) as prepare:
-            engine = build_engine(directory, config, clock=clock, prepare=prepare, makes_audio=makes_audio)
+        engine = build_engine(directory, config, clock=clock, compiles_ahead=True, makes_audio=makes_audio)
         warm_up(engine, clock, makes_audio=makes_audio)
         return engine
 
@@ -107,49 +103,53 @@ def build_engine(
     config: TalkerConfig,
     *,
     clock: StartClock | None = None,
-    prepare: Prepare = prepare_nothing,
+    compiles_ahead: bool = False,
     makes_audio: bool = True,
 ) -> Engine:
-    """An engine whose first requests compile what they need."""
+    """An engine whose first requests capture what they need and, unless it `compiles_ahead`, compile it."""
     torch.set_num_threads(config.threads)
-    clock = clock or StartClock()
-    model, codec = ModelConfig.load(directory), SpeechTokenizerConfig.load(directory / "speech_tokenizer")
-    if config.max_model_len > (most := model.max_position_embeddings):
+    clock, chosen = clock or StartClock(), EngineDevice(config)
+    model_config, codec = ModelConfig.load(directory), SpeechTokenizerConfig.load(directory / "speech_tokenizer")
+    if config.max_model_len > (most := model_config.max_position_embeddings):
         raise EngineError(f"talker.max_model_len is {config.max_model_len}, but {directory} has {most} positions")
-    chosen = choose_device(config)
-    device, dtype, memory = chosen.device, chosen.dtype, chosen.memory()
-    with clock.phase("loading the talker"):
-        talker = load_talker(directory, model, dtype=dtype, device=device)
-        talker.prepare(max_positions=config.max_model_len)
-    with clock.phase("projecting text"):
-        tables = InputTables(talker)
-    speaker_encoder = load_speaker_encoder(directory, model, device=device)
-    encode = None
-    if encodes(directory) and chosen.on_gpu:  # a CPU has the codec pool for it
-        encode = CodecEncoder.load(directory / "speech_tokenizer", device=device).encode
-    with clock.phase("loading the tokenizer"):
-        prompts = PromptBuilder(tables, TextTokenizer(directory, model.tokens), speaker_encoder, encode)
-    # A stream that has ended in the talker may still hold its slot while another one has taken its row.
-    num_slots = 2 * config.max_num_seqs
-    audio = _load_audio(directory, num_slots, device, clock, prepare, makes_audio=makes_audio)
-    size = config.kv_block_size or chosen.block_size
-    blocks = BlockManager(_num_blocks(config, model, dtype, size, memory), size)
-    cache = KVCache(model.talker, num_blocks=blocks.num_blocks, block_size=size, dtype=dtype, device=device)
-    networks = choose_networks(config.kernels, model, dtype=dtype, device=device)
-    shape = RunnerShape(config.max_num_seqs, config.max_model_len, networks, config.deterministic, config.attention)
-    with clock.phase("packing weights"):
-        runner = build_runner(tables, cache, blocks, shape)
-    prepare(runner.rehearse)
+    kind = choose_networks(config.kernels, model_config, dtype=chosen.dtype, device=chosen.device)
+    ahead: AbstractContextManager[Prepare] = nullcontext(prepare_nothing)
+    if compiles_ahead and kind == "fused":
+        ahead = _compiling_ahead(clock, _facts(directory, config, makes_audio=makes_audio))
+    device, dtype = chosen.device, chosen.dtype
+    with ahead as prepare:
+        memory = chosen.memory()
+        with clock.phase("loading the talker"):
+            talker = load_talker(directory, model_config, dtype=dtype, device=device)
+            talker.prepare(max_positions=config.max_model_len)
+        with clock.phase("projecting text"):
+            tables = InputTables(talker)
+        speaker_encoder = load_speaker_encoder(directory, model_config, device=device)
+        encode = None
+        if encodes(directory) and chosen.on_gpu:  # a CPU has the codec pool for it
+            encode = CodecEncoder.load(directory / "speech_tokenizer", device=device).encode
+        with clock.phase("loading the tokenizer"):
+            prompts = PromptBuilder(tables, TextTokenizer(directory, model_config.tokens), speaker_encoder, encode)
+        # A stream that has ended in the talker may still hold its slot while another one has taken its row.
+        num_slots = 2 * config.max_num_seqs
+        audio = _load_audio(directory, num_slots, device, clock, prepare, makes_audio=makes_audio)
+        size = config.kv_block_size or chosen.block_size
+        blocks = BlockManager(_num_blocks(config, model_config, dtype, size, memory), size)
+        cache = KVCache(model_config.talker, num_blocks=blocks.num_blocks, block_size=size, dtype=dtype, device=device)
+        shape = RunnerShape(config.max_num_seqs, config.max_model_len, kind, config.deterministic, config.attention)
+        with clock.phase("packing weights"):
+            runner = build_runner(tables, cache, blocks, shape)
+        prepare(runner.rehearse)
     scheduler = Scheduler(
         blocks,
         max_num_seqs=config.max_num_seqs,
         max_num_waiting=config.max_num_waiting,
         max_lead_s=chosen.max_lead_s,
     )
-    most = min(config.max_model_len, blocks.capacity)
-    limits = LengthLimits(prompts.tokenizer, max_positions=most, frame_s=codec.frame_s)
     info = described(directory, directory.name, config, on_gpu=chosen.on_gpu)
     info = replace(info, codec_precision=audio.precision)
+    most = min(config.max_model_len, blocks.capacity)
+    limits = LengthLimits(prompts.tokenizer, max_positions=most, frame_s=codec.frame_s)
     return Engine(info, prompts, limits, runner, scheduler, audio)
 
 
@@ -162,7 +162,7 @@ def warm_up(engine: Engine, clock: StartClock | None = None, *, makes_audio: boo
     on_gpu = engine.runner.on_gpu
     if on_gpu:
         with clock.phase("capturing GPU work"):
-            engine.runner.capture(throttled("capturing GPU work", clock.report))
+            capture([engine.runner, *engine.lanes.runners], throttled("capturing GPU work", clock.report))
     with clock.phase("speaking a warm-up"):
         _speak(engine, on_gpu=on_gpu, gpu_frames=2 if on_gpu and makes_audio else 0)
     torch.cuda.empty_cache()  # memory of the runs before each capture, on a GPU
@@ -170,7 +170,7 @@ def warm_up(engine: Engine, clock: StartClock | None = None, *, makes_audio: boo
 
 def _speak(engine: Engine, *, on_gpu: bool, gpu_frames: int) -> None:
     """A short utterance in each way that there is: with audio on a GPU, with a cloned voice where it can."""
-    voice = next(iter(engine.model.speakers), None)
+    voice = next(iter(engine.model_config.speakers), None)
     options = Sampling(max_new_tokens=3)
     request = SynthesisRequest(
         "warm-up", "Hello.", voice=voice, sampling=options, ignore_eos=True, gpu_frames=gpu_frames
@@ -229,10 +229,10 @@ def _load_audio(
 
 
 def _num_blocks(
-    config: TalkerConfig, model: ModelConfig, dtype: torch.dtype, block_size: int, memory: GpuMemory | None
+    config: TalkerConfig, model_config: ModelConfig, dtype: torch.dtype, block_size: int, memory: GpuMemory | None
 ) -> int:
     """The KV blocks that the memory set aside holds, but no more than all rows at full length could use."""
-    block_bytes = KVCache.bytes_per_position(model.talker, dtype) * block_size
+    block_bytes = KVCache.bytes_per_position(model_config.talker, dtype) * block_size
     useful = config.max_num_seqs * -(-config.max_model_len // block_size) + 1
     if config.kv_cache_bytes is not None:
         cache_bytes = config.kv_cache_bytes

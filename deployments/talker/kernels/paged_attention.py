@@ -1,11 +1,12 @@
 """Attention of one new position per row over its paged context: QK-norm, RoPE, the cache write, the softmax.
 
 The new position's key and value are taken from the QKV product, not from the cache, so nothing waits for the write.
-The backend, our kernel or flash-attn's, is chosen once, when the engine starts.
+The backend, our kernel or flash-attn's, is chosen once, when the engine starts. Prompts have a kernel of their own.
 """
 
 import importlib.util
 import logging
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 _FLASH_PAGE = 256  # rows that a page of flash-attn's paged kernel is a multiple of
 MIN_BLOCK = 16  # positions: the tensor cores' smallest product
 _MAX_TILE = 64  # positions of a paged context that one iteration covers
+# Of prompts: rows of a program, and rows whose scores are in registers at a time.
+_QUERIES, _KEYS = 16, 128
 
 
 @triton.jit
@@ -58,8 +61,8 @@ def _fold(q_1, q_2, k_1, k_2, value, inside, top, total, acc, scale: tl.constexp
 
 @triton.jit
 def _paged_attention(
-    qkv, q_weight, k_weight, cos, sin, keys, values, positions, slots, tables, lengths, parts, statistics, arrived, out,
-    table_stride, eps,
+    qkv, q_weight, k_weight, cos, sin, keys, values, positions, slot_mapping, tables, lengths, parts, statistics,
+    arrived, out, table_stride, eps,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, block_size: tl.constexpr,
     tile: tl.constexpr, splits: tl.constexpr, stages: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
@@ -104,7 +107,7 @@ def _paged_attention(
         wk_1, wk_2 = tl.load(k_weight + column).to(tl.float32), tl.load(k_weight + half + column).to(tl.float32)
         new_1, new_2 = rotated(new_1, new_2, wk_1, wk_2, cosines, sines, eps, head_dim)
         new_value = tl.load(qkv_row + (heads + kv_heads + head) * head_dim + wide)
-        new = (tl.load(slots + row) * kv_heads + head) * head_dim
+        new = (tl.load(slot_mapping + row) * kv_heads + head) * head_dim
         tl.store(keys + new + column, new_1.to(dtype))
         tl.store(keys + new + half + column, new_2.to(dtype))
         tl.store(values + new + wide, new_value.to(dtype))
@@ -153,7 +156,7 @@ def splits_for(num_rows: int) -> int:
 
 @triton.jit
 def _prepare_rows(
-    qkv, q_weight, k_weight, cos, sin, keys, values, positions, slots, queries, eps,
+    qkv, q_weight, k_weight, cos, sin, keys, values, positions, slot_mapping, queries, eps,
     heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, pdl: tl.constexpr,
 ):  # fmt: skip
     """One program per (row, kv head): queries for a foreign attention kernel, key and value to their slot."""
@@ -168,7 +171,7 @@ def _prepare_rows(
         qkv + row * (heads + 2 * kv_heads) * head_dim, q_weight, k_weight, cos, sin, position, head, eps,
         heads, kv_heads, head_dim, dtype,
     )  # fmt: skip
-    new = (tl.load(slots + row) * kv_heads + head) * head_dim
+    new = (tl.load(slot_mapping + row) * kv_heads + head) * head_dim
     tl.store(keys + new + column, k_1.to(dtype))
     tl.store(keys + new + half + column, k_2.to(dtype))
     tl.store(values + new + tl.arange(0, head_dim)[None, :], value.to(dtype))
@@ -182,8 +185,9 @@ def prepare_rows(qkv: Tensor, norms: HeadNorms, heads: Heads, caches: tuple[Tens
     """Everything of `TritonAttention` but the attention: fill `queries` [rows, heads, head_dim] and the new slots."""
     keys, values = caches
     _prepare_rows[(qkv.shape[0], heads.key)](
-        qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, context.positions, context.slots, queries,
-        norms.eps, heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, pdl=pdl, num_warps=1, launch_pdl=pdl,
+        qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, context.positions, context.slot_mapping,
+        queries, norms.eps, heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, pdl=pdl, num_warps=1,
+        launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -215,7 +219,7 @@ class TritonAttention:
         parts, statistics, arrived, out = self._buffers[num_rows]
         splits = parts.shape[1]
         _paged_attention[(num_rows, heads.key, splits)](
-            qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, context.positions, context.slots,
+            qkv, norms.query, norms.key, norms.cos, norms.sin, keys, values, context.positions, context.slot_mapping,
             context.block_tables, context.lengths, parts, statistics, arrived, out, context.block_tables.stride(0),
             norms.eps, heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, block_size=self.block_size,
             tile=min(_MAX_TILE, self.block_size & -self.block_size), splits=splits, stages=2, pdl=self.pdl,
@@ -284,3 +288,78 @@ def _why_not_flash(block_size: int, dtype: torch.dtype) -> str | None:
     if dtype not in (torch.bfloat16, torch.float16):
         return f"flash-attn computes in half precision, the model is {dtype}"
     return None
+
+
+@triton.jit
+def _prompt_attention(
+    queries, keys, values, slot_mapping, owners, positions, out, num_rows,
+    heads: tl.constexpr, kv_heads: tl.constexpr, head_dim: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
+    tiles: tl.constexpr, pdl: tl.constexpr,
+):  # fmt: skip
+    """One program per head and `block` queries. Caches [slots, kv_heads, head_dim].
+
+    Each row sees the rows of its own sequence up to itself: these stand in the order of their positions.
+    """
+    wait_for_predecessor(pdl)
+    head = tl.program_id(0)
+    mine = tl.program_id(1) * block + tl.arange(0, block)
+    wide = tl.arange(0, head_dim)[None, :]
+    is_mine = mine < num_rows
+    my_owner = tl.load(owners + mine, mask=is_mine, other=-1)[:, None]
+    my_position = tl.load(positions + mine, mask=is_mine, other=0)[:, None]
+    place = (mine[:, None] * heads + head) * head_dim + wide
+    query = tl.load(queries + place, mask=is_mine[:, None], other=0.0)
+    top = tl.full([block], float("-inf"), tl.float32)
+    total = tl.zeros([block], tl.float32)
+    acc = tl.zeros([block, head_dim], tl.float32)
+    last = tl.minimum((tl.program_id(1) + 1) * block, num_rows)
+    for number in tl.static_range(tiles):
+        every = number * tile + tl.arange(0, tile)
+        is_row = every < last
+        slot = tl.load(slot_mapping + every, mask=is_row, other=0)[:, None]
+        context = (slot * kv_heads + head // (heads // kv_heads)) * head_dim + wide
+        key = tl.load(keys + context, mask=is_row[:, None], other=0.0)
+        value = tl.load(values + context, mask=is_row[:, None], other=0.0)
+        owner = tl.load(owners + every, mask=is_row, other=-2)[None, :]
+        position = tl.load(positions + every, mask=is_row, other=0)[None, :]
+        scores = tl.dot(query, key.T, input_precision="ieee") * (head_dim**-0.5)
+        scores = tl.where((owner == my_owner) & (position <= my_position), scores, float("-inf"))
+        higher = tl.maximum(tl.maximum(top, tl.max(scores, axis=1)), -1e30)
+        weights = tl.exp(scores - higher[:, None])
+        fade = tl.exp(top - higher)
+        acc = tl.dot(weights.to(value.dtype), value, acc * fade[:, None], input_precision="ieee")
+        top, total = higher, total * fade + tl.sum(weights, axis=1)
+    total = tl.where(is_mine, total, 1.0)  # a padding row sees no row
+    tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_mine[:, None])
+
+
+@dataclass(slots=True)
+class PromptAttention:
+    """The attention backend of a pass whose rows begin at their sequences' position 0."""
+
+    heads: Heads
+    owners: Tensor  # [rows] int32 or int64: rows of one sequence have one owner
+    pdl: bool
+
+    name = "prompt"
+
+    def __call__(self, qkv: Tensor, norms: HeadNorms, caches: tuple[Tensor, Tensor], context: Context) -> Tensor:
+        num_rows, heads = len(qkv), self.heads
+        queries = qkv.new_empty((num_rows, heads.query, heads.dim))
+        out = qkv.new_empty((num_rows, heads.query * heads.dim))
+        prepare_rows(qkv, norms, heads, caches, context, queries, pdl=self.pdl)
+        attend_prompt(queries, caches, context, self.owners, heads, out, pdl=self.pdl)
+        return out
+
+
+def attend_prompt(queries: Tensor, caches: tuple[Tensor, Tensor], context: Context, owners: Tensor, heads: Heads,
+                  out: Tensor, *, pdl: bool = False) -> None:  # fmt: skip
+    """Queries [rows, heads, head_dim] over keys and values at the rows' own slots -> out [rows, heads * head_dim]."""
+    num_rows = len(queries)
+    keys, values = caches
+    tile = min(_KEYS, max(_QUERIES, triton.next_power_of_2(num_rows)))
+    _prompt_attention[(heads.query, triton.cdiv(num_rows, _QUERIES))](
+        queries, keys, values, context.slot_mapping, owners, context.positions, out, num_rows,
+        heads=heads.query, kv_heads=heads.key, head_dim=heads.dim, block=_QUERIES, tile=tile,
+        tiles=triton.cdiv(num_rows, tile), pdl=pdl, num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip

@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deployments.talker.state.batch_state import BatchState, Columns, Context
-from deployments.talker.state.sampling import OPTION_COLUMNS, WIDE, BatchSampler
+from deployments.talker.state.batch_state import OPTION_COLUMNS, WIDE, BatchOptions, BatchState, Columns, Context
 
 _IGNORE_EOS, _PENALTY = tl.constexpr(Columns.IGNORE_EOS), tl.constexpr(Columns.PENALTY)
 _POSITION, _FRAME = tl.constexpr(Columns.POSITION), tl.constexpr(Columns.FRAME)
@@ -49,7 +48,7 @@ def _deliver(codes, sound, out, not_finite, groups: tl.constexpr, block: tl.cons
 
 @triton.jit
 def _feed(
-    rows, packed, sums, text, positions, slots, lengths, tables, inputs, packed_width, first_block, padding,
+    rows, packed, sums, text, positions, slot_mapping, lengths, tables, inputs, packed_width, first_block, padding,
     block_size: tl.constexpr, max_frames: tl.constexpr, num_blocks: tl.constexpr, table_block: tl.constexpr,
     width: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
@@ -65,7 +64,7 @@ def _feed(
     own = tl.load(source + first_block + tl.minimum(position // block_size, num_blocks - 1)).to(tl.int64)
     tl.store(positions + index, position)
     tl.store(lengths + index, position + 1)
-    tl.store(slots + index, own * block_size + position % block_size)
+    tl.store(slot_mapping + index, own * block_size + position % block_size)
     column = tl.arange(0, block)
     real = column < width
     frame_row = tl.load(sums + index.to(tl.int64) * width + column, mask=real)
@@ -97,8 +96,8 @@ class Gathered:
     penalty: Tensor  # [batch, 1] float32
     ignore_eos: Tensor  # [batch] bool
     sound: Tensor  # [batch, 1] bool: the hidden state is finite
-    talker_sampler: BatchSampler
-    predictor_sampler: BatchSampler
+    talker_options: BatchOptions
+    predictor_options: BatchOptions
 
 
 class StateKernels:
@@ -110,7 +109,7 @@ class StateKernels:
         device = state.hidden.device
         self._hidden = torch.zeros((num_rows, state.hidden.shape[1]), dtype=state.hidden.dtype, device=device)
         self._inputs = torch.zeros_like(self._hidden)
-        self._seeds, self._frames, self._slots = torch.zeros((3, num_rows), dtype=torch.long, device=device)
+        self._seeds, self._frames, self._slot_mapping = torch.zeros((3, num_rows), dtype=torch.long, device=device)
         self._penalty = torch.ones((num_rows, 1), dtype=torch.float32, device=device)
         self._ignore_eos, self._sound = torch.zeros((2, num_rows), dtype=torch.bool, device=device)
         self._options = torch.zeros((num_rows, 2, len(OPTION_COLUMNS)), dtype=torch.int32, device=device)
@@ -133,8 +132,8 @@ class StateKernels:
             self._penalty[:count],
             self._ignore_eos[:count],
             self._sound[:count, None],
-            BatchSampler(self._options[:count, 0], WIDE),
-            BatchSampler(self._options[:count, 1], WIDE),
+            BatchOptions(self._options[:count, 0], WIDE),
+            BatchOptions(self._options[:count, 1], WIDE),
         )
 
     def deliver(self, codes: Tensor, sound: Tensor, out: Tensor, *, not_finite: int) -> None:
@@ -149,13 +148,13 @@ class StateKernels:
         state, count = self.state, len(rows)
         width, blocks = sums.shape[1], state.size.blocks
         _feed[(count,)](
-            rows, state.packed, sums, self.text, self._positions, self._slots, self._lengths, self._tables,
+            rows, state.packed, sums, self.text, self._positions, self._slot_mapping, self._lengths, self._tables,
             self._inputs, state.packed.stride(0), state.first_block, self.padding, block_size=state.size.block_size,
             max_frames=state.size.max_model_len, num_blocks=blocks, table_block=triton.next_power_of_2(blocks),
             width=width, block=triton.next_power_of_2(width),
         )  # fmt: skip
-        context = Context(self._positions[:count], self._slots[:count], self._tables[:count], self._lengths[:count])
-        return self._inputs[:count], context
+        places = (self._positions, self._slot_mapping, self._tables, self._lengths)
+        return self._inputs[:count], Context(*(each[:count] for each in places))
 
     def settle(self, rows: Tensor, hidden: Tensor) -> None:
         """The talker's output [batch, hidden] becomes the hidden state of `rows`; each has one frame more."""

@@ -1,19 +1,153 @@
-"""The networks in C, on a CPU: all of a decoding step, and prompts, in float32."""
+"""The networks in C (cpu_networks.c), on a CPU: all of a decoding step, and prompts, in float32.
 
-from dataclasses import replace
+They are used where a C compiler built them, and on x86 where the CPU has AVX2. ctypes calls them, which leaves Python
+to other threads. A row's result depends on that row alone.
+"""
+
+import ctypes
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from deployments.talker.kernels.cpu_kernels import CpuStack, RowCache, RowProduct
-from deployments.talker.model.predictor import SampleCode
-from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKind, PrefillTensors
+from deployments.c_library import COUNT, POINTER, built_library
+from deployments.talker.model.input_tables import InputTables
+from deployments.talker.model.layers import DecoderLayer, DecoderStack, RotaryTable
+from deployments.talker.model.model_config import TransformerConfig
+from deployments.talker.model.talker import SampleCode
+from deployments.talker.networks.frame_networks import NetworkKind, PrefillTensors, UnfusedNetworks
 from deployments.talker.state.batch_state import BatchState, Context
 from deployments.talker.state.kv_cache import KVCache
-from deployments.talker.text.prompt import InputTables
+
+_INTERFACE = 5  # version of the functions and their arguments; both files change it together
+_TILE = 16  # outputs of a product whose weights stand side by side
+_WIDEST = 512  # hidden sizes: the weights of wider stacks are read by several threads
+_PARAMETERS = {
+    "multiply": [*[POINTER] * 3, *[COUNT] * 3],
+    "run_stack": [*[POINTER] * 4, COUNT, *[POINTER] * 4, *[COUNT] * 3, POINTER],
+}
 
 
-class CpuNetworks(FrameNetworks):
+class _Shape(ctypes.Structure):
+    _fields_ = (*((name, COUNT) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim")),
+                ("eps", ctypes.c_float))  # fmt: skip
+
+
+class _Cache(ctypes.Structure):
+    _fields_ = (("keys", POINTER), ("values", POINTER), ("layer", COUNT), ("tables", POINTER), ("width", COUNT),
+                ("block", COUNT))  # fmt: skip
+
+
+def _suited_library() -> ctypes.CDLL | None:
+    library = built_library("deployments.talker.networks._cpu_networks", _PARAMETERS, interface=_INTERFACE)
+    return library if library is not None and library.suits() else None
+
+
+_built = _suited_library()
+
+
+def fits(*configs: TransformerConfig) -> bool:
+    """Whether the kernels are there, take stacks of these shapes, and are faster than torch's threads with them."""
+    sizes = [size for config in configs for size in (config.hidden_size, config.intermediate_size, config.head_dim)]
+    widest = max(config.hidden_size for config in configs)
+    return _built is not None and widest <= _WIDEST and not any(size % _TILE for size in sizes)
+
+
+class RowProduct:
+    """A matrix product without bias. The order of each sum is the same for any number of rows."""
+
+    def __init__(self, *weights: Tensor) -> None:
+        """`weights` [outputs, inputs] float32; the outputs of several follow each other."""
+        joined = torch.cat(weights).float()
+        self.outputs, self.inputs = joined.shape
+        padded = nn.functional.pad(joined, (0, 0, 0, -self.outputs % _TILE))
+        self.packed = padded.view(-1, _TILE, self.inputs).transpose(1, 2).contiguous()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, inputs] float32 -> [rows, outputs]."""
+        assert _built is not None
+        x, out = x.contiguous(), torch.empty(len(x), self.outputs)
+        _built.multiply(out.data_ptr(), x.data_ptr(), self.packed.data_ptr(), len(x), self.inputs, self.outputs)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class RowCache:
+    """Where the keys and values of rows stand."""
+
+    keys: Tensor  # [layers, slots, kv_heads, head_dim]; layers may lie apart
+    values: Tensor
+    tables: Tensor  # [rows, blocks] int32: position p has the slot tables[row, p // block] * block + p % block
+    block: int
+
+
+class CpuStack:
+    """A decoder stack behind its embeddings."""
+
+    def __init__(self, stack: DecoderStack, config: TransformerConfig, rotary: RotaryTable) -> None:
+        self._config, self._rotary = config, rotary
+        self._tensors = [tensor for layer in stack.layers for tensor in self._of_layer(layer)]
+        self._tensors.append(stack.norm.weight.float().contiguous())
+        self._pointers = (POINTER * len(self._tensors))(*(tensor.data_ptr() for tensor in self._tensors))
+        self._shape = _Shape(
+            config.num_layers, config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads,
+            config.head_dim, config.rms_norm_eps,
+        )  # fmt: skip
+
+    def run(
+        self, x: Tensor, positions: Tensor, where: RowCache, *, followed: tuple[int, int] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Rows [rows, hidden] float32 at `positions` [rows] int32 -> hidden states [rows, hidden].
+
+        Stores their keys and values first: rows of one sequence may follow each other. Returns as well the attention
+        weights [rows, positions] of the layer and the head that is `followed`.
+        """
+        assert _built is not None
+        config = self._config
+        rows = len(x)
+        hidden = x.clone(memory_format=torch.contiguous_format)
+        positions = positions.int().contiguous()
+        tables = where.tables.contiguous()
+        cache = _Cache(
+            where.keys.data_ptr(), where.values.data_ptr(), where.keys.stride(0), tables.data_ptr(), tables.shape[1],
+            where.block,
+        )  # fmt: skip
+        longest = int(positions.max()) + 1
+        heads = config.num_heads + 2 * config.num_kv_heads
+        a_row = config.hidden_size + (heads + config.num_heads) * config.head_dim + 2 * config.intermediate_size
+        scratch = torch.empty(rows * a_row + longest)
+        weights = None if followed is None else torch.zeros(rows, longest)
+        layer, head = followed or (0, 0)
+        _built.run_stack(
+            ctypes.byref(self._shape), self._pointers, ctypes.byref(cache), hidden.data_ptr(), rows,
+            positions.data_ptr(), self._rotary.cos.data_ptr(), self._rotary.sin.data_ptr(),
+            None if weights is None else weights.data_ptr(), longest, layer, head, scratch.data_ptr(),
+        )  # fmt: skip
+        return hidden, weights
+
+    @staticmethod
+    def _of_layer(layer: nn.Module) -> list[Tensor]:
+        """In the order that `run_stack` has."""
+        assert isinstance(layer, DecoderLayer)
+        attention, mlp = layer.self_attn, layer.mlp
+
+        def packed(*products: nn.Linear) -> Tensor:
+            return RowProduct(*(each.weight for each in products)).packed
+
+        return [
+            layer.input_layernorm.weight.contiguous(),
+            packed(attention.q_proj, attention.k_proj, attention.v_proj),
+            attention.q_norm.weight.contiguous(),
+            attention.k_norm.weight.contiguous(),
+            packed(attention.o_proj),
+            layer.post_attention_layernorm.weight.contiguous(),
+            packed(mlp.gate_proj),
+            packed(mlp.up_proj),
+            packed(mlp.down_proj),
+        ]
+
+
+class CpuNetworks(UnfusedNetworks):
     """The `cpu` kind. A pass may have any number of rows, because none depends on another."""
 
     kind: NetworkKind = "cpu"

@@ -13,21 +13,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from deployments.talker.kernels import cpu_kernels
-from deployments.talker.model.predictor import SampleCode
-from deployments.talker.state.batch_state import BatchState, Context
+from deployments.talker.model.input_tables import InputTables
+from deployments.talker.model.talker import SampleCode
+from deployments.talker.sampling import torch_sampler
+from deployments.talker.sampling.torch_sampler import Draw, NoiseSource, penalise_repetition, philox_noise
+from deployments.talker.state.batch_state import NARROW, WIDE, BatchOptions, BatchState, Breadth, Context
 from deployments.talker.state.kv_cache import KVCache
-from deployments.talker.state.sampling import (
-    NARROW,
-    WIDE,
-    BatchSampler,
-    Breadth,
-    Draw,
-    NoiseSource,
-    penalise_repetition,
-    philox_noise,
-)
-from deployments.talker.text.prompt import InputTables
 
 NetworkKind = Literal["fused", "cpu", "exact", "plain"]
 """The kinds are those of `registry.py`."""
@@ -60,7 +51,6 @@ class FrameNetworks(ABC):
         """Lanes have the same tables, state and cache, and each has its own buffers, for `num_rows` rows."""
         self.tables, self.state, self.cache = tables, state, cache
         self.talker, self.config = tables.talker, tables.talker.config
-        self.noise: NoiseSource = philox_noise
         like = state.hidden
         # Results of `predict`, by index in the batch: other CUDA streams may read them after the event of the codes.
         self.codes = torch.zeros((num_rows, self.config.num_code_groups), dtype=torch.int16, device=like.device)
@@ -75,33 +65,17 @@ class FrameNetworks(ABC):
         """The kind, with what its speed depends on: for reports."""
         return self.kind
 
+    @abstractmethod
     def predict(self, rows: Tensor, breadth: Breadth) -> None:
-        """The next frames of state rows [rows] int64 into `codes`."""
-        state = self.state
-        hidden, seeds, frames = state.hidden[rows], state.seeds[rows], state.num_frames[rows].long()
-        sampler = state.predictor_sampler(rows, breadth)
+        """The next frames of state rows [rows] int64 into `codes`, and the sums of their embeddings into `_embeds`."""
 
-        def sample(logits: Tensor, codebook: int) -> Tensor:
-            return self.choose(sampler, logits, Draw(seeds, frames, codebook))
-
-        codes, embeds = self._complete(hidden, self._sample_code0(rows, hidden, breadth), sample=sample)
-        sound = torch.isfinite(hidden).all(-1, keepdim=True)
-        self.codes[: len(rows)] = codes.masked_fill(~sound, NOT_FINITE)
-        self._embeds[: len(rows)] = embeds
+    @abstractmethod
+    def advance(self, rows: Tensor, *, length: int) -> None:
+        """The talker's step after `predict`; no position is at or beyond `length`."""
 
     def feed_given(self, rows: Tensor) -> None:
         """Take the next frames of state rows [rows] from `given`, in place of `predict`."""
         self._embeds[: len(rows)] = self._embed(self.given[: len(rows)].long())
-
-    def advance(self, rows: Tensor, *, length: int) -> None:
-        """The talker's step after `predict`; no position is at or beyond `length`."""
-        state = self.state
-        inputs = self._embeds[: len(rows)] + self.tables.text[state.trailing(rows, self.tables.pad)]
-        context = self._context(rows, state.positions[rows])
-        state.hidden[rows], weights = self._step(inputs, context, length)
-        if weights is not None:
-            self._read(rows, weights)
-        state.move_on(rows)
 
     def prefill(self, tensors: PrefillTensors, *, length: int) -> None:
         """Run positions of prompts; the hidden states of last positions become their sequences'.
@@ -109,15 +83,58 @@ class FrameNetworks(ABC):
         `length` 0: each sequence's positions begin at 0. Else all are of one sequence, and none attends beyond `length`
         positions.
         """
-        inputs = self.tables.rows(tensors.text_ids, tensors.codec_ids)
         owners = tensors.owners.long()
         context = self._context(owners, tensors.positions)
+        inputs = self.tables.rows(tensors.text_ids, tensors.codec_ids)
         hidden = self._run_prompt(owners, inputs, context, length)
         self.state.hidden[tensors.finished.long()] = hidden[tensors.last.long()]
 
     def _embed(self, frames: Tensor) -> Tensor:
         """Sums [rows, hidden] of the embeddings of frames [rows, groups], bit for bit as `predict` adds them."""
         return self.talker.embed_frames(frames)
+
+    @abstractmethod
+    def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
+        """Input rows [rows, hidden] of the state rows `owners` [rows] -> hidden states [rows, hidden]; `length` is that
+        of `prefill`.
+        """
+
+    def _context(self, owners: Tensor, positions: Tensor) -> Context:
+        state = self.state
+        return Context(
+            positions=positions,
+            slot_mapping=state.slot_mapping(owners, positions),
+            block_tables=state.block_tables[owners],
+            lengths=positions + 1,
+        )
+
+
+class UnfusedNetworks(FrameNetworks):
+    """Networks that leave sampling and the state of rows to PyTorch: of all kinds but `fused`."""
+
+    noise: NoiseSource = staticmethod(philox_noise)
+
+    def predict(self, rows: Tensor, breadth: Breadth) -> None:
+        state = self.state
+        hidden, seeds, frames = state.hidden[rows], state.seeds[rows], state.num_frames[rows].long()
+        options = state.predictor_options(rows, breadth)
+
+        def sample(logits: Tensor, codebook: int) -> Tensor:
+            return self.choose(logits, options, Draw(seeds, frames, codebook))
+
+        codes, embeds = self._complete(hidden, self._sample_code0(rows, hidden, breadth), sample=sample)
+        sound = torch.isfinite(hidden).all(-1, keepdim=True)
+        self.codes[: len(rows)] = codes.masked_fill(~sound, NOT_FINITE)
+        self._embeds[: len(rows)] = embeds
+
+    def advance(self, rows: Tensor, *, length: int) -> None:
+        state = self.state
+        inputs = self._embeds[: len(rows)] + self.tables.text[state.trailing(rows, self.tables.pad)]
+        context = self._context(rows, state.positions[rows])
+        state.hidden[rows], weights = self._step(inputs, context, length)
+        if weights is not None:
+            self._read(rows, weights)
+        state.move_on(rows)
 
     @abstractmethod
     def _first_logits(self, hidden: Tensor) -> Tensor:
@@ -131,12 +148,6 @@ class FrameNetworks(ABC):
     def _step(self, inputs: Tensor, context: Context, length: int) -> tuple[Tensor, Tensor | None]:
         """Input rows [rows, hidden] -> hidden states, and the alignment head's attention [rows, length]."""
 
-    @abstractmethod
-    def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
-        """Input rows [rows, hidden] of the state rows `owners` [rows] -> hidden states [rows, hidden]; `length` is that
-        of `prefill`.
-        """
-
     def _sample_code0(self, rows: Tensor, hidden: Tensor, breadth: Breadth) -> Tensor:
         """Codebook 0 [rows] int64 of the next frames of state rows [rows], whose hidden states are [rows, hidden]."""
         state, eos = self.state, self.config.codes.eos
@@ -145,17 +156,15 @@ class FrameNetworks(ABC):
         logits = logits.masked_fill(self.talker.suppressed, -torch.inf)
         too_early = (frames < MIN_NEW_TOKENS) | state.ignore_eos(rows)
         logits[:, eos] = logits[:, eos].masked_fill(too_early, -torch.inf)
-        code0 = self.choose(state.talker_sampler(rows, breadth), logits, Draw(state.seeds[rows], frames, 0))
+        code0 = self.choose(logits, state.talker_options(rows, breadth), Draw(state.seeds[rows], frames, 0))
         state.seen.index_put_((rows, code0), torch.ones_like(code0, dtype=torch.bool))
         return code0
 
-    def choose(self, sampler: BatchSampler, logits: Tensor, draw: Draw) -> Tensor:
-        """Logits [rows, vocab] float32 -> codes [rows] int64: by the sampler in C on a CPU where it was built, else by
-        the one in PyTorch. Kernels of `FusedNetworks` have a sampler of their own.
-        """
-        if cpu_kernels.BUILT and logits.is_cpu and self.noise is philox_noise:
-            return cpu_kernels.sample(logits, sampler.packed, draw.seeds, draw.frames, draw.codebook)
-        return sampler.sample(logits, draw, self.noise)
+    def choose(self, logits: Tensor, options: BatchOptions, draw: Draw) -> Tensor:
+        """Logits [rows, vocab] float32 -> codes [rows] int64. `sampling/` says which device has which sampler."""
+        if torch_sampler.IN_C and logits.is_cpu and self.noise is philox_noise:
+            return torch_sampler.sample_in_c(logits, options, draw)
+        return torch_sampler.sample(logits, options, draw, self.noise)
 
     def _read(self, rows: Tensor, weights: Tensor) -> None:
         """The `readings` of state rows [rows] from attention weights [rows, length]."""
@@ -163,12 +172,3 @@ class FrameNetworks(ABC):
         token = torch.arange(weights.shape[1], device=weights.device) - start[:, None]
         on_text = weights * ((token >= 0) & (token < count[:, None]))
         self.readings[: len(rows), 0], self.readings[: len(rows), 1] = on_text.sum(-1), (on_text * token).sum(-1)
-
-    def _context(self, owners: Tensor, positions: Tensor) -> Context:
-        state = self.state
-        return Context(
-            positions=positions,
-            slots=state.slots(owners, positions),
-            block_tables=state.block_tables[owners],
-            lengths=positions + 1,
-        )

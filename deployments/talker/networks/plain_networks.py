@@ -5,8 +5,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from deployments.talker.model.layers import attend_rows
-from deployments.talker.model.predictor import SampleCode
-from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKind
+from deployments.talker.model.talker import SampleCode
+from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKind, UnfusedNetworks
 from deployments.talker.state.batch_state import Context
 from deployments.talker.state.kv_cache import KVCache
 
@@ -18,7 +18,7 @@ class GatheredAttention:
         self, cache: KVCache, context: Context, length: int, *, followed: tuple[int, int] | None = None
     ) -> None:
         """`followed`: the layer and the head whose weights are kept."""
-        self.cache, self.slots, self._followed = cache, context.slots, followed
+        self.cache, self.slot_mapping, self._followed = cache, context.slot_mapping, followed
         self.weights: Tensor | None = None  # [rows, length] float32
         offsets = torch.arange(length, device=context.positions.device)
         blocks = context.block_tables[:, offsets // cache.block_size].long()
@@ -27,8 +27,8 @@ class GatheredAttention:
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys[self.slots] = key
-        values[self.slots] = value
+        keys[self.slot_mapping] = key
+        values[self.slot_mapping] = value
         context = self.context
         seen = keys[context].transpose(1, 2)
         if self._followed is not None and layer == self._followed[0]:
@@ -45,13 +45,13 @@ class GatheredAttention:
 class SharedAttention:
     """The `Attend` of one pass in which every row looks at the same context, as far as `mask` lets it."""
 
-    def __init__(self, cache: KVCache, slots: Tensor, context: Tensor, mask: Tensor) -> None:
-        self.cache, self.slots, self.context, self.mask = cache, slots, context, mask
+    def __init__(self, cache: KVCache, slot_mapping: Tensor, context: Tensor, mask: Tensor) -> None:
+        self.cache, self.slot_mapping, self.context, self.mask = cache, slot_mapping, context, mask
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys[self.slots] = key
-        values[self.slots] = value
+        keys[self.slot_mapping] = key
+        values[self.slot_mapping] = value
         repeats = query.shape[1] // key.shape[1]
         seen_keys, seen_values = (
             each[self.context].transpose(0, 1).repeat_interleave(repeats, 0) for each in (keys, values)
@@ -60,7 +60,22 @@ class SharedAttention:
         return F.scaled_dot_product_attention(queries, seen_keys, seen_values, attn_mask=self.mask).transpose(0, 1)
 
 
-class PlainNetworks(FrameNetworks):
+def run_together(networks: FrameNetworks, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
+    """`_run_prompt` with one context for all rows: that of the pass itself, or with `length` that of one sequence."""
+    positions, cache = context.positions, networks.cache
+    if length:
+        offsets = torch.arange(length, device=positions.device)
+        seen = context.block_tables[0, offsets // cache.block_size].long() * cache.block_size
+        seen = seen + offsets % cache.block_size
+        mask = offsets <= positions[:, None]
+    else:
+        seen = context.slot_mapping
+        mask = (owners[:, None] == owners) & (positions <= positions[:, None])
+    hidden: Tensor = networks.talker(inputs, positions, SharedAttention(cache, context.slot_mapping, seen, mask))
+    return hidden
+
+
+class PlainNetworks(UnfusedNetworks):
     """The `plain` kind: all rows of a prompt attend to one context. A row's rounding depends on its pass."""
 
     kind: NetworkKind = "plain"
@@ -78,18 +93,7 @@ class PlainNetworks(FrameNetworks):
         return self.talker(inputs, context.positions, attention), attention.weights
 
     def _run_prompt(self, owners: Tensor, inputs: Tensor, context: Context, length: int) -> Tensor:
-        """All rows attend to one context: that of the pass itself, or that of one sequence."""
-        positions = context.positions
-        if length:
-            offsets = torch.arange(length, device=positions.device)
-            seen = context.block_tables[0, offsets // self.cache.block_size].long() * self.cache.block_size
-            seen = seen + offsets % self.cache.block_size
-            mask = offsets <= positions[:, None]
-        else:
-            seen = context.slots
-            mask = (owners[:, None] == owners) & (positions <= positions[:, None])
-        hidden: Tensor = self.talker(inputs, positions, SharedAttention(self.cache, context.slots, seen, mask))
-        return hidden
+        return run_together(self, owners, inputs, context, length)
 
 
 class ExactNetworks(PlainNetworks):

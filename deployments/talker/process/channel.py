@@ -1,12 +1,15 @@
-"""Messages between the talker replica and its engine process: over a socket pair, but for `EngineStart`."""
+"""Messages between the talker replica and its engine process: over a socket pair, but for `EngineStart`.
+
+The replica imports no torch, and so none stands here.
+"""
 
 import pickle
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deployments.config import Strict, TalkerConfig
 from deployments.protocol import FrameChunk, ModelInfo, SynthesisRequest
-from deployments.talker.engine.engine_load import EngineLoad
+from deployments.recording_cache import Lookups
 
 _LENGTH = struct.Struct("<I")
 
@@ -62,6 +65,19 @@ class Ready:
     """The engine takes requests from now on."""
 
     info: ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What an engine is busy with, and its counts."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_used_ratio: float = 0.0
+    speakers: Lookups = field(default_factory=Lookups)  # of speaker vectors since the last report
+    references: Lookups = field(default_factory=Lookups)  # of codes of recordings since the last report
+    num_background: int = 0  # sequences of jobs, which count in neither of the numbers above
+    repaired: int = 0  # streams so far whose audio came to NaN or infinity and was made again
 
 
 @dataclass(frozen=True, slots=True)

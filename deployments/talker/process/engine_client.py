@@ -19,7 +19,6 @@ from deployments.protocol import FrameChunk, Mailbox, ModelInfo, SynthesisReques
 from deployments.serving import mailbox, metrics
 from deployments.serving.reports import report_stage
 from deployments.serving.starvation import any_runnable
-from deployments.talker.engine.engine_load import EngineLoad
 from deployments.talker.process import channel
 from deployments.weights.store import Report
 
@@ -64,7 +63,7 @@ class EngineClient:
         self._idle_since_s = time.monotonic()
         self._asleep, self._changing = False, asyncio.Lock()
         self.on_sleep: Callable[[bool], None] = lambda is_asleep: None  # called on another thread
-        self.load = EngineLoad()  # of the last step
+        self.load = channel.EngineLoad()  # of the last step
         with contextlib.ExitStack() as failed:
             failed.callback(self.stop)
             self.info = self._await_ready()

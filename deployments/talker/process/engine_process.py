@@ -131,6 +131,20 @@ class FirstAudioMarks:
         return replace(chunk, marks=tuple(request.marks))
 
 
+def take_load(engine: Engine) -> channel.EngineLoad:
+    """The load now. Lookups count from the last call on."""
+    scheduler, prompts = engine.scheduler, engine.prompts
+    return channel.EngineLoad(
+        num_running=scheduler.num_running,
+        num_waiting=len(scheduler.waiting),
+        kv_used_ratio=scheduler.kv_used_ratio,
+        speakers=prompts.speakers.take_lookups(),
+        references=prompts.references.take_lookups(),
+        num_background=scheduler.num_background,
+        repaired=engine.audio.repaired,
+    )
+
+
 class EngineProcess:
     """Commands from the socket to the engine, frames back. Raises ConnectionError once the replica has gone."""
 
@@ -165,7 +179,7 @@ class EngineProcess:
             chunks = self.first_audio_marks.follow(output.chunks)
             step_s = time.perf_counter() - began_s if chunks else 0.0
         if chunks or was_idle or engine.is_idle:  # the last report before it idles says that nothing runs
-            self._send(channel.Produced(chunks, step_s, engine.take_load()))
+            self._send(channel.Produced(chunks, step_s, take_load(engine)))
         for sequence_id, error in output.failures:
             self._send(channel.RequestFailed(sequence_id, error))
         if engine.is_idle and not was_idle:
@@ -209,8 +223,7 @@ class EngineProcess:
         directory = locate(start.model, report=lambda line: self._send(channel.Loading(line)))
         clock = StartClock(lambda stage: self._send(channel.Loading(stage)))
         engine = load_engine(directory, start.config, clock, makes_audio=start.makes_audio)
-        frame_s = engine.info.frame_samples / engine.info.sample_rate
-        room = f"room for {engine.scheduler.blocks.capacity * frame_s / 60:.0f} minutes of speech at once"
+        room = f"room for {engine.scheduler.blocks.capacity * engine.info.frame_s / 60:.0f} minutes of speech at once"
         self._send(channel.Loading(f"networks: {engine.runner.networks.name}; on {engine.runner.device}, {room}"))
         self._send(channel.Loading(clock.summary()))
         leave_loaded_alone()

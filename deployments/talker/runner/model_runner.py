@@ -4,37 +4,77 @@ On a CPU codes are equal whether a sequence runs by itself, in a batch, or is re
 when its codes have been handed on. On a GPU a batch takes the smallest bucket it fits in, all work is replayed from
 CUDA graphs, and the host waits for the codes only: `advance` of a step still runs while the host hands the codes on and
 prepares the next step. `BatchMode` has the differences.
-
-Other runners, the *lanes*, make first frames on CUDA streams of their own while a step runs: see `build_runner`.
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from deployments.gpu.graphs import Graphs, Staging
+from deployments.gpu.graphs import Graphs, Staging, buckets
 from deployments.protocol import Codes, Frame
-from deployments.talker.networks.frame_networks import FrameNetworks
+from deployments.talker.model.input_tables import MAX_PASS_POSITIONS, InputTables
+from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKind
 from deployments.talker.networks.registry import UNFUSED
 from deployments.talker.runner.prefill import Pass, PrefillInputs, pack
-from deployments.talker.runner.runner_shape import RunnerShape
-from deployments.talker.state.batch_state import BatchState, RowWriter, StateSize
+from deployments.talker.state.batch_state import BatchState, Breadth, FilterOptions, RowWriter, StateSize
 from deployments.talker.state.kv_cache import LENGTH_STEP, BlockManager, KVCache
-from deployments.talker.state.sampling import Breadth, FilterOptions
 from deployments.talker.state.sequence import Sequence
-from deployments.talker.text.prompt import MAX_PASS_POSITIONS, InputTables
 
-# How many lanes there are, how many newcomers a step of a lane has, and how many positions their prompts have together.
-# With one lane, at 20 requests a second, one newcomer in eight waits for another one.
-_LANES, _LANE_ROWS, _LANE_POSITIONS = 2, 8, 256
-_LANE_PRIORITY = -2  # before the codec's stream
 _KEPT_STEPS = 2  # steps whose results the host can still read
+# Powers of two, with finer steps above 32; no 4: the kernels are faster with 8 rows (measured).
+BATCHES = (1, 2, 8, 16, 32, 48, 64, 96, 128, 192, 256)
+_PREFILL_POSITIONS = (16, 32, 64, 128, 256, MAX_PASS_POSITIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMode:
+    """How sequences become batches. The modes below are all; `RunnerShape.mode` chooses one."""
+
+    one_size: bool = False  # each step has max_num_seqs rows
+    fixed_shapes: bool = False  # passes have sizes of a list, contexts their greatest length, as CUDA graphs need
+    shares_passes: bool = False  # prompts of several sequences run in one pass
+    retraces: bool = False  # a resumed sequence's frames run step by step: a prefill would round to other bits
+
+
+BUCKETS = BatchMode(fixed_shapes=True, shares_passes=True)
+_MODES: dict[NetworkKind, BatchMode] = {
+    "cpu": BatchMode(),  # its products round a row in the same way beside any number of rows
+    "exact": BatchMode(one_size=True),  # PyTorch's products round by the number of rows
+    "plain": BUCKETS,
+    "fused": BUCKETS,
+}
+# With `deterministic: true`, in place of BUCKETS: codes do not depend on what else runs either.
+DETERMINISTIC = BatchMode(one_size=True, fixed_shapes=True, retraces=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerShape:
+    """What decides the shapes of a runner's batches, and the kernels that compute them."""
+
+    max_num_seqs: int
+    max_model_len: int
+    networks: NetworkKind
+    deterministic: bool = False  # `cpu` and `exact` are so anyway
+    attention: str = "auto"  # how `fused` attends: see `choose_attention`
+
+    @property
+    def mode(self) -> BatchMode:
+        mode = _MODES[self.networks]
+        return DETERMINISTIC if self.deterministic and mode is BUCKETS else mode
+
+    def sizes(self, *, most_positions: int) -> tuple[list[int], list[int]]:
+        """Numbers of rows of a step, and numbers of positions of a prefill pass, at most `most_positions`."""
+        mode, most = self.mode, self.max_num_seqs
+        positions = [size for size in _PREFILL_POSITIONS if size <= most_positions]
+        if mode.fixed_shapes:
+            return [most] if mode.one_size else buckets(most, BATCHES), positions
+        return ([most], [most]) if mode.one_size else (list(range(1, most + 1)), positions[-1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +140,7 @@ class QueuedStep:
 
 
 class ModelRunner:
-    """Runs batches of a talker's sequences. `build_runner` says what it shares with its lanes."""
+    """Runs batches of a talker's sequences."""
 
     def __init__(
         self,
@@ -110,20 +150,16 @@ class ModelRunner:
         *,
         most_positions: int = MAX_PASS_POSITIONS,
         cuda_stream: torch.cuda.Stream | None = None,
-        lanes: Iterable["ModelRunner"] = (),
     ) -> None:
-        """Prefill passes have at most `most_positions` positions. Work is queued on `cuda_stream`, if there is one.
-
-        `lanes` run the same rows, at the same time: see `build_runner`.
-        """
+        """Prefill passes have at most `most_positions` positions. Work is queued on `cuda_stream`, if there is one."""
         self.networks, self.blocks, self.shape, self.cuda_stream = networks, blocks, shape, cuda_stream
-        self.lanes = list(lanes)
         self.state, self.device = networks.state, networks.tables.device
         self._writer = RowWriter(self.state)
         self.on_gpu = self.device.type != "cpu"
         self.mode = mode = shape.mode
         self._given = Staging(networks.given.numel(), device=self.device) if mode.retraces else None
         self.buckets, sizes = shape.sizes(most_positions=most_positions)
+        self.most_positions = sizes[-1]
         self.graphs, scratch_row = Graphs(cuda_stream), self.state.scratch_row
         self._prefills = [PrefillInputs(size, scratch_row=scratch_row, tables=networks.tables) for size in sizes]
         self._rows = torch.zeros(shape.max_num_seqs, dtype=torch.long, device=self.device)
@@ -138,7 +174,7 @@ class ModelRunner:
         self.run_pending_advance()
         if sequences:
             self._batch = None
-        retraces, limit = self.mode.retraces, self._prefills[-1].num_positions
+        retraces, limit = self.mode.retraces, self.most_positions
         sized = [(sequence, (sequence.prompt if retraces else sequence).num_positions) for sequence in sequences]
         with self.on_stream():
             for sequence in sequences:
@@ -204,42 +240,14 @@ class ModelRunner:
         self._predict(batch)
         self._advance(batch, length=self._length(0))
 
-    def accepts(self, sequence: Sequence) -> bool:
-        """Whether the lane runs this newcomer: not with a cloned voice or frames, whose buffer is there only once."""
-        has_dense = sequence.prompt.dense is not None or sequence.num_frames > 0
-        return not has_dense and sequence.num_positions <= self._prefills[-1].num_positions
-
     def on_stream(self) -> AbstractContextManager[object]:
         """The device's work that is queued in the block is on the runner's CUDA stream."""
         return torch.cuda.stream(self.cuda_stream)
 
-    def begin_step(self) -> None:
-        """Later work of the lanes waits for the work so far, and not for the step that is queued now."""
-        for lane in self.lanes:
-            if lane.cuda_stream is not None:
-                lane.cuda_stream.wait_stream(torch.cuda.current_stream())
-
-    def await_lanes(self) -> None:
-        """Work that is queued from now on waits for the work of the lanes so far."""
-        for lane in self.lanes:
-            if lane.cuda_stream is not None:
-                torch.cuda.current_stream().wait_stream(lane.cuda_stream)
-
-    def capture(self, progress: Callable[[int, int], None]) -> None:
-        """Capture each shape of a step or a prefill on a GPU, the largest first because all share its memory.
-
-        `progress` is called with the number of shapes that are done, and of all.
-        """
-        shapes = [(runner.graphs, key, work) for runner in (self, *self.lanes) for key, work in runner._shapes()]
-        for number, (graphs, key, work) in enumerate(shapes):
-            progress(number, len(shapes))
-            graphs.capture(key, work)
-        torch.cuda.synchronize()
-
     @torch.inference_mode()
     def rehearse(self) -> None:
-        """Run once, without a capture, everything that `capture` makes graphs of. Lanes launch the same kernels."""
-        for _, work in self._shapes():
+        """Run once, without a capture, everything that `capture` makes graphs of."""
+        for _, work in self.shapes():
             work()
 
     def _as_batch(self, sequences: list[Sequence]) -> _DeviceBatch:
@@ -318,7 +326,7 @@ class ModelRunner:
         staged.values.reshape(given.shape)[: len(frames)] = frames
         given.copy_(staged.tensor.view(given.shape), non_blocking=True)
 
-    def _shapes(self) -> Iterator[tuple[Hashable, Callable[[], None]]]:
+    def shapes(self) -> Iterator[tuple[Hashable, Callable[[], None]]]:
         """Every shape of a step or a prefill on a GPU, and its work."""
         assert self.mode.fixed_shapes
         most = self._length(0)
@@ -340,14 +348,9 @@ class ModelRunner:
 
 
 def build_runner(tables: InputTables, cache: KVCache, blocks: BlockManager, shape: RunnerShape) -> ModelRunner:
-    """The runner of one talker, with its lanes.
-
-    Lanes share its weights, keys, values and rows. What a step writes besides them is in `FusedNetworks` and
-    `ModelRunner`, of which each lane has its own, because two steps may run at once.
-    """
-    config = tables.talker.config
+    """The runner of one talker's steps."""
     size = StateSize(shape.max_num_seqs, shape.max_model_len, blocks.block_size)
-    state = BatchState(config, size, dtype=tables.dtype, device=tables.device)
+    state = BatchState(tables.talker.config, size, dtype=tables.dtype, device=tables.device)
     if shape.networks != "fused":
         unfused = UNFUSED[shape.networks](tables, state, cache, num_rows=shape.max_num_seqs)
         return ModelRunner(unfused, blocks, shape)
@@ -357,23 +360,20 @@ def build_runner(tables: InputTables, cache: KVCache, blocks: BlockManager, shap
     weights = FusedWeights.pack_in_place(
         tables.talker, positions=size.max_model_len, attention=shape.attention, pdl=launches_early(tables.device)
     )
+    fused = FusedNetworks(tables, state, cache, weights, num_rows=shape.max_num_seqs, num_positions=MAX_PASS_POSITIONS)
+    return ModelRunner(fused, blocks, shape)
 
-    def networks(num_rows: int, num_positions: int) -> FrameNetworks:
-        return FusedNetworks(tables, state, cache, weights, num_rows=num_rows, num_positions=num_positions)
 
-    def lane() -> ModelRunner:
-        rows = min(_LANE_ROWS, shape.max_num_seqs)
-        stream = None
-        if tables.device.type != "cpu":
-            stream = torch.cuda.Stream(tables.device, priority=_LANE_PRIORITY)  # type: ignore[no-untyped-call]
-        own_shape = replace(shape, max_num_seqs=rows)
-        return ModelRunner(
-            networks(rows, _LANE_POSITIONS), blocks, own_shape, most_positions=_LANE_POSITIONS, cuda_stream=stream
-        )
+def capture(runners: list[ModelRunner], progress: Callable[[int, int], None]) -> None:
+    """Capture each shape of a step or a prefill on a GPU, the largest of a runner first because all share its memory.
 
-    num_lanes = 0 if shape.deterministic else _LANES  # whose buckets are not those of a step
-    of_steps = networks(shape.max_num_seqs, MAX_PASS_POSITIONS)
-    return ModelRunner(of_steps, blocks, shape, lanes=[lane() for _ in range(num_lanes)])
+    `progress` is called with the number of shapes that are done, and of all.
+    """
+    shapes = [(runner.graphs, key, work) for runner in runners for key, work in runner.shapes()]
+    for number, (graphs, key, work) in enumerate(shapes):
+        progress(number, len(shapes))
+        graphs.capture(key, work)
+    torch.cuda.synchronize()
 
 
 def _row(sequence: Sequence) -> int:

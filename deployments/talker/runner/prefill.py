@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from deployments.gpu.graphs import Staging
+from deployments.talker.model.input_tables import Ids, InputTables
 from deployments.talker.networks.frame_networks import PrefillTensors
 from deployments.talker.state.sequence import Sequence
-from deployments.talker.text.prompt import Ids, InputTables
 
 
 @dataclass(frozen=True, slots=True)

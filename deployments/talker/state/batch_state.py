@@ -4,7 +4,7 @@ The host writes a row once, when its sequence is admitted. From then on each ste
 scratch row, belongs to no sequence: batches are padded with it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -12,9 +12,98 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deployments.gpu.graphs import Staging
+from deployments.protocol import FILTERS, SUBTALKER, Sampling
 from deployments.talker.model.model_config import ModelConfig
-from deployments.talker.state.sampling import OPTION_COLUMNS, BatchSampler, Breadth, FilterOptions
 from deployments.talker.state.sequence import Sequence
+
+# Top-k keeps every candidate equal to the k-th; bfloat16 logits are often equal. Room for that many more.
+_TIES = 14
+
+
+@dataclass(frozen=True, slots=True)
+class FilterOptions:
+    """How one codebook of one sequence is sampled: `do_sample` and the `FILTERS`, whose defaults filter nothing."""
+
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    @classmethod
+    def for_talker(cls, sampling: Sampling) -> "FilterOptions":
+        """Options of codebook 0 from a complete `Sampling`."""
+        return cls._of(sampling, bool(sampling.do_sample), "")
+
+    @classmethod
+    def for_predictor(cls, sampling: Sampling) -> "FilterOptions":
+        """Options of codebooks 1 and up from a complete `Sampling`."""
+        return cls._of(sampling, bool(sampling.subtalker_dosample), SUBTALKER)
+
+    @classmethod
+    def _of(cls, sampling: Sampling, do_sample: bool, prefix: str) -> "FilterOptions":
+        return cls(do_sample, **{name: getattr(sampling, prefix + name) for name in FILTERS})
+
+    def pack(self) -> NDArray[np.int32]:
+        """[options]: a column each, a float as its bits."""
+        packed = np.zeros(len(OPTION_COLUMNS), dtype=np.int32)
+        for option in fields(self):
+            column = packed[OPTION_COLUMNS[option.name], None]
+            (column.view(np.float32) if option.type is float else column)[:] = getattr(self, option.name)
+        return packed
+
+
+# The column of each option in a packed `FilterOptions`, by name.
+OPTION_COLUMNS = {option.name: column for column, option in enumerate(fields(FilterOptions))}
+
+
+@dataclass(frozen=True, slots=True)
+class Breadth:
+    """How many candidates a batch looks at, and whether top-p is among its filters. A CUDA graph fixes both."""
+
+    num_candidates: int | None  # None: the whole vocabulary
+    top_p: bool
+
+    @classmethod
+    def of(cls, options: list[FilterOptions]) -> "Breadth":
+        """The least that serves all of `options`."""
+        limited = all(option.top_k > 0 or not option.do_sample for option in options)
+        largest = max((option.top_k for option in options if option.do_sample), default=0)
+        return cls(largest + _TIES if limited else None, any(option.top_p < 1.0 for option in options))
+
+    def covers(self, other: "Breadth") -> bool:
+        """Whether options that need `other` are served."""
+        if other.top_p and not self.top_p:
+            return False
+        if self.num_candidates is None or other.num_candidates is None:
+            return self.num_candidates is None
+        return other.num_candidates <= self.num_candidates
+
+
+# The breadth that nearly all requests need, with the checkpoints' defaults, and the breadth that serves every request.
+NARROW = Breadth(50 + _TIES, top_p=False)
+WIDE = Breadth(None, top_p=True)
+
+
+class BatchOptions:
+    """The options of a batch of rows, each row with its own."""
+
+    def __init__(self, packed: Tensor, breadth: Breadth) -> None:
+        """`packed` [rows, options] int32: each row as `FilterOptions.pack` has it."""
+        self.packed, self.breadth = packed, breadth
+
+    @classmethod
+    def of(cls, options: list[FilterOptions], *, device: torch.device) -> "BatchOptions":
+        """A row for each of `options`."""
+        packed = np.stack([option.pack() for option in options])
+        return cls(torch.from_numpy(packed).to(device), Breadth.of(options))
+
+    def ints(self, name: str) -> Tensor:
+        """[rows, 1] int32: each row's option `name`."""
+        return self.packed[:, OPTION_COLUMNS[name], None]
+
+    def floats(self, name: str) -> Tensor:
+        """[rows, 1] float32."""
+        return self.ints(name).view(torch.float32)
 
 
 class Columns:
@@ -54,7 +143,7 @@ class Context:
     """Where the rows of one pass of the talker stand. Rows of one sequence may stand side by side: a prefill."""
 
     positions: Tensor  # [rows] int32
-    slots: Tensor  # [rows] int64: cache index each row's key and value go to
+    slot_mapping: Tensor  # [rows] int64: cache index each row's key and value go to
     block_tables: Tensor  # [rows, blocks] int32
     lengths: Tensor  # [rows] int32: positions each row attends to, its own included
 
@@ -87,7 +176,7 @@ class BatchState:
         ids = self._trailing[rows, frames.clamp(max=self.size.max_model_len - 1)]
         return torch.where(has_id, ids, padding)
 
-    def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
+    def slot_mapping(self, rows: Tensor, positions: Tensor) -> Tensor:
         """[rows] int64: cache indices of positions [rows] of sequences' rows."""
         index = (positions // self.size.block_size).clamp(max=self.size.blocks - 1)
         return self.block_tables[rows, index].long() * self.size.block_size + positions % self.size.block_size
@@ -96,11 +185,11 @@ class BatchState:
         """Twice [rows] int32: the position of each row's first text token, and how many positions are text."""
         return self.packed[rows, Columns.TEXT_START], self.packed[rows, Columns.NUM_TEXT]
 
-    def talker_sampler(self, rows: Tensor, breadth: Breadth) -> BatchSampler:
-        return BatchSampler(self.packed[rows, Columns.TALKER], breadth)
+    def talker_options(self, rows: Tensor, breadth: Breadth) -> BatchOptions:
+        return BatchOptions(self.packed[rows, Columns.TALKER], breadth)
 
-    def predictor_sampler(self, rows: Tensor, breadth: Breadth) -> BatchSampler:
-        return BatchSampler(self.packed[rows, Columns.PREDICTOR], breadth)
+    def predictor_options(self, rows: Tensor, breadth: Breadth) -> BatchOptions:
+        return BatchOptions(self.packed[rows, Columns.PREDICTOR], breadth)
 
     def penalty(self, rows: Tensor) -> Tensor:
         """[rows, 1]: repetition penalties."""

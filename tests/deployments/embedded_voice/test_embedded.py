@@ -67,13 +67,13 @@ def test_it_is_the_same_every_time(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_it_has_named_voices(engine: Engine) -> None:
-    assert engine.model.kind is ModelKind.CUSTOM_VOICE
-    assert len(engine.model.speakers) == 8
-    assert list(engine.model.languages) == ["english"]
+    assert engine.model_config.kind is ModelKind.CUSTOM_VOICE
+    assert len(engine.model_config.speakers) == 8
+    assert list(engine.model_config.languages) == ["english"]
 
 
 def test_every_voice_speaks_differently_and_ends(engine: Engine, checkpoint: Path) -> None:
-    voices = list(engine.model.speakers)
+    voices = list(engine.model_config.speakers)
     for number, voice in enumerate(voices):
         synthesis = SynthesisRequest(
             "test", "Hello, this is a plain sentence.", voice=voice, language="english", seed=7

@@ -21,13 +21,12 @@ from deployments.gpu.compile_ahead import Kernel, compile_kernel, noted_launches
 from deployments.talker.kernels import matmul  # noqa: E402
 from deployments.talker.kernels.matmul import Product, like_rows  # noqa: E402
 from deployments.talker.kernels.tiles import MEASURED, SHARED_ROWS, Form, tile_for  # noqa: E402
+from deployments.talker.model.input_tables import InputTables  # noqa: E402
 from deployments.talker.model.model_config import ModelConfig  # noqa: E402
 from deployments.talker.model.talker import Talker  # noqa: E402
-from deployments.talker.runner.model_runner import build_runner  # noqa: E402
-from deployments.talker.runner.runner_shape import RunnerShape  # noqa: E402
+from deployments.talker.runner.model_runner import RunnerShape, build_runner  # noqa: E402
+from deployments.talker.state.batch_state import WIDE  # noqa: E402
 from deployments.talker.state.kv_cache import BlockManager, KVCache  # noqa: E402
-from deployments.talker.state.sampling import WIDE  # noqa: E402
-from deployments.talker.text.prompt import InputTables  # noqa: E402
 from talkray_tools.released import SHAPES  # noqa: E402
 from tests.deployments.gpu.test_compile_ahead import Driver  # noqa: E402
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from deployments.protocol import FinishReason, SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import TalkerConfig, build_engine
-from deployments.talker.networks.frame_networks import FrameNetworks
-from deployments.talker.state.sampling import Breadth
+from deployments.talker.networks.frame_networks import UnfusedNetworks
+from deployments.talker.state.batch_state import Breadth
 from deployments.weights.store import embedded_path
 from tests.deployments.talker.driving import Spoken, ask, speak_all
 from tests.deployments.talker.engine.test_engine import push_end_of_speech
@@ -41,24 +41,24 @@ def undisturbed(embedded: Engine) -> list[Spoken]:
 def replace_readings(monkeypatch: pytest.MonkeyPatch, read_at: Readings) -> None:
     """Of every sequence: its attention is on `read_at` of its frame."""
 
-    def forced(networks: FrameNetworks, rows: Tensor, _: Tensor) -> None:
+    def forced(networks: UnfusedNetworks, rows: Tensor, _: Tensor) -> None:
         tokens = torch.tensor([read_at(int(networks.state.num_frames[row])) for row in rows.tolist()])
         networks.readings[: len(rows), 0], networks.readings[: len(rows), 1] = 1.0, tokens
 
-    monkeypatch.setattr(FrameNetworks, "_read", forced)
+    monkeypatch.setattr(UnfusedNetworks, "_read", forced)
 
 
 def end_at(monkeypatch: pytest.MonkeyPatch, frame: int) -> None:
     """Every sequence samples the end of speech in place of `frame`, and never before."""
     push_end_of_speech(monkeypatch, -1e9)
-    sample = FrameNetworks._sample_code0
+    sample = UnfusedNetworks._sample_code0
 
-    def ending(networks: FrameNetworks, rows: Tensor, hidden: Tensor, breadth: Breadth) -> Tensor:
+    def ending(networks: UnfusedNetworks, rows: Tensor, hidden: Tensor, breadth: Breadth) -> Tensor:
         return torch.where(
             networks.state.num_frames[rows] == frame, networks.config.codes.eos, sample(networks, rows, hidden, breadth)
         )
 
-    monkeypatch.setattr(FrameNetworks, "_sample_code0", ending)
+    monkeypatch.setattr(UnfusedNetworks, "_sample_code0", ending)
 
 
 def test_the_voice_ends_as_it_should(undisturbed: list[Spoken]) -> None:

@@ -12,13 +12,13 @@ from torch import Tensor
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.protocol import SAMPLING_DEFAULTS, FinishReason, Sampling, SynthesisRequest
+from deployments.talker.model.input_tables import InputTables
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.frame_networks import NetworkKind
-from deployments.talker.runner.model_runner import build_runner
-from deployments.talker.runner.runner_shape import RunnerShape
+from deployments.talker.runner.model_runner import RunnerShape, build_runner
 from deployments.talker.state.kv_cache import BlockManager, KVCache
 from deployments.talker.state.sequence import FrameLimit, Sequence
-from deployments.talker.text.prompt import InputTables, Prompt
+from deployments.talker.text.prompt import Prompt
 from tools.kernels.bench import random_talker
 
 pytestmark = pytest.mark.gpu

@@ -272,7 +272,7 @@ def prompted(engine: Engine, rows: int, number: int) -> Sequence:
     assert prompt.num_positions >= rows
     cut = replace(prompt, text_ids=prompt.text_ids[:rows], codec_ids=prompt.codec_ids[:rows])
     limit = FrameLimit(99, FinishReason.LENGTH)
-    sequence = Sequence(number, request, cut, engine.model.generation, limit, row=number, frame_s=0.08)
+    sequence = Sequence(number, request, cut, engine.model_config.generation, limit, row=number, frame_s=0.08)
     engine.runner.blocks.grow(number, rows + 1)
     return sequence
 
@@ -388,7 +388,7 @@ def stepped(engine: Engine, size: int, seed: int, delays: np.ndarray) -> tuple[t
 def test_the_lane_changes_no_bit(place: Place, checkpoint: Path) -> None:
     """First frames beside steps of others and without them, while delays come between at random."""
     engine = load(checkpoint, place, streams=24)
-    runner, lane = engine.runner, engine.runner.lanes[0]
+    runner, lane = engine.runner, engine.lanes.runners[0]
     draw = np.random.default_rng(0)
     speaking = [prompted(engine, 20 + number, number) for number in range(16)]
     coming = [prompted(engine, 9 + 7 * number, 16 + number) for number in range(8)]
@@ -411,7 +411,7 @@ def beside_the_lane(
     """Three steps of `old` and the first frames of `new`: codes, and what the state has of all. Before each piece of
     work so many clock cycles pass on its CUDA stream; `one_by_one` nothing runs beside another.
     """
-    runner, lane, cycles = engine.runner, engine.runner.lanes[0], iter(delays.tolist())
+    runner, lane, cycles = engine.runner, engine.lanes.runners[0], iter(delays.tolist())
 
     def piece(of: ModelRunner) -> None:
         if one_by_one:

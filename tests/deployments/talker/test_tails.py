@@ -10,7 +10,7 @@ import pytest
 from deployments.protocol import Reference, SynthesisRequest, Tail
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
-from deployments.talker.text.prompt import MAX_PASS_POSITIONS
+from deployments.talker.model.input_tables import MAX_PASS_POSITIONS
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import ask, resumed, speak
 from tests.deployments.talker.test_live_text import live, run_dry, write
@@ -70,7 +70,7 @@ def test_the_rows_are_those_of_one_text_that_is_resumed_behind_the_tail(engine: 
         request("CustomVoice", tail=None, non_streaming_mode=full_text), body, has_all_text=True
     )
     num_frames = len(TAIL.codes)
-    text = [*whole.text_ids, *np.pad(whole.trailing, (0, 99), constant_values=engine.model.tokens.tts_pad)]
+    text = [*whole.text_ids, *np.pad(whole.trailing, (0, 99), constant_values=engine.model_config.tokens.tts_pad)]
     assert joined.num_positions == whole.num_positions + num_frames
     assert list(joined.text_ids) == text[: len(whole.text_ids) + num_frames]
     assert list(joined.codec_ids[: -num_frames or None]) == list(whole.codec_ids)

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from deployments.protocol import FinishReason, SynthesisRequest
 from deployments.talker.engine.startup import load_talker
+from deployments.talker.model.input_tables import InputTables
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.talker import Talker
-from deployments.talker.runner.model_runner import ModelRunner, build_runner
+from deployments.talker.runner.model_runner import ModelRunner, RunnerShape, build_runner
 from deployments.talker.runner.prefill import PrefillInputs, SequencePart
-from deployments.talker.runner.runner_shape import RunnerShape
 from deployments.talker.state.kv_cache import BlockManager, KVCache
 from deployments.talker.state.sequence import FrameLimit, Sequence
-from deployments.talker.text.prompt import InputTables, PromptBuilder
+from deployments.talker.text.prompt import PromptBuilder
 from deployments.talker.text.tokenizer import TextTokenizer
 from tools.demo_voice.dataset import END, NONE, CorpusUtterance, RowLayout, TrainingBatch, TrainingSample
 from tools.demo_voice.teacher_forcing import input_rows, predictor_logits, talker_hidden

@@ -76,10 +76,10 @@ class EngineTraffic:
 
 def compare(engine: Engine, rate: float, seconds: float) -> None:
     """Print a line for each way."""
-    with_lanes, without = engine.runner.lanes, list[ModelRunner]()
+    with_lanes, without = engine.lanes.runners, list[ModelRunner]()
     for jobs in (False, True):
         for lanes in (without, with_lanes):
-            engine.runner.lanes = lanes
+            engine.lanes.runners = lanes
             traffic = EngineTraffic(engine, rate, jobs=jobs)
             traffic.run(seconds)
             job_s = traffic.job_frames * engine.info.frame_samples / engine.info.sample_rate

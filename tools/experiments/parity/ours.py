@@ -17,7 +17,7 @@ from deployments.protocol import Codes, Reference, Sampling, SynthesisRequest
 from deployments.talker.engine.intake import complete
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.model.model_config import ModelConfig
-from deployments.talker.state.sampling import Draw
+from deployments.talker.sampling.torch_sampler import Draw
 from deployments.weights.checkpoint import read_tensors
 from talkray_tools.choices import Divergence, divergences, run
 from talkray_tools.random_checkpoint import Options, write_checkpoint
@@ -111,8 +111,8 @@ class Ours:
     ) -> Codes:
         """[frames, groups] of a case decoded with `options`."""
         sampling = Sampling(max_new_tokens=extent.max_new_tokens, **options)
-        full = complete(sampling, self.engine.model.generation)
-        self.engine.runner.networks.noise = OfficialNoise(SEED, self.engine.model, full)
+        full = complete(sampling, self.engine.model_config.generation)
+        self.engine.runner.networks.noise = OfficialNoise(SEED, self.engine.model_config, full)
         request = replace(_synthesis(case, sampling), reference_codes=reference_codes if case.ref_text else None)
         return run(self.engine, request)
 
@@ -127,10 +127,10 @@ class Ours:
     ) -> list[Divergence]:
         """Where codes differ from the expected ones [frames, groups]. Behind each, generation goes on from those."""
         sampling = Sampling(max_new_tokens=extent.max_new_tokens, **options)
-        full = complete(sampling, self.engine.model.generation)
+        full = complete(sampling, self.engine.model_config.generation)
 
         def begin(known: int) -> None:
-            self.engine.runner.networks.noise = OfficialNoise(SEED, self.engine.model, full, drawn=known)
+            self.engine.runner.networks.noise = OfficialNoise(SEED, self.engine.model_config, full, drawn=known)
 
         request = replace(_synthesis(case, sampling), reference_codes=reference_codes if case.ref_text else None)
         return divergences(self.engine, request, expected, most=extent.max_new_tokens - 1, begin=begin)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deployments.codec.backends.cpu import MATRIX_UNITS
+from deployments.codec.backends.c_kernels import MATRIX_UNITS
 from deployments.codec.backends.registry import choose_codec_backend
 from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.backends.triton_slots import PRECISIONS, Precision, TritonSlots

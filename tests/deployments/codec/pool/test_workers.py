@@ -30,8 +30,8 @@ async def test_a_call_that_hangs_ends_itself_and_those_behind_it(on_gpu: bool) -
 
 
 async def test_a_call_that_works_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.codec.pool.workers.LONGEST_IDLENESS_S", 0.3)
-    monkeypatch.setattr("deployments.codec.pool.workers.CHECK_S", 0.05)
+    monkeypatch.setattr("deployments.codec.pool.workers._LONGEST_IDLENESS_S", 0.3)
+    monkeypatch.setattr("deployments.codec.pool.workers._CHECK_S", 0.05)
     workers, checks = Workers(1, on_gpu=False), 0
 
     def work() -> None:

@@ -16,7 +16,7 @@ from deployments.codec.slots import CODE_RING, PlainSlots, SlotDecoder
 from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import ALL_FRAMES, Codes, FrameChunk, Pcm, Reference
 from deployments.recording_cache import VOICE_BYTES
-from deployments.talker.audio import audio_streams, codec_pacing
+from deployments.talker.audio import audio_stream, audio_streams
 from deployments.talker.audio.audio_stream import AudioStream
 from deployments.talker.audio.audio_streams import AudioStreams
 from deployments.talker.engine.engine import Engine, StepOutput
@@ -597,14 +597,14 @@ def test_a_stream_that_is_not_looked_at_wants_no_call(clock: Clock, monkeypatch:
     slots, sizes, rng = FakeSlots(), list[bool](), random.Random(1)
     audio = AudioStreams(lambda: slots, frame_s=FRAME_S)
 
-    def candidates(streams: Collection[AudioStream], now_s: float) -> list[codec_pacing._Candidate]:
+    def candidates(streams: Collection[AudioStream], now_s: float) -> list[audio_stream._Candidate]:
         for stream in streams:
             if stream.num_waiting and stream.call_size(now_s, 0):
                 sizes.append(stream.earliest_call_s <= now_s)
         return original(streams, now_s)
 
-    original = codec_pacing._candidates
-    monkeypatch.setattr(codec_pacing, "_candidates", candidates)
+    original = audio_stream._candidates
+    monkeypatch.setattr(audio_stream, "_candidates", candidates)
     number, going = 0, list[int]()
     for _ in range(1500):
         clock.now_s += rng.choice((0.001, 0.01, 0.05))

@@ -16,12 +16,11 @@ from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, Reference, Sampling, SynthesisRequest
 from deployments.recording_cache import Lookups
-from deployments.talker.engine import pacing
+from deployments.talker.engine import outgoing
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.engine.intake import complete
 from deployments.talker.engine.startup import build_engine, warm_up
-from deployments.talker.model.predictor import CodePredictor
-from deployments.talker.model.talker import Talker
+from deployments.talker.model.talker import CodePredictor, Talker
 from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.networks.frame_networks import FrameNetworks
 from deployments.talker.networks.plain_networks import PlainNetworks
@@ -50,7 +49,7 @@ def same(one: Spoken, other: Spoken) -> bool:
 
 def with_blocks(directory: Path, config: TalkerConfig, num_blocks: int) -> Engine:
     """An engine whose cache has room for so many blocks, the scratch block not counted."""
-    bytes_per_position = KVCache.bytes_per_position(build_engine(directory, config).model.talker, torch.float32)
+    bytes_per_position = KVCache.bytes_per_position(build_engine(directory, config).model_config.talker, torch.float32)
     cache_bytes = (num_blocks + 1) * config.kv_block_size * bytes_per_position
     return build_engine(directory, config.model_copy(update={"kv_cache_bytes": cache_bytes}))
 
@@ -148,7 +147,7 @@ def test_without_kernels_every_pass_on_cpu_has_the_same_number_of_rows(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How torch's matrix product rounds may depend on its number of rows, so that must not depend on the batch."""
-    monkeypatch.setattr("deployments.talker.kernels.cpu_kernels.fits", lambda *_: False)
+    monkeypatch.setattr("deployments.talker.networks.cpu_networks.fits", lambda *_: False)
     engine, rows = build_engine(checkpoint, CONFIG), set[int]()
     for network in (Talker, CodePredictor):
         forward = network.forward
@@ -272,15 +271,15 @@ def test_codes_are_codes(engine: Engine, alone: list[Spoken]) -> None:
     """Never one of the ids after them, end of speech included."""
     codes = np.concatenate([spoken.codes for spoken in alone])
     assert codes.dtype == np.int16
-    assert codes.shape[1] == engine.model.num_code_groups
+    assert codes.shape[1] == engine.model_config.num_code_groups
     assert codes.min() >= 0
-    assert codes.max() < engine.model.code_vocab_size
+    assert codes.max() < engine.model_config.code_vocab_size
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3, 9])
 def test_max_new_tokens_gives_a_frame_less(engine: Engine, max_new_tokens: int) -> None:
     spoken = speak(engine, ask(frames=max_new_tokens - 1, ignore_eos=True))
-    assert spoken.codes.shape == (max_new_tokens - 1, engine.model.num_code_groups)
+    assert spoken.codes.shape == (max_new_tokens - 1, engine.model_config.num_code_groups)
     assert spoken.reason is FinishReason.LENGTH
     assert spoken.num_text_tokens == len("Hello there.")
 
@@ -299,7 +298,7 @@ def test_end_of_speech_can_be_ignored(engine: Engine, monkeypatch: pytest.Monkey
     ends, goes_on = speak_all(engine, [ask(frames=9), ask(frames=9, ignore_eos=True)])
     assert (len(ends.codes), ends.reason) == (2, FinishReason.STOP)
     assert (len(goes_on.codes), goes_on.reason) == (9, FinishReason.LENGTH)
-    assert goes_on.codes.max() < engine.model.code_vocab_size
+    assert goes_on.codes.max() < engine.model_config.code_vocab_size
 
 
 def test_a_runaway_is_cut_by_the_length_of_its_text(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -616,7 +615,7 @@ def test_an_engine_that_cannot_warm_up_says_so(checkpoint: Path, monkeypatch: py
 
 def test_audio_never_comes_before_its_codes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a sequence that gives up its blocks while frames of it are held back."""
-    monkeypatch.setattr(pacing, "_HOLDING_LEAD_S", -math.inf)  # hold whatever can be held
+    monkeypatch.setattr(outgoing, "_HOLDING_LEAD_S", -math.inf)  # hold whatever can be held
     requests = [ask("Short.", seed=seed, frames=20, ignore_eos=True) for seed in range(4)]
     whole = speak_all(build_engine(checkpoint, CONFIG), requests)
     engine = with_blocks(checkpoint, CONFIG, 12)

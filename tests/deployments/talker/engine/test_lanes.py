@@ -1,8 +1,10 @@
 """Newcomers' first frames beside a step that runs. A CPU has no lane: here it gets one, and events that take time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +14,12 @@ from deployments.errors import EngineError, Overloaded, TalkerLost
 from deployments.protocol import FinishReason, FrameChunk, SynthesisRequest
 from deployments.talker.engine import lanes
 from deployments.talker.engine.engine import Engine
+from deployments.talker.engine.scheduler import Scheduler
 from deployments.talker.networks.plain_networks import PlainNetworks
 from deployments.talker.runner.model_runner import ModelRunner
-from deployments.talker.state.sequence import Sequence
-from deployments.talker.text.text_progress import TextProgress
+from deployments.talker.state.sequence import Sequence, TextProgress
 from tests.deployments.talker.driving import Spoken, ask, drain, resumed, speak
+from tests.deployments.talker.engine.test_scheduler import FRAME, ids, scheduler, sequence, step
 from tests.deployments.talker.runner.test_model_runner import like_a_gpu
 from tests.deployments.talker.test_live_text import at_once, live
 
@@ -61,7 +64,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def engine(tiny_checkpoint: Callable[[str], Path], clock: Clock) -> Engine:
     engine = like_a_gpu(tiny_checkpoint("CustomVoice"))
-    engine.runner.lanes = [another_lane(engine.runner)]
+    engine.lanes.runners = [another_lane(engine.runner)]
     return engine
 
 
@@ -70,6 +73,10 @@ def another_lane(runner: ModelRunner) -> ModelRunner:
     like = runner.networks
     networks = PlainNetworks(like.tables, like.state, like.cache, num_rows=runner.shape.max_num_seqs)
     return ModelRunner(networks, runner.blocks, runner.shape, most_positions=256)
+
+
+def ids_beside(engine: Engine) -> list[int]:
+    return [sequence.id for sequence in engine.scheduler.beside]
 
 
 @dataclass(slots=True)
@@ -82,7 +89,7 @@ class Lane:
 
 @pytest.fixture
 def lane(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Lane:
-    seen, [runner] = Lane(), engine.runner.lanes
+    seen, [runner] = Lane(), engine.lanes.runners
     prefill, queue_step = runner.prefill, runner.queue_step
 
     def prefilling(sequences: list[Sequence]) -> None:
@@ -136,7 +143,7 @@ def test_a_newcomer_has_its_first_frame_before_the_step_that_runs_has_its_own(
     assert lane.queued == []  # nothing ran beside them
     chunks = beside(engine, clock, lambda: engine.add(1, NEW))
     assert [number for number, _ in chunks] == [0, 1]
-    assert list(engine.scheduler.in_lane) == [1]
+    assert ids_beside(engine) == [1]
     assert engine.scheduler.num_running == 2
     rest = drain(engine)
     assert lane.queued == [[1]]
@@ -174,7 +181,7 @@ def test_a_newcomer_joins_the_next_step_if_that_begins_before_the_lane_is_free(
 ) -> None:
     chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.add(2, NEW), lane_looks=60)
     assert [number for number, _ in chunks] == [0, 0]
-    assert list(engine.scheduler.in_lane) == [1]
+    assert ids_beside(engine) == [1]
     chunks += engine.step().chunks
     assert [sequence.id for sequence in engine.scheduler.running.values()] == [0, 2]
     rest = drain(engine)
@@ -183,11 +190,11 @@ def test_a_newcomer_joins_the_next_step_if_that_begins_before_the_lane_is_free(
 
 
 def test_a_newcomer_takes_another_lane_while_one_is_busy(engine: Engine, clock: Clock, lane: Lane) -> None:
-    engine.runner.lanes.append(another_lane(engine.runner))
+    engine.lanes.runners.append(another_lane(engine.runner))
     alone = speak(engine, NEW).codes
     chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.add(2, NEW), lane_looks=60)
-    assert list(engine.scheduler.in_lane) == [1, 2]
-    assert engine.runner.lanes[1].has_pending_advance
+    assert ids_beside(engine) == [1, 2]
+    assert engine.lanes.runners[1].has_pending_advance
     rest = drain(engine)
     assert lane.queued == [[1]]  # by the first one
     for number in (1, 2):
@@ -199,7 +206,7 @@ def test_a_stream_that_ends_with_its_first_frames_ends(
     engine: Engine, clock: Clock, lane: Lane, frames: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     awaited: list[int] = []
-    monkeypatch.setattr(engine.runner, "await_lanes", lambda: awaited.append(1))
+    monkeypatch.setattr(engine.lanes, "_await_all", lambda: awaited.append(1))
     chunks = beside(engine, clock, lambda: engine.add(1, ask(frames=frames, ignore_eos=True)))
     rest = drain(engine)
     assert lane.queued == [[1]]
@@ -214,7 +221,7 @@ def test_a_newcomer_that_is_aborted_in_the_lane_leaves_nothing(
     engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     awaited: list[int] = []
-    monkeypatch.setattr(engine.runner, "await_lanes", lambda: awaited.append(1))
+    monkeypatch.setattr(engine.lanes, "_await_all", lambda: awaited.append(1))
     alone = speak(engine, OLD).codes
     free = engine.scheduler.blocks.num_free
     chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.abort(1))
@@ -238,7 +245,7 @@ def test_an_engine_whose_only_stream_is_in_the_lane_is_not_idle(engine: Engine, 
 def test_a_prefill_that_raises_in_the_lane_ends_its_request_alone(
     engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [beside_it] = engine.runner.lanes
+    [beside_it] = engine.lanes.runners
     prefill = beside_it.prefill
 
     def tripping(sequences: list[Sequence]) -> None:
@@ -280,7 +287,7 @@ def test_a_newcomer_without_a_decoder_slot_is_refused_alone(
 def test_a_state_that_is_not_finite_in_the_lane_is_reported(
     engine: Engine, clock: Clock, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [beside_it] = engine.runner.lanes
+    [beside_it] = engine.lanes.runners
     queue_step = beside_it.queue_step
 
     def breaking(sequences: list[Sequence], *more: object) -> object:
@@ -303,7 +310,7 @@ def test_text_that_is_written_while_its_first_frame_is_made_is_spoken(engine: En
         engine.append_text(1, text[:7], is_last=False)
 
     chunks = beside(engine, clock, begin, lambda: engine.append_text(1, text[7:], is_last=True))
-    assert list(engine.scheduler.in_lane) == [1]
+    assert ids_beside(engine) == [1]
     rest = drain(engine)
     assert lane.queued == [[1]]
     np.testing.assert_array_equal(joined(chunks, rest, 1), expected)
@@ -352,7 +359,7 @@ def test_rows_that_the_running_step_uses_are_not_for_the_lane(engine: Engine, cl
     rows: list[int | None] = []
     beside(engine, clock, change)
     assert lane.queued == [[8]]
-    [newcomer] = engine.scheduler.in_lane.values()
+    [newcomer] = engine.scheduler.beside
     assert newcomer.row not in rows
     assert sorted(drain(engine)) == [0, 1, 2, 8, 9]
 
@@ -362,7 +369,7 @@ def test_where_it_read_with_its_first_frame_is_known(
 ) -> None:
     """The lane's reading comes before its sequence joins the others, so before its second frame."""
     read: dict[bool, list[tuple[int, float]]] = {False: [], True: []}
-    [beside_it] = engine.runner.lanes
+    [beside_it] = engine.lanes.runners
     config = engine.runner.networks.config
     for runner in (engine.runner, beside_it):
         runner.networks.config = replace(config, text=replace(config.text, alignment_head=(1, 0)))
@@ -382,3 +389,63 @@ def test_where_it_read_with_its_first_frame_is_known(
     assert lane.queued == [[1]]
     assert len(read[False]) == NEW_FRAMES - 1
     np.testing.assert_allclose(read[True], read[False], atol=1e-5)
+
+
+def lanes_of(line: Scheduler) -> lanes.Lanes:
+    """Those of an engine without any."""
+    plain: Any = SimpleNamespace(shape=SimpleNamespace(networks="plain"))
+    nobody: Any = None
+    return lanes.Lanes(plain, line, nobody)
+
+
+def lane_for(*, most: int = 8, most_positions: int = 256) -> Any:
+    return SimpleNamespace(buckets=[most], most_positions=most_positions)
+
+
+def taken(line: Scheduler, batch: Iterable[Sequence]) -> tuple[set[int | None], set[int]]:
+    """Rows and blocks of sequences."""
+    return {each.row for each in batch}, {block for each in batch for block in line.blocks.table(each.id)}
+
+
+@pytest.mark.parametrize("blocks", [100, 3])
+def test_a_newcomer_starts_beside_a_step_on_rows_and_blocks_that_the_step_does_not_use(blocks: int) -> None:
+    """What is free again since the step was chosen is used by the step."""
+    line = scheduler(max_num_seqs=3 if blocks > 3 else 9, blocks=blocks, max_num_waiting=9)
+    beside = lanes_of(line)
+    for number in (0, 1):
+        line.add(sequence(number, rows=2))
+    batch = line.schedule()
+    assert batch is not None
+    beside.begin_step()
+    rows, used = taken(line, batch.decode)
+    line.abort(0)
+    for number in (5, 6):
+        line.add(sequence(number, rows=2))
+    started = beside._take_newcomers(lane_for())
+    assert ids(started) == ids(line.beside) == [5]
+    own_rows, own_blocks = taken(line, started)
+    assert rows.isdisjoint(own_rows)
+    assert used.isdisjoint(own_blocks)
+    assert (line.num_running, line.find(5)) == (2, started[0])
+    line.check_integrity()
+    assert step(line) == ([6], [1, 6])  # the lane has 5 still
+    started[0].append(FRAME)
+    line.join(started)
+    assert step(line) == ([], [1, 6, 5])
+
+
+def test_nobody_overtakes_who_does_not_start_beside_the_step() -> None:
+    line = scheduler(max_num_seqs=9, max_num_waiting=9)
+    beside = lanes_of(line)
+    line.add(sequence(0))
+    line.schedule()
+    beside.begin_step()
+    for number, rows in ((1, 3), (2, 2), (3, 4)):
+        line.add(sequence(number, rows=rows))
+    assert beside._take_newcomers(lane_for(most_positions=2)) == []
+    assert ids(beside._take_newcomers(lane_for(most=1, most_positions=3))) == [1]
+    assert ids(beside._take_newcomers(lane_for(most_positions=3))) == [2]
+    line.abort(2)
+    line.join(line.beside)
+    assert line.beside == []
+    assert step(line) == ([3], [0, 1, 3])

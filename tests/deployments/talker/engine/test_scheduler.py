@@ -1,5 +1,5 @@
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -527,48 +527,3 @@ def test_beside_sequences_that_only_wait_for_text_jobs_go_on_and_those_without_a
     line.abort(10)
     assert not line.is_idle
     assert decoded(line) == [2]
-
-
-def taken(line: Scheduler, batch: Iterable[Sequence]) -> tuple[set[int | None], set[int]]:
-    """Rows and blocks of sequences."""
-    return {each.row for each in batch}, {block for each in batch for block in line.blocks.table(each.id)}
-
-
-@pytest.mark.parametrize("blocks", [100, 3])
-def test_a_newcomer_starts_beside_a_step_on_rows_and_blocks_that_the_step_does_not_use(blocks: int) -> None:
-    """What is free again since the step was chosen is used by the step."""
-    line = scheduler(max_num_seqs=3 if blocks > 3 else 9, blocks=blocks, max_num_waiting=9)
-    for number in (0, 1):
-        line.add(sequence(number, rows=2))
-    batch = line.schedule()
-    assert batch is not None
-    rows, used = taken(line, batch.decode)
-    line.abort(0)
-    for number in (5, 6):
-        line.add(sequence(number, rows=2))
-    started = line.start_beside(lambda each: True, most=8)
-    assert ids(started) == ids([*line.in_lane.values()]) == [5]
-    own_rows, own_blocks = taken(line, started)
-    assert rows.isdisjoint(own_rows)
-    assert used.isdisjoint(own_blocks)
-    assert (line.num_running, line.find(5)) == (2, started[0])
-    line.check_integrity()
-    assert step(line) == ([6], [1, 6])  # the lane has 5 still
-    started[0].append(FRAME)
-    line.join(started)
-    assert step(line) == ([], [1, 6, 5])
-
-
-def test_nobody_overtakes_who_does_not_start_beside_the_step() -> None:
-    line = scheduler(max_num_seqs=9, max_num_waiting=9)
-    line.add(sequence(0))
-    line.schedule()
-    for number in (1, 2, 3):
-        line.add(sequence(number))
-    assert line.start_beside(lambda each: each.id != 1, most=8) == []
-    assert ids(line.start_beside(lambda each: each.id != 3, most=1)) == [1]
-    assert ids(line.start_beside(lambda each: each.id != 3, most=8)) == [2]
-    line.abort(2)
-    line.join([line.in_lane[1]])
-    assert line.in_lane == {}
-    assert step(line) == ([3], [0, 1, 3])

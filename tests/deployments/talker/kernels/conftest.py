@@ -1,5 +1,3 @@
-"""All but test_cpu_kernels.py run where Triton is: on a GPU, or on a CPU in its interpreter (TRITON_INTERPRET=1)."""
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +8,6 @@ import torch
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.model.talker import Talker
 from talkray_tools.released import SHAPES
-from tests.deployments.interpreter import INTERPRETED
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """On a GPU they are part of `-m gpu`."""
-    if not INTERPRETED:
-        for item in items:
-            if Path(__file__).parent in item.path.parents and item.path.name != "test_cpu_kernels.py":
-                item.add_marker(pytest.mark.gpu)
 
 
 @pytest.fixture

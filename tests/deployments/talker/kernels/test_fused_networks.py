@@ -10,13 +10,14 @@ import torch
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.protocol import SAMPLING_DEFAULTS, FinishReason, Sampling, SynthesisRequest
+from deployments.talker.engine.lanes import build_lanes
+from deployments.talker.model.input_tables import InputTables
 from deployments.talker.model.talker import Talker
 from deployments.talker.networks.frame_networks import NetworkKind
-from deployments.talker.runner.model_runner import ModelRunner, build_runner
-from deployments.talker.runner.runner_shape import RunnerShape
+from deployments.talker.runner.model_runner import ModelRunner, RunnerShape, build_runner
 from deployments.talker.state.kv_cache import BlockManager, KVCache
 from deployments.talker.state.sequence import FrameLimit, Sequence
-from deployments.talker.text.prompt import InputTables, Prompt
+from deployments.talker.text.prompt import Prompt
 from tests.deployments.talker.driving import GREEDY
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -102,16 +103,17 @@ def test_the_lane_and_a_step_do_not_disturb_each_other(talker: Talker) -> None:
     quiet, beside = (runner(talker, "fused") for _ in range(2))
     made: list[tuple[list[list[int]], ...]] = []
     for made_by in (quiet, beside):
+        lane, _ = build_lanes(made_by)
         *old, new = prepared(made_by, talker, count=1)
         made_by.prefill(old)
         step = made_by.queue_step(old)  # `advance` is still to come
         if made_by is quiet:
             made_by.run_pending_advance()
-        made_by.lanes[0].prefill([new])
-        first = made_by.lanes[0].queue_step([new])
+        lane.prefill([new])
+        first = lane.queue_step([new])
         if made_by is beside:
             made_by.run_pending_advance()
-        made_by.lanes[0].run_pending_advance()
+        lane.run_pending_advance()
         made.append((step.result().tolist(), first.result().tolist()))
     assert made[0] == made[1]
     for tensor in ("hidden", "packed", "seen"):

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
-from deployments.talker.kernels.prompt_attention import attend_prompt
+from deployments.talker.kernels.paged_attention import attend_prompt
 from deployments.talker.kernels.qkv import Heads
 from deployments.talker.state.batch_state import Context
 from tools.kernels.reference import reference_attend_prompt

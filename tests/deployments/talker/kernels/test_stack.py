@@ -10,13 +10,13 @@ pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.talker.kernels.paged_attention import choose_attention
 from deployments.talker.model.layers import attend_rows
-from deployments.talker.model.predictor import FrameAttention
-from deployments.talker.model.talker import Talker
-from deployments.talker.networks.fused_predictor import FusedPredictor, PackedPredictor
+from deployments.talker.model.talker import FrameAttention, Talker
+from deployments.talker.networks.fused_networks import FusedPredictor, PackedPredictor
 from deployments.talker.networks.fused_stack import FrameCache, FusedStack, PackedStack
-from deployments.talker.state.batch_state import Context
+from deployments.talker.sampling import torch_sampler
+from deployments.talker.sampling.torch_sampler import Draw
+from deployments.talker.state.batch_state import BatchOptions, Context, FilterOptions
 from deployments.talker.state.kv_cache import KVCache
-from deployments.talker.state.sampling import BatchSampler, Draw, FilterOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 BLOCK_SIZE, LENGTHS = 16, [1, 40, 77]
@@ -45,7 +45,7 @@ def test_talker_step(talker: Talker, device: torch.device) -> None:
     mask = (torch.arange(everywhere.shape[1], device=device) < context.lengths[:, None])[:, None, None]
 
     def attend_plainly(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        plain.keys[layer, context.slots], plain.values[layer, context.slots] = key, value
+        plain.keys[layer, context.slot_mapping], plain.values[layer, context.slot_mapping] = key, value
         keys, values = (each[layer, everywhere].transpose(1, 2) for each in (plain.keys, plain.values))
         return attend_rows(query, keys, values, mask)
 
@@ -78,7 +78,7 @@ def test_a_frame_has_the_codes_of_the_plain_predictor(talker: Talker, device: to
     hidden = torch.randn(ROWS, talker.config.talker.hidden_size, device=device)
     code0 = torch.tensor([1, 2, 3], device=device)
     draw = Draw(torch.tensor([1, -5, 1 << 40], device=device), torch.tensor([0, 5, 9], device=device), 0)
-    options = BatchSampler.of(
+    options = BatchOptions.of(
         [
             FilterOptions(do_sample=True, temperature=0.9, top_k=50, top_p=1.0),
             FilterOptions(do_sample=True, temperature=0.8, top_k=20, top_p=0.7),
@@ -90,7 +90,7 @@ def test_a_frame_has_the_codes_of_the_plain_predictor(talker: Talker, device: to
     codes = predictor.predict_frame(hidden, code0, options, draw)
 
     def sample(logits: torch.Tensor, codebook: int) -> torch.Tensor:
-        return options.sample(logits, replace(draw, codebook=codebook))
+        return torch_sampler.sample(logits, options, replace(draw, codebook=codebook))
 
     expected_codes, expected_total = talker.code_predictor(
         hidden, code0, talker.model.codec_embedding(code0), sample=sample

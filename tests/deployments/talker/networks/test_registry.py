@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from deployments.gpu.card import AMPERE, Capability
-from deployments.talker.kernels import cpu_kernels
-from deployments.talker.networks import registry
+from deployments.talker.networks import cpu_networks, registry
 from deployments.talker.networks.registry import UNFUSED, choose_networks
 
 TURING: Capability = (7, 5)
@@ -42,7 +41,7 @@ def test_the_table_of_kinds(
 ) -> None:
     monkeypatch.setattr(registry, "capability_of", lambda _: capability)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if has_triton else None)
-    monkeypatch.setattr(cpu_kernels, "fits", lambda *_: fits)
+    monkeypatch.setattr(cpu_networks, "fits", lambda *_: fits)
     assert choose_networks(kernels, MODEL, dtype=dtype, device=torch.device(device)) == kind
 
 

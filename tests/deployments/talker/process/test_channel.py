@@ -3,7 +3,6 @@ import pytest
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import FinishReason, FrameChunk
-from deployments.talker.engine.engine_load import EngineLoad
 from deployments.talker.process import channel
 from tests.deployments.talker.driving import ask
 
@@ -11,7 +10,7 @@ FRAMES = np.arange(32, dtype=np.int16).reshape(2, 16)
 MESSAGES: list[channel.Command | channel.Report] = [
     channel.Loading("the talker"),
     channel.Submit(1, ask("Hello there." * 50)),
-    channel.Produced(((1, FrameChunk(FRAMES, 5, FinishReason.STOP)),), 0.01, EngineLoad(num_running=1)),
+    channel.Produced(((1, FrameChunk(FRAMES, 5, FinishReason.STOP)),), 0.01, channel.EngineLoad(num_running=1)),
     channel.RequestFailed(2, InvalidRequest("too long", "input")),
     channel.Abort(1),
 ]

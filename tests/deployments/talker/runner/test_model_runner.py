@@ -13,9 +13,8 @@ from deployments.protocol import SynthesisRequest
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.networks.frame_networks import NetworkKind
-from deployments.talker.runner.model_runner import build_runner
+from deployments.talker.runner.model_runner import BATCHES, RunnerShape, build_runner
 from deployments.talker.runner.prefill import pack
-from deployments.talker.runner.runner_shape import BATCHES, RunnerShape
 from deployments.talker.state.kv_cache import KVCache
 from tests.deployments.talker.driving import GREEDY, ask, resumed, speak, speak_all
 
@@ -34,7 +33,7 @@ def like_a_gpu(directory: Path, *, deterministic: bool = False, networks: Networ
     engine = build_engine(directory, CONFIG)
     blocks, old = engine.scheduler.blocks, engine.runner
     cache = KVCache(
-        engine.model.talker,
+        engine.model_config.talker,
         num_blocks=blocks.num_blocks,
         block_size=CONFIG.kv_block_size,
         dtype=torch.float32,

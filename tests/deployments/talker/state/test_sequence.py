@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from deployments.protocol import FinishReason, Sampling, SynthesisRequest
-from deployments.talker.state.sequence import FrameLimit, Sequence
+from deployments.talker.state.sequence import FrameLimit, Sequence, TextProgress
 from deployments.talker.text.prompt import Prompt
-from deployments.talker.text.text_progress import TextProgress
 
 TOKENS, START = 60, 5
 STOP, LOOP, EARLY, RUNAWAY = FinishReason.STOP, FinishReason.LOOP, FinishReason.EARLY, FinishReason.RUNAWAY

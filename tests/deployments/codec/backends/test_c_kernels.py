@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, gelu, layer_norm, silu
 
-from deployments.codec.backends import cpu, products, torch_backend
+from deployments.codec.backends import c_kernels, products, torch_backend
 from deployments.codec.backends.registry import load_decoder
 from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.codec_config import SpeechTokenizerConfig
@@ -22,10 +22,10 @@ from tests.deployments.codec.conftest import CONFIG
 ROUNDING = 2.0**-8  # to the nearest bfloat16, relative
 
 
-@pytest.fixture(params=range(cpu.MATRIX_UNITS + 1))
+@pytest.fixture(params=range(c_kernels.MATRIX_UNITS + 1))
 def units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels do without some of the CPU's units."""
-    monkeypatch.setattr(cpu, "MATRIX_UNITS", request.param)
+    monkeypatch.setattr(c_kernels, "MATRIX_UNITS", request.param)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -33,12 +33,12 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def test_they_are_built_where_a_compiler_is_there() -> None:
-    assert cpu.BUILT or shutil.which("cc") is None
+    assert c_kernels.BUILT or shutil.which("cc") is None
 
 
 def test_what_was_built_for_another_version_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "_INTERFACE", 0)
-    assert cpu._built() == {}
+    monkeypatch.setattr(c_kernels, "_INTERFACE", 0)
+    assert c_kernels._built() == {}
 
 
 TYPES = [torch.float32, torch.bfloat16]
@@ -54,7 +54,7 @@ def test_gathering_rows(source: torch.dtype, target: torch.dtype, channels: int)
     amplitude, frequency = random(channels, seed=1), random(channels, seed=2).abs() * 4
     rows, nexts = torch.full((2, 8, channels), 7.0, dtype=target), [torch.empty_like(past) for past in pasts]
     for snake in (Snake(amplitude, frequency), Snake(amplitude, None), None):
-        assert cpu.gather(x, rows, snake, pasts, nexts)
+        assert c_kernels.gather(x, rows, snake, pasts, nexts)
         exact = x.double()
         if snake is not None:
             turned = x.float() if snake.frequency is None else x.float() * snake.frequency
@@ -67,7 +67,7 @@ def test_gathering_rows(source: torch.dtype, target: torch.dtype, channels: int)
 
 def test_a_past_that_is_longer_than_what_comes() -> None:
     past, rows = random(54, 4), torch.empty(1, 57, 4)
-    assert cpu.gather(random(1, 3, 4, seed=1), rows, None, [past], [past])
+    assert c_kernels.gather(random(1, 3, 4, seed=1), rows, None, [past], [past])
     assert torch.equal(past, rows[0, 3:])
 
 
@@ -76,20 +76,20 @@ def test_what_is_not_finite_stays_so() -> None:
     for target in TYPES:
         for snake in (Snake(torch.ones(4), None), None):
             out = torch.empty(1, 1, 4, dtype=target)
-            assert cpu.gather(x, out, snake)
+            assert c_kernels.gather(x, out, snake)
             assert torch.isfinite(out).tolist() == [[[False, False, False, True]]]
 
 
 def test_rows_with_gaps_are_left_to_torch() -> None:
     x = random(1, 4, 8)[:, :, ::2]
-    assert not cpu.gather(x, torch.empty(1, 4, 4), Snake(torch.ones(4), None))
-    assert cpu.convolve_to_one(x, torch.ones(2, 4), torch.ones(1)) is None
+    assert not c_kernels.gather(x, torch.empty(1, 4, 4), Snake(torch.ones(4), None))
+    assert c_kernels.convolve_to_one(x, torch.ones(2, 4), torch.ones(1)) is None
 
 
 @pytest.mark.parametrize(("taps", "channels"), [(7, 96), (1, 16), (3, 48)])
 def test_a_convolution_to_one_channel(taps: int, channels: int) -> None:
     rows, weight, bias = random(2, 20 + taps, channels), random(taps, channels, seed=1), random(1, seed=2)
-    got = cpu.convolve_to_one(rows, weight, bias)
+    got = c_kernels.convolve_to_one(rows, weight, bias)
     assert got is not None
     assert ((got.double() - exactly(rows, weight[:, :, None], bias, 1)).abs() <= 1e-4).all()
 
@@ -112,20 +112,20 @@ def test_attention(frames: int, known: int, heads: int, kv_heads: int, size: int
 
     tables, before = [angles.cos().float(), angles.sin().float()], history.clone()
     got, following = torch.empty(frames, heads * size, dtype=torch.bfloat16), torch.empty_like(history)
-    cpu.attend(qkv.clone(), tables, (history, following), torch.tensor(known), got)
+    c_kernels.attend(qkv.clone(), tables, (history, following), torch.tensor(known), got)
     assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-5).all()
     wanted = torch.cat((history.double(), torch.stack((k, v))), dim=2)[:, :, -(window - 1) :]
     assert ((following.double() - wanted).abs() <= 1e-5).all()
     assert torch.equal(history, before), "states are never written in place"
     qkv[-1, 0] = torch.nan
-    cpu.attend(qkv, tables, (history, following), torch.tensor(known), got)
+    c_kernels.attend(qkv, tables, (history, following), torch.tensor(known), got)
     assert not got.isfinite().all()
 
 
 def test_which_attention_is_ours() -> None:
-    assert cpu.attends(64, 72)
-    assert not cpu.attends(64, 257)
-    assert not cpu.attends(8, 72)
+    assert c_kernels.attends(64, 72)
+    assert not c_kernels.attends(64, 257)
+    assert not c_kernels.attends(8, 72)
 
 
 @pytest.mark.parametrize("time", [1, 4, 30])
@@ -133,21 +133,21 @@ def test_a_depthwise_convolution_and_its_norm(time: int) -> None:
     x, past, taps, bias = random(time, 96) + 3, random(6, 96, seed=1), random(7, 96, seed=2), random(96, seed=3)
     nothing, eps = Linear(torch.empty(0, 0), None), torch.tensor(1e-6)
     got, following = torch.empty(time, 96, dtype=torch.bfloat16), torch.empty_like(past)
-    cpu.depthwise_norm(x, (past, following), ConvNeXt(taps, bias, nothing, nothing), eps, got)
+    c_kernels.depthwise_norm(x, (past, following), ConvNeXt(taps, bias, nothing, nothing), eps, got)
     rows = torch.cat((past, x)).double()
     exact = bias + sum(rows[tap : tap + time] * taps[tap] for tap in range(7))
     exact = layer_norm(exact, (96,), eps=1e-6)
     assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-4).all()
     assert torch.equal(following, rows[time:].float())
     x[-1, 5] = torch.inf
-    cpu.depthwise_norm(x, (past, following), ConvNeXt(taps, bias, nothing, nothing), eps, got)
+    c_kernels.depthwise_norm(x, (past, following), ConvNeXt(taps, bias, nothing, nothing), eps, got)
     assert not got[-1].isfinite().any()
 
 
 def test_a_sum_of_two_types() -> None:
     total, x = random(3, 5, 7), random(3, 5, 7, seed=1).bfloat16()
     exact = total + x.float()
-    assert cpu.add(total, x) is total
+    assert c_kernels.add(total, x) is total
     assert torch.equal(total, exact)
 
 
@@ -178,7 +178,7 @@ def test_a_convolution(taps: int, dilation: int, inputs: int, outputs: int, time
     """And what is done with its results at once."""
     weight, bias = random(taps, inputs, outputs) / (taps * inputs) ** 0.5, random(outputs, seed=1)
     rows = random(3, (taps - 1) * dilation + time, inputs, seed=2).bfloat16()
-    convolution = cpu.Convolution(weight, bias, dilation)
+    convolution = c_kernels.Convolution(weight, bias, dilation)
     exact = exactly(rows, weight.bfloat16(), bias, dilation)
     got, snake = convolution(rows), Snake(random(outputs, seed=3), None)
     assert got.shape == exact.shape
@@ -203,7 +203,7 @@ def test_a_convolution(taps: int, dilation: int, inputs: int, outputs: int, time
 def test_a_gated_product(time: int) -> None:
     weight, bias, rows = random(1, 64, 96) / 8, random(96, seed=1), 4 * random(2, time, 64, seed=2).bfloat16()
     gates, ups = exactly(rows, weight.bfloat16(), bias, 1).chunk(2, dim=2)
-    got = cpu.Convolution(weight, bias, gated=True)(rows)
+    got = c_kernels.Convolution(weight, bias, gated=True)(rows)
     exact = silu(gates) * ups
     assert got.shape == exact.shape
     assert ((got.double() - exact).abs() <= ROUNDING * exact.abs() + 1e-5).all()
@@ -212,7 +212,7 @@ def test_a_gated_product(time: int) -> None:
 def test_a_row_depends_on_no_other() -> None:
     """However many rows a call has, of how many streams: sums have one order."""
     weight, bias, rows = random(7, 32, 32), random(32, seed=1), random(2, 106, 32, seed=2).bfloat16()
-    convolution = cpu.Convolution(weight, bias, 1)
+    convolution = c_kernels.Convolution(weight, bias, 1)
     for time in (1, 7, 16, 40):
         assert torch.equal(convolution(rows)[1:, 40 : 40 + time], convolution(rows[1:, 40 : 46 + time]))
 
@@ -222,7 +222,7 @@ def test_a_row_depends_on_no_other() -> None:
 def test_an_exact_convolution(taps: int, dilation: int, inputs: int, outputs: int, time: int) -> None:
     weight, bias = random(taps, inputs, outputs) / (taps * inputs) ** 0.5, random(outputs, seed=1)
     rows = random(3, (taps - 1) * dilation + time, inputs, seed=2)
-    got, exact = cpu.ExactConvolution(weight, bias, dilation)(rows), exactly(rows, weight, bias, dilation)
+    got, exact = c_kernels.ExactConvolution(weight, bias, dilation)(rows), exactly(rows, weight, bias, dilation)
     assert got.shape == exact.shape
     assert ((got.double() - exact).abs() <= 1e-5).all()
 
@@ -231,8 +231,9 @@ def test_products_of_what_is_not_finite_are_not_finite() -> None:
     for bad in (torch.nan, torch.inf):
         rows = torch.zeros(1, 3, 32)
         rows[0, 1, 5] = bad
-        product, exact = cpu.Convolution(torch.ones(1, 32, 32), None), cpu.ExactConvolution(torch.ones(1, 32, 32), None)
-        gated = cpu.Convolution(torch.ones(1, 32, 32), None, gated=True)
+        weights = torch.ones(1, 32, 32)
+        product, exact = c_kernels.Convolution(weights, None), c_kernels.ExactConvolution(weights, None)
+        gated = c_kernels.Convolution(weights, None, gated=True)
         halves = rows.bfloat16()
         for result in (
             product(halves),
@@ -248,18 +249,18 @@ def test_products_of_what_is_not_finite_are_not_finite() -> None:
 def test_rows_over_their_root_mean_square(target: torch.dtype) -> None:
     x, eps = random(2, 3, 96) * torch.tensor([1e-4, 1.0, 300.0])[:, None], torch.tensor(1e-5)
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    got, rounding = cpu.normed(x, eps, target), ROUNDING if target == torch.bfloat16 else 0.0
+    got, rounding = c_kernels.normed(x, eps, target), ROUNDING if target == torch.bfloat16 else 0.0
     assert got.dtype == target
     assert ((got.double() - exact).abs() <= rounding * exact.abs() + 1e-6).all()
     x[1, 2, 3] = torch.nan
-    assert cpu.normed(x, eps, target).isfinite().all(dim=2).tolist() == [[True] * 3, [True, True, False]]
+    assert c_kernels.normed(x, eps, target).isfinite().all(dim=2).tolist() == [[True] * 3, [True, True, False]]
 
 
 def test_sums_of_the_entries_of_codes() -> None:
     tables, offsets = random(3 * 10, 40), torch.arange(3) * 10
     codes = torch.randint(10, (2, 5, 3), generator=torch.Generator().manual_seed(0))
     assert torch.allclose(
-        cpu.embed(codes, offsets, tables).double(), tables.double()[codes + offsets].sum(dim=2), atol=1e-5
+        c_kernels.embed(codes, offsets, tables).double(), tables.double()[codes + offsets].sum(dim=2), atol=1e-5
     )
 
 
@@ -275,7 +276,7 @@ def decoder_of_whole_blocks() -> CodecDecoder:
     )
 
 
-@pytest.mark.skipif(not cpu.MATRIX_UNITS, reason="needs a CPU that multiplies bfloat16")
+@pytest.mark.skipif(not c_kernels.MATRIX_UNITS, reason="needs a CPU that multiplies bfloat16")
 def test_captured_calls_make_what_calls_one_by_one_make(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of streams at other positions than those that they were captured with, before and after buffers have grown."""
     decoder = decoder_of_whole_blocks()
@@ -299,7 +300,7 @@ def test_captured_calls_make_what_calls_one_by_one_make(monkeypatch: pytest.Monk
     assert all(map(torch.equal, captured, decoded()))
 
 
-@pytest.mark.skipif(not cpu.MATRIX_UNITS, reason="needs a CPU that multiplies bfloat16")
+@pytest.mark.skipif(not c_kernels.MATRIX_UNITS, reason="needs a CPU that multiplies bfloat16")
 def test_threads_have_recordings_of_their_own() -> None:
     decoder, count = decoder_of_whole_blocks(), 4
     codes = torch.randint(32, (count, 3, 4), generator=torch.Generator().manual_seed(0))
@@ -313,10 +314,10 @@ def test_threads_have_recordings_of_their_own() -> None:
 
 
 def test_what_fits() -> None:
-    weight = torch.zeros(7, 2 * cpu.SIDE, cpu.SIDE)
-    assert cpu.fits(weight) == (cpu.MATRIX_UNITS > 0)
-    assert not cpu.fits(weight[:, : cpu.SIDE + 1])
-    assert not cpu.fits(weight[:, :, :5])
+    weight = torch.zeros(7, 2 * c_kernels.SIDE, c_kernels.SIDE)
+    assert c_kernels.fits(weight) == (c_kernels.MATRIX_UNITS > 0)
+    assert not c_kernels.fits(weight[:, : c_kernels.SIDE + 1])
+    assert not c_kernels.fits(weight[:, :, :5])
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -331,7 +332,7 @@ def test_a_decoder_with_them_sounds_as_one_without(precision: str, monkeypatch: 
         return decoder.decode(codes, [decoder.initial_state()])[0]
 
     own = decoded(precision)
-    monkeypatch.setattr(cpu, "_functions", {})
+    monkeypatch.setattr(c_kernels, "_functions", {})
     monkeypatch.setattr(products, "fits", lambda _: False)
     exact, plain = decoded("float32"), decoded(precision)
     assert snr_db(exact, own) > max(MIN_SNR_DB, min(100.0, snr_db(exact, plain) - 1.0))

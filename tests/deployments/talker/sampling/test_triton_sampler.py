@@ -4,7 +4,8 @@ import torch
 pytest.importorskip("triton", reason="needs Triton: make kernels installs it")
 
 from deployments.talker.kernels.matmul import like_rows
-from deployments.talker.kernels.sampler import (
+from deployments.talker.sampling.torch_sampler import Draw, sample
+from deployments.talker.sampling.triton_sampler import (
     Embeddings,
     FirstCodeRules,
     FrameOutputs,
@@ -12,7 +13,7 @@ from deployments.talker.kernels.sampler import (
     sample_code,
     sample_first_code,
 )
-from deployments.talker.state.sampling import BatchSampler, Draw, FilterOptions
+from deployments.talker.state.batch_state import BatchOptions, FilterOptions
 from tools.kernels.reference import reference_first_code
 
 VOCAB, WIDTH, WIDE, GROUPS = 200, 24, 40, 3
@@ -39,7 +40,7 @@ def test_codes_and_what_becomes_of_them(logits_type: torch.dtype, device: torch.
         Embeddings(*(torch.randn(VOCAB, size, generator=generator).to(device) for size in (WIDTH, WIDE)))
         for _ in range(GROUPS)
     ]
-    options = BatchSampler.of(OPTIONS, device=device)
+    options = BatchOptions.of(OPTIONS, device=device)
     outputs = FrameOutputs(
         torch.zeros(ROWS, GROUPS, dtype=torch.long, device=device),
         torch.full((ROWS, WIDE), torch.nan, device=device),
@@ -57,7 +58,7 @@ def test_codes_and_what_becomes_of_them(logits_type: torch.dtype, device: torch.
         logits = (3 * torch.randn(ROWS, VOCAB, generator=generator)).to(device, logits_type)
         draw = draw_of(codebook, device)
         sample_code(logits, options, draw, tables[codebook], inputs, outputs)
-        expected.append(options.sample(logits.float(), draw))
+        expected.append(sample(logits.float(), options, draw))
     assert torch.equal(outputs.codes, torch.stack(expected, 1))
     sums = torch.stack([table.summed[codes] for table, codes in zip(tables, expected, strict=True)]).sum(0)
     torch.testing.assert_close(outputs.total, sums)
@@ -80,7 +81,7 @@ def test_first_code_is_penalised_suppressed_and_remembered(device: torch.device)
         eos=eos,
         min_new_tokens=2,
     )
-    options, draw = BatchSampler.of(OPTIONS, device=device), draw_of(0, device)
+    options, draw = BatchOptions.of(OPTIONS, device=device), draw_of(0, device)
     logits = (3 * torch.randn(ROWS, VOCAB, generator=generator)).to(device)
     logits[:, eos] = 30.0
     expected = reference_first_code(logits, options, draw, rules)

@@ -10,13 +10,13 @@ import torch
 from deployments.config import TalkerConfig
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
-from deployments.talker.kernels import cpu_kernels
-from deployments.talker.kernels.cpu_kernels import RowProduct
+from deployments.talker.networks import cpu_networks
+from deployments.talker.networks.cpu_networks import RowProduct
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from tests.deployments.talker.driving import GREEDY, ask, speak_all
 
-pytestmark = pytest.mark.skipif(not cpu_kernels.BUILT, reason="no C compiler built the kernels")
+pytestmark = pytest.mark.skipif(cpu_networks._built is None, reason="no C compiler built the kernels")
 
 REQUESTS = [
     ask("Hello there.", sampling=GREEDY, frames=30),
@@ -39,15 +39,8 @@ def load(checkpoint: Path) -> Engine:
 @pytest.fixture
 def padded(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """Where there is no compiler."""
-    monkeypatch.setattr(cpu_kernels, "fits", lambda *_: False)
+    monkeypatch.setattr(cpu_networks, "fits", lambda *_: False)
     return load(checkpoint)
-
-
-def test_a_library_whose_columns_stand_in_another_order_is_refused() -> None:
-    assert cpu_kernels._built is not None
-    first, second, *others = cpu_kernels._built.option_columns().decode().split(";")
-    with pytest.raises(RuntimeError, match="FilterOptions packs"):
-        cpu_kernels.check_columns(";".join([second, first, *others]))
 
 
 @pytest.mark.parametrize("num_outputs", [1, 16, 19, 96, 200])

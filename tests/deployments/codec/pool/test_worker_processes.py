@@ -17,7 +17,7 @@ import torch
 from deployments.codec.batch import Decoded, DecodeTask, decode_batch
 from deployments.codec.decoder import CodecDecoder
 from deployments.codec.decoder_state import DecoderState, SharedStates
-from deployments.codec.pool.worker_client import DecoderChoice, WorkerProcesses
+from deployments.codec.pool.workers import DecoderChoice, WorkerProcesses
 from deployments.errors import CodecLost, EngineError
 
 COUNT = 2
@@ -99,7 +99,7 @@ def test_a_process_that_ends_or_hangs_is_replaced_and_its_call_made_again(
     monkeypatch: pytest.MonkeyPatch,
     number: signal.Signals,
 ) -> None:
-    monkeypatch.setattr("deployments.codec.pool.worker_client.LONGEST_IDLENESS_S", 0.3)
+    monkeypatch.setattr("deployments.codec.pool.workers._LONGEST_IDLENESS_S", 0.3)
     before = workers(processes)
     assert len(before) == COUNT
     os.kill(before[0], number)
@@ -114,23 +114,23 @@ def test_a_process_that_ends_or_hangs_is_replaced_and_its_call_made_again(
     assert not processes.is_broken
 
 
-def test_slots_are_free_once_nobody_holds_their_states(decoder: CodecDecoder) -> None:
+def test_cells_are_free_once_nobody_holds_their_states(decoder: CodecDecoder) -> None:
     descriptor = os.memfd_create("states")
     states = SharedStates(decoder.initial_state(), descriptor)
     other = SharedStates(decoder.initial_state(), descriptor)  # as another process has it
     os.close(descriptor)
-    slots = [states.acquire(), states.acquire()]
-    assert slots[0].number != slots[1].number
+    cells = [states.acquire(), states.acquire()]
+    assert cells[0].number != cells[1].number
     tensors = [torch.full_like(tensor, 3) for tensor in decoder.initial_state().tensors]
-    states.write(slots[1].number, tensors)
-    assert all(map(torch.equal, other.read(slots[1].number), tensors))
-    assert not any(tensor.any() for tensor in other.read(slots[0].number))
-    number = slots.pop().number
+    states.write(cells[1].number, tensors)
+    assert all(map(torch.equal, other.read(cells[1].number), tensors))
+    assert not any(tensor.any() for tensor in other.read(cells[0].number))
+    number = cells.pop().number
     assert states.acquire().number == number
 
 
 def test_memory_of_states_ends(decoder: CodecDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.codec.decoder_state._SLOTS", 1)
+    monkeypatch.setattr("deployments.codec.decoder_state._CELLS", 1)
     descriptor = os.memfd_create("states")
     states = SharedStates(decoder.initial_state(), descriptor)
     os.close(descriptor)
@@ -163,9 +163,9 @@ def test_a_decoder_that_does_not_load_says_so(decoder: CodecDecoder, tmp_path: P
 _REPLICA = """
 import json, os, signal, sys
 from pathlib import Path
-from deployments.codec.pool.worker_client import DecoderChoice
+from deployments.codec.pool.workers import DecoderChoice
 from deployments.codec.backends.registry import load_decoder
-from deployments.codec.pool.worker_client import WorkerProcesses
+from deployments.codec.pool.workers import WorkerProcesses
 choice = DecoderChoice(**json.loads(sys.argv[1]))
 processes = WorkerProcesses(2, load_decoder(Path(choice.directory)), choice)
 first = processes._first.pid

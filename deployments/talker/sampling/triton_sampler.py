@@ -1,6 +1,6 @@
-"""From logits to a code and its embedding, one program per row.
+"""The sampler in Triton: from logits to a code and its embedding, one program per row.
 
-The code equals the one of `BatchSampler`: the same filters in the same order, the same noise bits. Top-k
+The code equals the one of `torch_sampler.sample`: the same filters in the same order, the same noise bits. Top-k
 and top-p are thresholds found by bisecting the logits' bits, so nothing is sorted. Where several candidates equal the
 one at the border of top-p, all stay: a sort keeps an arbitrary part of them.
 """
@@ -15,7 +15,8 @@ from triton.language.random import philox_impl
 
 from deployments.gpu.launch import wait_for_predecessor
 from deployments.talker.kernels.matmul import Activations
-from deployments.talker.state.sampling import OPTION_COLUMNS, BatchSampler, Draw
+from deployments.talker.sampling.torch_sampler import Draw
+from deployments.talker.state.batch_state import OPTION_COLUMNS, BatchOptions
 
 _DO_SAMPLE, _TEMPERATURE = tl.constexpr(OPTION_COLUMNS["do_sample"]), tl.constexpr(OPTION_COLUMNS["temperature"])
 _TOP_K, _TOP_P = tl.constexpr(OPTION_COLUMNS["top_k"]), tl.constexpr(OPTION_COLUMNS["top_p"])
@@ -209,14 +210,14 @@ def begin_frame(
     inputs.parts = 1
 
 
-def sample_code(logits: Tensor, sampler: BatchSampler, draw: Draw, embeddings: Embeddings, inputs: Activations,
+def sample_code(logits: Tensor, options: BatchOptions, draw: Draw, embeddings: Embeddings, inputs: Activations,
                 outputs: FrameOutputs, *, pdl: bool = False) -> None:  # fmt: skip
     """Sample codebook `draw.codebook` from logits [rows, vocab], embed it into `inputs` and add it to the sum."""
     num_rows, vocab = logits.shape
     last = draw.codebook == outputs.codes.shape[1] - 1
     width, wide = embeddings.projected.shape[1], embeddings.summed.shape[1]
     _sample_code[(num_rows,)](
-        logits, sampler.packed, sampler.packed.stride(0), draw.seeds, draw.frames, outputs.codes, draw.codebook,
+        logits, options.packed, options.packed.stride(0), draw.seeds, draw.frames, outputs.codes, draw.codebook,
         None if last else embeddings.projected, inputs.values, inputs.squares, embeddings.summed, outputs.sums,
         outputs.total if last else None,
         groups=outputs.codes.shape[1], vocab=vocab, block=triton.next_power_of_2(vocab), bits=order_bits(logits.dtype),
@@ -239,12 +240,12 @@ class FirstCodeRules:
     min_new_tokens: int
 
 
-def sample_first_code(logits: Tensor, sampler: BatchSampler, draw: Draw, rules: FirstCodeRules, code0: Tensor,
+def sample_first_code(logits: Tensor, options: BatchOptions, draw: Draw, rules: FirstCodeRules, code0: Tensor,
                       *, pdl: bool = False) -> None:  # fmt: skip
     """Sample codebook 0 from logits [rows, vocab] into `code0` [rows] int64 and mark it as seen."""
     num_rows, vocab = logits.shape
     _sample_first_code[(num_rows,)](
-        logits, sampler.packed, sampler.packed.stride(0), draw.seeds, draw.frames, rules.state_rows,
+        logits, options.packed, options.packed.stride(0), draw.seeds, draw.frames, rules.state_rows,
         rules.seen.view(torch.int8), rules.penalty, rules.suppressed.view(torch.int8),
         rules.ignore_eos.view(torch.int8), code0, rules.eos, rules.min_new_tokens,
         vocab=vocab, block=triton.next_power_of_2(vocab), pdl=pdl, num_warps=8, launch_pdl=pdl,

@@ -1,4 +1,4 @@
-"""The codec's own kernels for CPUs, of cpu.c; where it was not built there are none, and torch does all.
+"""The codec's own kernels for CPUs, of c_kernels.c; where it was not built there are none, and torch does all.
 
 They are called through ctypes, whose calls leave Python to other threads.
 """
@@ -42,7 +42,7 @@ _WORDS = 16  # of a step of a replay: the function and its arguments
 
 
 class Epilogue(IntEnum):
-    """The form in which the sums of a convolution are stored, numbered as in cpu.c."""
+    """The form in which the sums of a convolution are stored, numbered as in c_kernels.c."""
 
     WIDE = 0  # float32
     ADDED = 1  # to float32
@@ -53,7 +53,7 @@ class Epilogue(IntEnum):
 
 
 def _built() -> dict[str, _Function]:
-    library = built_library("deployments.codec.backends._cpu_kernels", _PARAMETERS, interface=_INTERFACE)
+    library = built_library("deployments.codec.backends._c_kernels", _PARAMETERS, interface=_INTERFACE)
     return {} if library is None else {name: getattr(library, name) for name in ("matrix_units", *_PARAMETERS)}
 
 

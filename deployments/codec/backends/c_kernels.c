@@ -2,16 +2,16 @@
  *
  * torch takes five passes for a snake (a product, a sine, a square, a sum and a rounding). oneDNN reads the weights of
  * a product of few rows at 10 GB/s, of which a core can read 15, and reaches a third of what its matrix units can do
- * for a convolution of few channels. Built at install time where a compiler is there (pyproject.toml); cpu.py
+ * for a convolution of few channels. Built at install time where a compiler is there (pyproject.toml); c_kernels.py
  * calls it, and torch_backend.py calls torch where it was not built.
  */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include "../../cpu.h"
+#include "../../c_library.h"
 
-/* Version of this file's functions. A library with another version than cpu.py's is not called. */
+/* Version of this file's functions. A library with another version than c_kernels.py's is not called. */
 int interface(void) { return 4; }
 
 ALWAYS_INLINE float widened(uint16_t half) {
@@ -117,7 +117,7 @@ FOR_THIS_CPU void add_bfloat16(float *restrict sum, const uint16_t *restrict hal
 
 /* Convolutions in bfloat16; a matrix product is one of one tap. The weight stands in the order in which it is read, in
  * tiles of 32 inputs and 16 outputs as the units of a core want them:
- * [outputs / 32][taps][inputs / 32][2][16 pairs of inputs][16 outputs][2], cpu.py packs it. */
+ * [outputs / 32][taps][inputs / 32][2][16 pairs of inputs][16 outputs][2], c_kernels.py packs it. */
 enum { NONE, AVX512_BF16, AMX_BF16 };
 enum { SIDE = 32, HALF = SIDE / 2, TILE = SIDE * HALF }; /* inputs and outputs of a step; values of one tile of weights */
 enum { AHEAD = 2048 }; /* bytes: weights are fetched so far before they are multiplied with */
@@ -367,7 +367,7 @@ static void configure_tiles(ptrdiff_t rows) { (void)rows; }
 static void release_tiles(void) {}
 #endif
 
-/* What becomes of sums and their bias [outputs] float32, as cpu.py numbers it: `out` [rows, outputs] is float32,
+/* What becomes of sums and their bias [outputs] float32, as c_kernels.py numbers it: `out` [rows, outputs] is float32,
  * or has that added to it, or is bfloat16, also after a snake of that amplitude [outputs], after gelu, or, with half
  * as many outputs, the product of silu of the first 16 of 32 with the others. */
 enum { WIDE, ADDED, ROUNDED, SNAKED, GELU, GATED };

@@ -12,17 +12,16 @@ from transformers.generation.logits_process import (
 )
 
 from deployments.protocol import FILTERS, Sampling
-from deployments.talker.kernels import cpu_kernels
-from deployments.talker.state.sampling import (
-    OPTION_COLUMNS,
-    BatchSampler,
+from deployments.talker.sampling import torch_sampler
+from deployments.talker.sampling.torch_sampler import (
     Draw,
-    FilterOptions,
     _first_words,
     penalise_repetition,
     philox4x32,
     philox_noise,
+    sample,
 )
+from deployments.talker.state.batch_state import OPTION_COLUMNS, BatchOptions, FilterOptions
 
 CPU = torch.device("cpu")
 GREEDY = FilterOptions(do_sample=False, temperature=1.0, top_k=0, top_p=1.0)
@@ -39,12 +38,12 @@ def draw(rows: int, *, codebook: int = 0, seed: int = 1) -> Draw:
     return Draw(torch.full((rows,), seed), torch.arange(rows), codebook)
 
 
-def sampler_of(options: list[FilterOptions]) -> BatchSampler:
-    return BatchSampler.of(options, device=CPU)
+def packed(options: list[FilterOptions]) -> BatchOptions:
+    return BatchOptions.of(options, device=CPU)
 
 
-def by_kernel(options: list[FilterOptions], logits: Tensor, drawn: Draw) -> Tensor:
-    return cpu_kernels.sample(logits, sampler_of(options).packed, drawn.seeds, drawn.frames, drawn.codebook)
+def by_c(options: list[FilterOptions], logits: Tensor, drawn: Draw) -> Tensor:
+    return torch_sampler.sample_in_c(logits, packed(options), drawn)
 
 
 def random_logits(rows: int, vocab: int = 100) -> Tensor:
@@ -71,7 +70,7 @@ def support(logits: Tensor, options: FilterOptions) -> list[int]:
     """Codes that can be drawn from logits [vocab]."""
     vocab = len(logits)
     wanted = torch.arange(vocab)
-    sampled = sampler_of([options] * vocab).sample(logits.expand(vocab, -1), draw(vocab), favour(wanted))
+    sampled = sample(logits.expand(vocab, -1), packed([options] * vocab), draw(vocab), favour(wanted))
     return wanted[sampled == wanted].tolist()
 
 
@@ -148,7 +147,7 @@ def test_codes_come_as_often_as_the_distribution_says() -> None:
     rows = 40_000
     probs = torch.tensor([0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.01])
     options = [FilterOptions(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)] * rows
-    codes = sampler_of(options).sample(probs.log().expand(rows, -1), draw(rows, codebook=9))
+    codes = sample(probs.log().expand(rows, -1), packed(options), draw(rows, codebook=9))
     expected = probs * rows
     chi_square = ((codes.bincount(minlength=7) - expected) ** 2 / expected).sum().item()
     assert chi_square < 22.5  # six degrees of freedom exceed it one time in a thousand
@@ -160,7 +159,7 @@ def test_sampling_equals_hugging_faces(options: FilterOptions) -> None:
     logits = random_logits(300)
     noise = torch.empty_like(logits).exponential_(generator=torch.Generator().manual_seed(5))
     expected = (hugging_face(logits, options).softmax(-1) / noise).argmax(-1)
-    sampled = sampler_of([options] * 300).sample(logits, draw(300), lambda _, codes: noise.gather(-1, codes))
+    sampled = sample(logits, packed([options] * 300), draw(300), lambda _, codes: noise.gather(-1, codes))
     assert torch.equal(sampled, expected)
 
 
@@ -176,7 +175,7 @@ def test_top_k_keeps_what_equals_the_kth() -> None:
     options = FilterOptions(do_sample=True, temperature=1.0, top_k=3, top_p=1.0)
     assert support(logits, options) == [1, 2, 3, 5, 6, 7]
     assert (hugging_face(logits[None], options)[0] > -torch.inf).nonzero()[:, 0].tolist() == [1, 2, 3, 5, 6, 7]
-    drawn = sampler_of([options] * 200).sample(logits.expand(200, -1), draw(200))
+    drawn = sample(logits.expand(200, -1), packed([options] * 200), draw(200))
     assert drawn.unique().tolist() == [1, 2, 3, 5, 6, 7]
 
 
@@ -194,37 +193,45 @@ def test_masked_codes_are_never_drawn() -> None:
 def test_greedy_rows_take_the_best_whatever_the_noise() -> None:
     logits = random_logits(50)
     worst = logits.argmin(-1)
-    assert torch.equal(sampler_of([GREEDY] * 50).sample(logits, draw(50), favour(worst)), logits.argmax(-1))
+    assert torch.equal(sample(logits, packed([GREEDY] * 50), draw(50), favour(worst)), logits.argmax(-1))
 
 
 def test_rows_with_options_of_their_own_do_not_touch_each_other() -> None:
     options = [GREEDY, *OPTIONS]
     logits = random_logits(len(options))
-    together = sampler_of(options).sample(logits, draw(len(options)))
+    together = sample(logits, packed(options), draw(len(options)))
     for row, each in enumerate(options):
         of_row = Draw(torch.tensor([1]), torch.tensor([row]), 0)
-        assert sampler_of([each]).sample(logits[row : row + 1], of_row).item() == together[row].item()
+        assert sample(logits[row : row + 1], packed([each]), of_row).item() == together[row].item()
     order = torch.randperm(len(options), generator=torch.Generator().manual_seed(0))
     shuffled = Draw(torch.ones(len(options), dtype=torch.long), order, 0)
-    assert torch.equal(sampler_of([options[row] for row in order]).sample(logits[order], shuffled), together[order])
+    assert torch.equal(sample(logits[order], packed([options[row] for row in order]), shuffled), together[order])
 
 
-@pytest.mark.skipif(not cpu_kernels.BUILT, reason="no C compiler built the kernels")
+@pytest.mark.skipif(not torch_sampler.IN_C, reason="no C compiler built it")
 @pytest.mark.parametrize("vocab", [20, 1024])
-def test_the_kernel_chooses_as_torch_does(vocab: int) -> None:
+def test_the_sampler_in_c_chooses_as_torch_does(vocab: int) -> None:
     options = [each for each in (GREEDY, *OPTIONS) for _ in range(20)]
     logits, drawn = random_logits(len(options), vocab), draw(len(options), codebook=3, seed=-(2**40) - 1)
     logits[:, 1:4] = -torch.inf
     logits[::5, 5:] = -torch.inf  # fewer codes than most values of top-k
-    assert torch.equal(by_kernel(options, logits, drawn), sampler_of(options).sample(logits, drawn))
+    assert torch.equal(by_c(options, logits, drawn), sample(logits, packed(options), drawn))
+
+
+@pytest.mark.skipif(not torch_sampler.IN_C, reason="no C compiler built it")
+def test_a_library_whose_columns_stand_in_another_order_is_refused() -> None:
+    assert torch_sampler._built is not None
+    first, second, *others = torch_sampler._built.option_columns().decode().split(";")
+    with pytest.raises(RuntimeError, match="FilterOptions packs"):
+        torch_sampler.check_columns(";".join([second, first, *others]))
 
 
 @pytest.mark.parametrize("options", [GREEDY, *OPTIONS], ids=str)
 def test_logits_that_are_no_numbers_give_a_code(options: FilterOptions) -> None:
     """The runner reports such a row afterwards, but looks up the code's embedding first."""
     logits = torch.stack([torch.full((30,), value) for value in (torch.nan, -torch.inf, torch.inf)])
-    codes = [sampler_of([options] * 3).sample(logits, draw(3))]
-    codes += [by_kernel([options] * 3, logits, draw(3))] if cpu_kernels.BUILT else []
+    codes = [sample(logits, packed([options] * 3), draw(3))]
+    codes += [by_c([options] * 3, logits, draw(3))] if torch_sampler.IN_C else []
     assert all(((each >= 0) & (each < 30)).all() for each in codes)
 
 

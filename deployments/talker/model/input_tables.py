@@ -1,0 +1,72 @@
+"""The tables of the talker's input rows: the text vocabulary after its projection, and the codec's embeddings.
+
+A row is the sum of an entry of each. A row that is no entry (a speaker vector, the frames of a reference or of a
+resumed stream) is a *dense* row: it stands behind the codec's entries for the time of one prefill pass.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from deployments.talker.model.talker import Talker
+
+Ids = NDArray[np.int32]
+
+# The number of dense rows after the codec table, and so the most rows of a prefill pass.
+MAX_PASS_POSITIONS = 512
+# Rows of each projection on a CPU. The number is fixed, so that a row's result does not depend on other rows.
+_CPU_ROWS = 16
+_GPU_ROWS = 8192
+
+
+class InputTables:
+    """Both tables of one talker. A GPU projects all text at load and then drops the talker's text embedding. A CPU
+    projects each token when it first occurs.
+    """
+
+    def __init__(self, talker: Talker) -> None:
+        self.talker = talker
+        config, weight = talker.config, talker.codec_head.weight
+        self.device, self.dtype = weight.device, weight.dtype
+        self.no_text, self.no_code = config.text_vocab_size, config.vocab_size
+        self.first_dense = config.vocab_size + 1
+        hidden = config.talker.hidden_size
+        # Not zeroed: on a CPU only the pages of tokens in use become resident.
+        self.text = torch.empty((config.text_vocab_size + 1, hidden), dtype=self.dtype, device=self.device)
+        self.codec = torch.zeros((self.first_dense + MAX_PASS_POSITIONS, hidden), dtype=self.dtype, device=self.device)
+        self._known = np.zeros(config.text_vocab_size, dtype=bool)
+        self.pad = config.tokens.tts_pad
+        self._fill()
+
+    @property
+    def dense(self) -> Tensor:
+        """[MAX_PASS_POSITIONS, hidden]: the rows after the codec table."""
+        return self.codec[self.first_dense :]
+
+    def project(self, ids: Ids) -> None:
+        """Make sure that the text table holds `ids`."""
+        missing = ids[ids < self.no_text]
+        missing = np.unique(missing[~self._known[missing]])
+        for start in range(0, len(missing), _CPU_ROWS):
+            batch = missing[start : start + _CPU_ROWS]
+            padded = np.pad(batch, (0, _CPU_ROWS - len(batch)))
+            self.text[torch.from_numpy(batch).long()] = self.talker.embed_text(padded.tolist())[: len(batch)]
+        self._known[missing] = True
+
+    def rows(self, text_ids: Tensor, codec_ids: Tensor) -> Tensor:
+        """Input rows [rows, hidden] for table indices [rows] int32 or int64."""
+        return self.text[text_ids] + self.codec[codec_ids]
+
+    @torch.inference_mode()
+    def _fill(self) -> None:
+        self.text[self.no_text] = 0
+        self.codec[: self.no_code] = self.talker.model.codec_embedding.weight
+        if self.device.type == "cpu":
+            self.project(np.array([self.pad], dtype=np.int32))
+            return
+        for start in range(0, self.no_text, _GPU_ROWS):
+            stop = min(start + _GPU_ROWS, self.no_text)
+            self.text[start:stop] = self.talker.text_projection(self.talker.model.text_embedding.weight[start:stop])
+        self._known[:] = True
+        del self.talker.model.text_embedding  # a sixth of a checkpoint's memory, never read again
