@@ -132,7 +132,7 @@ def test_two_writers_at_once_leave_one_checkpoint(cache: Path, monkeypatch: pyte
 
 
 def test_a_writer_that_fails_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(directory: Path) -> None:
+    def fail(directory: Path, model: str) -> None:
         directory.mkdir()
         raise OSError(errno.ENOSPC, "disk full")
 

@@ -96,7 +96,7 @@ def test_serve_refuses_a_full_disk_by_folder_and_size() -> None:
     """/proc has room for nothing, and everybody may know."""
     said = refused("--model", "embedded", TALKRAY_CACHE="/proc/talkray", RAY_TMPDIR="/proc")
     assert said.splitlines() == [
-        "talkray: disk: 0 MiB free in /proc/talkray, the embedded voice needs 34 MiB: make room, or set TALKRAY_CACHE",
+        "talkray: disk: 0 MiB free in /proc/talkray, the embedded voice needs 35 MiB: make room, or set TALKRAY_CACHE",
         "disk: 0 MiB free in /proc, Ray needs 256 MiB: make room, or set RAY_TMPDIR",
     ]
 
