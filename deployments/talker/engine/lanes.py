@@ -73,7 +73,7 @@ class Lanes:
 
     def await_sequence(self, sequence_id: int) -> None:
         """If a lane has this sequence: steps that are queued from now on wait for the lane."""
-        if any(sequence.id == sequence_id for sequence in self._scheduler.beside):
+        if any(sequence.id == sequence_id for sequence in self._scheduler.in_lanes):
             self._await_all()
 
     def _await_all(self) -> None:
@@ -90,7 +90,7 @@ class Lanes:
             has_room = self._unused_rows > 0 and needed <= self._unused_blocks
             if len(taken) == lane.buckets[-1] or not has_room or not _accepts(lane, sequence):
                 break  # no other sequence overtakes it
-            self._scheduler.start_beside(sequence)
+            self._scheduler.give_to_lane(sequence)
             self._unused_rows -= 1
             self._unused_blocks -= needed
             taken.append(sequence)

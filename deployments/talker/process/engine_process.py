@@ -135,7 +135,7 @@ def take_load(engine: Engine) -> channel.EngineLoad:
     """The load now. Lookups count from the last call on."""
     scheduler, prompts = engine.scheduler, engine.prompts
     return channel.EngineLoad(
-        num_running=scheduler.num_running,
+        num_running=scheduler.num_listeners,
         num_waiting=len(scheduler.waiting),
         kv_used_ratio=scheduler.kv_used_ratio,
         speakers=prompts.speakers.take_lookups(),
