@@ -15,9 +15,9 @@ from deployments.weights.description import clones, tokenizer_of
 from deployments.weights.store import resolve_auto, speakers
 from serve_app.api.catalogue import check_default
 from serve_app.config import AppConfig, PoolConfig
-from serve_app.handle_synthesizer import Deployed
 from serve_app.ingress import Ingress
 from serve_app.jobs.deployment import JobsReplica
+from serve_app.replica_synthesizer import Deployed
 from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 
 # How long a talker or a codec replica that is taken away may finish the streams that no other replica continues. It is
@@ -110,7 +110,7 @@ def _deployed(config: AppConfig, configs: Mapping[str, AppConfig]) -> Iterator[D
             admission=own.api.admission,
             deployments=(_of_model("Talker", name), codec_name),
             codec=codec,  # Serve puts handles in the places of applications
-            talker=talkers[name] if own.codec.placement == "inline" else None,
+            inline_talker=talkers[name] if own.codec.placement == "inline" else None,
         )
 
 
