@@ -13,7 +13,7 @@ from deployments.protocol import Codes, FinishReason, ModelInfo, Reference
 from serve_app.api.records.request_record import RequestRecord, Usage
 from serve_app.jobs.job_store import packed
 from serve_app.jobs.stored_job import JobPlan, MadeSegment, Manner, Part, SegmentId, StoredJob
-from serve_app.speech.segments import Utterance, ended_badly, segment_seed
+from serve_app.speech.segments import SECOND_ATTEMPT, Utterance, ended_badly, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.visitor import VISITOR, Visitor
@@ -60,7 +60,7 @@ class SegmentMaker:
         speech = await self._speak(utterance, info, voice)
         was_redrawn = utterance.redraws and ended_badly(speech.finish_reason)
         if was_redrawn:
-            second = utterance.redrawn(speech.finish_reason, segment_seed(request.seed, 0))
+            second = utterance.redrawn(speech.finish_reason, segment_seed(request.seed, SECOND_ATTEMPT))
             speech = await self._speak(second, info, voice)
         RequestRecord(
             request.request_id,

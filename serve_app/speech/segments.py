@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _SEED_BITS = 53  # JavaScript's numbers keep so many, and a client may send the seed back
 _SEED_BYTES = 8
+SECOND_ATTEMPT = -1  # in place of the number of a segment in `segment_seed`; segments count from 0
 _SPACES = re.compile(r"\s*+")
 
 
@@ -163,12 +164,12 @@ def segment_start(text: str, before: list[str]) -> int:
 def _requests(request: SynthesisRequest, texts: list[str]) -> list[SynthesisRequest]:
     """One for each segment. The first one is the request itself, with its text.
 
-    A later segment continues speech that is being heard. Its id is the request's with its number after it, its seed
-    follows from the request's seed and the number: the same request makes the same segments.
+    A later segment continues speech that is being heard. Its seed follows from the request's seed and its number: the
+    same request makes the same segments.
     """
     first, *later = texts
     return [replace(request, text=first, following=tuple(later))] + [
-        segment_request(replace(request, text=text), number) for number, text in enumerate(later, start=2)
+        segment_request(replace(request, text=text), number) for number, text in enumerate(later, start=1)
     ]
 
 
@@ -177,14 +178,16 @@ def _in_its_language(request: SynthesisRequest, languages: tuple[str, ...]) -> S
 
 
 def segment_request(request: SynthesisRequest, number: int) -> SynthesisRequest:
-    """The request for the segment `number`, 1 for the first, which is `request` itself."""
-    if number == 1:
+    """The request for the segment `number`, which is `request` itself for 0. Ids count from 1: "id", "id.2", "id.3"."""
+    if number == 0:
         return request
     seed = segment_seed(request.seed, number)
-    return replace(request, request_id=f"{request.request_id}.{number}", seed=seed, continues=True, tail=None)
+    return replace(request, request_id=f"{request.request_id}.{number + 1}", seed=seed, continues=True, tail=None)
 
 
 def segment_seed(seed: int, number: int) -> int:
-    """The seed of segment or part `number`, from 2, of speech whose seed is `seed`; 0: of its second attempt."""
-    digest = hashlib.blake2b(f"{seed}.{number}".encode(), digest_size=_SEED_BYTES)
+    """The seed of the segment or part `number` of speech whose seed is `seed`; with SECOND_ATTEMPT, of a redraw."""
+    if number == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}.{number + 1}".encode(), digest_size=_SEED_BYTES)
     return int.from_bytes(digest.digest())

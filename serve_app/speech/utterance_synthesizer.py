@@ -12,7 +12,7 @@ from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.speech.live_text import without_clicks
 from serve_app.speech.look_ahead import LookAhead, SegmentAudio
-from serve_app.speech.segments import Segments, Utterance, ended_badly, redrawn, segment_seed
+from serve_app.speech.segments import SECOND_ATTEMPT, Segments, Utterance, ended_badly, redrawn, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_assembler import UtteranceAssembler
 
@@ -106,7 +106,9 @@ class UtteranceSynthesizer:
 
         def redraw(reason: FinishReason) -> AsyncGenerator[PcmChunk, None]:
             """With another seed, after an end that is no good one."""
-            return self._ask_with_retries(redrawn(request, reason, seed=segment_seed(request.seed, 0)), info)
+            return self._ask_with_retries(
+                redrawn(request, reason, seed=segment_seed(request.seed, SECOND_ATTEMPT)), info
+            )
 
         return SegmentAudio(self._ask(request, info), redraw)
 

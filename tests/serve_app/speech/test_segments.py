@@ -10,7 +10,7 @@ from deployments import listener
 from deployments.errors import EngineError, Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app.config import ApiSettings
-from serve_app.speech.segments import Segments, Utterance
+from serve_app.speech.segments import SECOND_ATTEMPT, Segments, Utterance, segment_seed
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from tests.serve_app.fake import CUSTOM_VOICE, NUM_TEXT_TOKENS, FakeSynthesizer, Step, chunk, pcm_of, utterance
 from tests.serve_app.one_model import one_api
@@ -259,6 +259,15 @@ def requests(request: Utterance, max_chars: int) -> list[SynthesisRequest | None
     segments = Segments.of(request, max_chars)
     numbers = range(len(request.synthesis.text))
     return [segments.known_segment(number) for number in numbers if segments.known_segment(number)]
+
+
+def test_the_seeds_of_segments_stay() -> None:
+    """Clients have kept audio of a seed, and jobs have kept segments."""
+    assert segment_seed(7, 0) == 7
+    assert segment_seed(7, 1) == 12580252801055498829
+    assert segment_seed(7, 2) == 3008764343706420560
+    assert segment_seed(7, SECOND_ATTEMPT) == 13299856485676249231
+    assert segment_seed(2**53 - 1, 1) == 6335090069054922610
 
 
 async def test_requests_of_the_segments() -> None:
