@@ -132,7 +132,7 @@ class JobPlan(Strict):
             **{name: getattr(manner, name) for name in same},
         )
         stretch = Stretch(segment.text, speed=segment.speed)
-        return Utterance(synthesis, stretches=(stretch,), redraws=part.redraws)
+        return Utterance(synthesis, stretches=(stretch,), may_redraw=part.redraws)
 
 
 class SentBatch(Strict):

@@ -24,7 +24,7 @@ def as_dialogue(utterances: Sequence[Utterance]) -> list[Utterance]:
                 seed=segment_seed(first.synthesis.seed, number),
                 continues=True,
             ),
-            redraws=first.redraws,
+            may_redraw=first.may_redraw,
         )
         for number, utterance in enumerate(later, start=1)
     ]

@@ -35,21 +35,20 @@ class Utterance:
     max_segment_chars: int | None = None  # None: the model's
     languages: tuple[str, ...] = ()  # each segment is in one of these; where that is not certain, in the utterance's
     joins: bool = False  # each segment goes on from the tail of the one before
-    redraws: bool = False  # whether speech that ended badly may be redrawn: see `redrawn`
+    may_redraw: bool = False  # whether speech that ended badly is made again: see `second_attempt`
     live_text: "LiveText | None" = None  # its segments, where the client still writes the text
 
     def changed(self, **fields: Any) -> Self:
         """The same with other values of these fields of `synthesis`."""
         return replace(self, synthesis=replace(self.synthesis, **fields))
 
-    def redrawn(self, reason: FinishReason | None, seed: int | None = None) -> Self:
-        """The second and last attempt at speech that ended badly before any of it was sent. Without `seed` it is drawn.
+    def second_attempt(self, seed: int | None = None) -> Self:
+        """The last attempt at speech that ended badly before any of it was sent. Without `seed` one is drawn.
 
         `UtteranceSynthesizer` makes it of speech that is over with its first samples. An answer that is sent whole, and
         a segment of a job, are known only at their end: `WholeResponse` and `SegmentMaker` redraw them.
         """
-        seed = draw_seed() if seed is None else seed
-        return replace(self, synthesis=redrawn(self.synthesis, reason, seed=seed), redraws=False)
+        return replace(self.changed(seed=draw_seed() if seed is None else seed), may_redraw=False)
 
 
 def draw_seed() -> int:
@@ -62,14 +61,10 @@ def ended_badly(reason: FinishReason | None) -> bool:
     return reason is not None and not reason.is_good
 
 
-def redrawn(request: SynthesisRequest, reason: FinishReason | None, *, seed: int) -> SynthesisRequest:
-    """The request for the second attempt, which is counted and logged here.
-
-    `reason`: why the first attempt ended, None if it ended without samples.
-    """
+def count_redraw(request: SynthesisRequest, reason: FinishReason | None) -> None:
+    """Count and log that `request` is made again. `reason`: why it ended, None if it ended without samples."""
     metrics.redrawn(reason, model=request.model)
     logger.warning("request %s ended before it was sent (%s): another seed", request.request_id, reason)
-    return replace(request, seed=seed)
 
 
 class Segments:

@@ -107,7 +107,7 @@ class Listener:
         with await self._live_texts.open(request, info, max_chars=len(request.synthesis.text)) as live:
             writing = asyncio.create_task(_write(live, request.synthesis.text, word_s))
             await live.wait_for_words()
-            yield self._utterances.speak_segments(live.utterance.synthesis, live, info, redraws=False)
+            yield self._utterances.speak_segments(live.utterance.synthesis, live, info, may_redraw=False)
             await writing
 
     async def _model(self) -> ModelInfo:

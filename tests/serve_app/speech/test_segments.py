@@ -83,7 +83,7 @@ async def test_a_segment_that_was_cut_short_is_told_at_the_end() -> None:
 
 
 async def spoken_twice(
-    *segments: list[Step], seed: int = 7, redraws: bool = True
+    *segments: list[Step], seed: int = 7, may_redraw: bool = True
 ) -> tuple[list[PcmChunk], list[SynthesisRequest]]:
     """Two segments; a script for each of the calls, which waits for an event until `sound(2)` has come."""
     synthesizer = FakeSynthesizer(INFO)
@@ -101,7 +101,7 @@ async def spoken_twice(
                     assert isinstance(step, PcmChunk)
                     yield step
 
-    request = replace(REQUEST.changed(text="One two. Three four.", seed=seed), redraws=redraws)
+    request = replace(REQUEST.changed(text="One two. Three four.", seed=seed), may_redraw=may_redraw)
     events = [step for script in segments for step in script if isinstance(step, asyncio.Event)]
     chunks = []
     async for item in UtteranceSynthesizer(Scripted()).speak(request, INFO):
@@ -143,7 +143,7 @@ async def test_a_later_segment_that_the_listener_needs_is_sent_and_the_end_says_
 
 
 async def test_a_client_that_gave_a_seed_gets_what_it_makes() -> None:
-    chunks, asked = await spoken_twice([sound(1), STOP], [sound(2), EARLY], [], redraws=False)
+    chunks, asked = await spoken_twice([sound(1), STOP], [sound(2), EARLY], [], may_redraw=False)
     assert (pcm_of(chunks), len(asked)) == (pcm_of([sound(1), sound(2)]), 2)
     assert chunks[-1].finish_reason is FinishReason.EARLY
 
