@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 
-from deployments.protocol import FILTERS, SUBTALKER, ModelInfo, ModelKind
+from deployments.protocol import DRAWING_OPTIONS, SUBTALKER, ModelInfo, ModelKind
 from serve_app.api.headers import IGNORED_HEADER
 from serve_app.api.requests.field_names import Names
 from serve_app.api.requests.speech_body import SpeechBody
@@ -116,7 +116,7 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
         yield "ref_text", "x_vector_only_mode is true"
     for switch, prefix in (("do_sample", ""), ("subtalker_dosample", SUBTALKER)):
         if getattr(body, switch) is False:
-            options = (prefix + option for option in FILTERS)
+            options = (prefix + option for option in DRAWING_OPTIONS)
             yield from ((name, f"{switch} is false") for name in options if name in sent)
     if (language := language_name(body.language)) == DETECT and not body.input:
         yield "language", "a text that is still written is not looked at: spoken as auto"
