@@ -21,7 +21,7 @@ BESIDE = {
 }
 FULL = [
     FrameChunk(CODES, pcm=b"ab", **BESIDE),
-    PcmChunk(b"ab", CODES, position=7, **BESIDE),
+    PcmChunk(b"ab", CODES, position=7, text_positions=((0.5, 3.0),), seed=7, segment=1, **BESIDE),
 ]
 
 
