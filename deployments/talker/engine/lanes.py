@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from deployments.talker.engine.scheduler import Scheduler
-from deployments.talker.engine.steps import StepInFlight, Steps
+from deployments.talker.engine.step_maker import StepInFlight, StepMaker
 from deployments.talker.runner.model_runner import ModelRunner
 from deployments.talker.state.sequence import Sequence
 
@@ -27,9 +27,9 @@ class Lanes:
         talker   | predict 1  | advance 1    | predict 2 | advance 2 | predict 3, with the newcomer | ...
     """
 
-    def __init__(self, runner: ModelRunner, scheduler: Scheduler, steps: Steps) -> None:
+    def __init__(self, runner: ModelRunner, scheduler: Scheduler, step_maker: StepMaker) -> None:
         self.runners = build_lanes(runner)
-        self._scheduler, self._steps = scheduler, steps
+        self._scheduler, self._step_maker = scheduler, step_maker
         self._in_flight: list[StepInFlight] = []  # each until its sequences have joined the engine's step
         # How many rows and blocks no step uses: those that were free when the last step was chosen, which may still
         # run, less those that lanes took since.
@@ -59,10 +59,10 @@ class Lanes:
         newcomers = self._take_newcomers(lane)
         if not newcomers:
             return
-        failed = self._steps.admit(newcomers, lane)
+        failed = self._step_maker.admit(newcomers, lane)
         ready = [sequence for sequence in newcomers if sequence not in failed]
         if ready:
-            self._in_flight.append(self._steps.queue(ready, lane, after=None))
+            self._in_flight.append(self._step_maker.queue(ready, lane, after=None))
 
     def collect(self) -> bool:
         """Hand on the frames of the first lane that has some, and let sequences join that a lane is done with.
@@ -102,7 +102,7 @@ class Lanes:
             return False
         if not step.is_collected:
             step.is_collected = True
-            self._steps.hand_on(step, step.queued.result())
+            self._step_maker.hand_on(step, step.queued.result())
             if any(sequence.finish_reason is not None for sequence in step.queued.sequences):
                 self._await_all()  # a lane still reads and writes the rows that are free now
             self._scheduler.retire(step.queued.sequences)
@@ -110,7 +110,7 @@ class Lanes:
         step.runner.run_pending_advance()
         if step.queued.is_over:
             self._in_flight.remove(step)
-            self._steps.follow_text(step.queued)
+            self._step_maker.follow_text(step.queued)
             self._scheduler.join(step.queued.sequences)
         return False
 
