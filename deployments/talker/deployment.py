@@ -8,10 +8,10 @@ from typing import Self
 import numpy as np
 from ray import serve
 
+from deployments.autoscaling_records import TalkerRecord
 from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
 from deployments.protocol import FrameChunk, ModelInfo, SynthesisRequest, with_mark
-from deployments.records import TalkerRecord
 from deployments.serving import metrics, ray_metrics, ray_private
 from deployments.serving.replica import Replica
 from deployments.serving.reports import Start, report_stage, start_key
