@@ -142,7 +142,7 @@ class Reference:
         return self.audio
 
     def by_prompt(self, prompt: ClonePrompt | None) -> "Reference":
-        """The same by `prompt` instead of samples, if that has all that the request needs; else as it is."""
+        """This reference with `prompt` in place of its samples, if `prompt` has what is needed; else itself."""
         if self.prompt is not None or prompt is None or (prompt.codes is None and not self.x_vector_only):
             return self
         return replace(self, audio=None, prompt=prompt)
@@ -355,7 +355,7 @@ def _pcm_chunk(codes: bytes, shape: tuple[int, ...], pcm: bytes, *beside: Any) -
 class ModelInfo:
     """What the ingress knows of a loaded checkpoint."""
 
-    name: str  # what clients send as `model`: of one of several models its name in the settings, else the checkpoint's
+    name: str  # clients send it as `model`: the name in the settings if there are several models, else the checkpoint's
     kind: ModelKind
     voices: tuple[str, ...]  # lower case; empty unless custom_voice
     languages: tuple[str, ...]  # lower case, without "auto"
@@ -370,7 +370,7 @@ class ModelInfo:
     max_segment_chars: int = 1000  # longer texts are synthesised in segments
     word_times: bool = False  # whether its alignment head is known: readings are exact, else estimates
     clones_by_vector: bool = False  # of a recording it takes the speaker vector alone, no codes: `x_vector_only_mode`
-    checkpoint: str = ""  # of one of several models; empty of a single one
+    checkpoint: str = ""  # its path or repository if there are several models; empty for a single one
     fingerprint: str = ""  # hash of the weights that make clone prompts, which fit no others. Empty unless base.
 
     @property

@@ -65,7 +65,7 @@ def build_app(config: AppConfig) -> Application:
 
 
 def _chosen(own: AppConfig) -> AppConfig:
-    """With a concrete model."""
+    """The configuration with a checkpoint in place of the model `auto`."""
     model = resolve_auto(own.model, models_dir=own.models_dir, gpu=own.talker_pool.num_gpus > 0).model
     return own.model_copy(update={"model": model})
 

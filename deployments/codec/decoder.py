@@ -43,7 +43,7 @@ class Backend(ABC):
 
     @classmethod
     def load(cls, directory: Path, *, device: torch.device, precision: str = "float32") -> Self:
-        """From `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
+        """Loads `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
         return cls(FoldedDecoder.load(directory, device=device), precision)
 
     @staticmethod
@@ -52,7 +52,7 @@ class Backend(ABC):
         return ()
 
     def at(self, precision: str) -> "Backend":
-        """The same weights in float32, or in one of `precisions`."""
+        """A backend with the same weights that computes in float32, or in one of `precisions`."""
         return self
 
     @property

@@ -141,7 +141,7 @@ class FoldedDecoder:
 
     @staticmethod
     def load(directory: Path, *, device: torch.device | str = "cpu") -> "FoldedDecoder":
-        """From `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
+        """Loads `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
         config = SpeechTokenizerConfig.load(directory).decoder
         return fold(read_strict(directory, tensor_shapes(config), prefix="decoder.", device=device), config)
 

@@ -39,7 +39,7 @@ class Utterance:
     live_text: "LiveText | None" = None  # its segments, where the client still writes the text
 
     def changed(self, **fields: Any) -> Self:
-        """The same with other values of these fields of `synthesis`."""
+        """The utterance with other values of these fields of `synthesis`."""
         return replace(self, synthesis=replace(self.synthesis, **fields))
 
     def second_attempt(self, seed: int | None = None) -> Self:
@@ -96,7 +96,7 @@ class Segments:
         return segments
 
     def plan(self) -> list[Stretch]:
-        """All of it, with an empty one if a pause ends it."""
+        """All segments, and an empty one if a pause ends the text."""
         texts = [request.text for request in self._segments]
         if len(texts) in self._pauses_s:
             texts.append("")

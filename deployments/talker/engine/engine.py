@@ -106,7 +106,7 @@ class Engine:
 
     @property
     def poll_timeout_s(self) -> float:
-        """For how long the host may wait for new requests before the device is idle."""
+        """Seconds that the host may wait for new requests before the device is idle."""
         if self._step is None or self._is_running or not self.lanes.is_idle:
             return 0.0
         return min(max(0.0, (self._step.next_start_ns - time.perf_counter_ns()) / 1e9), _AUDIO_POLL_S)

@@ -31,8 +31,8 @@ class Lanes:
         self.runners = build_lanes(runner)
         self._scheduler, self._step_maker = scheduler, step_maker
         self._in_flight: list[StepInFlight] = []  # each until its sequences have joined the engine's step
-        # How many rows and blocks no step uses: those that were free when the last step was chosen, which may still
-        # run, less those that lanes took since.
+        # A lane may take only rows and blocks that no step uses, because the last step may still run. These were free
+        # when that step was chosen, and no lane has taken them since.
         self._unused_rows = self._unused_blocks = 0
 
     @property
@@ -40,7 +40,7 @@ class Lanes:
         return not self._in_flight
 
     def begin_step(self) -> None:
-        """The engine has chosen its next step: later work of the lanes waits for the work before it, and not for it."""
+        """The engine has chosen its next step. Later work of lanes waits for the device's work so far, not for it."""
         self._unused_rows, self._unused_blocks = self._scheduler.num_free_rows, self._scheduler.blocks.num_free
         for lane in self.runners:
             if lane.cuda_stream is not None:

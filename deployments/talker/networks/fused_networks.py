@@ -56,7 +56,7 @@ class PackedPredictor:
 
 
 class FusedPredictor:
-    """From the talker's hidden state and codebook 0 to the frame and the sum of its embeddings. Not reentrant."""
+    """Makes a frame, and the sum of its embeddings, of the talker's hidden state and codebook 0. Not reentrant."""
 
     def __init__(self, weights: PackedPredictor, *, max_rows: int, pdl: bool = True) -> None:
         """`weights` may belong to other predictors too, which may run at the same time."""
@@ -174,7 +174,7 @@ class FusedNetworks(FrameNetworks):
         self._logits = like_rows(num_rows, self.config.vocab_size, self.talker.codec_head.weight)
 
     def another(self, *, num_rows: int, num_positions: int) -> "FusedNetworks":
-        """Of the same weights, state and cache, with buffers of its own."""
+        """Networks with the same weights, state and cache, and with buffers of their own."""
         shared = self.tables, self.state, self.cache, self.weights
         return FusedNetworks(*shared, num_rows=num_rows, num_positions=num_positions)
 

@@ -82,7 +82,7 @@ def always_streamed(fields: Mapping[str, object]) -> dict[str, str]:
 
 
 def as_header(reasons: Reasons) -> dict[str, str]:
-    """For an HTTP response: none where nothing was ignored. A reason may name a stored voice, in any script."""
+    """The header of an HTTP response, none if nothing was ignored. A reason may name a stored voice, in any script."""
     text = "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
     return {IGNORED_HEADER: _CONTROL.sub("?", text)} if reasons else {}
 
@@ -92,7 +92,7 @@ def entries(reasons: Reasons) -> list[dict[str, str]]:
 
 
 def in_message(reasons: Reasons) -> dict[str, object]:
-    """For a message, beside its other fields: nothing where nothing was ignored."""
+    """The field that is added to a message, none if nothing was ignored."""
     return {"ignored": entries(reasons)} if reasons else {}
 
 
