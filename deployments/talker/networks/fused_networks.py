@@ -103,12 +103,12 @@ class FusedPredictor:
         """The first two positions: the talker's hidden state and codebook 0. Returns the rows of the second."""
         num_rows = len(hidden)
         both = Activations(self._first.values[: 2 * num_rows], self._first.squares, 1)
-        self._project(hidden, both)
+        self._enter_stack(hidden, both)
         begin_frame(code0, self.tables[0], both, outputs)
         done = self.stack.frame_start(both, self.cache)
         return Activations(done.values[num_rows:], done.squares[:, num_rows:], done.parts)
 
-    def _project(self, hidden: Tensor, out: Activations) -> None:
+    def _enter_stack(self, hidden: Tensor, out: Activations) -> None:
         """The talker's hidden states become the first rows of `out`. Launched plainly: the kernel before is unknown."""
         if isinstance(self._projection, torch.nn.Identity):
             out.values[: len(hidden)].copy_(hidden)
