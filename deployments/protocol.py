@@ -61,26 +61,28 @@ _COUNT = {"ge": 0, "le": INT32_MAX}
 
 def _option(official: float, **bounds: float) -> Any:
     """`official`: the official package's default, for checkpoints that name none. `bounds`: of a request's value."""
-    return field(default=None, metadata={"official": official, "bounds": bounds, "is_filter": False})
+    return field(default=None, metadata={"official": official, "bounds": bounds, "is_drawing": False})
 
 
-def _filter(official: float, **bounds: float) -> Any:
-    """An option that selects candidate codes. The code predictor has an option of the same name, after SUBTALKER."""
-    return field(default=None, metadata={"official": official, "bounds": bounds, "is_filter": True})
+def _drawing_option(official: float, **bounds: float) -> Any:
+    """An option of how a code is drawn, without effect where `do_sample` is False. The code predictor has one of the
+    same name, after SUBTALKER.
+    """
+    return field(default=None, metadata={"official": official, "bounds": bounds, "is_drawing": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """Sampling options under the official package's names. None takes the checkpoint's `generation_config.json`.
 
-    Fields of request bodies are made from this list. `FilterOptions` (deployments/talker/state/batch_state.py) lists
-    the filters again with their types in a batch. Options of the code predictor have SUBTALKER in front of the name.
+    Fields of request bodies are made from this list. `DrawingOptions` (deployments/talker/state/batch_state.py) lists
+    the DRAWING_OPTIONS again with their types in a batch. Options of the code predictor begin with SUBTALKER.
     """
 
     do_sample: bool | None = _option(True)
-    temperature: float | None = _filter(0.9, **_SCALE)
-    top_k: int | None = _filter(50, **_COUNT)
-    top_p: float | None = _filter(1.0, **_PROBABILITY)
+    temperature: float | None = _drawing_option(0.9, **_SCALE)
+    top_k: int | None = _drawing_option(50, **_COUNT)
+    top_p: float | None = _drawing_option(1.0, **_PROBABILITY)
     repetition_penalty: float | None = _option(1.05, **_SCALE)
     subtalker_dosample: bool | None = _option(True)
     subtalker_temperature: float | None = _option(0.9, **_SCALE)
@@ -91,9 +93,9 @@ class Sampling:
 
 SUBTALKER = "subtalker_"
 SAMPLING_DEFAULTS = {option.name: option.metadata["official"] for option in fields(Sampling)}
-# Filters of the talker. They have no effect where `do_sample` is False.
-FILTERS = tuple(option.name for option in fields(Sampling) if option.metadata["is_filter"])
-for _name in FILTERS:
+# Of the talker.
+DRAWING_OPTIONS = tuple(option.name for option in fields(Sampling) if option.metadata["is_drawing"])
+for _name in DRAWING_OPTIONS:
     assert SUBTALKER + _name in SAMPLING_DEFAULTS, f"Sampling has {_name}: add {SUBTALKER}{_name}, an _option"
 
 
@@ -140,7 +142,7 @@ class Reference:
         return self.audio
 
     def by_prompt(self, prompt: ClonePrompt | None) -> "Reference":
-        """The same by `prompt` instead of samples, if that has all that the request needs; else as it is."""
+        """This reference with `prompt` in place of its samples, if `prompt` has what is needed; else itself."""
         if self.prompt is not None or prompt is None or (prompt.codes is None and not self.x_vector_only):
             return self
         return replace(self, audio=None, prompt=prompt)
@@ -353,7 +355,7 @@ def _pcm_chunk(codes: bytes, shape: tuple[int, ...], pcm: bytes, *beside: Any) -
 class ModelInfo:
     """What the ingress knows of a loaded checkpoint."""
 
-    name: str  # what clients send as `model`: of one of several models its name in the settings, else the checkpoint's
+    name: str  # clients send it as `model`: the name in the settings if there are several models, else the checkpoint's
     kind: ModelKind
     voices: tuple[str, ...]  # lower case; empty unless custom_voice
     languages: tuple[str, ...]  # lower case, without "auto"
@@ -368,7 +370,7 @@ class ModelInfo:
     max_segment_chars: int = 1000  # longer texts are synthesised in segments
     word_times: bool = False  # whether its alignment head is known: readings are exact, else estimates
     clones_by_vector: bool = False  # of a recording it takes the speaker vector alone, no codes: `x_vector_only_mode`
-    checkpoint: str = ""  # of one of several models; empty of a single one
+    checkpoint: str = ""  # its path or repository if there are several models; empty for a single one
     fingerprint: str = ""  # hash of the weights that make clone prompts, which fit no others. Empty unless base.
 
     @property

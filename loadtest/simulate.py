@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.records import CodecRecord, TalkerRecord
+from deployments.autoscaling_records import CodecRecord, TalkerRecord
 from loadtest.metrics import Limits
 from loadtest.service_model import Floats, Ints, ServiceModel
 from loadtest.tables import MS

@@ -15,9 +15,9 @@ from deployments.weights.description import clones, tokenizer_of
 from deployments.weights.store import resolve_auto, speakers
 from serve_app.api.catalogue import check_default
 from serve_app.config import AppConfig, PoolConfig
-from serve_app.handle_synthesizer import Deployed
 from serve_app.ingress import Ingress
 from serve_app.jobs.deployment import JobsReplica
+from serve_app.replica_synthesizer import Deployed
 from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy, TalkerScaling
 
 # How long a talker or a codec replica that is taken away may finish the streams that no other replica continues. It is
@@ -65,7 +65,7 @@ def build_app(config: AppConfig) -> Application:
 
 
 def _chosen(own: AppConfig) -> AppConfig:
-    """With a concrete model."""
+    """The configuration with a checkpoint in place of the model `auto`."""
     model = resolve_auto(own.model, models_dir=own.models_dir, gpu=own.talker_pool.num_gpus > 0).model
     return own.model_copy(update={"model": model})
 
@@ -110,7 +110,7 @@ def _deployed(config: AppConfig, configs: Mapping[str, AppConfig]) -> Iterator[D
             admission=own.api.admission,
             deployments=(_of_model("Talker", name), codec_name),
             codec=codec,  # Serve puts handles in the places of applications
-            talker=talkers[name] if own.codec.placement == "inline" else None,
+            inline_talker=talkers[name] if own.codec.placement == "inline" else None,
         )
 
 

@@ -25,7 +25,7 @@ from serve_app.api.routes import Node, create_api
 from serve_app.api.transport.bounded_websocket import BoundedWebSocket
 from serve_app.api.transport.taken_http import TakenHttp
 from serve_app.config import ApiSettings, RecordSettings
-from serve_app.handle_synthesizer import Deployed, HandleSynthesizer
+from serve_app.replica_synthesizer import Deployed, ReplicaSynthesizer
 from serve_app.scaling.pool_watch import PoolWatch, scrape
 from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
@@ -103,7 +103,7 @@ class Ingress:
             status=ClusterStatus(recent, watch.sizes, watch.notes),
         )
         self._api = create_api(
-            {model.name: (HandleSynthesizer(model), model.admission) for model in models},
+            {model.name: (ReplicaSynthesizer(model), model.admission) for model in models},
             settings,
             echo_request_id=False,
             node=node,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from deployments.codec.codec_config import DecoderConfig
 from deployments.codec.decoder_state import DecoderState
-from deployments.codec.fold import FoldedDecoder
+from deployments.codec.fold import FoldedWeights
 from deployments.codec.plan import CALL_FRAMES, MAX_BATCH_FRAMES, MAX_BATCH_SIZE, RECALL_SIZES, call_sizes, recall_sizes
 from deployments.errors import EngineError
 
@@ -38,13 +38,13 @@ class Backend(ABC):
     initial_state: DecoderState
 
     @abstractmethod
-    def __init__(self, folded: FoldedDecoder, precision: str = "float32") -> None:
+    def __init__(self, folded: FoldedWeights, precision: str = "float32") -> None:
         """The weights are on the backend's device."""
 
     @classmethod
     def load(cls, directory: Path, *, device: torch.device, precision: str = "float32") -> Self:
-        """From `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
-        return cls(FoldedDecoder.load(directory, device=device), precision)
+        """Loads `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
+        return cls(FoldedWeights.load(directory, device=device), precision)
 
     @staticmethod
     def precisions(device: torch.device) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ class Backend(ABC):
         return ()
 
     def at(self, precision: str) -> "Backend":
-        """The same weights in float32, or in one of `precisions`."""
+        """A backend with the same weights that computes in float32, or in one of `precisions`."""
         return self
 
     @property

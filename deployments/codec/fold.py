@@ -125,7 +125,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class FoldedDecoder:
+class FoldedWeights:
     """All layers, in the order of computation."""
 
     config: DecoderConfig
@@ -140,8 +140,8 @@ class FoldedDecoder:
     blocks: tuple[Block, ...]
 
     @staticmethod
-    def load(directory: Path, *, device: torch.device | str = "cpu") -> "FoldedDecoder":
-        """From `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
+    def load(directory: Path, *, device: torch.device | str = "cpu") -> "FoldedWeights":
+        """Loads `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
         config = SpeechTokenizerConfig.load(directory).decoder
         return fold(read_strict(directory, tensor_shapes(config), prefix="decoder.", device=device), config)
 
@@ -172,13 +172,13 @@ class FoldedDecoder:
 
 
 @torch.no_grad()
-def fold(tensors: Mapping[str, Tensor], config: DecoderConfig) -> FoldedDecoder:
+def fold(tensors: Mapping[str, Tensor], config: DecoderConfig) -> FoldedWeights:
     """Fold a checkpoint's tensors ("decoder." left off), in float64; the result is float32 on their device."""
     weights = _Weights(tensors)
     transformer = weights.at("pre_transformer")
     tables = _tables(weights.at("quantizer"), config)
     stages = [weights.at(f"upsample.{number}") for number in range(len(config.upsampling_ratios))]
-    folded = FoldedDecoder(
+    folded = FoldedWeights(
         config=config,
         tables=tables,
         offsets=torch.arange(config.num_quantizers, device=tables.device) * config.codebook_size,

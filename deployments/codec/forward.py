@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake
+from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedWeights, Layer, Linear, Snake
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class ForwardPass(ABC):
         """The parts in which x passes a block and all later layers, each with the pass of its streams."""
 
 
-def latents(run: ForwardPass, folded: FoldedDecoder) -> Signal:
+def latents(run: ForwardPass, folded: FoldedWeights) -> Signal:
     """The input of the convolutions that make samples."""
     x = run.linear(run.conv(run.embed(), folded.pre_conv), folded.input_proj)
     for layer in folded.layers:
@@ -80,12 +80,12 @@ def latents(run: ForwardPass, folded: FoldedDecoder) -> Signal:
     return run.linear(x, folded.output_proj, norm=True)
 
 
-def waveform(run: ForwardPass, folded: FoldedDecoder, x: Signal) -> Tensor:
+def waveform(run: ForwardPass, folded: FoldedWeights, x: Signal) -> Tensor:
     """Samples of latents, [B * time], stream after stream."""
     return _convolved(run, folded, x, lambda x, _: x)
 
 
-def last_samples(run: ForwardPass, folded: FoldedDecoder, x: Signal) -> Tensor:
+def last_samples(run: ForwardPass, folded: FoldedWeights, x: Signal) -> Tensor:
     """The last samples of latents, and on the way all that the convolutions have to remember of them.
 
     Rows that do not reach as far are left out before each layer: so few are left that no block is passed in pieces.
@@ -94,7 +94,7 @@ def last_samples(run: ForwardPass, folded: FoldedDecoder, x: Signal) -> Tensor:
     return _convolved(run, folded, x, lambda x, layer: Signal(x.values[:, -needed[layer] :].contiguous(), x.snake))
 
 
-def _convolved(run: ForwardPass, folded: FoldedDecoder, x: Signal, cut: Cut) -> Tensor:
+def _convolved(run: ForwardPass, folded: FoldedWeights, x: Signal, cut: Cut) -> Tensor:
     for upsample, convnext in folded.stages:
         x = run.conv(cut(x, upsample), upsample)
         y = run.linear(run.depthwise_norm(x, convnext), convnext.up, gelu=True)

@@ -46,7 +46,7 @@ class SlotDecoder(ABC):
         cls, directory: Path, backend: type[Backend], *, num_slots: int, device: torch.device, prepare: Prepare,
         report: Callable[[str], None],
     ) -> "SlotDecoder":  # fmt: skip
-        """From a checkpoint's `speech_tokenizer` folder; raises CheckpointError. `report` is told the precision.
+        """Loads a checkpoint's `speech_tokenizer` folder. Raises CheckpointError. `report` is told the precision.
 
         `backend` stands in the same row of `BACKENDS`. `prepare` is given all the work of a GPU before any is done.
         """

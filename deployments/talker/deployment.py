@@ -8,10 +8,10 @@ from typing import Self
 import numpy as np
 from ray import serve
 
+from deployments.autoscaling_records import TalkerRecord
 from deployments.config import TalkerConfig
 from deployments.errors import TalkerLost
 from deployments.protocol import FrameChunk, ModelInfo, SynthesisRequest, with_mark
-from deployments.records import TalkerRecord
 from deployments.serving import metrics, ray_metrics, ray_private
 from deployments.serving.replica import Replica
 from deployments.serving.reports import Start, report_stage, start_key
@@ -54,7 +54,7 @@ class TalkerReplica:
     """One replica of the GPU pool. It is ready once its engine process has loaded the model and warmed up."""
 
     def __init__(self, model: str, config: TalkerConfig, name: str = "", *, makes_audio: bool) -> None:
-        """`name`: of one of several models, for metrics. `makes_audio`: as of `EngineClient`."""
+        """Metrics have `name` as a label where there are several models. `makes_audio` goes to `EngineClient`."""
         ray_metrics.install(name, pool="talker")
         with StartNotes() as notes:
             self._engine = EngineClient(model, config, notes.report, makes_audio=makes_audio)
@@ -73,7 +73,8 @@ class TalkerReplica:
         Raises InvalidRequest and Overloaded; TalkerLost and Moved if another talker should go on.
         """
         request = with_mark(request, "to-talker")
-        # Serve awaits a coroutine and streams the generator that it returns: each generator more costs every chunk.
+        # Not an async generator itself: Serve streams the one that this coroutine returns, and one more between them
+        # would cost time for each chunk.
         return self._replica.with_heartbeats(self._engine.submit(request), self._heartbeat, "from-engine")
 
     async def describe(self) -> ModelInfo:

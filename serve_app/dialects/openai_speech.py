@@ -17,7 +17,7 @@ from serve_app.dialects.dialect import Dialect, JsonRoute, Route, Sample
 from serve_app.text.spoken_text import LEFT_OUT
 
 
-async def speech(service: SpeechService, request: Request, fields: Mapping[str, object]) -> Response:
+async def speak(service: SpeechService, request: Request, fields: Mapping[str, object]) -> Response:
     """Speaks `input`, streaming unless `stream` is false."""
     return await respond(service, request, await strict_request(service.offer, fields, accept=_accept(request)))
 
@@ -63,6 +63,7 @@ async def show_text(service: SpeechService, request: Request) -> Response:
 _EXAMPLE = {"model": "qwen3-tts", "input": "Hello from Talkray.", "voice": "alloy", "response_format": "mp3"}
 _ERROR = {"message": "what was wrong", "type": "invalid_request_error", "param": "input", "code": "invalid_value"}
 _SPEECH_DOCS = {
+    "operationId": "speech_v1_audio_speech_post",  # names of methods in generated clients
     "requestBody": {
         "required": True,
         "content": {"application/json": {"schema": SpeechBody.model_json_schema(), "example": _EXAMPLE}},
@@ -109,9 +110,9 @@ _SAMPLE = Sample(
 DIALECT = Dialect(
     "OpenAI",
     routes=(
-        JsonRoute("POST /v1/audio/speech", speech, "Speak a text", docs=_SPEECH_DOCS),
+        JsonRoute("POST /v1/audio/speech", speak, "Speak a text", docs=_SPEECH_DOCS),
         Route("POST /v1/audio/text", show_text, "Show what of a text is spoken", docs=_TEXT_DOCS),
-        JsonRoute("POST /openai/v1/audio/speech", speech),
+        JsonRoute("POST /openai/v1/audio/speech", speak),
         Route("POST /openai/deployments/{deployment}/audio/speech", speak_deployment, "Speak a text (Azure)"),
     ),
     heading="Speech",

@@ -11,10 +11,10 @@ from serve_app.api.records.record_keeper import RecordKeeper
 from serve_app.api.requests.speech_request import Offer
 from serve_app.client_audio import recordings
 from serve_app.config import ApiSettings
-from serve_app.handle_synthesizer import Deployed, HandleSynthesizer
 from serve_app.ingress import record_sinks
 from serve_app.jobs.desk import JobDesk
 from serve_app.jobs.segment_maker import SegmentMaker
+from serve_app.replica_synthesizer import Deployed, ReplicaSynthesizer
 from serve_app.scaling.pool_watch import PoolWatch
 from serve_app.speech.model_state import ModelStatus
 from serve_app.speech.speech_models import SpeechModel, SpeechModels
@@ -33,7 +33,7 @@ class JobsReplica:
         self._waking = waking
         self._watch = PoolWatch(app_name, {model.name: model.deployments for model in models})
         self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes())
-        synthesizers = {model.name: HandleSynthesizer(model) for model in models}
+        synthesizers = {model.name: ReplicaSynthesizer(model) for model in models}
         speaking = {name: SpeechModel(synthesizer, settings.admission) for name, synthesizer in synthesizers.items()}
         offer = Offer(SpeechModels(speaking), settings, self._voices)
         self._keeper = RecordKeeper(record_sinks(settings.records, self._voices.store))

@@ -132,7 +132,7 @@ async def _add(made: Planned, long: Offer, settings: ApiSettings, fields: dict[s
         rules=_index_of(made.rules, Rules.of(speech.spoken.rules)),
         manner=_index_of(made.manners, Manner.of(request, **stored)),
         seed=request.seed,
-        redraws=utterance.redraws,
+        redraws=utterance.may_redraw,
         segments=_segments(segments, speech, request.language) if is_speakable(request.text) else (),
         end_pause_s=_end_pause_s(segments),
         custom_id=custom_id,

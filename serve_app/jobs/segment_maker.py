@@ -13,7 +13,7 @@ from deployments.protocol import Codes, FinishReason, ModelInfo, Reference
 from serve_app.api.records.request_record import RequestRecord, Usage
 from serve_app.jobs.job_store import packed
 from serve_app.jobs.stored_job import JobPlan, MadeSegment, Manner, Part, SegmentId, StoredJob
-from serve_app.speech.segments import Utterance, ended_badly, segment_seed
+from serve_app.speech.segments import SECOND_ATTEMPT, Utterance, count_redraw, ended_badly, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.visitor import VISITOR, Visitor
@@ -58,9 +58,10 @@ class SegmentMaker:
         request = utterance.synthesis
         voice = manner.stored_voice or request.voice
         speech = await self._speak(utterance, info, voice)
-        was_redrawn = utterance.redraws and ended_badly(speech.finish_reason)
+        was_redrawn = utterance.may_redraw and ended_badly(speech.finish_reason)
         if was_redrawn:
-            second = utterance.redrawn(speech.finish_reason, segment_seed(request.seed, 0))
+            count_redraw(request, speech.finish_reason)
+            second = utterance.second_attempt(segment_seed(request.seed, SECOND_ATTEMPT))
             speech = await self._speak(second, info, voice)
         RequestRecord(
             request.request_id,

@@ -126,13 +126,13 @@ class JobPlan(Strict):
             language=segment.language or manner.language,
             reference=reference,
             sampling=Sampling(**manner.sampling),  # type: ignore[arg-type]
-            seed=segment_seed(part.seed, segment_id.segment + 1) if segment_id.segment else part.seed,
+            seed=segment_seed(part.seed, segment_id.segment),
             word_times=True,
             background=True,
             **{name: getattr(manner, name) for name in same},
         )
         stretch = Stretch(segment.text, speed=segment.speed)
-        return Utterance(synthesis, stretches=(stretch,), redraws=part.redraws)
+        return Utterance(synthesis, stretches=(stretch,), may_redraw=part.redraws)
 
 
 class SentBatch(Strict):

@@ -4,7 +4,7 @@ Pure: `decide_talker` and `decide_codec` take what the replicas recorded, the pr
 that the last decision returned, and a clock; they return a decision and the next state. The simulator calls the same
 functions. `TalkerPolicy` and `CodecPolicy` wrap them for Ray Serve's controller, which calls them every 0.1 s. Standard
 library only and no Ray import: Serve pickles this module by value and runs it on a head node without torch; it
-imports `deployments.records` there.
+imports `deployments.autoscaling_records` there.
 
 Replicas are added at once. Where a request waits, or less than one replica's room is free, the number follows the
 present streams; otherwise it follows their mean over some seconds, because bursts end before a replica has started.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar
 
-from deployments.records import CodecRecord, TalkerRecord
+from deployments.autoscaling_records import CodecRecord, TalkerRecord
 
 _Record = TypeVar("_Record", TalkerRecord, CodecRecord)
 

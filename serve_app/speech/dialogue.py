@@ -20,13 +20,13 @@ def as_dialogue(utterances: Sequence[Utterance]) -> list[Utterance]:
     return [first] + [
         replace(
             utterance.changed(
-                request_id=f"{first.synthesis.request_id}-{number}",
+                request_id=f"{first.synthesis.request_id}-{number + 1}",
                 seed=segment_seed(first.synthesis.seed, number),
                 continues=True,
             ),
-            redraws=first.redraws,
+            may_redraw=first.may_redraw,
         )
-        for number, utterance in enumerate(later, start=2)
+        for number, utterance in enumerate(later, start=1)
     ]
 
 

@@ -89,7 +89,7 @@ class Tails:
         self._key = key or secrets.token_bytes(_SEAL_BYTES)
 
     def save(self, request: SynthesisRequest, tail: Tail | None) -> None:
-        """For later requests of the client of `request`. None: its speech has no tail to go on from."""
+        """Keeps `tail` for later requests of the client of `request`. None means that no speech can go on from it."""
         key = request.client, request.request_id
         self.drop(request)
         if tail is None:

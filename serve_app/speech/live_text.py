@@ -256,7 +256,7 @@ class LiveText(Segments):
         mailbox = self._server.share(secrets.token_hex(_TOKEN_BYTES), self._writing)
         self._speeds[len(self._segments)] = self._speed
         request = replace(self._utterance.synthesis, mailbox=mailbox)
-        self._segments.append(segment_request(request, len(self._segments) + 1))
+        self._segments.append(segment_request(request, len(self._segments)))
 
     def _end_segment(self) -> None:
         if self._writing is not None:

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _SEED_BITS = 53  # JavaScript's numbers keep so many, and a client may send the seed back
 _SEED_BYTES = 8
+SECOND_ATTEMPT = -1  # in place of the number of a segment in `segment_seed`; segments count from 0
 _SPACES = re.compile(r"\s*+")
 
 
@@ -34,21 +35,20 @@ class Utterance:
     max_segment_chars: int | None = None  # None: the model's
     languages: tuple[str, ...] = ()  # each segment is in one of these; where that is not certain, in the utterance's
     joins: bool = False  # each segment goes on from the tail of the one before
-    redraws: bool = False  # whether speech that ended badly may be redrawn: see `redrawn`
+    may_redraw: bool = False  # whether speech that ended badly is made again: see `second_attempt`
     live_text: "LiveText | None" = None  # its segments, where the client still writes the text
 
     def changed(self, **fields: Any) -> Self:
-        """The same with other values of these fields of `synthesis`."""
+        """The utterance with other values of these fields of `synthesis`."""
         return replace(self, synthesis=replace(self.synthesis, **fields))
 
-    def redrawn(self, reason: FinishReason | None, seed: int | None = None) -> Self:
-        """The second and last attempt at speech that ended badly before any of it was sent. Without `seed` it is drawn.
+    def second_attempt(self, seed: int | None = None) -> Self:
+        """The last attempt at speech that ended badly before any of it was sent. Without `seed` one is drawn.
 
         `UtteranceSynthesizer` makes it of speech that is over with its first samples. An answer that is sent whole, and
         a segment of a job, are known only at their end: `WholeResponse` and `SegmentMaker` redraw them.
         """
-        seed = draw_seed() if seed is None else seed
-        return replace(self, synthesis=redrawn(self.synthesis, reason, seed=seed), redraws=False)
+        return replace(self.changed(seed=draw_seed() if seed is None else seed), may_redraw=False)
 
 
 def draw_seed() -> int:
@@ -61,14 +61,10 @@ def ended_badly(reason: FinishReason | None) -> bool:
     return reason is not None and not reason.is_good
 
 
-def redrawn(request: SynthesisRequest, reason: FinishReason | None, *, seed: int) -> SynthesisRequest:
-    """The request for the second attempt, which is counted and logged here.
-
-    `reason`: why the first attempt ended, None if it ended without samples.
-    """
+def count_redraw(request: SynthesisRequest, reason: FinishReason | None) -> None:
+    """Count and log that `request` is made again. `reason`: why it ended, None if it ended without samples."""
     metrics.redrawn(reason, model=request.model)
     logger.warning("request %s ended before it was sent (%s): another seed", request.request_id, reason)
-    return replace(request, seed=seed)
 
 
 class Segments:
@@ -100,7 +96,7 @@ class Segments:
         return segments
 
     def plan(self) -> list[Stretch]:
-        """All of it, with an empty one if a pause ends it."""
+        """All segments, and an empty one if a pause ends the text."""
         texts = [request.text for request in self._segments]
         if len(texts) in self._pauses_s:
             texts.append("")
@@ -163,12 +159,12 @@ def segment_start(text: str, before: list[str]) -> int:
 def _requests(request: SynthesisRequest, texts: list[str]) -> list[SynthesisRequest]:
     """One for each segment. The first one is the request itself, with its text.
 
-    A later segment continues speech that is being heard. Its id is the request's with its number after it, its seed
-    follows from the request's seed and the number: the same request makes the same segments.
+    A later segment continues speech that is being heard. Its seed follows from the request's seed and its number: the
+    same request makes the same segments.
     """
     first, *later = texts
     return [replace(request, text=first, following=tuple(later))] + [
-        segment_request(replace(request, text=text), number) for number, text in enumerate(later, start=2)
+        segment_request(replace(request, text=text), number) for number, text in enumerate(later, start=1)
     ]
 
 
@@ -177,14 +173,16 @@ def _in_its_language(request: SynthesisRequest, languages: tuple[str, ...]) -> S
 
 
 def segment_request(request: SynthesisRequest, number: int) -> SynthesisRequest:
-    """The request for the segment `number`, 1 for the first, which is `request` itself."""
-    if number == 1:
+    """The request for the segment `number`, which is `request` itself for 0. Ids count from 1: "id", "id.2", "id.3"."""
+    if number == 0:
         return request
     seed = segment_seed(request.seed, number)
-    return replace(request, request_id=f"{request.request_id}.{number}", seed=seed, continues=True, tail=None)
+    return replace(request, request_id=f"{request.request_id}.{number + 1}", seed=seed, continues=True, tail=None)
 
 
 def segment_seed(seed: int, number: int) -> int:
-    """The seed of segment or part `number`, from 2, of speech whose seed is `seed`; 0: of its second attempt."""
-    digest = hashlib.blake2b(f"{seed}.{number}".encode(), digest_size=_SEED_BYTES)
+    """The seed of the segment or part `number` of speech whose seed is `seed`; with SECOND_ATTEMPT, of a redraw."""
+    if number == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}.{number + 1}".encode(), digest_size=_SEED_BYTES)
     return int.from_bytes(digest.digest())

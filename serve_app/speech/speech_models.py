@@ -87,9 +87,9 @@ class SpeechModel:
         with StreamMeter(room, info.sample_rate, live) as meter:
             async with AsyncExitStack() as calls, ReaderWatch(room.give_up_place, room.regain_place) as reader:
                 async with _start_limit(room, utterance):
-                    speech = await self._utterances.begin(utterance, info, calls)
+                    begun = await self._utterances.begin(utterance, info, calls)
                 meter.begin_speaking()
-                while (chunk := await reader.read(speech.next)) is not None:
+                while (chunk := await reader.read(begun.next)) is not None:
                     end.add(chunk)
                     meter.begin_send(chunk, was_away=reader.was_away)
                     yield chunk

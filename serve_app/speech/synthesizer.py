@@ -2,7 +2,7 @@
 
 An `Utterance` passes `SpeechModel.speak`, which bounds the load and waits for the first audio. `UtteranceSynthesizer`
 makes a `SynthesisRequest` of each segment of its text. A `Synthesizer` has the replicas speak those:
-`HandleSynthesizer` of the ingress, and a fake in tests.
+`ReplicaSynthesizer` of the ingress, and a fake in tests.
 """
 
 from collections.abc import AsyncGenerator

@@ -12,7 +12,7 @@ from deployments.listener import Listener, ReaderWatch
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
 from serve_app.speech.live_text import without_clicks
 from serve_app.speech.look_ahead import LookAhead, SegmentAudio
-from serve_app.speech.segments import Segments, Utterance, ended_badly, redrawn, segment_seed
+from serve_app.speech.segments import SECOND_ATTEMPT, Segments, Utterance, count_redraw, ended_badly, segment_seed
 from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_assembler import UtteranceAssembler
 
@@ -32,40 +32,41 @@ class UtteranceSynthesizer:
 
         `calls` closes the calls that are made.
         """
-        speech = BegunSpeech(await calls.enter_async_context(aclosing(self.speak(utterance, info))))
-        await speech.read_start()
-        if not (utterance.redraws and speech.has_failed):
-            return speech
-        second = utterance.redrawn(speech.reason)
+        begun = BegunSpeech(await calls.enter_async_context(aclosing(self.speak(utterance, info))))
+        await begun.read_start()
+        if not (utterance.may_redraw and begun.has_failed):
+            return begun
+        count_redraw(utterance.synthesis, begun.reason)
+        second = utterance.second_attempt()
         chunks = await calls.enter_async_context(aclosing(self.speak(second, info)))
-        speech = BegunSpeech(chunks, seed=second.synthesis.seed)
-        await speech.read_start()
-        return speech
+        begun = BegunSpeech(chunks, seed=second.synthesis.seed)
+        await begun.read_start()
+        return begun
 
     def speak(self, utterance: Utterance, info: ModelInfo) -> AsyncGenerator[PcmChunk, None]:
         """The audio of one utterance, by a call for each segment of its text. It is silent while a client
         that still has to write the text writes nothing.
         """
         if (live := utterance.live_text) is not None:
-            speech = self.speak_segments(utterance.synthesis, live, info, redraws=utterance.redraws)
-            return without_clicks(speech, info.sample_rate, may_stall=lambda: not live.is_taken_in)
+            chunks = self.speak_segments(utterance.synthesis, live, info, may_redraw=utterance.may_redraw)
+            return without_clicks(chunks, info.sample_rate, may_stall=lambda: not live.is_taken_in)
         segments = Segments.of(utterance, info.max_segment_chars)
         first = segments.known_segment(0)
         assert first is not None, "a text has a segment"
         if not segments.is_single or utterance.synthesis.word_times:
-            return self.speak_segments(first, segments, info, redraws=utterance.redraws)
+            return self.speak_segments(first, segments, info, may_redraw=utterance.may_redraw)
         return self._ask(first, info)
 
     async def speak_segments(
-        self, first: SynthesisRequest, segments: Segments, info: ModelInfo, *, redraws: bool
+        self, first: SynthesisRequest, segments: Segments, info: ModelInfo, *, may_redraw: bool
     ) -> AsyncGenerator[PcmChunk, None]:
         """The audio of all segments in order. `first` is the request for the first one, with the utterance's own tail
         and seed. The next segment is asked for once it is known and this one begins to sound. A segment that joins
         this one is asked for when this one has ended.
 
         Sampling options hold for each segment on its own: `max_new_tokens` bounds a segment, not the whole. With
-        `redraws`, speech that ends badly with its first audio ends there: the caller redraws it. Segments after the
-        first audio are redrawn here.
+        `may_redraw`, speech that ends badly with its first audio ends there, because the caller redraws it. Segments
+        after the first audio are redrawn here.
         """
         assembler = UtteranceAssembler(info)
         listener = Listener()
@@ -81,10 +82,10 @@ class UtteranceSynthesizer:
                 yield assembler.silence(pause_s)
             while (segment := look_ahead.pop()) is not None:
                 assembler.start_segment(number, segments.start(number), speed=segments.speed(number))
-                if redraws and assembler.has_audio and await segment.read_ahead(listener.due_s):
+                if may_redraw and assembler.has_audio and await segment.read_ahead(listener.due_s):
                     segments.close_segment(number)
                 while (chunk := await reader.read(segment.next)) is not None:
-                    has_failed = redraws and assembler.has_failed(chunk)
+                    has_failed = may_redraw and assembler.has_failed(chunk)
                     part = await assembler.add(chunk, is_last=segments.is_last(number))
                     if has_failed:
                         yield chunk
@@ -105,8 +106,10 @@ class UtteranceSynthesizer:
         """The segment's audio, which is asked for now."""
 
         def redraw(reason: FinishReason) -> AsyncGenerator[PcmChunk, None]:
-            """With another seed, after an end that is no good one."""
-            return self._ask_with_retries(redrawn(request, reason, seed=segment_seed(request.seed, 0)), info)
+            """Audio with another seed, because the first attempt ended badly."""
+            count_redraw(request, reason)
+            second = replace(request, seed=segment_seed(request.seed, SECOND_ATTEMPT))
+            return self._ask_with_retries(second, info)
 
         return SegmentAudio(self._ask(request, info), redraw)
 

@@ -66,7 +66,7 @@ async def test_each_voice_of_a_dialogue_speaks(http: aiohttp.ClientSession) -> N
     async with http.post("/v1/text-to-dialogue?output_format=pcm_24000", json=body) as answer:
         whole = await answer.read()
     alone = b""
-    for (text, voice), seed in zip(turns, (7, segment_seed(7, 2)), strict=True):
+    for (text, voice), seed in zip(turns, (7, segment_seed(7, 1)), strict=True):
         spoken = {"input": text, "voice": voice, "seed": seed, "response_format": "pcm"}
         async with http.post(PATH, json=spoken) as answer:
             alone += await answer.read()

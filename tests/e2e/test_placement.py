@@ -67,11 +67,11 @@ class Ingress:
     """An ingress's synthesizer, as it is where the talker's GPU decodes to the end."""
 
     def __init__(self) -> None:
-        from serve_app.handle_synthesizer import HandleSynthesizer
+        from serve_app.replica_synthesizer import ReplicaSynthesizer
         from tests.serve_app.one_model import one_deployed
 
         codec, talker = (serve.get_deployment_handle(name, APP_NAME) for name in ("Codec", "Talker"))
-        self._synthesizer = HandleSynthesizer(one_deployed(codec, talker=talker))
+        self._synthesizer = ReplicaSynthesizer(one_deployed(codec, talker=talker))
 
     async def speak(self, request: SynthesisRequest, *, leave_after: int | None = None) -> tuple[Codes, np.ndarray]:
         codes, pcm = [], b""

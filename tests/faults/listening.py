@@ -18,9 +18,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from deployments.errors import NotReady, ReplicaLost
 from deployments.protocol import Codes, FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from deployments.serving import failover, handles
-from serve_app import handle_synthesizer
+from serve_app import replica_synthesizer
 from serve_app.cli.serve.local_server import APP_NAME
-from serve_app.handle_synthesizer import HandleSynthesizer
+from serve_app.replica_synthesizer import ReplicaSynthesizer
 from serve_app.speech.live_text import LiveText, LiveTexts
 from serve_app.speech.segments import Utterance
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
@@ -49,13 +49,13 @@ class Listener:
     def __init__(self, *, inline: bool) -> None:
         codec = serve.get_deployment_handle("Codec", APP_NAME)
         talker = serve.get_deployment_handle("Talker", APP_NAME) if inline else None
-        self._synthesizer = HandleSynthesizer(one_deployed(codec, talker=talker))
+        self._synthesizer = ReplicaSynthesizer(one_deployed(codec, talker=talker))
         self._utterances, self._live_texts = UtteranceSynthesizer(self._synthesizer), LiveTexts()
         self._num_sounding = 0  # streams that have brought audio
         self._more_sound = asyncio.Condition()
         self._recordings: list[str] = []
         self._read = handles.read_replica
-        handle_synthesizer.read_replica = self._noting  # type: ignore[attr-defined]  # a name that it imports
+        replica_synthesizer.read_replica = self._noting  # type: ignore[attr-defined]  # a name that it imports
         failover._GIVE_UP_S = _START_S  # where all replicas die, the streams wait for their successors
 
     async def recordings(self) -> list[str]:
@@ -107,7 +107,7 @@ class Listener:
         with await self._live_texts.open(request, info, max_chars=len(request.synthesis.text)) as live:
             writing = asyncio.create_task(_write(live, request.synthesis.text, word_s))
             await live.wait_for_words()
-            yield self._utterances.speak_segments(live.utterance.synthesis, live, info, redraws=False)
+            yield self._utterances.speak_segments(live.utterance.synthesis, live, info, may_redraw=False)
             await writing
 
     async def _model(self) -> ModelInfo:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deployments.codec.encoder import CodecEncoder
-from deployments.talker.state.batch_state import BatchOptions, FilterOptions
+from deployments.talker.state.batch_state import BatchOptions, DrawingOptions
 from talkray_tools.choices import Choice, Divergence, near_ties, nearest_divergences
 from tools.experiments.parity.cases import reference_audio
 from tools.experiments.parity.run import TIE, equal_codes, equal_reference
@@ -17,7 +17,7 @@ CODES = np.zeros((4, 16), np.int16)
 
 
 def choice(logits: list[float], **options: float) -> Choice:
-    row = BatchOptions.of([FilterOptions(do_sample=True, **options)], device=torch.device("cpu"))  # type: ignore[arg-type]
+    row = BatchOptions.of([DrawingOptions(do_sample=True, **options)], device=torch.device("cpu"))  # type: ignore[arg-type]
     return Choice.by(row, torch.tensor(logits), torch.ones(len(logits)))
 
 

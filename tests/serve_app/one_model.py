@@ -17,7 +17,7 @@ def one_api(synthesizer: Synthesizer, settings: ApiSettings, **more: Any) -> Fas
 
 def one_deployed(codec: Any, talker: Any = None) -> Any:
     """The handles of the only model. `talker`: where its GPU decodes."""
-    from serve_app.handle_synthesizer import Deployed  # which imports Ray
+    from serve_app.replica_synthesizer import Deployed  # which imports Ray
 
     pools = ("Talker", "Codec")
     return Deployed("", "embedded", TalkerConfig(), False, AdmissionSettings(), pools, codec, talker)

@@ -232,7 +232,7 @@ def test_models_with_the_same_speech_tokenizer_share_a_codec_pool() -> None:
     on_gpu = {item.name: item for item in built(several(talker_pool={"num_gpus": 0.5})).deployments}
     assert set(on_gpu["Codec-CustomVoice"].init_args[3].values()) == {"hybrid"}
     _, models, _ = by_name["Ingress"].init_args
-    assert [(each.name, each.codec.deployment_name, each.talker) for each in models] == [
+    assert [(each.name, each.codec.deployment_name, each.inline_talker) for each in models] == [
         ("CustomVoice", "Codec-CustomVoice", None),
         ("Base", "Codec-CustomVoice", None),
         ("nora", "Codec-nora", None),
@@ -262,8 +262,8 @@ def test_a_single_codec_pool_keeps_its_name_and_follows_all_talkers() -> None:
     scaling = by_name["Codec"]._deployment_config.autoscaling_config
     assert policy_of(scaling)._settings.max_talker_streams == 4 * (1 + 3)  # type: ignore[attr-defined]
     _, models, _ = by_name["Ingress"].init_args
-    assert models[0].talker is None
-    assert models[1].talker.deployment_name == "Talker-Base"  # the ingress asks it itself
+    assert models[0].inline_talker is None
+    assert models[1].inline_talker.deployment_name == "Talker-Base"  # the ingress asks it itself
 
 
 def test_several_models_deployed_again_unchanged_are_the_same() -> None:

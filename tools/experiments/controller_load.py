@@ -38,7 +38,7 @@ from ray.serve._private.common import (
 from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 
-from deployments.records import CodecRecord, TalkerRecord
+from deployments.autoscaling_records import CodecRecord, TalkerRecord
 from serve_app.app import health_check_s, options, report_s
 from serve_app.config import PoolConfig
 from serve_app.scaling import pool_watch

@@ -48,8 +48,8 @@ from serve_app.api.records.tracing import RequestSpans, otlp_exporter
 from serve_app.api.records.usage_counts import UsageBook
 from serve_app.cli.serve.run_folder import RunFolder
 from serve_app.config import ApiSettings, AppConfig, RecordSettings, read_config
-from serve_app.handle_synthesizer import Deployed
 from serve_app.ingress import Ingress
+from serve_app.replica_synthesizer import Deployed
 from serve_app.voices.voice_store import VoiceStore
 from tests.e2e.application import running
 from tests.serve_app.fake import FakeSynthesizer, utterance

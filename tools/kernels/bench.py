@@ -18,7 +18,7 @@ from deployments.talker.model.talker import Talker
 from deployments.talker.networks.fused_networks import FusedPredictor, PackedPredictor
 from deployments.talker.networks.fused_stack import FusedStack, PackedStack
 from deployments.talker.sampling.torch_sampler import Draw
-from deployments.talker.state.batch_state import BatchOptions, Context, FilterOptions
+from deployments.talker.state.batch_state import BatchOptions, Context, DrawingOptions
 from deployments.talker.state.kv_cache import KVCache
 from talkray_tools.released import SHAPES
 from tools.kernels.sweep import BANDWIDTH, config_of, stack_cases, time_graph
@@ -62,7 +62,7 @@ class DecodeStep:
         self.cache.blocks.normal_()  # contexts that were never spoken
         self.code0 = torch.randint(config.code_vocab_size, (rows,), device=device)
         self.draw = Draw(torch.arange(rows, device=device), torch.arange(rows, device=device), 0)
-        options = FilterOptions(do_sample=True, temperature=0.9, top_k=50, top_p=1.0)
+        options = DrawingOptions(do_sample=True, temperature=0.9, top_k=50, top_p=1.0)
         self.options = BatchOptions.of([options] * rows, device=device)
 
 

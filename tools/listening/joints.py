@@ -91,7 +91,7 @@ def spoken(model: str, num_joints: int) -> list[Joint]:
     ]
     firsts = speak_all(engine, asked)
     alone = [
-        replace(request, text=second, seed=segment_seed(request.seed, 2))
+        replace(request, text=second, seed=segment_seed(request.seed, 1))
         for request, (_, second) in zip(asked, pairs, strict=True)
     ]
     ends = [SpokenEnd() for _ in asked]

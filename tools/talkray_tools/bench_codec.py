@@ -20,11 +20,11 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from deployments.codec.backends.registry import choose_codec_backend
+from deployments.codec.backends.registry import choose_decoders
 from deployments.codec.backends.triton_slots import PRECISIONS, Precision, TritonSlots, fitting_slots
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import CodecDecoder, snr_db, to_pcm16
-from deployments.codec.fold import FoldedDecoder, fold, map_tensors
+from deployments.codec.fold import FoldedWeights, fold, map_tensors
 from deployments.codec.plan import GPU_RAMP
 from deployments.errors import EngineError
 from deployments.protocol import Pcm
@@ -274,18 +274,18 @@ def _is_audio(pcm: Pcm | EngineError) -> TypeGuard[Pcm]:
     return True
 
 
-def _folded(options: argparse.Namespace, stress: Stress | None = None) -> FoldedDecoder:
+def _folded(options: argparse.Namespace, stress: Stress | None = None) -> FoldedWeights:
     """The checkpoint's decoder, or one of random weights in the released shape. `options` has its backend from now."""
     if options.model is not None:
         directory = options.model / "speech_tokenizer"
-        config, folded = SpeechTokenizerConfig.load(directory), FoldedDecoder.load(directory)
+        config, folded = SpeechTokenizerConfig.load(directory), FoldedWeights.load(directory)
     else:
         shape = SHAPES[_SMOKE_SHAPE if options.smoke else "1.7B-CustomVoice"]
         config = SpeechTokenizerConfig.from_dict(shape.codec)
         network = DecoderNetwork(config.decoder)
         randomize_decoder(network, generator=torch.Generator().manual_seed(0), stress=stress)
         folded = fold(network.state_dict(), network.config)
-    options.backend = choose_codec_backend(config, torch.device(options.device)).backend
+    options.backend = choose_decoders(config, torch.device(options.device)).backend
     options.frame_ms = config.frame_samples / config.sample_rate * 1e3
     return folded
 

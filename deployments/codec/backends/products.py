@@ -14,7 +14,7 @@ from torch import Tensor
 
 from deployments.codec.backends import c_kernels
 from deployments.codec.backends.c_kernels import Convolution, ExactConvolution, New, convolve_to_one, fits
-from deployments.codec.fold import Conv, FoldedDecoder, Linear, Snake
+from deployments.codec.fold import Conv, FoldedWeights, Linear, Snake
 
 _TYPICAL_ROWS = 128
 MANY_CHANNELS = 512
@@ -178,7 +178,7 @@ def _apply(snake: Snake | None, x: Tensor, out: Tensor) -> None:
 AnyProduct = Convolution | ExactConvolution | TorchProduct | ProductToOneChannel
 
 
-def packed(folded: FoldedDecoder, dtype: torch.dtype) -> Iterator[tuple[Conv | Linear, AnyProduct]]:
+def packed(folded: FoldedWeights, dtype: torch.dtype) -> Iterator[tuple[Conv | Linear, AnyProduct]]:
     is_own = dtype == torch.bfloat16
 
     def exact(weight: Tensor, bias: Tensor | None, dilation: int = 1) -> AnyProduct:

@@ -16,8 +16,8 @@ from deployments.gpu.card import AMPERE
 
 
 @dataclass(frozen=True, slots=True)
-class CodecBackend:
-    """The classes that decode a codec, and where."""
+class DecoderPair:
+    """A row of BACKENDS: two classes that decode a codec, and where they do."""
 
     backend: type[Backend]  # streams whose states go in and come back: in the codec pool
     slots: type[SlotDecoder]  # streams whose states stay there: beside a talker
@@ -31,12 +31,12 @@ def _on_matrix_units(config: SpeechTokenizerConfig, device: torch.device) -> boo
 # The first row that decodes a codec on a device is taken. A new backend is a row here, and a row in
 # tests/deployments/codec/backends/test_backends.py.
 BACKENDS = (
-    CodecBackend(TorchBackend, TritonSlots, _on_matrix_units),
-    CodecBackend(TorchBackend, PlainSlots, lambda config, device: True),  # with c_kernels.py, where it fits
+    DecoderPair(TorchBackend, TritonSlots, _on_matrix_units),
+    DecoderPair(TorchBackend, PlainSlots, lambda config, device: True),  # with c_kernels.py, where it fits
 )
 
 
-def choose_codec_backend(config: SpeechTokenizerConfig, device: torch.device) -> CodecBackend:
+def choose_decoders(config: SpeechTokenizerConfig, device: torch.device) -> DecoderPair:
     """The row of a codec on a device."""
     return next(row for row in BACKENDS if row.decodes(config, device))
 
@@ -44,5 +44,5 @@ def choose_codec_backend(config: SpeechTokenizerConfig, device: torch.device) ->
 def load_decoder(directory: Path, *, device: torch.device | str = "cpu", precision: str = "float32") -> CodecDecoder:
     """The decoder of `directory`, the checkpoint's `speech_tokenizer` folder. Raises CheckpointError."""
     place = torch.device(device)
-    chosen = choose_codec_backend(SpeechTokenizerConfig.load(directory), place)
+    chosen = choose_decoders(SpeechTokenizerConfig.load(directory), place)
     return CodecDecoder(chosen.backend.load(directory, device=place, precision=precision))

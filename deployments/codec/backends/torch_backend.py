@@ -26,7 +26,7 @@ from deployments.codec.backends.c_kernels import CapturedCalls, Convolution, Exa
 from deployments.codec.backends.products import MANY_CHANNELS, ProductToOneChannel, gather, packed, scratch
 from deployments.codec.decoder import Backend
 from deployments.codec.decoder_state import DecoderState
-from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake, with_frequency
+from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedWeights, Layer, Linear, Snake, with_frequency
 from deployments.codec.forward import ForwardPass, Signal, last_samples, latents, waveform
 from deployments.codec.rotary import rotary_tables, rotate
 
@@ -40,7 +40,7 @@ _ROWS_OF_A_PIECE = 16  # pieces are multiples of it: with torch 2.11 others, suc
 class TorchBackend(Backend):
     """Folded weights, packed."""
 
-    def __init__(self, folded: FoldedDecoder, precision: str = "float32") -> None:
+    def __init__(self, folded: FoldedWeights, precision: str = "float32") -> None:
         """`precision` is the precision of the products.
 
         From here on cuDNN does not cut off float32 to TF32 in this process. On stressed weights TF32 is no better than

@@ -16,7 +16,7 @@ from deployments.codec.backends import triton_kernels
 from deployments.codec.codec_config import DecoderConfig
 from deployments.codec.decoder import PCM_SCALE
 from deployments.codec.decoder_state import DecoderState
-from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedDecoder, Layer, Linear, Snake, map_tensors
+from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedWeights, Layer, Linear, Snake, map_tensors
 from deployments.codec.forward import ForwardPass, Signal, latents, waveform
 from deployments.gpu.launch import launches_early, shared_bytes
 
@@ -34,7 +34,7 @@ class TritonDecoder:
 
     def __init__(
         self,
-        folded: FoldedDecoder,
+        folded: FoldedWeights,
         *,
         num_slots: int,
         code_ring: int,
@@ -111,25 +111,25 @@ class TritonDecoder:
 class _TritonPass(ForwardPass):
     """One pass over the streams in `slots`. Rows are [B * time, channels] throughout."""
 
-    def __init__(self, backend: TritonDecoder, slots: Tensor, frames: int) -> None:
-        self.backend, self.slots, self.frames, self.batch = backend, slots, frames, len(slots)
-        self.config: DecoderConfig = backend.config
+    def __init__(self, decoder: TritonDecoder, slots: Tensor, frames: int) -> None:
+        self.decoder, self.slots, self.frames, self.batch = decoder, slots, frames, len(slots)
+        self.config: DecoderConfig = decoder.config
         self.broken = torch.zeros_like(slots)
         # A short call is bound by the launches. In a long one blocks that wait would keep others from their places.
-        pdl = backend.launches_early and self.batch * frames <= _SHORT_CALL_FRAMES
+        pdl = decoder.launches_early and self.batch * frames <= _SHORT_CALL_FRAMES
         self._launch = {"pdl": pdl, "launch_pdl": pdl}
 
     def _empty(self, rows: int, channels: int) -> Tensor:
-        return torch.empty((rows, channels), device=self.backend.device, dtype=self.backend.dtype)
+        return torch.empty((rows, channels), device=self.decoder.device, dtype=self.decoder.dtype)
 
     def embed(self) -> Signal:
-        backend, tables = self.backend, self.backend.folded.tables
+        decoder, tables = self.decoder, self.decoder.folded.tables
         channels, groups = tables.shape[1], self.config.num_quantizers
         y = self._empty(self.batch * self.frames, channels)
         block = min(256, _power(channels))
         triton_kernels.embed_kernel[(len(y), -(-channels // block))](
-            backend.codes, self.slots, backend.positions, tables, y,
-            self.frames, backend.codes.shape[1], self.config.codebook_size, channels, groups=groups, block=block,
+            decoder.codes, self.slots, decoder.positions, tables, y,
+            self.frames, decoder.codes.shape[1], self.config.codebook_size, channels, groups=groups, block=block,
             **self._launch,
         )  # fmt: skip
         return Signal(y)
@@ -142,19 +142,19 @@ class _TritonPass(ForwardPass):
         return self._multiply(x.values, step, time=len(x.values))
 
     def attend(self, qkv: Signal, layer: Layer) -> Signal:
-        config, backend = self.config, self.backend
+        config, decoder = self.config, self.decoder
         heads, size = config.num_attention_heads, config.head_dim
         y = self._empty(len(qkv.values), heads * size)
         triton_kernels.attention_kernel[(self.batch, heads)](
-            qkv.values, backend.caches[layer], self.slots, backend.positions, y, self.frames, log(config.rope_theta),
+            qkv.values, decoder.caches[layer], self.slots, decoder.positions, y, self.frames, log(config.rope_theta),
             heads=heads, kv_heads=config.num_key_value_heads, size=size, window=config.sliding_window,
-            ring=backend.ring, block_frames=_MIN_DOT, precision=backend.products,
+            ring=decoder.ring, block_frames=_MIN_DOT, precision=decoder.products,
             **self._launch,
         )  # fmt: skip
         return Signal(y)
 
     def depthwise_norm(self, x: Signal, block: ConvNeXt) -> Signal:
-        rows, memory = x.values, self.backend.memories[block]
+        rows, memory = x.values, self.decoder.memories[block]
         normed, time = torch.empty_like(rows), len(rows) // self.batch
         channels, taps = rows.shape[1], len(block.taps)
         triton_kernels.depthwise_norm_kernel[(len(rows),)](
@@ -168,7 +168,7 @@ class _TritonPass(ForwardPass):
         self, x: Signal, conv: Conv, *, snake: Snake | None = None, residual: Signal | None = None, plain: bool = True
     ) -> Signal:
         """The rows are taken through the next layer's snake while they are at hand."""
-        memory = self.backend.memories[conv] if conv.context else None
+        memory = self.decoder.memories[conv] if conv.context else None
         rows = x.values if x.snaked is None else x.snaked
         added = None if residual is None else residual.values
         time = len(rows) // self.batch
@@ -185,7 +185,7 @@ class _TritonPass(ForwardPass):
     def samples(self, x: Signal, conv: Conv) -> Tensor:
         """Samples in int16."""
         assert x.snaked is not None
-        rows, memory = x.snaked, self.backend.memories[conv]
+        rows, memory = x.snaked, self.decoder.memories[conv]
         pcm = torch.empty(len(rows), device=rows.device, dtype=torch.int16)
         size = 32
         time = len(rows) // self.batch
@@ -222,7 +222,7 @@ class _TritonPass(ForwardPass):
             num_out,
             value_bytes=x.element_size(),
             weights=1 if step.gate is None else 2,
-            shared_bytes=self.backend.shared_bytes,
+            shared_bytes=self.decoder.shared_bytes,
         )
         unused = step.weight
         snake, bias = step.snake, unused if step.bias is None else step.bias
@@ -235,7 +235,7 @@ class _TritonPass(ForwardPass):
             step.dilation, 0 if step.memory is None else step.memory.stride(0), self.config.rms_norm_eps,
             taps=taps, norm=step.norm, gated=step.gate is not None, bias=step.bias is not None, gelu=step.gelu,
             residual=step.residual is not None, plain=step.plain, snaked=snake is not None,
-            precision=self.backend.products, **self._launch, **tiles,
+            precision=self.decoder.products, **self._launch, **tiles,
         )  # fmt: skip
         return Signal(y, snaked=None if snake is None else snaked)
 
@@ -295,7 +295,7 @@ def choose_tiles(
     }
 
 
-def _place(folded: FoldedDecoder, device: torch.device, dtype: torch.dtype) -> FoldedDecoder:
+def _place(folded: FoldedWeights, device: torch.device, dtype: torch.dtype) -> FoldedWeights:
     """Matrices of products in `dtype`, everything that is added or scaled by in float32."""
     return map_tensors(
         folded,

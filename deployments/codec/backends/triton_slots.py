@@ -14,7 +14,7 @@ from torch import Tensor
 from deployments.codec.codec_config import MAX_CALL_FRAMES, MAX_FRAMES, DecoderConfig, call_frames
 from deployments.codec.decoder import MIN_SNR_DB, Backend, CodecDecoder, describe_choice, snr_db, to_pcm16
 from deployments.codec.decoder_state import DecoderState
-from deployments.codec.fold import FoldedDecoder
+from deployments.codec.fold import FoldedWeights
 from deployments.codec.plan import GPU_RAMP, call_sizes, parts
 from deployments.codec.slots import CODE_RING, DecodeCall, Prepare, SlotDecoder
 from deployments.errors import EngineError
@@ -79,7 +79,7 @@ class TritonSlots(SlotDecoder):
 
     def __init__(
         self,
-        folded: FoldedDecoder,
+        folded: FoldedWeights,
         *,
         num_slots: int,
         device: torch.device,
@@ -124,7 +124,7 @@ class TritonSlots(SlotDecoder):
         report: Callable[[str], None],
     ) -> "TritonSlots":  # fmt: skip
         """Load in the first of PRECISIONS that comes close enough to float32 on this checkpoint."""
-        folded = FoldedDecoder.load(directory, device=device)
+        folded = FoldedWeights.load(directory, device=device)
 
         def load_float32() -> CodecDecoder:
             return CodecDecoder(backend.load(directory, device=device))

@@ -9,11 +9,11 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from deployments.autoscaling_records import CodecRecord
 from deployments.codec.plan import chosen_ramp
 from deployments.config import CodecConfig
 from deployments.limits import StreamLimit
 from deployments.protocol import ALL_FRAMES, FrameChunk, PcmChunk, SynthesisRequest
-from deployments.records import CodecRecord
 from deployments.serving import metrics
 from deployments.serving.replica_streams import Generate
 

@@ -11,7 +11,7 @@ from deployments.talker.engine.intake import Intake, LengthLimits
 from deployments.talker.engine.lanes import Lanes
 from deployments.talker.engine.outgoing import Outgoing
 from deployments.talker.engine.scheduler import Scheduler
-from deployments.talker.engine.steps import StepInFlight, Steps
+from deployments.talker.engine.step_maker import StepInFlight, StepMaker
 from deployments.talker.runner.model_runner import ModelRunner, QueuedStep
 from deployments.talker.state.sequence import Sequence
 from deployments.talker.text.prompt import PromptBuilder
@@ -39,9 +39,9 @@ class Engine:
         codec    |                     | first frames 1 | other frames 1 | ...
         host     | start 1 | wait      | collect 1: codes leave, ends are found | start 2 at `next_start_ns` | wait
 
-    `Steps.queue` queues both halves, so the device has work while the host collects. A GPU decodes a sequence's first
-    frames without asking the host. On a CPU `Steps.queue` returns when the frames exist, the step returns them, and
-    the runner puts `advance` off until the next step: no listener waits for it.
+    `StepMaker.queue` queues both halves, so the device has work while the host collects. A GPU decodes a sequence's
+    first frames without asking the host. On a CPU `StepMaker.queue` returns when the frames exist, the step returns
+    them, and the runner puts `advance` off until the next step: no listener waits for it.
 
     A newcomer that comes while a step runs on a GPU does not wait for it: `Lanes`.
     """
@@ -60,8 +60,8 @@ class Engine:
         self.runner, self.scheduler, self.audio = runner, scheduler, audio
         self.outgoing = Outgoing(audio, info, on_gpu=runner.on_gpu)
         self.intake = Intake(info, prompts, limits)
-        self.steps = Steps(scheduler, self.intake, self.outgoing, audio, eos=prompts.config.codes.eos)
-        self.lanes = Lanes(runner, scheduler, self.steps)
+        self.step_maker = StepMaker(scheduler, self.intake, self.outgoing, audio, eos=prompts.config.codes.eos)
+        self.lanes = Lanes(runner, scheduler, self.step_maker)
         self._step: StepInFlight | None = None  # the one that was queued last, without those of lanes
         self._advance_ns: dict[int, int] = {}  # how long `advance` takes, by `_size` of the step
         self.num_steps = 0  # since the start, of which the host has read the frames
@@ -89,11 +89,11 @@ class Engine:
         self.runner.run_pending_advance()
         if self._needs_step and (batch := self.scheduler.schedule()) is not None:
             self.lanes.begin_step()
-            failed = self.steps.admit(batch.prefill, self.runner)
+            failed = self.step_maker.admit(batch.prefill, self.runner)
             if decode := [sequence for sequence in batch.decode if sequence not in failed]:
-                self._step = self.steps.queue(decode, self.runner, after=self._step)
+                self._step = self.step_maker.queue(decode, self.runner, after=self._step)
         if (step := self._await_codes(meanwhile)) is not None:
-            self.steps.hand_on(step, self._collect(step))
+            self.step_maker.hand_on(step, self._collect(step))
             self.scheduler.retire(step.queued.sequences)
         chunks = self.outgoing.take(self.scheduler.find)
         return StepOutput(tuple(chunks), self._abort_failed())
@@ -106,7 +106,7 @@ class Engine:
 
     @property
     def poll_timeout_s(self) -> float:
-        """For how long the host may wait for new requests before the device is idle."""
+        """Seconds that the host may wait for new requests before the device is idle."""
         if self._step is None or self._is_running or not self.lanes.is_idle:
             return 0.0
         return min(max(0.0, (self._step.next_start_ns - time.perf_counter_ns()) / 1e9), _AUDIO_POLL_S)
@@ -188,7 +188,7 @@ class Engine:
 
     def _abort_failed(self) -> tuple[tuple[int, TalkrayError], ...]:
         """Stop the sequences that failed in this step. Returns their errors."""
-        failures = self.steps.take_failures()
+        failures = self.step_maker.take_failures()
         for sequence_id, _ in failures:
             self.abort(sequence_id)
         return failures

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from deployments.codec.backends.registry import choose_codec_backend
+from deployments.codec.backends.registry import choose_decoders
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError, TalkrayError
@@ -103,7 +103,7 @@ def _codec_bytes(directory: Path, num_slots: int, within_reach: int, *, clones: 
     folder = directory / "speech_tokenizer"
     shapes = read_shapes(folder)
     codec = SpeechTokenizerConfig.load(folder)
-    slots = choose_codec_backend(codec, torch.device("cuda")).slots
+    slots = choose_decoders(codec, torch.device("cuda")).slots
     config = codec.decoder
     weights = _count(shapes, "decoder.")
     decoder = slots.gpu_bytes(config, num_weights=weights, num_slots=num_slots, within_reach=within_reach)

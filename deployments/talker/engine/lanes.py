@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from deployments.talker.engine.scheduler import Scheduler
-from deployments.talker.engine.steps import StepInFlight, Steps
+from deployments.talker.engine.step_maker import StepInFlight, StepMaker
 from deployments.talker.runner.model_runner import ModelRunner
 from deployments.talker.state.sequence import Sequence
 
@@ -27,12 +27,12 @@ class Lanes:
         talker   | predict 1  | advance 1    | predict 2 | advance 2 | predict 3, with the newcomer | ...
     """
 
-    def __init__(self, runner: ModelRunner, scheduler: Scheduler, steps: Steps) -> None:
+    def __init__(self, runner: ModelRunner, scheduler: Scheduler, step_maker: StepMaker) -> None:
         self.runners = build_lanes(runner)
-        self._scheduler, self._steps = scheduler, steps
+        self._scheduler, self._step_maker = scheduler, step_maker
         self._in_flight: list[StepInFlight] = []  # each until its sequences have joined the engine's step
-        # How many rows and blocks no step uses: those that were free when the last step was chosen, which may still
-        # run, less those that lanes took since.
+        # A lane may take only rows and blocks that no step uses, because the last step may still run. These were free
+        # when that step was chosen, and no lane has taken them since.
         self._unused_rows = self._unused_blocks = 0
 
     @property
@@ -40,7 +40,7 @@ class Lanes:
         return not self._in_flight
 
     def begin_step(self) -> None:
-        """The engine has chosen its next step: later work of the lanes waits for the work before it, and not for it."""
+        """The engine has chosen its next step. Later work of lanes waits for the device's work so far, not for it."""
         self._unused_rows, self._unused_blocks = self._scheduler.num_free_rows, self._scheduler.blocks.num_free
         for lane in self.runners:
             if lane.cuda_stream is not None:
@@ -59,10 +59,10 @@ class Lanes:
         newcomers = self._take_newcomers(lane)
         if not newcomers:
             return
-        failed = self._steps.admit(newcomers, lane)
+        failed = self._step_maker.admit(newcomers, lane)
         ready = [sequence for sequence in newcomers if sequence not in failed]
         if ready:
-            self._in_flight.append(self._steps.queue(ready, lane, after=None))
+            self._in_flight.append(self._step_maker.queue(ready, lane, after=None))
 
     def collect(self) -> bool:
         """Hand on the frames of the first lane that has some, and let sequences join that a lane is done with.
@@ -73,7 +73,7 @@ class Lanes:
 
     def await_sequence(self, sequence_id: int) -> None:
         """If a lane has this sequence: steps that are queued from now on wait for the lane."""
-        if any(sequence.id == sequence_id for sequence in self._scheduler.beside):
+        if any(sequence.id == sequence_id for sequence in self._scheduler.in_lanes):
             self._await_all()
 
     def _await_all(self) -> None:
@@ -90,7 +90,7 @@ class Lanes:
             has_room = self._unused_rows > 0 and needed <= self._unused_blocks
             if len(taken) == lane.buckets[-1] or not has_room or not _accepts(lane, sequence):
                 break  # no other sequence overtakes it
-            self._scheduler.start_beside(sequence)
+            self._scheduler.give_to_lane(sequence)
             self._unused_rows -= 1
             self._unused_blocks -= needed
             taken.append(sequence)
@@ -102,7 +102,7 @@ class Lanes:
             return False
         if not step.is_collected:
             step.is_collected = True
-            self._steps.hand_on(step, step.queued.result())
+            self._step_maker.hand_on(step, step.queued.result())
             if any(sequence.finish_reason is not None for sequence in step.queued.sequences):
                 self._await_all()  # a lane still reads and writes the rows that are free now
             self._scheduler.retire(step.queued.sequences)
@@ -110,7 +110,7 @@ class Lanes:
         step.runner.run_pending_advance()
         if step.queued.is_over:
             self._in_flight.remove(step)
-            self._steps.follow_text(step.queued)
+            self._step_maker.follow_text(step.queued)
             self._scheduler.join(step.queued.sequences)
         return False
 

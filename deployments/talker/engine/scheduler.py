@@ -7,7 +7,7 @@ Segments of jobs are called background sequences. They wait in a line of their o
   and the more others there are the fewer.
 - They are preempted only if another sequence would otherwise have no row or no blocks.
 
-A listener's newcomer may get its row while a step runs: `Lanes` takes it (`start_beside`), and lets it `join` the
+A listener's newcomer may get its row while a step runs: `Lanes` takes it (`give_to_lane`), and lets it `join` the
 steps later.
 
 A sequence that sits out for want of text (`Pacing`) gives its row and blocks up if others wait for them. It is
@@ -54,9 +54,10 @@ class Scheduler:
         self._pacing = Pacing(max_num_seqs=max_num_seqs, max_lead_s=max_lead_s)
         self.waiting: deque[Sequence] = deque()
         self.waiting_background: deque[Sequence] = deque()
-        self._with_row: dict[int, Sequence] = {}  # lanes have those that are not in `running`
-        self.running: dict[int, Sequence] = {}  # take part in steps, in the order of admission
-        self._running_background: dict[int, Sequence] = {}  # these by themselves, because each step asks for them
+        # All sequences with a row: those in `running`, and those that a lane has. By id, in the order of admission.
+        self._with_row: dict[int, Sequence] = {}
+        self.running: dict[int, Sequence] = {}  # may take part in steps: of listeners, and of jobs
+        self._running_background: dict[int, Sequence] = {}  # those of jobs once more, because each step asks for them
         self._free_rows = deque(range(max_num_seqs))  # as blocks, handed out in the order in which they became free
         self._finished = Rate()
 
@@ -67,8 +68,8 @@ class Scheduler:
         return all_await_text and not self._has_room_for_background() and not any(map(self._fits, self.waiting))
 
     @property
-    def num_running(self) -> int:
-        """Sequences with a row, without those of the background."""
+    def num_listeners(self) -> int:
+        """Listeners' sequences with a row, in `running` or in lanes: all but those of the background."""
         return len(self._with_row) - len(self._running_background)
 
     @property
@@ -76,8 +77,8 @@ class Scheduler:
         return len(self._free_rows)
 
     @property
-    def beside(self) -> list[Sequence]:
-        """Sequences with a row that have not joined the steps yet."""
+    def in_lanes(self) -> list[Sequence]:
+        """Sequences with a row that have not joined the steps yet. A lane makes their first frames."""
         return [sequence for sequence in self._with_row.values() if sequence.id not in self.running]
 
     @property
@@ -99,7 +100,7 @@ class Scheduler:
             if len(self.waiting_background) >= max(1, self.max_num_seqs // _RESERVED):
                 raise Overloaded("The talker leaves no more rows to jobs now.")
             return
-        ahead = len(self.waiting) + self.num_running
+        ahead = len(self.waiting) + self.num_listeners
         if ahead >= self.max_num_seqs + self.max_num_waiting:
             raise Overloaded(
                 f"The talker is full (running or waiting: {ahead}); more replicas, or talker.max_num_seqs "
@@ -146,12 +147,12 @@ class Scheduler:
             return None
         return Batch(prefill=admitted, decode=due)
 
-    def start_beside(self, sequence: Sequence) -> None:
+    def give_to_lane(self, sequence: Sequence) -> None:
         """Give a sequence of the line a row and blocks, and leave it out of the steps until it joins."""
         self._give_row(sequence)
 
     def join(self, sequences: list[Sequence]) -> None:
-        """Sequences that started beside a step, and were not aborted, take part in the next step."""
+        """Let sequences of a lane take part in the next step, unless they were aborted."""
         self.running.update({sequence.id: sequence for sequence in sequences if self.holds(sequence)})
 
     def retire(self, sequences: list[Sequence]) -> None:
@@ -193,11 +194,11 @@ class Scheduler:
 
     def _most_background(self) -> int:
         """Background sequences that may have rows, and that a step beside other sequences may have."""
-        num_listeners = self.num_running + sum(not sequence.awaits_text for sequence in self.waiting)
-        left = self.max_num_seqs - self.max_num_seqs // _RESERVED - num_listeners
-        if not num_listeners:
+        num_wanting = self.num_listeners + sum(not sequence.awaits_text for sequence in self.waiting)
+        left = self.max_num_seqs - self.max_num_seqs // _RESERVED - num_wanting
+        if not num_wanting:
             return max(1, left)
-        beside = max(_FEWEST_BESIDE, _MOST_BESIDE - num_listeners // _LISTENERS_A_ROW)
+        beside = max(_FEWEST_BESIDE, _MOST_BESIDE - num_wanting // _LISTENERS_A_ROW)
         return max(0, min(left, self.max_num_seqs // 2, beside))
 
     def _admit_background(self) -> list[Sequence]:

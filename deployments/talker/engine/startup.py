@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from deployments.codec.backends.registry import choose_codec_backend
+from deployments.codec.backends.registry import choose_decoders
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.slots import Prepare
@@ -214,7 +214,7 @@ def _load_audio(
     """
     folder = directory / "speech_tokenizer"
     codec = SpeechTokenizerConfig.load(folder)
-    chosen = choose_codec_backend(codec, device)
+    chosen = choose_decoders(codec, device)
     load = partial(
         chosen.slots.load, folder, chosen.backend, num_slots=num_slots, device=device, prepare=prepare,
         report=clock.report,

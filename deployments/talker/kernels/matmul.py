@@ -52,7 +52,7 @@ def _silu(x):
 
 
 @triton.jit
-def _early_residual(residual, place, inside):
+def _prefetched_residual(residual, place, inside):
     """Rows that were complete before the predecessor began: see launch.py."""
     return tl.load(residual + place, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
 
@@ -110,7 +110,7 @@ def pipelined_matmul(
     up_from: tl.constexpr = n_size * k_size
     added, partial = None, None
     if residual is not None:
-        added = _early_residual(residual, place, inside)
+        added = _prefetched_residual(residual, place, inside)
     wait_for_predecessor(pdl)
     if squares is not None:
         partial = _load_squares(squares, parts_stride, m, parts)
@@ -167,7 +167,7 @@ def split_matmul(
             weights = weights + (tl.load(w_tile + (chunk * block_k + n_size * k_size)),)
     added, partial = None, None
     if residual is not None:
-        added = _early_residual(residual, place, inside)
+        added = _prefetched_residual(residual, place, inside)
     wait_for_predecessor(pdl)
     if squares is not None:
         partial = _load_squares(squares, parts_stride, m, parts)
@@ -214,7 +214,7 @@ def vector_matmul(
     added = ()
     if residual is not None:
         for row in tl.static_range(block_m):
-            added = added + (_early_residual(residual, row * n_size + n, n < n_size),)
+            added = added + (_prefetched_residual(residual, row * n_size + n, n < n_size),)
     wait_for_predecessor(pdl)
     part = tl.arange(0, triton.next_power_of_2(parts))
     for row in tl.static_range(block_m):

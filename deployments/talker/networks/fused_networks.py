@@ -56,7 +56,7 @@ class PackedPredictor:
 
 
 class FusedPredictor:
-    """From the talker's hidden state and codebook 0 to the frame and the sum of its embeddings. Not reentrant."""
+    """Makes a frame, and the sum of its embeddings, of the talker's hidden state and codebook 0. Not reentrant."""
 
     def __init__(self, weights: PackedPredictor, *, max_rows: int, pdl: bool = True) -> None:
         """`weights` may belong to other predictors too, which may run at the same time."""
@@ -103,12 +103,12 @@ class FusedPredictor:
         """The first two positions: the talker's hidden state and codebook 0. Returns the rows of the second."""
         num_rows = len(hidden)
         both = Activations(self._first.values[: 2 * num_rows], self._first.squares, 1)
-        self._project(hidden, both)
+        self._enter_stack(hidden, both)
         begin_frame(code0, self.tables[0], both, outputs)
         done = self.stack.frame_start(both, self.cache)
         return Activations(done.values[num_rows:], done.squares[:, num_rows:], done.parts)
 
-    def _project(self, hidden: Tensor, out: Activations) -> None:
+    def _enter_stack(self, hidden: Tensor, out: Activations) -> None:
         """The talker's hidden states become the first rows of `out`. Launched plainly: the kernel before is unknown."""
         if isinstance(self._projection, torch.nn.Identity):
             out.values[: len(hidden)].copy_(hidden)
@@ -174,7 +174,7 @@ class FusedNetworks(FrameNetworks):
         self._logits = like_rows(num_rows, self.config.vocab_size, self.talker.codec_head.weight)
 
     def another(self, *, num_rows: int, num_positions: int) -> "FusedNetworks":
-        """Of the same weights, state and cache, with buffers of its own."""
+        """Networks with the same weights, state and cache, and with buffers of their own."""
         shared = self.tables, self.state, self.cache, self.weights
         return FusedNetworks(*shared, num_rows=num_rows, num_positions=num_positions)
 

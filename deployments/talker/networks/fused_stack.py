@@ -60,7 +60,7 @@ class FrameCache:
 
 
 class FusedStack:
-    """The same function as a `DecoderStack`, for one position a row. Not reentrant: it owns its activations.
+    """Computes what a `DecoderStack` does, for one position a row. Not reentrant, because it owns its activations.
 
     With `pdl` the order of launches has a meaning: each kernel may read early what kernels before its predecessor wrote
     (gpu/launch.py), so that a kernel which is moved, added or removed can make another one read what is not there yet:

@@ -135,7 +135,7 @@ def take_load(engine: Engine) -> channel.EngineLoad:
     """The load now. Lookups count from the last call on."""
     scheduler, prompts = engine.scheduler, engine.prompts
     return channel.EngineLoad(
-        num_running=scheduler.num_running,
+        num_running=scheduler.num_listeners,
         num_waiting=len(scheduler.waiting),
         kv_used_ratio=scheduler.kv_used_ratio,
         speakers=prompts.speakers.take_lookups(),
@@ -161,7 +161,7 @@ class EngineProcess:
             engine, info = self._load(start)
         except Exception as error:
             failure = error if isinstance(error, TalkrayError) else EngineError(f"the engine does not start: {error!r}")
-            self._send(channel.RequestFailed(None, failure))  # of others, not all can be unpickled
+            self._send(channel.RequestFailed(None, failure))  # only our own errors are sure to unpickle
             raise
         self._send(channel.Ready(info))
         watchdog = Watchdog(engine.runner.device.type, self._say_alive, give_up=os._exit)
@@ -279,7 +279,7 @@ class EngineProcess:
 
 
 def main(descriptor: int, start: str) -> None:
-    """`descriptor`: of the socket to the replica; `start`: a `channel.EngineStart` as JSON."""
+    """`descriptor` is the file descriptor of the socket to the replica. `start` is a `channel.EngineStart` as JSON."""
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))  # compiled kernels outlive the process
     with socket.socket(fileno=descriptor) as connection, contextlib.suppress(ConnectionError):
         EngineProcess(connection).run(channel.EngineStart.model_validate_json(start))

@@ -22,7 +22,7 @@ from deployments.talker.model.input_tables import MAX_PASS_POSITIONS, InputTable
 from deployments.talker.networks.frame_networks import FrameNetworks, NetworkKind
 from deployments.talker.networks.registry import UNFUSED
 from deployments.talker.runner.prefill import Pass, PrefillInputs, pack
-from deployments.talker.state.batch_state import BatchState, Breadth, FilterOptions, RowWriter, StateSize
+from deployments.talker.state.batch_state import BatchState, Breadth, DrawingOptions, RowWriter, StateSize
 from deployments.talker.state.kv_cache import LENGTH_STEP, BlockManager, KVCache
 from deployments.talker.state.sequence import Sequence
 
@@ -264,8 +264,8 @@ class ModelRunner:
         return self._batch
 
     def _breadth(self, sequences: list[Sequence]) -> Breadth:
-        options = [FilterOptions.for_talker(each.sampling) for each in sequences]
-        needed = Breadth.of(options + [FilterOptions.for_predictor(each.sampling) for each in sequences])
+        options = [DrawingOptions.for_talker(each.sampling) for each in sequences]
+        needed = Breadth.of(options + [DrawingOptions.for_predictor(each.sampling) for each in sequences])
         if not self.mode.fixed_shapes:
             return needed
         return next(breadth for breadth in self.networks.breadths if breadth.covers(needed))

@@ -24,7 +24,7 @@ ALWAYS_INLINE uint32_t first_word(uint64_t seed, uint32_t code, uint32_t codeboo
     return first;
 }
 
-/* The columns of a packed FilterOptions, in its order; torch_sampler.py compares types and names. */
+/* The columns of a packed DrawingOptions, in its order; torch_sampler.py compares types and names. */
 #define OPTIONS(COLUMN) \
     COLUMN(int32_t, do_sample) \
     COLUMN(float, temperature) \

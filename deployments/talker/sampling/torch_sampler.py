@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deployments.c_library import COUNT, POINTER, built_library
-from deployments.talker.state.batch_state import BatchOptions, FilterOptions
+from deployments.talker.state.batch_state import BatchOptions, DrawingOptions
 
 Words = TypeVar("Words", Tensor, NDArray[np.int64])
 
@@ -118,11 +118,11 @@ def _checked_library() -> ctypes.CDLL | None:
 
 
 def check_columns(built: str) -> None:
-    """Raises RuntimeError if the columns of a library are not those of `FilterOptions`, in their order."""
-    packed = "".join(f"{_C_TYPES[option.type]} {option.name};" for option in fields(FilterOptions))
+    """Raises RuntimeError if the columns of a library are not those of `DrawingOptions`, in their order."""
+    packed = "".join(f"{_C_TYPES[option.type]} {option.name};" for option in fields(DrawingOptions))
     if built != packed:
         raise RuntimeError(
-            f"c_sampler.c was built with OPTIONS `{built}`, but FilterOptions packs `{packed}`: make them alike, "
+            f"c_sampler.c was built with OPTIONS `{built}`, but DrawingOptions packs `{packed}`: make them alike, "
             "and run `make install`"
         )
 

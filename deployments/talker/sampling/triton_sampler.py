@@ -65,7 +65,7 @@ def _last_of(keys, wanted, bits: tl.constexpr):
 def _choose(values, inside, noise, filters, vocab: tl.constexpr, bits: tl.constexpr):
     """The code of one row from float32 logits, whose order shows in the first `bits` bits of `_ordered`.
 
-    `filters` points to the row's packed `FilterOptions`.
+    `filters` points to the row's packed `DrawingOptions`.
     """
     do_sample, top_k = tl.load(filters + _DO_SAMPLE) != 0, tl.load(filters + _TOP_K)
     temperature = tl.load(filters + _TEMPERATURE).to(tl.float32, bitcast=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deployments.gpu.graphs import Staging
-from deployments.protocol import FILTERS, SUBTALKER, Sampling
+from deployments.protocol import DRAWING_OPTIONS, SUBTALKER, Sampling
 from deployments.talker.model.model_config import ModelConfig
 from deployments.talker.state.sequence import Sequence
 
@@ -21,8 +21,8 @@ _TIES = 14
 
 
 @dataclass(frozen=True, slots=True)
-class FilterOptions:
-    """How one codebook of one sequence is sampled: `do_sample` and the `FILTERS`, whose defaults filter nothing."""
+class DrawingOptions:
+    """How one codebook of one sequence is sampled: `do_sample` and DRAWING_OPTIONS, whose defaults change nothing."""
 
     do_sample: bool = False
     temperature: float = 1.0
@@ -30,18 +30,18 @@ class FilterOptions:
     top_p: float = 1.0
 
     @classmethod
-    def for_talker(cls, sampling: Sampling) -> "FilterOptions":
+    def for_talker(cls, sampling: Sampling) -> "DrawingOptions":
         """Options of codebook 0 from a complete `Sampling`."""
         return cls._of(sampling, bool(sampling.do_sample), "")
 
     @classmethod
-    def for_predictor(cls, sampling: Sampling) -> "FilterOptions":
+    def for_predictor(cls, sampling: Sampling) -> "DrawingOptions":
         """Options of codebooks 1 and up from a complete `Sampling`."""
         return cls._of(sampling, bool(sampling.subtalker_dosample), SUBTALKER)
 
     @classmethod
-    def _of(cls, sampling: Sampling, do_sample: bool, prefix: str) -> "FilterOptions":
-        return cls(do_sample, **{name: getattr(sampling, prefix + name) for name in FILTERS})
+    def _of(cls, sampling: Sampling, do_sample: bool, prefix: str) -> "DrawingOptions":
+        return cls(do_sample, **{name: getattr(sampling, prefix + name) for name in DRAWING_OPTIONS})
 
     def pack(self) -> NDArray[np.int32]:
         """[options]: a column each, a float as its bits."""
@@ -52,8 +52,8 @@ class FilterOptions:
         return packed
 
 
-# The column of each option in a packed `FilterOptions`, by name.
-OPTION_COLUMNS = {option.name: column for column, option in enumerate(fields(FilterOptions))}
+# The column of each option in a packed `DrawingOptions`, by name.
+OPTION_COLUMNS = {option.name: column for column, option in enumerate(fields(DrawingOptions))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Breadth:
     top_p: bool
 
     @classmethod
-    def of(cls, options: list[FilterOptions]) -> "Breadth":
+    def of(cls, options: list[DrawingOptions]) -> "Breadth":
         """The least that serves all of `options`."""
         limited = all(option.top_k > 0 or not option.do_sample for option in options)
         largest = max((option.top_k for option in options if option.do_sample), default=0)
@@ -88,11 +88,11 @@ class BatchOptions:
     """The options of a batch of rows, each row with its own."""
 
     def __init__(self, packed: Tensor, breadth: Breadth) -> None:
-        """`packed` [rows, options] int32: each row as `FilterOptions.pack` has it."""
+        """`packed` [rows, options] int32: each row as `DrawingOptions.pack` has it."""
         self.packed, self.breadth = packed, breadth
 
     @classmethod
-    def of(cls, options: list[FilterOptions], *, device: torch.device) -> "BatchOptions":
+    def of(cls, options: list[DrawingOptions], *, device: torch.device) -> "BatchOptions":
         """A row for each of `options`."""
         packed = np.stack([option.pack() for option in options])
         return cls(torch.from_numpy(packed).to(device), Breadth.of(options))
@@ -109,7 +109,7 @@ class BatchOptions:
 class Columns:
     """The columns of a packed row of 32-bit values. After the header stand trailing text ids, then the blocks.
 
-    The talker's `FilterOptions` and the predictor's are packed side by side. The header is a multiple of 16 columns
+    The talker's `DrawingOptions` and the predictor's are packed side by side. The header is a multiple of 16 columns
     wide, because Triton loads aligned block tables as vectors.
     """
 
@@ -167,7 +167,7 @@ class BatchState:
         self.block_tables = self.packed[:, self.first_block : self.first_block + size.blocks]
         self.packed[:, Columns.PENALTY] = int(np.float32(1.0).view(np.int32))
         for columns in (Columns.TALKER, Columns.PREDICTOR):
-            self.packed[:, columns] = torch.from_numpy(FilterOptions().pack()).to(device)
+            self.packed[:, columns] = torch.from_numpy(DrawingOptions().pack()).to(device)
 
     def trailing(self, rows: Tensor, padding: int) -> Tensor:
         """[rows] int32: the text id that goes into the talker together with each row's next frame."""
@@ -258,8 +258,8 @@ class RowWriter:
         out[Columns.NUM_TEXT], out[Columns.TEXT_START] = sequence.prompt.num_text_positions, sequence.prompt.text_start
         out[Columns.IGNORE_EOS] = sequence.request.ignore_eos
         floats[Columns.PENALTY] = sequence.sampling.repetition_penalty or 1.0
-        out[Columns.TALKER] = FilterOptions.for_talker(sequence.sampling).pack()
-        out[Columns.PREDICTOR] = FilterOptions.for_predictor(sequence.sampling).pack()
+        out[Columns.TALKER] = DrawingOptions.for_talker(sequence.sampling).pack()
+        out[Columns.PREDICTOR] = DrawingOptions.for_predictor(sequence.sampling).pack()
         out[Columns.HEADER : Columns.HEADER + len(trailing)] = trailing
         out[self._state.first_block :] = 0
         out[self._state.first_block : self._state.first_block + len(blocks)] = blocks

@@ -104,14 +104,14 @@ class Door:
         key = next(self._offered_keys(scope), None)
         if scope["path"] in EXEMPT and scope.get("method") in _READING and not keys.has(key):
             return Caller(f"address {client}", meter, visitor=STRANGER)
-        record = keys.find(key)
-        state_of(scope).record.key = record.name
+        found = keys.find(key)
+        state_of(scope).record.key = found.name
 
         def check() -> None:
-            self._meter_of(keys.still(record))
+            self._meter_of(keys.still(found))
 
-        visitor = Visitor(record.name, record.admin)
-        return Caller(f"key {record.id}", meter, self._meter_of(record), visitor=visitor, check=check)
+        visitor = Visitor(found.name, found.admin)
+        return Caller(f"key {found.id}", meter, self._meter_of(found), visitor=visitor, check=check)
 
     def _offered_keys(self, scope: Scope) -> Iterator[str]:
         """What the request offers as its key, wherever one of the APIs puts it; the first one counts."""

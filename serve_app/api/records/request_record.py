@@ -77,7 +77,7 @@ class Usage:
         self._follow(chunk.trail)
 
     def another(self, seed: int) -> "Usage":
-        """Of another attempt at the same speech."""
+        """The usage of another attempt at the same speech."""
         return Usage(seed=seed, model=self.model, voice=self.voice, tells_timing=self.tells_timing)
 
     def become(self, other: "Usage") -> None:

@@ -67,7 +67,7 @@ async def build_utterance(
         stretches=() if live else spoken.stretches,
         max_segment_chars=spoken.rules.max_segment_chars,
         languages=info.languages if by_segment else (),
-        redraws=body.seed is None and not body.ignore_eos,
+        may_redraw=body.seed is None and not body.ignore_eos,
         joins=settings.text.joints,
     )
 

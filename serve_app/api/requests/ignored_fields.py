@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 
-from deployments.protocol import FILTERS, SUBTALKER, ModelInfo, ModelKind
+from deployments.protocol import DRAWING_OPTIONS, SUBTALKER, ModelInfo, ModelKind
 from serve_app.api.headers import IGNORED_HEADER
 from serve_app.api.requests.field_names import Names
 from serve_app.api.requests.speech_body import SpeechBody
@@ -82,7 +82,7 @@ def always_streamed(fields: Mapping[str, object]) -> dict[str, str]:
 
 
 def as_header(reasons: Reasons) -> dict[str, str]:
-    """For an HTTP response: none where nothing was ignored. A reason may name a stored voice, in any script."""
+    """The header of an HTTP response, none if nothing was ignored. A reason may name a stored voice, in any script."""
     text = "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
     return {IGNORED_HEADER: _CONTROL.sub("?", text)} if reasons else {}
 
@@ -92,7 +92,7 @@ def entries(reasons: Reasons) -> list[dict[str, str]]:
 
 
 def in_message(reasons: Reasons) -> dict[str, object]:
-    """For a message, beside its other fields: nothing where nothing was ignored."""
+    """The field that is added to a message, none if nothing was ignored."""
     return {"ignored": entries(reasons)} if reasons else {}
 
 
@@ -116,7 +116,7 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
         yield "ref_text", "x_vector_only_mode is true"
     for switch, prefix in (("do_sample", ""), ("subtalker_dosample", SUBTALKER)):
         if getattr(body, switch) is False:
-            options = (prefix + option for option in FILTERS)
+            options = (prefix + option for option in DRAWING_OPTIONS)
             yield from ((name, f"{switch} is false") for name in options if name in sent)
     if (language := language_name(body.language)) == DETECT and not body.input:
         yield "language", "a text that is still written is not looked at: spoken as auto"

@@ -27,7 +27,7 @@ from serve_app.api.responses.speech_response import (
 from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.speech_service import SpeechService
 from serve_app.speech.dialogue import DialogueTimes, as_dialogue, one_after_another
-from serve_app.speech.segments import Utterance
+from serve_app.speech.segments import Utterance, count_redraw
 from serve_app.speech.word_times import WordTimes
 
 NO_TAIL = "no finished request of yours in this voice that is kept has this id"
@@ -129,8 +129,11 @@ class _AudioSource:
             return AnswerAttempt(audio, usage, whole=answer, times=times, drop_tail=drop_tail)
 
         def redraw() -> AnswerAttempt:
-            second = first.redrawn(usage.finish_reason)
+            count_redraw(first.synthesis, usage.finish_reason)
+            second = first.second_attempt()
             return attempt([second], usage.another(second.synthesis.seed))
 
-        redraws = first.redraws and not self.parts
-        return WholeResponse(attempt(self.utterances, usage), headers, quota=quota, redraw=redraw if redraws else None)
+        may_redraw = first.may_redraw and not self.parts
+        return WholeResponse(
+            attempt(self.utterances, usage), headers, quota=quota, redraw=redraw if may_redraw else None
+        )

@@ -224,7 +224,7 @@ class WholeResponse(SpeechResponse):
             attempt = self._attempt
             content = await collected(self._body, quota)
             if self._redraw is not None and ended_badly(self._usage.finish_reason):
-                attempt, content = await self._redrawn(self._redraw(), content)
+                attempt, content = await self._read_second(self._redraw(), content)
             if attempt.whole is None:
                 self.headers["content-length"] = str(len(content))
             if self._usage.finish_reason is not None:
@@ -236,7 +236,7 @@ class WholeResponse(SpeechResponse):
                 await _deliver(send, _part(part))
             await _deliver(send, _part(b"", more=False))
 
-    async def _redrawn(self, second: AnswerAttempt, content: bytes) -> tuple[AnswerAttempt, bytes]:
+    async def _read_second(self, second: AnswerAttempt, content: bytes) -> tuple[AnswerAttempt, bytes]:
         """The second attempt at an answer that ended badly and was not sent, the first if the second one fails."""
         try:
             content = await collected(second.body, self._quota, beside=len(content))

@@ -8,7 +8,7 @@ from deployments.codec.backends import products
 from deployments.codec.backends.registry import load_decoder
 from deployments.codec.backends.torch_backend import TorchBackend, piece_rows
 from deployments.codec.decoder import CodecDecoder, to_pcm16
-from deployments.codec.fold import FoldedDecoder
+from deployments.codec.fold import FoldedWeights
 from talkray_tools.unfolded_codec import DecoderNetwork
 from tests.deployments.codec.backends.test_backends import stream
 
@@ -58,7 +58,7 @@ def test_a_state_needs_no_rows_but_those_that_reach_it(
     needed = decoder.backend.folded.rows_needed()
     assert error() < TOLERANCE
     for layer, rows in needed.items():
-        monkeypatch.setattr(FoldedDecoder, "rows_needed", lambda _, fewer=needed | {layer: rows // 2}: fewer)
+        monkeypatch.setattr(FoldedWeights, "rows_needed", lambda _, fewer=needed | {layer: rows // 2}: fewer)
         assert error() > TOLERANCE
 
 

@@ -10,10 +10,10 @@ import uvicorn
 from deployments import listener
 from serve_app.api.transport.taken_http import TakenHttp
 from serve_app.config import ApiSettings
-from serve_app.handle_synthesizer import HandleSynthesizer
+from serve_app.replica_synthesizer import ReplicaSynthesizer
 from tests.serve_app.fake import CUSTOM_VOICE
 from tests.serve_app.one_model import one_api, one_deployed
-from tests.serve_app.test_handle_synthesizer import Codec
+from tests.serve_app.test_replica_synthesizer import Codec
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +31,7 @@ def codec(monkeypatch: pytest.MonkeyPatch) -> Codec:
 
 @pytest.fixture
 async def port(codec: Codec) -> AsyncIterator[int]:
-    synthesizer = HandleSynthesizer(one_deployed(codec))
+    synthesizer = ReplicaSynthesizer(one_deployed(codec))
     synthesizer._info = CUSTOM_VOICE
     config = uvicorn.Config(one_api(synthesizer, ApiSettings()), http=TakenHttp, lifespan="off", log_level="error")
     server = uvicorn.Server(config)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deployments.records import CodecRecord, TalkerRecord
+from deployments.autoscaling_records import CodecRecord, TalkerRecord
 from serve_app.scaling.policies import (
     CodecPolicy,
     CodecScaling,

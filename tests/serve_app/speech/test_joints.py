@@ -115,7 +115,7 @@ class Redrawn(FakeSynthesizer):
 
 async def test_a_segment_that_is_made_again_keeps_its_tail_and_gives_the_next_one_its_own() -> None:
     synthesizer = Redrawn()
-    async with aclosing(UtteranceSynthesizer(synthesizer).speak(replace(UTTERANCE, redraws=True), INFO)) as chunks:
+    async with aclosing(UtteranceSynthesizer(synthesizer).speak(replace(UTTERANCE, may_redraw=True), INFO)) as chunks:
         assert [item async for item in chunks][-1].finish_reason is FinishReason.STOP
     first, bad, again, last = synthesizer.requests
     assert (first.tail, bad.request_id, again.request_id) == (None, "id.2", "id.2")
@@ -145,7 +145,7 @@ async def test_a_live_segment_is_joined_where_its_text_is_long_enough(rest: str,
         with await texts.open(asked, info, max_chars=1000, rules=rules) as live:
             live.append("The boat drifted on the lake.\n\n" + rest + "And so")
             async with aclosing(
-                UtteranceSynthesizer(synthesizer).speak_segments(live.utterance.synthesis, live, info, redraws=False)
+                UtteranceSynthesizer(synthesizer).speak_segments(live.utterance.synthesis, live, info, may_redraw=False)
             ) as chunks:
                 while len(synthesizer.requests) < 2:
                     await anext(chunks)
@@ -166,7 +166,7 @@ async def test_a_live_segment_that_ended_before_its_text_has_no_tail() -> None:
             live.append("The boat drifted on the lake and ")
             async with aclosing(
                 UtteranceSynthesizer(synthesizer).speak_segments(
-                    live.utterance.synthesis, live, CUSTOM_VOICE, redraws=False
+                    live.utterance.synthesis, live, CUSTOM_VOICE, may_redraw=False
                 )
             ) as chunks:
                 await anext(chunks)

@@ -16,7 +16,7 @@ from serve_app.text.spoken_text import TextRules
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, chunk, pcm_of
 
 pytestmark = pytest.mark.anyio
-REQUEST = Utterance(SynthesisRequest("id", "", voice="ryan", seed=7), redraws=True)
+REQUEST = Utterance(SynthesisRequest("id", "", voice="ryan", seed=7), may_redraw=True)
 BAD = [FinishReason.EARLY, FinishReason.RUNAWAY, FinishReason.LOOP]
 STOP = FinishReason.STOP
 
@@ -68,7 +68,7 @@ async def opened(texts: LiveTexts, request: Utterance = REQUEST) -> LiveText:
 async def heard(live: LiveText, synthesizer: Scripted) -> list[PcmChunk]:
     async with aclosing(
         UtteranceSynthesizer(synthesizer).speak_segments(
-            live.utterance.synthesis, live, CUSTOM_VOICE, redraws=live.utterance.redraws
+            live.utterance.synthesis, live, CUSTOM_VOICE, may_redraw=live.utterance.may_redraw
         )
     ) as chunks:
         return [item async for item in chunks if item.pcm.strip(b"\0") or item.finish_reason]
@@ -107,7 +107,7 @@ async def test_what_the_listener_needs_is_sent_and_the_end_says_so(texts: LiveTe
         live.finish()
         async with aclosing(
             UtteranceSynthesizer(synthesizer).speak_segments(
-                live.utterance.synthesis, live, CUSTOM_VOICE, redraws=live.utterance.redraws
+                live.utterance.synthesis, live, CUSTOM_VOICE, may_redraw=live.utterance.may_redraw
             )
         ) as chunks:
             async for item in chunks:
@@ -119,7 +119,7 @@ async def test_what_the_listener_needs_is_sent_and_the_end_says_so(texts: LiveTe
 
 async def test_a_client_that_gave_a_seed_gets_what_it_makes(texts: LiveTexts) -> None:
     synthesizer = Scripted([sound(1), end(STOP)], [sound(2), end(FinishReason.LOOP)])
-    with await opened(texts, replace(REQUEST, redraws=False)) as live:
+    with await opened(texts, replace(REQUEST, may_redraw=False)) as live:
         live.finish()
         chunks = await heard(live, synthesizer)
     assert (pcm_of(chunks), chunks[-1].finish_reason) == (pcm_of([sound(1), sound(2)]), FinishReason.LOOP)
@@ -135,7 +135,7 @@ async def test_what_is_written_after_an_end_that_was_not_sent_yet_is_spoken_once
     with await opened(texts) as live:
         async with aclosing(
             UtteranceSynthesizer(synthesizer).speak_segments(
-                live.utterance.synthesis, live, CUSTOM_VOICE, redraws=live.utterance.redraws
+                live.utterance.synthesis, live, CUSTOM_VOICE, may_redraw=live.utterance.may_redraw
             )
         ) as chunks:
             pcm = b""

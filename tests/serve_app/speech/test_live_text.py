@@ -233,7 +233,7 @@ async def test_a_closed_text_is_read_no_more(texts: LiveTexts, monkeypatch: pyte
 
 async def speak(live: LiveText, synthesizer: FakeSynthesizer) -> AsyncIterator[object]:
     async with aclosing(
-        UtteranceSynthesizer(synthesizer).speak_segments(live.utterance.synthesis, live, ENGLISH, redraws=False)
+        UtteranceSynthesizer(synthesizer).speak_segments(live.utterance.synthesis, live, ENGLISH, may_redraw=False)
     ) as chunks:
         async for item in chunks:
             yield item

@@ -10,7 +10,7 @@ from deployments import listener
 from deployments.errors import EngineError, Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, Sampling, SynthesisRequest
 from serve_app.config import ApiSettings
-from serve_app.speech.segments import Segments, Utterance
+from serve_app.speech.segments import SECOND_ATTEMPT, Segments, Utterance, segment_seed
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from tests.serve_app.fake import CUSTOM_VOICE, NUM_TEXT_TOKENS, FakeSynthesizer, Step, chunk, pcm_of, utterance
 from tests.serve_app.one_model import one_api
@@ -83,7 +83,7 @@ async def test_a_segment_that_was_cut_short_is_told_at_the_end() -> None:
 
 
 async def spoken_twice(
-    *segments: list[Step], seed: int = 7, redraws: bool = True
+    *segments: list[Step], seed: int = 7, may_redraw: bool = True
 ) -> tuple[list[PcmChunk], list[SynthesisRequest]]:
     """Two segments; a script for each of the calls, which waits for an event until `sound(2)` has come."""
     synthesizer = FakeSynthesizer(INFO)
@@ -101,7 +101,7 @@ async def spoken_twice(
                     assert isinstance(step, PcmChunk)
                     yield step
 
-    request = replace(REQUEST.changed(text="One two. Three four.", seed=seed), redraws=redraws)
+    request = replace(REQUEST.changed(text="One two. Three four.", seed=seed), may_redraw=may_redraw)
     events = [step for script in segments for step in script if isinstance(step, asyncio.Event)]
     chunks = []
     async for item in UtteranceSynthesizer(Scripted()).speak(request, INFO):
@@ -143,7 +143,7 @@ async def test_a_later_segment_that_the_listener_needs_is_sent_and_the_end_says_
 
 
 async def test_a_client_that_gave_a_seed_gets_what_it_makes() -> None:
-    chunks, asked = await spoken_twice([sound(1), STOP], [sound(2), EARLY], [], redraws=False)
+    chunks, asked = await spoken_twice([sound(1), STOP], [sound(2), EARLY], [], may_redraw=False)
     assert (pcm_of(chunks), len(asked)) == (pcm_of([sound(1), sound(2)]), 2)
     assert chunks[-1].finish_reason is FinishReason.EARLY
 
@@ -259,6 +259,15 @@ def requests(request: Utterance, max_chars: int) -> list[SynthesisRequest | None
     segments = Segments.of(request, max_chars)
     numbers = range(len(request.synthesis.text))
     return [segments.known_segment(number) for number in numbers if segments.known_segment(number)]
+
+
+def test_the_seeds_of_segments_stay() -> None:
+    """Clients have kept audio of a seed, and jobs have kept segments."""
+    assert segment_seed(7, 0) == 7
+    assert segment_seed(7, 1) == 12580252801055498829
+    assert segment_seed(7, 2) == 3008764343706420560
+    assert segment_seed(7, SECOND_ATTEMPT) == 13299856485676249231
+    assert segment_seed(2**53 - 1, 1) == 6335090069054922610
 
 
 async def test_requests_of_the_segments() -> None:

@@ -343,7 +343,7 @@ class SeedDependent(FakeSynthesizer):
 
 async def test_what_is_over_before_it_is_heard_is_made_again_with_another_seed() -> None:
     synthesizer = SeedDependent(FinishReason.SILENCE)
-    request = replace(REQUEST.changed(seed=5), redraws=True)
+    request = replace(REQUEST.changed(seed=5), may_redraw=True)
     chunks = [item async for item in SpeechModel(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
     assert pcm_of(chunks) == pcm_of(utterance(2))
     assert chunks[-1].finish_reason is FinishReason.STOP
@@ -356,7 +356,7 @@ async def test_what_is_over_before_it_is_heard_is_made_again_with_another_seed()
 async def test_what_ends_badly_in_its_first_chunk_is_made_again() -> None:
     synthesizer = SeedDependent(FinishReason.EARLY, sound=b"11")
     chunks = [
-        item async for item in SpeechModel(synthesizer, PROMPT).speak(replace(REQUEST, redraws=True), CUSTOM_VOICE)
+        item async for item in SpeechModel(synthesizer, PROMPT).speak(replace(REQUEST, may_redraw=True), CUSTOM_VOICE)
     ]
     assert (pcm_of(chunks), chunks[-1].finish_reason) == (pcm_of(utterance(2)), FinishReason.STOP)
     assert len(synthesizer.requests) == 2
@@ -366,7 +366,7 @@ async def test_what_ends_badly_in_its_first_chunk_is_made_again() -> None:
 async def test_what_ends_well_in_its_first_chunk_is_not_made_again(reason: FinishReason) -> None:
     synthesizer = SeedDependent(reason, sound=b"11")
     chunks = [
-        item async for item in SpeechModel(synthesizer, PROMPT).speak(replace(REQUEST, redraws=True), CUSTOM_VOICE)
+        item async for item in SpeechModel(synthesizer, PROMPT).speak(replace(REQUEST, may_redraw=True), CUSTOM_VOICE)
     ]
     assert (pcm_of(chunks), chunks[-1].finish_reason) == (b"11", reason)
     assert len(synthesizer.requests) == 1
@@ -381,7 +381,7 @@ async def test_a_seed_of_the_clients_is_kept() -> None:
 
 async def test_after_two_seeds_it_is_told_as_it_is() -> None:
     synthesizer = SeedDependent(*[FinishReason.LOOP] * 9)
-    request = replace(REQUEST, redraws=True)
+    request = replace(REQUEST, may_redraw=True)
     chunks = [item async for item in SpeechModel(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
     assert (pcm_of(chunks), chunks[-1].finish_reason) == (b"", FinishReason.LOOP)
     assert len(synthesizer.requests) == 2
@@ -390,7 +390,7 @@ async def test_after_two_seeds_it_is_told_as_it_is() -> None:
 async def test_what_was_heard_is_not_made_again() -> None:
     runaway = [*utterance(2)[:2], chunk(b"", frames=9, finish_reason=FinishReason.SILENCE)]
     synthesizer = FakeSynthesizer(script=runaway)
-    request = replace(REQUEST, redraws=True)
+    request = replace(REQUEST, may_redraw=True)
     chunks = [item async for item in SpeechModel(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
     assert (pcm_of(chunks), chunks[-1].finish_reason) == (pcm_of(runaway), FinishReason.SILENCE)
     assert len(synthesizer.requests) == 1
@@ -399,7 +399,7 @@ async def test_what_was_heard_is_not_made_again() -> None:
 async def test_a_long_text_whose_first_segment_is_not_heard_begins_again() -> None:
     synthesizer = SeedDependent(FinishReason.EARLY)
     synthesizer.info = replace(CUSTOM_VOICE, max_segment_chars=12)
-    request = replace(REQUEST.changed(text="One two. Three four."), redraws=True)
+    request = replace(REQUEST.changed(text="One two. Three four."), may_redraw=True)
     chunks = [item async for item in SpeechModel(synthesizer, PROMPT).speak(request, synthesizer.info)]
     assert pcm_of(chunks) == 2 * pcm_of(utterance(2))
     assert [asked.text for asked in synthesizer.requests] == ["One two.", "One two.", "Three four."]
@@ -409,7 +409,7 @@ async def test_a_long_text_whose_first_segment_is_not_heard_begins_again() -> No
 async def test_a_first_segment_behind_a_pause_is_made_again_and_the_others_follow() -> None:
     synthesizer = SeedDependent(FinishReason.EARLY, sound=b"11")
     stretches = (Stretch("One two.", pause_s=0.1), Stretch("Three four.", pause_s=0.1))
-    request = replace(REQUEST.changed(text="One two. Three four."), stretches=stretches, redraws=True)
+    request = replace(REQUEST.changed(text="One two. Three four."), stretches=stretches, may_redraw=True)
     chunks = [item async for item in SpeechModel(synthesizer, PROMPT).speak(request, CUSTOM_VOICE)]
     pause = bytes(2 * int(0.1 * CUSTOM_VOICE.sample_rate))
     assert pcm_of(chunks) == 2 * (pause + pcm_of(utterance(2)))

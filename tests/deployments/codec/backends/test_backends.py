@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from deployments.codec.backends.c_kernels import MATRIX_UNITS
-from deployments.codec.backends.registry import choose_codec_backend
+from deployments.codec.backends.registry import choose_decoders
 from deployments.codec.backends.torch_backend import TorchBackend
 from deployments.codec.backends.triton_slots import PRECISIONS, Precision, TritonSlots
 from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
 from deployments.codec.decoder_state import DecoderState
-from deployments.codec.fold import FoldedDecoder, fold
+from deployments.codec.fold import FoldedWeights, fold
 from deployments.codec.plan import GPU_RAMP
 from deployments.codec.slots import PlainSlots, SlotDecoder
 from deployments.errors import EngineError
@@ -30,7 +30,7 @@ _WHOLE_BLOCKS = {"codebook_dim": 64, "decoder_dim": 128, "head_dim": 32, "hidden
 
 
 @cache
-def weights(*, whole_blocks: bool) -> FoldedDecoder:
+def weights(*, whole_blocks: bool) -> FoldedWeights:
     changes = {**_WHOLE_BLOCKS, "intermediate_size": 96} if whole_blocks else {}
     shape = {**CONFIG["decoder_config"], **changes}  # type: ignore[dict-item]
     network = DecoderNetwork(SpeechTokenizerConfig.from_dict({**CONFIG, "decoder_config": shape}).decoder)
@@ -208,4 +208,4 @@ def test_only_a_gpu_is_asked_what_it_can(device: str, monkeypatch: pytest.Monkey
     config = SpeechTokenizerConfig.from_dict({**CONFIG, "decoder_config": shape})
     assert config.decoder.suits_matrix_units
     expected = PlainSlots if device == "cpu" else TritonSlots
-    assert choose_codec_backend(config, torch.device(device)).slots is expected
+    assert choose_decoders(config, torch.device(device)).slots is expected

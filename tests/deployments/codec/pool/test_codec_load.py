@@ -8,13 +8,13 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
+from deployments.autoscaling_records import CodecRecord
 from deployments.codec.batch import DecodeTask
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.pool import capacity as module
 from deployments.codec.pool.capacity import CodecLoad
 from deployments.config import CodecConfig
 from deployments.protocol import ALL_FRAMES, FinishReason, FrameChunk, PcmChunk, SynthesisRequest
-from deployments.records import CodecRecord
 from tests.clock import Clock
 
 FRAME_S = 0.08

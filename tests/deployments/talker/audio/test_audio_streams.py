@@ -441,7 +441,7 @@ def test_the_engine_sends_audio_beside_the_codes(engine: Engine, decoder: CodecD
 
 def test_no_audio_is_sent_before_its_codes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The audio is made before the engine looks for the codes, which it takes only then."""
-    sent, take, append = list[FrameChunk](), engine.outgoing.take, engine.steps._append_frames
+    sent, take, append = list[FrameChunk](), engine.outgoing.take, engine.step_maker._append_frames
 
     def taken(find: Callable[[int], Sequence | None]) -> list[tuple[int, FrameChunk]]:
         chunks = take(find)
@@ -453,7 +453,7 @@ def test_no_audio_is_sent_before_its_codes(engine: Engine, monkeypatch: pytest.M
         append(sequences, frames)
 
     monkeypatch.setattr(engine.outgoing, "take", taken)
-    monkeypatch.setattr(engine.steps, "_append_frames", take_and_append)
+    monkeypatch.setattr(engine.step_maker, "_append_frames", take_and_append)
     chunks_of(engine, replace(ask(frames=14, ignore_eos=True), gpu_frames=ALL_FRAMES))
     codes = np.cumsum([len(chunk.codes) for chunk in sent])
     samples = np.cumsum([len(chunk.pcm) // 2 for chunk in sent])

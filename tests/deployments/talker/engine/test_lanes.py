@@ -76,7 +76,7 @@ def another_lane(runner: ModelRunner) -> ModelRunner:
 
 
 def ids_beside(engine: Engine) -> list[int]:
-    return [sequence.id for sequence in engine.scheduler.beside]
+    return [sequence.id for sequence in engine.scheduler.in_lanes]
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ def test_a_newcomer_has_its_first_frame_before_the_step_that_runs_has_its_own(
     chunks = beside(engine, clock, lambda: engine.add(1, NEW))
     assert [number for number, _ in chunks] == [0, 1]
     assert ids_beside(engine) == [1]
-    assert engine.scheduler.num_running == 2
+    assert engine.scheduler.num_listeners == 2
     rest = drain(engine)
     assert lane.queued == [[1]]
     for number in (0, 1):
@@ -359,7 +359,7 @@ def test_rows_that_the_running_step_uses_are_not_for_the_lane(engine: Engine, cl
     rows: list[int | None] = []
     beside(engine, clock, change)
     assert lane.queued == [[8]]
-    [newcomer] = engine.scheduler.beside
+    [newcomer] = engine.scheduler.in_lanes
     assert newcomer.row not in rows
     assert sorted(drain(engine)) == [0, 1, 2, 8, 9]
 
@@ -422,11 +422,11 @@ def test_a_newcomer_starts_beside_a_step_on_rows_and_blocks_that_the_step_does_n
     for number in (5, 6):
         line.add(sequence(number, rows=2))
     started = beside._take_newcomers(lane_for())
-    assert ids(started) == ids(line.beside) == [5]
+    assert ids(started) == ids(line.in_lanes) == [5]
     own_rows, own_blocks = taken(line, started)
     assert rows.isdisjoint(own_rows)
     assert used.isdisjoint(own_blocks)
-    assert (line.num_running, line.find(5)) == (2, started[0])
+    assert (line.num_listeners, line.find(5)) == (2, started[0])
     line.check_integrity()
     assert step(line) == ([6], [1, 6])  # the lane has 5 still
     started[0].append(FRAME)
@@ -434,7 +434,7 @@ def test_a_newcomer_starts_beside_a_step_on_rows_and_blocks_that_the_step_does_n
     assert step(line) == ([], [1, 6, 5])
 
 
-def test_nobody_overtakes_who_does_not_start_beside_the_step() -> None:
+def test_nobody_overtakes_who_does_not_give_to_lane_the_step() -> None:
     line = scheduler(max_num_seqs=9, max_num_waiting=9)
     beside = lanes_of(line)
     line.add(sequence(0))
@@ -446,6 +446,6 @@ def test_nobody_overtakes_who_does_not_start_beside_the_step() -> None:
     assert ids(beside._take_newcomers(lane_for(most=1, most_positions=3))) == [1]
     assert ids(beside._take_newcomers(lane_for(most_positions=3))) == [2]
     line.abort(2)
-    line.join(line.beside)
-    assert line.beside == []
+    line.join(line.in_lanes)
+    assert line.in_lanes == []
     assert step(line) == ([3], [0, 1, 3])

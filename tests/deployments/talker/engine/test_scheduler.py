@@ -397,7 +397,7 @@ def test_jobs_enter_one_a_step_and_leave_an_eighth_of_the_rows_free() -> None:
     for number in range(20):
         line.add(of_a_job(number, frames=100))
     assert [len(decoded(line)) for _ in range(9)] == [1, 2, 3, 4, 5, 6, 7, 7, 7]
-    assert (line.num_running, line.num_background, line.kv_used_ratio) == (0, 20, pytest.approx(0.0))
+    assert (line.num_listeners, line.num_background, line.kv_used_ratio) == (0, 20, pytest.approx(0.0))
     line.add(sequence(100))
     assert 100 in decoded(line), "a listener finds a free row at once"
 
@@ -501,7 +501,7 @@ def test_every_sequence_of_a_mixed_load_ends_and_listeners_never_wait_for_a_row(
         if listeners and rng.random() < 0.3:
             everything.append(sequence(listeners.pop(), frames=rng.randint(1, 9)))
             line.add(everything[-1])
-        num_before = line.num_running
+        num_before = line.num_listeners
         prefilled, _ = step(line)
         if num_before < 4:
             assert not line.waiting, "rows that jobs have are no reason to wait"

@@ -57,7 +57,7 @@ def test_a_talker_that_makes_no_audio_has_no_codec_on_its_gpu(tmp_path: Path, mo
             return cls()
 
     chosen = SimpleNamespace(slots=Slots, backend=None)
-    monkeypatch.setattr(startup, "choose_codec_backend", lambda config, device: chosen)
+    monkeypatch.setattr(startup, "choose_decoders", lambda config, device: chosen)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
     monkeypatch.setattr(startup.SpeechTokenizerConfig, "load", lambda folder: SimpleNamespace(frame_s=0.08))
     for makes_audio, expected in ((False, ["emptied"]), (True, ["loaded", "emptied"])):

@@ -15,7 +15,7 @@ from deployments.talker.networks.fused_networks import FusedPredictor, PackedPre
 from deployments.talker.networks.fused_stack import FrameCache, FusedStack, PackedStack
 from deployments.talker.sampling import torch_sampler
 from deployments.talker.sampling.torch_sampler import Draw
-from deployments.talker.state.batch_state import BatchOptions, Context, FilterOptions
+from deployments.talker.state.batch_state import BatchOptions, Context, DrawingOptions
 from deployments.talker.state.kv_cache import KVCache
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -80,9 +80,9 @@ def test_a_frame_has_the_codes_of_the_plain_predictor(talker: Talker, device: to
     draw = Draw(torch.tensor([1, -5, 1 << 40], device=device), torch.tensor([0, 5, 9], device=device), 0)
     options = BatchOptions.of(
         [
-            FilterOptions(do_sample=True, temperature=0.9, top_k=50, top_p=1.0),
-            FilterOptions(do_sample=True, temperature=0.8, top_k=20, top_p=0.7),
-            FilterOptions(do_sample=False, temperature=1.0, top_k=50, top_p=1.0),
+            DrawingOptions(do_sample=True, temperature=0.9, top_k=50, top_p=1.0),
+            DrawingOptions(do_sample=True, temperature=0.8, top_k=20, top_p=0.7),
+            DrawingOptions(do_sample=False, temperature=1.0, top_k=50, top_p=1.0),
         ],
         device=device,
     )

@@ -11,7 +11,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from deployments.protocol import FILTERS, Sampling
+from deployments.protocol import DRAWING_OPTIONS, Sampling
 from deployments.talker.sampling import torch_sampler
 from deployments.talker.sampling.torch_sampler import (
     Draw,
@@ -21,12 +21,12 @@ from deployments.talker.sampling.torch_sampler import (
     philox_noise,
     sample,
 )
-from deployments.talker.state.batch_state import OPTION_COLUMNS, BatchOptions, FilterOptions
+from deployments.talker.state.batch_state import OPTION_COLUMNS, BatchOptions, DrawingOptions
 
 CPU = torch.device("cpu")
-GREEDY = FilterOptions(do_sample=False, temperature=1.0, top_k=0, top_p=1.0)
+GREEDY = DrawingOptions(do_sample=False, temperature=1.0, top_k=0, top_p=1.0)
 OPTIONS = [
-    FilterOptions(do_sample=True, temperature=temperature, top_k=top_k, top_p=top_p)
+    DrawingOptions(do_sample=True, temperature=temperature, top_k=top_k, top_p=top_p)
     for temperature in (0.6, 1.0, 1.7)
     for top_k in (0, 1, 7, 500)
     for top_p in (0.05, 0.5, 0.9, 1.0)
@@ -38,11 +38,11 @@ def draw(rows: int, *, codebook: int = 0, seed: int = 1) -> Draw:
     return Draw(torch.full((rows,), seed), torch.arange(rows), codebook)
 
 
-def packed(options: list[FilterOptions]) -> BatchOptions:
+def packed(options: list[DrawingOptions]) -> BatchOptions:
     return BatchOptions.of(options, device=CPU)
 
 
-def by_c(options: list[FilterOptions], logits: Tensor, drawn: Draw) -> Tensor:
+def by_c(options: list[DrawingOptions], logits: Tensor, drawn: Draw) -> Tensor:
     return torch_sampler.sample_in_c(logits, packed(options), drawn)
 
 
@@ -50,7 +50,7 @@ def random_logits(rows: int, vocab: int = 100) -> Tensor:
     return 3 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(rows))
 
 
-def hugging_face(logits: Tensor, options: FilterOptions) -> Tensor:
+def hugging_face(logits: Tensor, options: DrawingOptions) -> Tensor:
     """What transformers' generation makes of the logits."""
     warpers = LogitsProcessorList([TemperatureLogitsWarper(options.temperature)])
     if options.top_k:
@@ -66,7 +66,7 @@ def favour(code: Tensor) -> Callable[[Draw, Tensor], Tensor]:
     return lambda _, codes: torch.where(codes == code[:, None], 1e-30, 1.0)
 
 
-def support(logits: Tensor, options: FilterOptions) -> list[int]:
+def support(logits: Tensor, options: DrawingOptions) -> list[int]:
     """Codes that can be drawn from logits [vocab]."""
     vocab = len(logits)
     wanted = torch.arange(vocab)
@@ -146,7 +146,7 @@ def test_noise_is_exponential() -> None:
 def test_codes_come_as_often_as_the_distribution_says() -> None:
     rows = 40_000
     probs = torch.tensor([0.4, 0.25, 0.15, 0.1, 0.06, 0.03, 0.01])
-    options = [FilterOptions(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)] * rows
+    options = [DrawingOptions(do_sample=True, temperature=1.0, top_k=0, top_p=1.0)] * rows
     codes = sample(probs.log().expand(rows, -1), packed(options), draw(rows, codebook=9))
     expected = probs * rows
     chi_square = ((codes.bincount(minlength=7) - expected) ** 2 / expected).sum().item()
@@ -154,7 +154,7 @@ def test_codes_come_as_often_as_the_distribution_says() -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_sampling_equals_hugging_faces(options: FilterOptions) -> None:
+def test_sampling_equals_hugging_faces(options: DrawingOptions) -> None:
     """With the same noise, the same codes come out of many draws."""
     logits = random_logits(300)
     noise = torch.empty_like(logits).exponential_(generator=torch.Generator().manual_seed(5))
@@ -164,7 +164,7 @@ def test_sampling_equals_hugging_faces(options: FilterOptions) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_candidates_equal_hugging_faces(options: FilterOptions) -> None:
+def test_candidates_equal_hugging_faces(options: DrawingOptions) -> None:
     for logits in random_logits(3, 60):
         kept = (hugging_face(logits[None], options)[0] > -torch.inf).nonzero()[:, 0]
         assert support(logits, options) == kept.tolist()
@@ -172,7 +172,7 @@ def test_candidates_equal_hugging_faces(options: FilterOptions) -> None:
 
 def test_top_k_keeps_what_equals_the_kth() -> None:
     logits = torch.tensor([1.0, 5.0, 3.0, 3.0, 0.0, 3.0, 4.0, 3.0])
-    options = FilterOptions(do_sample=True, temperature=1.0, top_k=3, top_p=1.0)
+    options = DrawingOptions(do_sample=True, temperature=1.0, top_k=3, top_p=1.0)
     assert support(logits, options) == [1, 2, 3, 5, 6, 7]
     assert (hugging_face(logits[None], options)[0] > -torch.inf).nonzero()[:, 0].tolist() == [1, 2, 3, 5, 6, 7]
     drawn = sample(logits.expand(200, -1), packed([options] * 200), draw(200))
@@ -180,14 +180,14 @@ def test_top_k_keeps_what_equals_the_kth() -> None:
 
 
 def test_top_p_keeps_at_least_the_best() -> None:
-    options = FilterOptions(do_sample=True, temperature=1.0, top_k=0, top_p=1e-9)
+    options = DrawingOptions(do_sample=True, temperature=1.0, top_k=0, top_p=1e-9)
     assert support(torch.tensor([0.0, 0.1, 0.0]), options) == [1]
 
 
 def test_masked_codes_are_never_drawn() -> None:
     logits = torch.tensor([0.0, -torch.inf, 0.0, -torch.inf])
     for top_k in (0, 3):
-        assert support(logits, FilterOptions(do_sample=True, temperature=1.0, top_k=top_k, top_p=1.0)) == [0, 2]
+        assert support(logits, DrawingOptions(do_sample=True, temperature=1.0, top_k=top_k, top_p=1.0)) == [0, 2]
 
 
 def test_greedy_rows_take_the_best_whatever_the_noise() -> None:
@@ -222,12 +222,12 @@ def test_the_sampler_in_c_chooses_as_torch_does(vocab: int) -> None:
 def test_a_library_whose_columns_stand_in_another_order_is_refused() -> None:
     assert torch_sampler._built is not None
     first, second, *others = torch_sampler._built.option_columns().decode().split(";")
-    with pytest.raises(RuntimeError, match="FilterOptions packs"):
+    with pytest.raises(RuntimeError, match="DrawingOptions packs"):
         torch_sampler.check_columns(";".join([second, first, *others]))
 
 
 @pytest.mark.parametrize("options", [GREEDY, *OPTIONS], ids=str)
-def test_logits_that_are_no_numbers_give_a_code(options: FilterOptions) -> None:
+def test_logits_that_are_no_numbers_give_a_code(options: DrawingOptions) -> None:
     """The runner reports such a row afterwards, but looks up the code's embedding first."""
     logits = torch.stack([torch.full((30,), value) for value in (torch.nan, -torch.inf, torch.inf)])
     codes = [sample(logits, packed([options] * 3), draw(3))]
@@ -254,12 +254,12 @@ def test_options_come_from_their_own_half_of_the_request() -> None:
         subtalker_top_k=4,
         subtalker_top_p=0.8,
     )
-    assert FilterOptions.for_talker(sampling) == FilterOptions(do_sample=True, temperature=0.5, top_k=3, top_p=0.7)
-    predictor = FilterOptions(do_sample=False, temperature=0.6, top_k=4, top_p=0.8)
-    assert FilterOptions.for_predictor(sampling) == predictor
+    assert DrawingOptions.for_talker(sampling) == DrawingOptions(do_sample=True, temperature=0.5, top_k=3, top_p=0.7)
+    predictor = DrawingOptions(do_sample=False, temperature=0.6, top_k=4, top_p=0.8)
+    assert DrawingOptions.for_predictor(sampling) == predictor
 
 
 def test_every_filter_has_a_column() -> None:
-    assert tuple(OPTION_COLUMNS) == ("do_sample", *FILTERS)
-    packed = FilterOptions(do_sample=True, temperature=2, top_k=3, top_p=0.5).pack()
+    assert tuple(OPTION_COLUMNS) == ("do_sample", *DRAWING_OPTIONS)
+    packed = DrawingOptions(do_sample=True, temperature=2, top_k=3, top_p=0.5).pack()
     assert packed.tolist() == [1, 0x40000000, 3, 0x3F000000]  # floats as their bits, also of a whole number

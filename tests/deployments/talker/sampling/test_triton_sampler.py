@@ -13,17 +13,17 @@ from deployments.talker.sampling.triton_sampler import (
     sample_code,
     sample_first_code,
 )
-from deployments.talker.state.batch_state import BatchOptions, FilterOptions
+from deployments.talker.state.batch_state import BatchOptions, DrawingOptions
 from tools.kernels.reference import reference_first_code
 
 VOCAB, WIDTH, WIDE, GROUPS = 200, 24, 40, 3
 OPTIONS = [
-    FilterOptions(do_sample=True, temperature=0.9, top_k=50, top_p=1.0),
-    FilterOptions(do_sample=True, temperature=0.7, top_k=0, top_p=1.0),
-    FilterOptions(do_sample=True, temperature=1.3, top_k=30, top_p=0.6),
-    FilterOptions(do_sample=True, temperature=1.0, top_k=1000, top_p=1.0),
-    FilterOptions(do_sample=False, temperature=1.0, top_k=50, top_p=1.0),
-    FilterOptions(do_sample=True, temperature=1.0, top_k=0, top_p=0.001),
+    DrawingOptions(do_sample=True, temperature=0.9, top_k=50, top_p=1.0),
+    DrawingOptions(do_sample=True, temperature=0.7, top_k=0, top_p=1.0),
+    DrawingOptions(do_sample=True, temperature=1.3, top_k=30, top_p=0.6),
+    DrawingOptions(do_sample=True, temperature=1.0, top_k=1000, top_p=1.0),
+    DrawingOptions(do_sample=False, temperature=1.0, top_k=50, top_p=1.0),
+    DrawingOptions(do_sample=True, temperature=1.0, top_k=0, top_p=0.001),
 ]
 ROWS = len(OPTIONS)
 

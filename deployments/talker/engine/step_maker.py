@@ -1,4 +1,4 @@
-"""What the engine and its lanes have in common: a step begins with prompts, and ends with frames that are handed on."""
+"""A step from its prompts to its frames, as the engine and its lanes make it."""
 
 import logging
 import time
@@ -27,7 +27,10 @@ _MAX_FAILED_PREFILLS = 3  # after this many failures in a row the engine is at f
 
 @dataclass(slots=True)
 class StepInFlight:
-    """A step that was queued on a runner: the engine's last one, or one of a lane."""
+    """A step that was queued on a runner: the engine's last one, or one of a lane.
+
+    It wraps the runner's `QueuedStep`, which has the results, and adds what the engine notes until they are handed on.
+    """
 
     queued: QueuedStep
     runner: ModelRunner
@@ -38,8 +41,8 @@ class StepInFlight:
     next_start_ns: int = 0  # when to start the next step: earlier fewer requests join it, later the device is idle
 
 
-class Steps:
-    """Prefills sequences, queues their step, and hands its frames to the codec and to the streams."""
+class StepMaker:
+    """What a step of the engine and one of a lane share: prefill sequences, queue their step, hand its frames on."""
 
     def __init__(
         self, scheduler: Scheduler, intake: Intake, outgoing: Outgoing, audio: AudioStreams, *, eos: int

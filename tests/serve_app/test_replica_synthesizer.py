@@ -23,9 +23,9 @@ from deployments.protocol import (
     SynthesisRequest,
 )
 from deployments.serving import ray_private
-from serve_app import handle_synthesizer
+from serve_app import replica_synthesizer
 from serve_app.config import AdmissionSettings
-from serve_app.handle_synthesizer import Deployed, HandleSynthesizer
+from serve_app.replica_synthesizer import Deployed, ReplicaSynthesizer
 from tests.deployments.serving.test_handles import from_replica
 from tests.serve_app.fake import CUSTOM_VOICE
 from tests.serve_app.one_model import one_deployed
@@ -76,7 +76,7 @@ class Codec:
 
 
 async def listen(codec: Codec, request: SynthesisRequest = REQUEST) -> list[PcmChunk]:
-    synthesizer = HandleSynthesizer(one_deployed(codec))
+    synthesizer = ReplicaSynthesizer(one_deployed(codec))
     async with aclosing(synthesizer.synthesize(request, CUSTOM_VOICE)) as chunks:
         return [chunk async for chunk in chunks]
 
@@ -183,13 +183,13 @@ class CloningTalker:
         yield FrameChunk(np.zeros((0, GROUPS), np.int16), 3, FinishReason.STOP)
 
 
-async def told(synthesizer: HandleSynthesizer, request: SynthesisRequest, info: ModelInfo = ON_GPU) -> Codes:
+async def told(synthesizer: ReplicaSynthesizer, request: SynthesisRequest, info: ModelInfo = ON_GPU) -> Codes:
     async with aclosing(synthesizer.synthesize(request, info)) as chunks:
         return np.concatenate([chunk.codes async for chunk in chunks])
 
 
-def beside(talker: CloningTalker, codec: Codec) -> HandleSynthesizer:
-    return HandleSynthesizer(one_deployed(codec, talker=talker))
+def beside(talker: CloningTalker, codec: Codec) -> ReplicaSynthesizer:
+    return ReplicaSynthesizer(one_deployed(codec, talker=talker))
 
 
 async def test_samples_are_sent_until_a_talker_has_answered_for_them() -> None:
@@ -256,7 +256,7 @@ class Talker:
 @pytest.mark.parametrize(("on_gpu", "asked"), [(True, 0), (False, 1)])
 async def test_a_talker_on_a_gpu_reads_recordings_itself(on_gpu: bool, asked: int) -> None:
     codec = Codec(1)
-    synthesizer = HandleSynthesizer(one_deployed(codec, talker=Talker()))
+    synthesizer = ReplicaSynthesizer(one_deployed(codec, talker=Talker()))
     info = replace(CUSTOM_VOICE, talker_on_gpu=on_gpu)
     request = replace(REQUEST, reference=Reference(np.zeros(100, np.float32), "Said."))
     async with aclosing(synthesizer.synthesize(request, info)) as chunks:
@@ -299,7 +299,7 @@ async def test_a_model_whose_files_are_elsewhere_holds_nobody_up(monkeypatch: py
     monkeypatch.setattr(ray_private, "get_note", notes.get)
     monkeypatch.setattr(ray_private, "put_note", notes.__setitem__)
     codec = Describing()
-    synthesizer = HandleSynthesizer(deployed("/elsewhere/Base", codec))
+    synthesizer = ReplicaSynthesizer(deployed("/elsewhere/Base", codec))
     for _ in range(2):
         with pytest.raises(NotReady):
             await synthesizer.describe()
@@ -310,15 +310,15 @@ async def test_a_model_whose_files_are_elsewhere_holds_nobody_up(monkeypatch: py
     await synthesizer._asking
     info = await synthesizer.describe()
     assert (info.name, info.checkpoint, info.route) == ("clones", "/elsewhere/Base", "clones")
-    later = HandleSynthesizer(deployed("/elsewhere/Base", Describing()))
+    later = ReplicaSynthesizer(deployed("/elsewhere/Base", Describing()))
     assert await later.describe() == info
 
 
 async def test_one_call_describes_the_model_to_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools that answer late, as busy ones do, are not asked again by each request."""
-    monkeypatch.setattr(handle_synthesizer, "_DESCRIBE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(replica_synthesizer, "_DESCRIBE_TIMEOUT_S", 0.01)
     codec = Describing()
-    synthesizer = HandleSynthesizer(one_deployed(codec))
+    synthesizer = ReplicaSynthesizer(one_deployed(codec))
     with pytest.raises(NotReady):
         await synthesizer.describe()
     leaving = asyncio.create_task(synthesizer.describe())
@@ -333,9 +333,9 @@ async def test_one_call_describes_the_model_to_all_requests(monkeypatch: pytest.
 
 
 async def test_a_replica_that_hangs_is_not_the_only_one_asked_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handle_synthesizer, "_ASK_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(replica_synthesizer, "_ASK_TIMEOUT_S", 0.01)
     codec = Describing()
-    synthesizer = HandleSynthesizer(one_deployed(codec))
+    synthesizer = ReplicaSynthesizer(one_deployed(codec))
     with pytest.raises(NotReady):
         await synthesizer.describe()
     monkeypatch.undo()
@@ -346,11 +346,11 @@ async def test_a_replica_that_hangs_is_not_the_only_one_asked_for_the_model(monk
 
 async def test_a_model_at_zero_is_described_from_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = Describing()
-    info = await HandleSynthesizer(deployed("embedded", codec)).describe()
+    info = await ReplicaSynthesizer(deployed("embedded", codec)).describe()
     assert (info.name, info.voices[0], codec.asked) == ("clones", "nora", [])
 
 
 async def test_a_talker_that_decodes_is_asked_itself_for_its_model() -> None:
     talker = Describing()
     talker.may_tell.set()
-    assert await HandleSynthesizer(one_deployed(Codec(1), talker=talker)).describe() == CUSTOM_VOICE
+    assert await ReplicaSynthesizer(one_deployed(Codec(1), talker=talker)).describe() == CUSTOM_VOICE

@@ -39,8 +39,9 @@ class Deployed:
     admission: AdmissionSettings
     deployments: tuple[str, str]  # names of its talkers' and its codec's
     codec: DeploymentHandle
-    # Where its GPU decodes, `inline`: the codec pool then only reads recordings to clone, for talkers on a CPU.
-    talker: DeploymentHandle | None = None
+    # Its talkers, where they make the samples too (placement `inline`), else None. The ingress then calls them itself,
+    # and the codec pool only reads recordings to clone, for talkers on a CPU.
+    inline_talker: DeploymentHandle | None = None
 
     def known_info(self) -> ModelInfo | None:
         """The description of one of several models from its files, else from the note of another ingress: a call to its
@@ -72,7 +73,7 @@ class Deployed:
         return f"description of {self.name}: {self.checkpoint}"
 
 
-class HandleSynthesizer:
+class ReplicaSynthesizer:
     """Asks a model's codec pool, which asks its talkers; or, where the talker's GPU decodes too, the talkers."""
 
     def __init__(self, served: Deployed) -> None:
@@ -110,8 +111,8 @@ class HandleSynthesizer:
     async def _ask(self) -> ModelInfo:
         """Calls `TalkerReplica.describe` or `CodecReplica.describe`. Waits for a talker, however long that takes."""
         info: ModelInfo
-        if self._served.talker is not None:
-            info = await ask_replica(self._served.talker, "describe", lost=TalkerLost)
+        if self._served.inline_talker is not None:
+            info = await ask_replica(self._served.inline_talker, "describe", lost=TalkerLost)
         else:
             info = await ask_replica(self._served.codec, "describe", self._served.name, lost=CodecLost)
         return info
@@ -132,7 +133,7 @@ class HandleSynthesizer:
         """Whether the codec pool makes the audio, or, for talkers on a CPU, has a recording to read."""
         reference = request.reference
         has_codes = reference is None or reference.x_vector_only or reference.prompt is not None
-        return self._served.talker is None or not (has_codes or info.talker_on_gpu)
+        return self._served.inline_talker is None or not (has_codes or info.talker_on_gpu)
 
     def _synthesize(self, request: SynthesisRequest) -> AsyncGenerator[PcmChunk, None]:
         """Calls `CodecReplica.synthesize`."""
@@ -140,8 +141,8 @@ class HandleSynthesizer:
 
     def _generate(self, request: SynthesisRequest) -> AsyncGenerator[FrameChunk, None]:
         """Calls `TalkerReplica.generate`."""
-        assert self._served.talker is not None
-        return read_replica(self._served.talker, "generate", request, lost=TalkerLost)
+        assert self._served.inline_talker is not None
+        return read_replica(self._served.inline_talker, "generate", request, lost=TalkerLost)
 
 
 def _keep_clone_prompt(request: SynthesisRequest, chunk: PcmChunk) -> None:
