@@ -112,7 +112,8 @@ def options(
     """Qwen3-TTS on Ray Serve."""
 
 
-ONE_GPU = Path(__file__).with_name("one-gpu.yaml")  # where this machine has a GPU; cluster/serve links to it
+# Where this machine has a GPU. cluster/serve has a copy, which `make cluster-check` compares.
+ONE_GPU = Path(__file__).with_name("one-gpu.yaml")
 
 Config = Annotated[Path | None, typer.Option("--config", help="A Serve config file such as cluster/serve/local.yaml.")]
 _MODEL_HELP = "auto, embedded, a checkpoint directory, or a Hugging Face name; more than once for several."

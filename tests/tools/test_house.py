@@ -72,19 +72,20 @@ async def test_a_plain_request_calls_no_file_of_the_ingress_that_the_table_leave
 @pytest.mark.parametrize(
     ("printed", "is_true"),
     [
-        ("2 files, 20 lines. It crosses 1 of the 4 files", True),
-        ("2 files, 21 lines. It crosses\n1 of 4 files", True),
-        ("2 files, 22 lines. It crosses 1 of 4 files", False),
-        ("3 files, 20 lines. It crosses 1 of 4 files", False),
-        ("2 files, 20 lines. It crosses 2 of 4 files", False),
-        ("2 files, 20 lines. It crosses 1 of 5 files", False),
+        ("2 files, 20 of their 90 lines. It crosses 1 of the 4 files", True),
+        ("2 files, 21 of their 90 lines. It crosses\n1 of 4 files", True),
+        ("2 files, 22 of their 90 lines. It crosses 1 of 4 files", False),
+        ("3 files, 20 of their 90 lines. It crosses 1 of 4 files", False),
+        ("2 files, 20 of their 90 lines. It crosses 2 of 4 files", False),
+        ("2 files, 20 of their 90 lines. It crosses 1 of 5 files", False),
+        ("2 files, 20 of their 80 lines. It crosses 1 of 4 files", False),
         ("nothing", False),
     ],
 )
 def test_a_document_that_prints_other_numbers_is_found(tmp_path: Path, printed: str, is_true: bool) -> None:
     document = tmp_path / "README.md"
     document.write_text(printed)
-    assert house._prints(document, [2, 1], [20, 4]) is is_true
+    assert house._prints(document, [2, 1], [20, 90, 4]) is is_true
 
 
 @pytest.mark.parametrize(

@@ -302,6 +302,7 @@ def matmul(x: Activations | Tensor, weight: Tensor, out: Activations, product: P
         block_m = num_rows
     elif block_m < SHARED_ROWS:
         block_m = max(block_m, triton.next_power_of_2(num_rows))
+    # `num_warps` and `launch_pdl` are Triton's, for the launch; the kernel itself reads `warps` and `pdl`.
     _KERNELS[tile.form][(n_size // tile.block_n, triton.cdiv(num_rows, block_m))](
         values, weight, bias, squares, residual, out.values,
         out.squares if leave_squares else None, num_rows, parts_stride, product.eps or 0.0,

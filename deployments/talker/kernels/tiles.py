@@ -67,7 +67,8 @@ def _divisor(size: int, largest: int) -> int:
 VECTOR, SPLIT, PIPELINED = Form.VECTOR, Form.SPLIT, Form.PIPELINED
 # By number of rows. Written by `python -m tools.kernels.sweep --save` on one NVIDIA H200. Set by hand, by the time of
 # whole steps and whole prompts: 8, 16, 256 and 512 rows, 32 rows (the tiles of 64), and at 128 rows those of
-# (4096, 2048) and (3072, 2048).
+# (4096, 2048) and (3072, 2048). `--save` loses these: without `--rows` the sweep clears the table, with it it replaces
+# the rows that are named. Set them again from git.
 MEASURED: dict[ProductShape, dict[int, Tile]] = {
     ProductShape(columns=2048, depth=1024, gated=False): {
         1: Tile(VECTOR, block_n=16, block_k=256, warps=8),
