@@ -7,7 +7,7 @@ The three processes of a request import more: that counts imports in functions t
 `AppConfig` that hold no settings themselves. The async generators are listed by name, because no syntax tells which of
 them a request passes.
 
-The rules, beside the one of folders (`lint-imports`):
+The rules that it checks, beside the one of folders (`lint-imports`); CONTRIBUTING.md has all:
 1. The name of a public class stands once in the tree.
 2. A file has 60 to 450 lines. A smaller one needs two importers.
 3. No keyword has a default that only tests set.

@@ -47,7 +47,8 @@ def silence(info: ModelInfo) -> PcmChunk:
 
 
 class SpeechModel:
-    """Speaks with one model. Bounds its streams in this process and their wait for first audio, and measures them.
+    """Speaks with one model, which is in the pools. Bounds its streams in this process and their wait for first audio,
+    and measures them.
 
     `is_running` says whether replicas run; a pool at zero first has to start one. `state` says how far that start is.
     `model` is the name of one of several models.
