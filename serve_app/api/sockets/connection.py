@@ -65,6 +65,7 @@ class Connection(ABC):
         self._conversation: Session | None = None
         self._sessions: set[Session] = set()
         self._leaving: asyncio.Task[None] | None = None
+        self._num_untold = 0  # events that a session has given and that the client does not have yet
         self._is_ending = False
         self._ended = asyncio.Event()
         self._active_s = asyncio.get_running_loop().time()  # when either side sent something last
@@ -93,9 +94,9 @@ class Connection(ABC):
 
     @property
     def owes_speech(self) -> bool:
-        """Whether there is text that has not been spoken to its end."""
+        """Whether there is text that has not been spoken to its end, or an event that is still to be told."""
         is_speaking = any(session.is_speaking or session.is_writing for session in self._sessions)
-        return is_speaking or len(self._speaking) > len(self._sessions)
+        return is_speaking or self._num_untold > 0 or len(self._speaking) > len(self._sessions)
 
     async def opened(self) -> None:  # noqa: B027, most send nothing here
         """Called after the handshake."""
@@ -174,7 +175,11 @@ class Connection(ABC):
         try:
             async with session:
                 async for event in session:
-                    await say(event)
+                    self._num_untold += 1
+                    try:
+                        await say(event)
+                    finally:
+                        self._num_untold -= 1
                     self._touch()
         finally:
             self._sessions.discard(session)
