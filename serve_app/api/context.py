@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.serving import metrics
-from deployments.serving.ray_private import this_replica
+from deployments.serving.ray_private import is_stopping, this_replica
 from serve_app.api.access.callers import Caller
 from serve_app.api.bodies.uploads import Upload
 from serve_app.api.error_replies import translate
@@ -35,6 +35,7 @@ _ENDS_CONNECTION = frozenset({401, 403, 408, 413, 431})
 _READ_ON_S = 1.0
 # The key in the scope of a function that the application runs when it has taken a part of a body.
 _TAKEN = "talkray.taken"
+_STOP_POLL_S = 0.5
 
 
 @dataclass(slots=True)
@@ -50,6 +51,13 @@ def state_of(request: Mapping[str, Any]) -> RequestState:
     """The state of a request or a WebSocket, or of its ASGI scope."""
     state: RequestState = request["state"][_STATE]
     return state
+
+
+async def replica_stops() -> None:
+    """Returns once Serve stops this replica; outside a replica never."""
+    replica = this_replica()
+    while replica is None or not is_stopping(replica):  # noqa: ASYNC110, Serve has no event for it
+        await asyncio.sleep(_STOP_POLL_S)
 
 
 def outermost() -> list[Middleware]:

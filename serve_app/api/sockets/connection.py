@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from deployments.errors import InvalidRequest, Overloaded, PayloadTooLarge, TalkrayError
 from serve_app.api.bodies.client_input import MAX_BODY_BYTES, parse_object
-from serve_app.api.context import state_of
+from serve_app.api.context import replica_stops, state_of
 from serve_app.api.error_replies import (
     INTERNAL,
     POLICY_VIOLATION,
@@ -38,7 +38,8 @@ IDLE_TIMEOUT_S = 600.0  # a socket on which neither side sends anything for this
 MAX_CONTEXTS = 16  # on one socket
 MAX_NAME_CHARS = 128  # of a context
 _ENGINE_FAILED = 1011
-# The scope has a function under this key. It takes a callback, and any thread calls that when the server is to end.
+# The scope has a function under this key, if the client's connection ends in this process. The function takes a
+# callback, and any thread calls that when the server is to end.
 LEAVING = "talkray.leaving"
 _SERVICE_RESTART = 1012
 _REPLACED = "this server is being replaced: connect again"
@@ -207,7 +208,14 @@ class Connection(ABC):
         def leave() -> None:
             self._leaving = self._leaving or loop.create_task(self._leave())
 
-        self.socket.scope.get(LEAVING, lambda _: None)(lambda: loop.call_soon_threadsafe(leave))
+        if (tell := self.socket.scope.get(LEAVING)) is not None:
+            tell(lambda: loop.call_soon_threadsafe(leave))
+        else:  # HAProxy knew no replica for a moment, and the socket came through Serve's own proxy
+            self._leaving = loop.create_task(self._leave_with_replica())
+
+    async def _leave_with_replica(self) -> None:
+        await replica_stops()
+        await self._leave()
 
     async def _leave(self) -> None:
         """Closes the socket as soon as that loses no speech, at the latest after MAX_LEAVING_S."""

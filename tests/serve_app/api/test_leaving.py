@@ -51,7 +51,8 @@ def halves(row: SocketRow) -> tuple[list[Message], list[Message]]:
 class Server:
     """The API behind uvicorn, whose sockets are those of an ingress replica."""
 
-    def __init__(self) -> None:
+    def __init__(self, ws: str | None = None) -> None:
+        """`ws`: uvicorn's name for another implementation of WebSockets."""
         self.may_go_on = asyncio.Event()
         first, *rest = utterance()
         self.synthesizer = FakeSynthesizer(script=[first, self.may_go_on, *rest])
@@ -59,7 +60,8 @@ class Server:
         api = one_api(self.synthesizer, ApiSettings(), live_texts=self.texts)
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        config = uvicorn.Config(api, log_level="error", ws=partial(BoundedWebSocket, trusted_proxies=1), lifespan="off")
+        protocol: Any = ws or partial(BoundedWebSocket, trusted_proxies=1)
+        config = uvicorn.Config(api, log_level="error", ws=protocol, lifespan="off")
         self._server = uvicorn.Server(config)
         self._serving = asyncio.create_task(self._server.serve([self._listening]))
 
@@ -181,6 +183,27 @@ async def test_a_socket_on_which_nothing_is_said_is_closed_at_once(server: Serve
         await server.end()
         listener = Listener(stream)
         assert await listener.closed() == (1012, "this server is being replaced: connect again")
+
+
+async def test_a_socket_that_came_through_serves_own_proxy_is_closed_too(
+    http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No uvicorn of ours tells it that the replica is to end."""
+    monkeypatch.setattr(sockets, "_QUIET_S", 0.1)
+    is_stopping = asyncio.Event()
+    monkeypatch.setattr(sockets, "replica_stops", is_stopping.wait)
+    server, row = Server("auto"), SOCKETS["flux"]
+    server.may_go_on.set()
+    async with http.ws_connect(server.url + row.path) as stream:
+        listener = Listener(stream)
+        await listener.send(row.speak("Hello there."))
+        await listener.hear(lambda _: bool(listener.audio))
+        is_stopping.set()
+        await listener.hear(ended(row))
+        assert listener.audio.endswith(WHOLE[-LAST_FRAMES:])
+        assert (await listener.closed())[0] == 1012
+    await server.end()
+    await server.ended()
 
 
 async def test_an_open_context_may_be_silent_between_two_sentences(
