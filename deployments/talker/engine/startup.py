@@ -33,7 +33,7 @@ from deployments.talker.state.kv_cache import GIB, BlockManager, GpuMemory, KVCa
 from deployments.talker.text.prompt import PromptBuilder
 from deployments.talker.text.tokenizer import TextTokenizer
 from deployments.weights.checkpoint import load_strict, without_values
-from deployments.weights.description import described, encodes
+from deployments.weights.description import described
 from deployments.weights.store import Report
 
 _CPU_CACHE_BYTES = GIB  # of keys and values on a CPU, if the settings do not say
@@ -126,7 +126,9 @@ def build_engine(
             tables = InputTables(talker)
         speaker_encoder = load_speaker_encoder(directory, model_config, device=device)
         encode = None
-        if encodes(directory) and chosen.on_gpu:  # a CPU has the codec pool for it
+        if (
+            speaker_encoder is not None and not model_config.text.clones_by_vector and chosen.on_gpu
+        ):  # a CPU has the codec pool for it
             encode = CodecEncoder.load(directory / "speech_tokenizer", device=device).encode
         with clock.phase("loading the tokenizer"):
             prompts = PromptBuilder(tables, TextTokenizer(directory, model_config.tokens), speaker_encoder, encode)
