@@ -11,10 +11,9 @@ import pytest
 import soundfile
 
 from serve_app.api.headers import IGNORED_HEADER
-from serve_app.cli.ray_settings import free_port
 from talkray_tools.recogniser import Moonshine, plain_words, word_errors
 from tests.e2e.heard import Samples
-from tests.e2e.test_command_line import BOUND_S, interrupt, read_until, start
+from tests.e2e.test_command_line import client_of
 
 RATE = 24000
 TEXT = "The boat drifted on the lake."
@@ -26,17 +25,8 @@ MOST_ERRORS = 1  # of six words
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    port = free_port()
-    models = ("--model", "embedded", "--model", "embedded-base")
-    with start("serve", *models, "--port", str(port)) as process:
-        assert process.stdout is not None
-        try:
-            read_until(process.stdout, "Ctrl-C stops.")
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=BOUND_S) as client:
-                yield client
-        finally:
-            interrupt(process)
-            process.communicate(timeout=BOUND_S)
+    with client_of("embedded", "embedded-base") as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

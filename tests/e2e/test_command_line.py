@@ -78,6 +78,22 @@ def interrupt(process: "subprocess.Popen[str]") -> None:
     os.killpg(process.pid, signal.SIGINT)
 
 
+@contextlib.contextmanager
+def client_of(*models: str) -> Iterator[httpx.Client]:
+    """Of a server with these models, which ends with the block."""
+    port = free_port()
+    named = [argument for model in models for argument in ("--model", model)]
+    with start("serve", *named, "--port", str(port)) as process:
+        assert process.stdout is not None
+        try:
+            read_until(process.stdout, "Ctrl-C stops.")
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=BOUND_S) as client:
+                yield client
+        finally:
+            interrupt(process)
+            process.communicate(timeout=BOUND_S)
+
+
 def assert_say_finds_it(url: str, folder: Path) -> None:
     """Without --url, wherever it listens; `talkray say` starts no server of its own then."""
     file = folder / "hi.mp3"

@@ -16,14 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from serve_app.cli.ray_settings import free_port
 from serve_app.config import VoiceSettings
 from serve_app.visitor import EVERYBODY, VISITOR
 from serve_app.voices.library import Voices
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from tests.e2e.processes import MARK, marked
-from tests.e2e.test_command_line import BOUND_S, interrupt, read_until, start
+from tests.e2e.test_command_line import BOUND_S, client_of
 
 KINDS = {"CustomVoice": "custom_voice", "Base": "base", "VoiceDesign": "voice_design"}
 FRAMES = 5
@@ -59,19 +58,11 @@ def mark() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def client(mark: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    folder, port = tmp_path_factory.mktemp("several"), free_port()
+    folder = tmp_path_factory.mktemp("several")
     for kind in KINDS:
         write_checkpoint(folder / kind, SHAPES[f"tiny-{kind}"], Options(dtype=torch.float32))
-    models = [argument for kind in KINDS for argument in ("--model", str(folder / kind))]
-    with start("serve", *models, "--port", str(port)) as process:
-        assert process.stdout is not None
-        try:
-            read_until(process.stdout, "Ctrl-C stops.")
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=BOUND_S) as client:
-                yield client
-        finally:
-            interrupt(process)
-            process.communicate(timeout=BOUND_S)
+    with client_of(*(str(folder / kind) for kind in KINDS)) as client:
+        yield client
 
 
 def speak(client: httpx.Client, **fields: Any) -> bytes:
