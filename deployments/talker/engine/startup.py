@@ -126,9 +126,8 @@ def build_engine(
             tables = InputTables(talker)
         speaker_encoder = load_speaker_encoder(directory, model_config, device=device)
         encode = None
-        if (
-            speaker_encoder is not None and not model_config.text.clones_by_vector and chosen.on_gpu
-        ):  # a CPU has the codec pool for it
+        # A CPU has the codec pool for it.
+        if speaker_encoder is not None and chosen.on_gpu and not model_config.text.clones_by_vector:
             encode = CodecEncoder.load(directory / "speech_tokenizer", device=device).encode
         with clock.phase("loading the tokenizer"):
             prompts = PromptBuilder(tables, TextTokenizer(directory, model_config.tokens), speaker_encoder, encode)
