@@ -58,7 +58,8 @@ class CodecConfig(Strict):
 
     device: Device = "cpu"
     # The type of matrix products on a CPU, and of everything on a GPU. auto: float16 on a GPU; on a CPU bfloat16, if it
-    # has units for it and a trial at the start finds the error 35 dB below the signal, else float32.
+    # has units for it (AVX512-BF16, AMX) and a trial at the start finds the error 35 dB below the signal, else float32.
+    # A start fails with a precision that the device has no units for.
     precision: DType = "auto"
     # The device that decodes: hybrid leaves the first frames of a stream to the talker's GPU, and all frames where the
     # pool is full. inline leaves all to it; the ingress then asks the talkers itself, and the pool only encodes

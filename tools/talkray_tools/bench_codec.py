@@ -58,7 +58,10 @@ def _bench_cpu(options: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     exact: Tensor | None = None
     print(f"{_device_name('cpu')}, one thread a call")
-    for precision in options.precision:
+    faster = options.backend.precisions(torch.device("cpu"))
+    if not options.precision and not faster:
+        print("bfloat16 left out: this CPU has neither AVX512-BF16 nor AMX. --precision bfloat16 measures it anyway")
+    for precision in options.precision or ("float32", *faster):
         decoder = CodecDecoder(options.backend(folded, precision))
         audio = _ramp(decoder, codes)
         exact = audio if exact is None else exact
@@ -323,7 +326,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--precision",
         nargs="+",
-        help="float32 bfloat16 on a CPU; on a GPU float16 bfloat16 tf32 float32, or its choice",
+        help="CPU: float32, and bfloat16 if it has units for it; GPU: float16 bfloat16 tf32 float32, or its choice",
     )
     parser.add_argument("--stress", action="store_true", help="also: random weights that are hard on numbers (GPU)")
     parser.add_argument("--streams", type=int, nargs="+", help="streams in a call")
@@ -339,7 +342,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     gpu = options.device == "cuda"
     if options.stress and (not gpu or options.model is not None):
         parser.error("--stress makes weights of its own, and its times are those of a GPU: --device cuda, no --model")
-    options.precision = options.precision or ([] if gpu else ["float32", "bfloat16"])
     options.streams = options.streams or ([1, 2, 4, 8, 16, 32, 64, 96] if gpu else [1, 4])
     if options.smoke:
         options.repeats, options.streams, options.frames = 1, options.streams[:1], options.frames[:1]

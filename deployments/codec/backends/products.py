@@ -6,6 +6,7 @@ And the memory that calls take: on a CPU each thread has some that it uses again
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from math import inf, prod
 
 import torch
@@ -21,6 +22,20 @@ MANY_CHANNELS = 512
 # With more rows a convolution of many channels beats a matrix product. oneDNN takes a path that is hundreds of times
 # slower for some lengths: with torch 2.11 for 768 channels and 96 to 112 rows, with 2.13 for 100.
 _ENOUGH_ROWS = 128
+
+
+@cache
+def onednn_packs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN packs weights of this type, and multiplies with them, on this CPU."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    matrix = torch.zeros(16, 16, dtype=dtype)
+    try:  # which instructions it needs depends on its version, on ONEDNN_MAX_CPU_ISA and on the architecture
+        packed = torch.ops.mkldnn._reorder_linear_weight(matrix, len(matrix))
+        torch.ops.mkldnn._linear_pointwise(matrix, packed, None, "none", [], "")
+    except RuntimeError:
+        return False
+    return True
 
 
 class TorchProduct:
@@ -39,7 +54,7 @@ class TorchProduct:
         self._context = (self._taps - 1) * dilation
         self.dtype = dtype
         self._bias = None if bias is None else bias.to(dtype)
-        self._packs = weight.is_cpu and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        self._packs = weight.is_cpu and onednn_packs(dtype)
         weight = weight.to(dtype)
         has_few_rows = channels >= MANY_CHANNELS and not may_be_long
         self._matrix = self._packed_matrix(weight)

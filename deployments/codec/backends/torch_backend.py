@@ -23,7 +23,14 @@ from torch import Tensor
 
 from deployments.codec.backends import c_kernels
 from deployments.codec.backends.c_kernels import CapturedCalls, Convolution, ExactConvolution, New, add, normed
-from deployments.codec.backends.products import MANY_CHANNELS, ProductToOneChannel, gather, packed, scratch
+from deployments.codec.backends.products import (
+    MANY_CHANNELS,
+    ProductToOneChannel,
+    gather,
+    onednn_packs,
+    packed,
+    scratch,
+)
 from deployments.codec.decoder import Backend
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.fold import Block, Conv, ConvNeXt, FoldedWeights, Layer, Linear, Snake, with_frequency
@@ -73,7 +80,7 @@ class TorchBackend(Backend):
     def precisions(device: torch.device) -> tuple[str, ...]:
         if device.type != "cpu":
             return "float16", "bfloat16"  # which does not overflow
-        return ("bfloat16",) if not {"amx_bf16", "avx512_bf16"}.isdisjoint(_cpu_flags()) else ()
+        return ("bfloat16",) if _multiplies_bfloat16() else ()
 
     def at(self, precision: str) -> "TorchBackend":
         return TorchBackend(self._given, precision)
@@ -313,6 +320,12 @@ class _TorchPass(ForwardPass):
             call = copy(self)
             call.memories, call.nexts = [memory], [following]
             yield call
+
+
+def _multiplies_bfloat16() -> bool:
+    """Whether our kernels or oneDNN use units of this CPU for it. oneDNN also packs for CPUs that emulate it slowly."""
+    has_units = not {"amx_bf16", "avx512_bf16"}.isdisjoint(_cpu_flags())
+    return c_kernels.MATRIX_UNITS > 0 or (has_units and onednn_packs(torch.bfloat16))
 
 
 def _cpu_flags() -> list[str]:

@@ -13,7 +13,7 @@ from deployments.codec.decoder_state import DecoderState
 from deployments.codec.encoder import CodecEncoder
 from deployments.codec.plan import chosen_ramp, longest_call_s
 from deployments.config import CodecConfig
-from deployments.errors import InvalidRequest
+from deployments.errors import InvalidRequest, StartError
 from deployments.protocol import Codes, Reference
 from deployments.recording_cache import ByRecording
 from deployments.serving import metrics
@@ -108,10 +108,16 @@ def decodes_in_processes(config: CodecConfig, decoder: CodecDecoder) -> bool:
 
 
 def _load_decoder(directory: Path, config: CodecConfig, device: str) -> CodecDecoder:
-    if config.precision != "auto":
-        return load_decoder(directory, device=device, precision=config.precision)
     exact, failed = load_decoder(directory, device=device), ""
-    for precision in exact.backend.precisions(exact.device):
+    available = exact.backend.precisions(exact.device)
+    if config.precision not in ("auto", exact.precision, *available):
+        needed = {"bfloat16": "a CPU with AVX512-BF16 or AMX"}.get(config.precision, "a GPU")
+        raise StartError(
+            f"codec.precision: {config.precision} needs {needed}, which this machine lacks: set auto or float32"
+        )
+    if config.precision != "auto":
+        return exact if config.precision == exact.precision else CodecDecoder(exact.backend.at(config.precision))
+    for precision in available:
         rounded = CodecDecoder(exact.backend.at(precision))
         noise_db = noise(rounded, exact)
         if noise_db >= MIN_SNR_DB:

@@ -1,5 +1,6 @@
 """Weights that are hard on numbers, as trained ones are: snakes of large amplitude, and of unlike frequencies."""
 
+from contextlib import nullcontext
 from math import inf
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from deployments.codec.decoder import MIN_SNR_DB, CodecDecoder, snr_db, to_pcm16
 from deployments.codec.fold import fold
 from deployments.codec.plan import GPU_RAMP
 from deployments.codec.pool import codec
-from deployments.config import CodecConfig
+from deployments.config import CodecConfig, DType
+from deployments.errors import StartError
 from deployments.talker.engine.startup import prepare_nothing
 from talkray_tools.random_codec import Stress, randomize_decoder
 from talkray_tools.released import SHAPES
@@ -88,19 +90,49 @@ def test_the_probe_takes_the_next_exact_path_and_never_prevents_a_start(
     assert said in line
 
 
+BACKEND = "deployments.codec.backends.torch_backend"
+
+
 @pytest.mark.parametrize(
-    ("flags", "noise_db", "precision"),
-    [(["avx512_bf16"], 36.0, "bfloat16"), (["amx_bf16"], 27.0, "float32"), (["avx512f"], 36.0, "float32")],
+    ("units", "flags", "packs", "noise_db", "precision"),
+    [
+        (1, [], False, 36.0, "bfloat16"),
+        (0, ["avx512_bf16"], True, 36.0, "bfloat16"),
+        (0, ["amx_bf16"], True, 27.0, "float32"),
+        (0, ["amx_bf16"], False, 36.0, "float32"),  # ONEDNN_MAX_CPU_ISA
+        (0, ["avx512f"], True, 36.0, "float32"),
+        (0, [], False, 36.0, "float32"),
+    ],
 )
 def test_a_cpu_rounds_where_it_has_units_for_it_and_nobody_hears_it(
-    flags: list[str], noise_db: float, precision: str, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    units: int, flags: list[str], packs: bool, noise_db: float, precision: str, directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     lines: list[str] = []
-    monkeypatch.setattr("deployments.codec.backends.torch_backend._cpu_flags", lambda: flags)
+    for name, value in (("c_kernels.MATRIX_UNITS", units), ("_cpu_flags", lambda: flags)):
+        monkeypatch.setattr(f"{BACKEND}.{name}", value)
+    monkeypatch.setattr(f"{BACKEND}.onednn_packs", lambda dtype: packs)
     monkeypatch.setattr(codec, "noise", lambda decoder, exact: noise_db)
     monkeypatch.setattr(codec, "report_stage", lines.append)
     assert codec._load_decoder(directory, CodecConfig(), "cpu").precision == precision
     assert f"decodes in {precision}" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "available", "refused"),
+    [
+        ("float32", (), None),
+        ("bfloat16", ("bfloat16",), None),
+        ("bfloat16", (), "bfloat16 needs a CPU with AVX512-BF16 or AMX, which this machine lacks: set auto or float32"),
+        ("float16", ("bfloat16",), "float16 needs a GPU"),
+    ],
+)
+def test_a_precision_that_the_machine_lacks_fails_at_the_start(
+    asked: DType, available: tuple[str, ...], refused: str | None, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{BACKEND}.TorchBackend.precisions", staticmethod(lambda device: available))
+    with nullcontext() if refused is None else pytest.raises(StartError, match=f"codec.precision: {refused}"):
+        assert codec._load_decoder(directory, CodecConfig(precision=asked), "cpu").precision == asked
 
 
 def test_float32_is_not_rounded_on_a_gpu(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
