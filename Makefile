@@ -5,7 +5,7 @@ PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit kernels e2e scale metrics faults hostile fleet cluster-check docs clients examples page fuzz audit listen parity step-load overload simulate-check clean
+.PHONY: help install run test lint unit unit-avx2 cross-compilers kernels e2e scale metrics faults hostile fleet cluster-check docs clients examples page fuzz audit listen parity step-load overload simulate-check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -26,6 +26,19 @@ lint: $(VENV)/.installed-dev ## Format, lint, types, import rules, rules of size
 
 unit: $(VENV)/.installed-dev ## Tests without Ray
 	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz and not clients and not page"
+
+AVX2 := build/avx2
+AS_AVX2 := cd $(AVX2) && PYTHONPATH=$(CURDIR)/$(AVX2) ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 \
+  CFLAGS="-march=x86-64-v3 -DTALKRAY_ONE_CPU" $(CURDIR)/$(BIN)/python
+unit-avx2: $(VENV)/.installed-dev ## Tests of codec and talker, and one server, as on a CPU without AVX-512 (two minutes)
+	@rm -rf $(AVX2) && mkdir -p $(AVX2) && git ls-files -z | xargs -0 cp --parents --target-directory=$(AVX2)
+	$(AS_AVX2) -c "import setuptools; setuptools.setup()" --quiet build_ext --inplace
+	$(AS_AVX2) -m pytest -q -n logical --maxprocesses 4 -m "not gpu" tests/tools/test_bench_codec.py \
+	  tests/deployments/codec/backends tests/deployments/codec/test_stress.py tests/deployments/talker/networks tests/deployments/talker/runner tests/deployments/talker/sampling
+	$(AS_AVX2) -m pytest -q tests/e2e/test_command_line.py::test_serve_speaks_and_stops_at_ctrl_c
+
+cross-compilers: ## A compiler for aarch64, so that unit tests build the C kernels for it (Debian's, with apt-get)
+	@command -v aarch64-linux-gnu-gcc >/dev/null || apt-get install -y --no-install-recommends gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 
 kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpreted on the CPU; compiled for GPUs that are not here (installs Triton)
 	$(PIP) "triton>=3.6"

@@ -1,9 +1,17 @@
-/* What kernels for CPUs share: a build of a function for each kind of CPU, and functions that a compiler can vectorise. */
+/* What kernels for CPUs share: a build of a function for each kind of CPU, and functions that a compiler can vectorise.
+ *
+ * TALKRAY_ONE_CPU, as in CFLAGS="-march=x86-64-v3 -DTALKRAY_ONE_CPU", builds each function once, for the CPU of -march,
+ * and none for matrix units. */
 #pragma once
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
+#if defined(__x86_64__) && defined(__linux__) && !defined(TALKRAY_ONE_CPU)
+#define FOR_SEVERAL_CPUS /* of x86, which ask which CPU it is */
+#endif
+
+/* Other C libraries than glibc do not choose between clones. */
+#if defined(FOR_SEVERAL_CPUS) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #if __GNUC__ >= 12
 #define FOR_THIS_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else

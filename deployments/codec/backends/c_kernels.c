@@ -170,7 +170,7 @@ static void float_sums_plain(const float *rows, const float *weight, ptrdiff_t c
                 sums[row * SIDE + output] += rows[row * inputs + input] * weight[input * SIDE + output];
 }
 
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && (defined(__clang__) || __GNUC__ >= 11)
+#if defined(FOR_SEVERAL_CPUS) && defined(__GNUC__) && (defined(__clang__) || __GNUC__ >= 11)
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
