@@ -18,11 +18,10 @@ from deployments.errors import Conflict, EngineError, InvalidRequest, NotFound, 
 from serve_app.api.requests.ignored_fields import Reasons
 from serve_app.api.requests.speech_request import Offer
 from serve_app.config import JobSettings
-from serve_app.jobs.batches import BatchFiles, read_lines
 from serve_app.jobs.job_store import JobStore
-from serve_app.jobs.planning import DETERMINISTIC, INPUTS, BadLine, Planned, planned
+from serve_app.jobs.planning import planned
 from serve_app.jobs.segment_maker import JobStopped, SegmentMaker
-from serve_app.jobs.stored_job import JobState, MadeSegment, SegmentId, SentBatch, StoredJob
+from serve_app.jobs.stored_job import JobState, MadeSegment, SegmentId, StoredJob
 from serve_app.jobs.webhooks import WEBHOOK, Webhooks
 from serve_app.jobs.work import Json, Track, Work
 from serve_app.visitor import VISITOR, Visitor
@@ -72,11 +71,8 @@ class JobDesk:
         methods = {"create": self.create, "all_of": self.all_of, "ask": self.ask, "track": self.track}
         return await methods[method](*arguments)
 
-    async def create(
-        self, visitor: Visitor, fields: Json, key: str | None, batch: SentBatch | None
-    ) -> tuple[Json, Reasons]:
-        """A new job, and its fields without effect; with a `key` that its owner has used the job of that time. A
-        `batch`, of these fields, with a mistake in its file is a job that has failed.
+    async def create(self, visitor: Visitor, fields: Json, key: str | None) -> tuple[Json, Reasons]:
+        """A new job, and its fields without effect; with a `key` that its owner has used the job of that time.
 
         Raises InvalidRequest, Conflict, NotReady, StoreFailed.
         """
@@ -88,7 +84,7 @@ class JobDesk:
             if (known := self._known(owner, key, fingerprint)) is not None:
                 return self._as_json(known), {}
             webhook = self._webhooks.checked(fields.pop(WEBHOOK, None))
-            made, state = await self._planned(visitor, fields, batch)
+            made = await planned(self._offer, fields)
             plan = made.plan()
             job = StoredJob(
                 id=f"job_{secrets.token_hex(12)}",
@@ -99,26 +95,12 @@ class JobDesk:
                 models=made.models,
                 num_segments=tuple(len(part.segments) for part in plan.parts),
                 webhook=webhook,
-                batch=batch,
                 deterministic=made.deterministic,
             )
-            await asyncio.to_thread(self._store().create, job, plan, state)
-            self._works[job.id] = Work(job, state, made={}, num_bytes=0)
+            await asyncio.to_thread(self._store().create, job, plan)
+            self._works[job.id] = Work(job, JobState(), made={}, num_bytes=0)
         self._changed.set()
         return self._as_json(self._works[job.id]), made.ignored
-
-    async def _planned(self, visitor: Visitor, fields: Json, batch: SentBatch | None) -> tuple[Planned, JobState]:
-        """With the state that the job begins in: a mistake in a file ends it. Raises as `planned` does."""
-        if batch is None:
-            return await planned(self._offer, fields), JobState()
-        files = BatchFiles(self._offer.voices.files(), visitor)
-        content = await asyncio.to_thread(files.content, batch.input_file_id)
-        try:
-            entries, lines = await asyncio.to_thread(read_lines, content)
-            job_fields = {INPUTS: entries, DETERMINISTIC: batch.deterministic}
-            return await planned(self._offer, job_fields, lines), JobState()
-        except BadLine as error:
-            return Planned(), JobState(failed=str(error), mistake=error.mistake, ended_at=now())
 
     async def all_of(self, visitor: Visitor) -> list[Json]:
         """The newest first."""
@@ -329,6 +311,8 @@ class JobDesk:
         if not self._has_read:
             self._works |= {work.job.id: work for work in works}
             self._has_read = True
+            if await asyncio.to_thread(lambda: store.has_batch_files):
+                logger.warning("files/ in the store of voices has files of OpenAI's batches, which nothing uses")
 
     async def _clean_up(self) -> None:
         """Remove jobs that ended long ago, and what belongs to no job. Looks whether a full store takes files again."""
@@ -340,9 +324,7 @@ class JobDesk:
             self._failure = None
         if time.monotonic() - self._swept_s > _SWEEP_S:
             self._swept_s = time.monotonic()
-            await asyncio.to_thread(
-                self._store().sweep, time.time() - _ABANDONED_S, time.time() - self._settings.retention_s
-            )
+            await asyncio.to_thread(self._store().sweep, time.time() - _ABANDONED_S)
 
     async def _remove(self, work: Work) -> None:
         await _cancel_tasks(work)

@@ -3,7 +3,6 @@
     jobs/ID.json           the description: a job is there once it is written
     plans/ID.json          its texts, written before
     states/ID.json         whether it was cancelled or failed
-    files/OWNER/ID.NAME    a file of requests for a batch (serve_app/jobs/batches.py)
     segments/ID/NAME       a finished segment: codes, audio as FLAC, times of its text. `MadeSegment.name` is its NAME.
 
 A segment is one object, which is complete once it has its name, so a death leaves no half of one.
@@ -42,8 +41,11 @@ class JobStore:
         names = [meta["path"].removeprefix("jobs/").removesuffix(".json") for meta in self._files.listed("jobs/")]
         return sorted(name for name in names if JOB_ID.fullmatch(name))
 
-    def create(self, job: StoredJob, plan: JobPlan, state: JobState) -> None:
-        self.write_state(job.id, state)
+    @property
+    def has_batch_files(self) -> bool:
+        return next(self._files.listed("files/"), None) is not None
+
+    def create(self, job: StoredJob, plan: JobPlan) -> None:
         self._files.put_record(f"plans/{job.id}.json", plan)
         self._files.put_record(f"jobs/{job.id}.json", job)
 
@@ -105,13 +107,8 @@ class JobStore:
             self._files.delete(f"plans/{job_id}.json", f"states/{job_id}.json")
             self._files.delete(*(meta["path"] for meta in self._files.listed(f"segments/{job_id}/")))
 
-    def sweep(self, before_s: float, uploaded_s: float) -> None:
-        """Remove what belongs to no job and is older than `before_s`, of time.time(), and older files of clients than
-        `uploaded_s`.
-        """
-        for meta in self._files.listed("files/"):
-            if meta["last_modified"].timestamp() < uploaded_s:
-                self._files.delete(meta["path"])
+    def sweep(self, before_s: float) -> None:
+        """Remove what belongs to no job and is older than `before_s`, of time.time()."""
         known = set(self.jobs())
         for kind in ("plans", "states", "segments"):
             for meta in self._files.listed(f"{kind}/"):

@@ -1,10 +1,10 @@
 """From what a client sent to the texts of a job, all checked: a mistake in any of them is an answer, never a job."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from deployments.errors import InvalidRequest, TalkrayError
+from deployments.errors import InvalidRequest
 from deployments.protocol import ModelInfo
 from serve_app.api.requests.build_utterance import build_utterance
 from serve_app.api.requests.ignored_fields import Reasons
@@ -17,7 +17,6 @@ from serve_app.jobs.stored_job import (
     MOST_SEGMENTS,
     JobPlan,
     Manner,
-    Mistake,
     Part,
     Rules,
     Segment,
@@ -29,7 +28,7 @@ from serve_app.text.characters import is_speakable
 INPUTS, CUSTOM_ID, DETERMINISTIC = "inputs", "custom_id", "deterministic"
 _LONGEST_ID = 200
 _COMPARED = 16
-# How the audio is delivered is asked when it is fetched; the first of a batch when it is made.
+# The client chooses these when it fetches the audio.
 _AT_FETCH = ("response_format", "sample_rate", "stream", "stream_format", "word_timestamps")
 
 
@@ -42,7 +41,6 @@ class Planned:
     parts: list[Part] = field(default_factory=list)
     infos: dict[str, ModelInfo] = field(default_factory=dict)
     deterministic: bool = False
-    is_batch: bool = False
     ignored: Reasons = field(default_factory=dict)
 
     def plan(self) -> JobPlan:
@@ -53,19 +51,8 @@ class Planned:
         return {name: StoredJob.described(info) for name, info in self.infos.items()}
 
 
-class BadLine(TalkrayError):
-    """A line of a batch's file cannot be spoken."""
-
-    def __init__(self, line: int, error: InvalidRequest) -> None:
-        message = f"line {line}: {error.message}"
-        super().__init__(message)
-        self.mistake = Mistake(code=error.code, line=line, message=message, param=error.param)
-
-
-async def planned(offer: Offer, fields: Mapping[str, object], lines: Sequence[int] | None = None) -> Planned:
-    """The plan of a job. Raises InvalidRequest that names the entry and its field, ModelNotFound, NotReady. Of a batch,
-    where `lines` has the number of each entry's line, BadLine in their place.
-    """
+async def planned(offer: Offer, fields: Mapping[str, object]) -> Planned:
+    """The plan of a job. Raises InvalidRequest that names the entry and its field, ModelNotFound, NotReady."""
     settings = offer.settings
     inputs, defaults = fields.get(INPUTS), {name: value for name, value in fields.items() if name != INPUTS}
     if not isinstance(inputs, list) or not inputs:
@@ -78,7 +65,7 @@ async def planned(offer: Offer, fields: Mapping[str, object], lines: Sequence[in
         raise InvalidRequest(f"inputs has {len(inputs)} entries, at most {MOST_PARTS} are allowed.", INPUTS)
     if misplaced := next((name for name in ("input", "text", CUSTOM_ID) if name in defaults), None):
         raise InvalidRequest(f'{misplaced} belongs into each entry of inputs: {{"input": "..."}}.', misplaced)
-    made = Planned(deterministic=_is_deterministic(defaults.pop(DETERMINISTIC, None)), is_batch=lines is not None)
+    made = Planned(deterministic=_is_deterministic(defaults.pop(DETERMINISTIC, None)))
     # A part may be longer than the text of a request.
     long = replace(offer, settings=settings.model_copy(update={"max_input_chars": settings.jobs.max_input_chars}))
     for number, entry in enumerate(inputs):
@@ -88,8 +75,6 @@ async def planned(offer: Offer, fields: Mapping[str, object], lines: Sequence[in
             sent = {name: value for name, value in entry.items() if value is not None}
             await _add(made, long, settings, {**defaults, **sent})
         except InvalidRequest as error:
-            if lines is not None:
-                raise BadLine(lines[number], error) from None
             is_own = error.param == "input" or error.param in entry
             param = f"inputs[{number}].{error.param}" if is_own else error.param
             raise type(error)(f"inputs[{number}]: {error.message}", param, error.code) from None
@@ -110,9 +95,7 @@ async def _add(made: Planned, long: Offer, settings: ApiSettings, fields: dict[s
                 "a job speaks with stored voices: store the recording (POST /v1/audio/voices), and name it in voice"
             )
             raise InvalidRequest(f"{name}: {reason}.", name)
-    names = _AT_FETCH[1:] if made.is_batch else _AT_FETCH
-    why = "without effect in a batch" if made.is_batch else "asked for when audio is fetched"
-    at_fetch = [name for name in names if fields.pop(name, None) is not None]
+    at_fetch = [name for name in _AT_FETCH if fields.pop(name, None) is not None]
     speech = await strict_request(long, fields)
     check_length("instructions", speech.body.instructions or "", settings)
     if made.deterministic and not speech.info.deterministic:
@@ -136,13 +119,12 @@ async def _add(made: Planned, long: Offer, settings: ApiSettings, fields: dict[s
         segments=_segments(segments, speech, request.language) if is_speakable(request.text) else (),
         end_pause_s=_end_pause_s(segments),
         custom_id=custom_id,
-        response_format=speech.body.response_format,
     )
     if len(part.segments) > MOST_SEGMENTS:
         raise InvalidRequest(f"input makes {len(part.segments)} segments: send it in parts.", "input")
     made.parts.append(part)
     made.infos.setdefault(speech.info.route, speech.info)
-    made.ignored |= speech.ignored | dict.fromkeys(at_fetch, why)
+    made.ignored |= speech.ignored | dict.fromkeys(at_fetch, "asked for when audio is fetched")
 
 
 def _is_deterministic(sent: object) -> bool:

@@ -10,7 +10,7 @@ from deployments.protocol import FinishReason, PcmChunk
 from serve_app.client_audio.file_headers import wav_header
 from serve_app.client_audio.formats import AudioFormat, open_encoder
 from serve_app.jobs.job_store import JobStore
-from serve_app.jobs.stored_job import JobPlan, MadeSegment, StoredJob
+from serve_app.jobs.stored_job import MadeSegment
 from serve_app.jobs.work import Json, Track
 from serve_app.speech.segments import segment_start
 from serve_app.speech.word_times import WordTimes
@@ -80,17 +80,12 @@ async def begun(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None
     return rest()
 
 
-def made_of(store: JobStore, job_id: str) -> tuple[StoredJob, JobPlan, dict[int, list[MadeSegment]]]:
-    """A job, its texts, and the finished segments of each part in order. Blocks. Raises Damaged."""
-    by_part: dict[int, list[MadeSegment]] = {}
-    for made in sorted((made for made, _ in store.made(job_id)), key=lambda segment: segment.id):
-        by_part.setdefault(made.id.part, []).append(made)
-    return store.existing_job(job_id), store.plan(job_id), by_part
-
-
 def parts_of(store: JobStore, job_id: str) -> list[Json]:
     """How far each part of a job is. Blocks. Raises Damaged."""
-    job, plan, made_by_part = made_of(store, job_id)
+    job, plan = store.existing_job(job_id), store.plan(job_id)
+    made_by_part: dict[int, list[MadeSegment]] = {}
+    for made, _ in store.made(job_id):
+        made_by_part.setdefault(made.id.part, []).append(made)
     rates = {model: job.info(model).sample_rate for model in job.models}
     return [
         {

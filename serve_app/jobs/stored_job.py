@@ -7,13 +7,12 @@ made: a later start makes the segments that are missing, and no other ones.
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Self
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from deployments.config import Strict
 from deployments.protocol import FinishReason, ModelInfo, Reference, Sampling, SynthesisRequest
-from serve_app.client_audio.formats import AudioFormat
 from serve_app.speech.segments import Utterance, segment_seed
 from serve_app.text.lexicon import Lexicon
 from serve_app.text.markup import Markup
@@ -22,10 +21,8 @@ from serve_app.text.spoken_text import SpokenText, Stretch, TextRules, read
 JOB_ID = re.compile(r"job_[0-9a-f]{24}")
 _NAME = re.compile(r"(\d{6})\.(\d{5})\.(\d+)\.([a-z]+)\.([01])")
 MOST_PARTS, MOST_SEGMENTS = 10**6 - 1, 10**5 - 1  # that a name has digits for; segments of one part
-SPEECH = "/v1/audio/speech"  # what a batch asks for
 _INFO = TypeAdapter(ModelInfo)
-_Name = Annotated[str, Field(max_length=64)]
-_Value = Annotated[str, Field(max_length=512)]
+_OLDER = ConfigDict(extra="ignore")  # jobs that OpenAI's batches made have further fields
 
 
 class JobStatus(StrEnum):
@@ -93,6 +90,8 @@ class Segment(Strict):
 class Part(Strict):
     """One entry of `inputs`."""
 
+    model_config = _OLDER
+
     sent: str
     rules: int  # its index in the plan's list
     manner: int
@@ -101,7 +100,6 @@ class Part(Strict):
     segments: tuple[Segment, ...]
     end_pause_s: float = 0.0  # silence after the last segment
     custom_id: str | None = None
-    response_format: AudioFormat | None = None  # of a line of a batch
 
 
 class JobPlan(Strict):
@@ -135,27 +133,10 @@ class JobPlan(Strict):
         return Utterance(synthesis, stretches=(stretch,), may_redraw=part.redraws)
 
 
-class SentBatch(Strict):
-    """What a client asks of OpenAI's batches."""
-
-    input_file_id: str
-    endpoint: Literal["/v1/audio/speech"]
-    completion_window: Literal["24h"]  # the only one that OpenAI's clients know; nothing ends a job after it
-    metadata: Annotated[dict[_Name, _Value], Field(max_length=16)] | None = None
-    deterministic: bool = False
-
-
-class Mistake(Strict):
-    """Why no job could be made of a batch's file, as OpenAI's clients read it."""
-
-    code: str
-    line: int
-    message: str
-    param: str | None
-
-
 class StoredJob(Strict):
     """The description of a job. It never changes; what has become of the job stands in its state and its segments."""
+
+    model_config = _OLDER
 
     id: str
     owner: str
@@ -165,7 +146,6 @@ class StoredJob(Strict):
     models: dict[str, dict[str, Any]]  # ModelInfo by `SynthesisRequest.model`
     num_segments: tuple[int, ...]  # of each part
     webhook: str | None = None  # that is called at its end
-    batch: SentBatch | None = None  # that it carries out
     deterministic: bool = False  # whether it fails rather than have other codes after a death
 
     def info(self, model: str) -> ModelInfo:
@@ -181,9 +161,10 @@ class StoredJob(Strict):
 class JobState(Strict):
     """What a client, or a failure, has made of a job."""
 
+    model_config = _OLDER
+
     cancelled: bool = False
     failed: str | None = None  # why no segment is made any more
-    mistake: Mistake | None = None  # the reason, where it is in the file of a batch
     ended_at: int | None = None  # seconds since 1970
     calls: int = 0  # of its webhook that were made
     call_error: str | None = None  # why the last one failed

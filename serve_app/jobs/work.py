@@ -118,8 +118,6 @@ class Work:
             "reason": reason,
             "ended_at": self.state.ended_at,
             "webhook": self.job.webhook and self._webhook(),
-            "batch": self.job.batch and self.job.batch.model_dump(),
-            "mistake": self.state.mistake and self.state.mistake.model_dump(),
             "problems": [
                 {
                     "part": made.id.part,

@@ -27,7 +27,7 @@ async def create(service: SpeechService, request: Request) -> Response:
     """Takes a list of texts, and makes their speech whenever live requests leave room."""
     key = idempotency_key(request)
     fields = parse_object(await read_body(request), most_values=_MOST_VALUES)
-    job, ignored = await service.ask_jobs("create", fields, key, None)
+    job, ignored = await service.ask_jobs("create", fields, key)
     return JSONResponse(job, 201, headers=ignored_fields.as_header(ignored))
 
 

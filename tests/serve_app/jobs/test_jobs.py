@@ -1,4 +1,6 @@
+import hashlib
 import io
+import json
 import threading
 import time
 from dataclasses import replace
@@ -430,3 +432,26 @@ async def test_another_key_sees_no_job(tmp_path: Path) -> None:
             answer = await other.request(method, place + path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "job_not_found"), path
         assert (await own.get(place)).status_code == 200
+
+
+async def test_a_job_of_a_batch_stays_and_its_file_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OpenAI's batches are gone; their jobs and files may still lie in a store."""
+    server = Server(tmp_path, Speaker())
+    async with server.client() as client:
+        job = await started(client, "One.")
+    file = tmp_path / "files" / "-" / "file-0.61"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    store, records = VoiceStore(str(tmp_path)), {"jobs": {"batch": {}}, "states": {"mistake": None}, "plans": {}}
+    for kind, fields in records.items():
+        stored = json.loads((store.get(path := f"{kind}/{job['id']}.json")) or b'{"record": {}}')["record"] | fields
+        for part in stored.get("parts", ()):
+            part["response_format"] = None
+        checksum = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
+        store.put(path, json.dumps({"sha256": checksum, "record": stored}).encode())
+    async with serving(tmp_path, Speaker()) as (_, client):
+        await until(client, job, "completed")
+    assert caplog.text.count("files of OpenAI's batches") == 1
+    assert file.exists()
