@@ -1,6 +1,7 @@
 """Makes one segment of a job: asks the pools for it as background work, and draws it again where it ends badly."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
@@ -18,6 +19,9 @@ from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.visitor import VISITOR, Visitor
 from serve_app.voices.library import Voices
+from serve_app.voices.voice_store import Damaged
+
+logger = logging.getLogger(__name__)
 
 
 class JobStopped(TalkrayError):
@@ -50,7 +54,7 @@ class SegmentMaker:
 
     async def make(self, job: StoredJob, plan: JobPlan, segment_id: SegmentId) -> tuple[MadeSegment, bytes]:
         """A segment as `JobStore.save` takes it. Raises JobStopped, and what a synthesizer raises."""
-        part = plan.parts[segment_id.part]
+        part = plan.part(segment_id.part)
         manner = plan.manners[part.manner]
         info = job.info(manner.model)
         await self._check(job, manner, info)
@@ -94,7 +98,13 @@ class SegmentMaker:
         if voice is None:
             raise JobStopped(f"the voice {manner.stored_voice} was deleted")
         take = voice.take_for(manner.style)
-        return await self._voices.reference(voice, take, info, x_vector_only=manner.x_vector_only)
+        try:
+            return await self._voices.reference(voice, take, info, x_vector_only=manner.x_vector_only)
+        except Damaged as error:
+            logger.error("%s: %s", job.id, error)
+            if await asyncio.to_thread(self._voices.files().read, f"voices/{voice.id}.json") is None:
+                raise JobStopped(f"the voice {voice.id} was deleted") from None
+            raise JobStopped(f"a recording of the voice {voice.id} is damaged: store it again, and resume") from None
 
     async def _speak(self, utterance: Utterance, info: ModelInfo, voice: str | None) -> _Speech:
         request = utterance.synthesis

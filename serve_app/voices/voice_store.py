@@ -206,6 +206,14 @@ class VoiceStore:
             except FileNotFoundError:
                 return None
 
+    def meta(self, path: str) -> "obstore.ObjectMeta | None":
+        """Size, e_tag and time of one object; None where there is none. Raises StoreFailed."""
+        with _failing(f"{self.location}: {path} cannot be read"):
+            try:
+                return obstore.head(self._objects, path)
+            except FileNotFoundError:
+                return None
+
     def put(self, path: str, content: bytes) -> None:
         with _failing(f"{self.location} cannot be written, nothing was changed"):
             if self.folder is None:

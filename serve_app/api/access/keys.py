@@ -91,6 +91,11 @@ class Keys:
             return False
         return True
 
+    def has_name(self, name: str) -> bool:
+        """Whether a valid key has the name."""
+        self._refresh()
+        return any(record.name == name for record in self._records.values())
+
     def still(self, record: KeyRecord) -> KeyRecord:
         """The present record of a key that was valid. Raises Unauthorized where it has been revoked since."""
         self._refresh()

@@ -336,7 +336,7 @@ async def test_a_segment_that_ends_badly_is_drawn_again_once_and_reported(tmp_pa
         server.hindrance = "not yet"
         job = await started(client, "One.", "Two.")
         assert (await until(client, job, "paused"))["reason"] == "not yet"
-        plan = server.desk._store().plan(str(job["id"]))
+        plan = server.desk._store().plan(server.desk._works[str(job["id"])].job, 0)
         speaker.reasons = {plan.parts[1].seed: FinishReason.LOOP}
         server.hindrance = None
         told = await until(client, job, "completed")
