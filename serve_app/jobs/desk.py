@@ -160,7 +160,7 @@ class JobDesk:
         await self._jobs.follow(_LOOK_S)
         visible = [work for work in self._works.values() if _sees(visitor, work)]
         ids = [{"id": work.job.id} for work in sorted(visible, key=_age, reverse=True)]
-        page = page_of(ids, after, limit or str(_MOST_LISTED), most=_MOST_LISTED)
+        page = page_of(ids, after, limit, most=_MOST_LISTED)
         held = self._held()
         listed = [self._works[each["id"]] for each in page["data"]]  # type: ignore[attr-defined]
         jobs = [work.as_json(self._hindered(work, held), most_problems=_PROBLEMS_LISTED) for work in listed]
@@ -173,7 +173,7 @@ class JobDesk:
         if after and not (after.isascii() and after.isdigit() and len(after) < 10 and int(after) < total):
             raise InvalidRequest(f"after: {after[:80]!r} is no part of {job_id}, which has 0 to {total - 1}.", "after")
         start = int(after) + 1 if after else 0
-        end = min(total, start + limit_of(limit or str(PARTS_LISTED), most=PARTS_LISTED))
+        end = min(total, start + limit_of(limit, most=PARTS_LISTED))
         names = await apart(self._store().names, work.job, start, end) if start < end else []
         listed = [work.part_as_json(start + index, name) for index, name in enumerate(names)]
         return {"object": "list", "data": listed, "has_more": end < total}
@@ -295,7 +295,7 @@ class JobDesk:
             work.todo.appendleft(segment_id)
         except Damaged as error:
             logger.error("%s: %s: %s", work.job.id, segment_id, error)
-            await self._stop(work, f"{segment_id}: its text in the store is missing or damaged")
+            await self._stop(work, f"{segment_id}: its text or its voice is missing or damaged in the store")
         except (JobStopped, InvalidRequest) as error:
             await self._stop(work, f"{segment_id}: {error}")
         except Exception:

@@ -1,7 +1,6 @@
 """Makes one segment of a job: asks the pools for it as background work, and draws it again where it ends badly."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
@@ -19,9 +18,6 @@ from serve_app.speech.synthesizer import Synthesizer
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.visitor import VISITOR, Visitor
 from serve_app.voices.library import Voices
-from serve_app.voices.voice_store import Damaged
-
-logger = logging.getLogger(__name__)
 
 
 class JobStopped(TalkrayError):
@@ -98,13 +94,7 @@ class SegmentMaker:
         if voice is None:
             raise JobStopped(f"the voice {manner.stored_voice} was deleted")
         take = voice.take_for(manner.style)
-        try:
-            return await self._voices.reference(voice, take, info, x_vector_only=manner.x_vector_only)
-        except Damaged as error:
-            logger.error("%s: %s", job.id, error)
-            if await asyncio.to_thread(self._voices.files().read, f"voices/{voice.id}.json") is None:
-                raise JobStopped(f"the voice {voice.id} was deleted") from None
-            raise JobStopped(f"a recording of the voice {voice.id} is damaged: store it again, and resume") from None
+        return await self._voices.reference(voice, take, info, x_vector_only=manner.x_vector_only)
 
     async def _speak(self, utterance: Utterance, info: ModelInfo, voice: str | None) -> _Speech:
         request = utterance.synthesis
