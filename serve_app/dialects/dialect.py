@@ -2,11 +2,12 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from enum import Enum
 from functools import partial
 from string import Template
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, params
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.routing import APIRoute
 from starlette import routing
@@ -20,6 +21,14 @@ from serve_app.api.sockets.connection import Connection, refuse_handshake
 from serve_app.api.speech_service import SpeechService
 
 
+class Counts(Enum):
+    """What a GET costs its caller. Other methods count as a stream."""
+
+    NOTHING = "nothing"
+    REQUEST = "a request"
+    STREAM = "a request, and a stream while it lasts"  # it reads the store or encodes audio
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One HTTP route. `answer` takes the SpeechService, then any arguments that FastAPI gives an endpoint; the `answer`
@@ -31,6 +40,7 @@ class Route:
     summary: str | None = None  # None: /docs does not show it
     docs: dict[str, Any] = field(default_factory=dict)  # added to the OpenAPI that FastAPI makes
     json_field: str | None = None  # of a JsonRoute. None: it answers all other requests of its operation
+    counts: Counts = Counts.REQUEST  # where its method is GET
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +122,22 @@ def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRoute
             summary=route.summary,
             include_in_schema=route.summary is not None,
             openapi_extra=route.docs,
+            dependencies=counting(route.counts if method == "GET" else Counts.NOTHING),
             **returns,
         )
     return router
+
+
+def counting(counts: Counts) -> list[params.Depends]:
+    """The dependencies of a GET route that counts so."""
+
+    async def count(request: Request) -> None:
+        state = state_of(request)
+        state.caller.count_request()
+        if counts is Counts.STREAM:
+            state.held.enter_context(state.caller.stream())
+
+    return [] if counts is Counts.NOTHING else [Depends(count)]
 
 
 def direct_routes(router: APIRouter) -> list[routing.Route]:
