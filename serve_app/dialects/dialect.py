@@ -22,7 +22,7 @@ from serve_app.api.speech_service import SpeechService
 
 
 class Counts(Enum):
-    """What a GET costs its caller. Other methods count as a stream."""
+    """What a GET costs its caller. The door counts all other methods."""
 
     NOTHING = "nothing"
     REQUEST = "a request"
@@ -40,7 +40,7 @@ class Route:
     summary: str | None = None  # None: /docs does not show it
     docs: dict[str, Any] = field(default_factory=dict)  # added to the OpenAPI that FastAPI makes
     json_field: str | None = None  # of a JsonRoute. None: it answers all other requests of its operation
-    counts: Counts = Counts.REQUEST  # where its method is GET
+    counts: Counts = Counts.REQUEST  # where its method is GET or HEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRoute
             summary=route.summary,
             include_in_schema=route.summary is not None,
             openapi_extra=route.docs,
-            dependencies=counting(route.counts if method == "GET" else Counts.NOTHING),
+            dependencies=counting(route.counts if method in ("GET", "HEAD") else Counts.NOTHING),
             **returns,
         )
     return router
