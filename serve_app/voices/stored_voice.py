@@ -26,7 +26,7 @@ from deployments.config import Strict
 from deployments.errors import InvalidRequest
 from deployments.protocol import Sampling
 from deployments.recording_cache import VOICE_BYTES
-from serve_app.client_audio.reference_doctor import Flaw, Preparation, check_recording
+from serve_app.client_audio.reference_doctor import Flaw, Preparation, Sentence, check_recording
 from serve_app.text.lexicon import LONGEST_RESPELLING, LONGEST_WORD, MAX_WORDS, Lexicon
 from serve_app.visitor import VISITOR
 
@@ -49,7 +49,8 @@ Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\
 Language = Annotated[str, Field(max_length=80)]
 MAX_DESCRIPTION = 500
 Description = Annotated[str, Field(max_length=MAX_DESCRIPTION)]
-Label = Annotated[str, Field(max_length=512)]  # that this server or its operator writes
+Owner = Annotated[str, Field(max_length=512)]
+Origin = Annotated[str, Field(max_length=4096)]  # names a model, which may be a path
 Version = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 _Word = Annotated[str, Field(max_length=LONGEST_WORD)]
 Words = Annotated[dict[_Word, Annotated[str, Field(max_length=LONGEST_RESPELLING)]], Field(max_length=MAX_WORDS)]
@@ -66,9 +67,9 @@ class Take(Strict):
     num_bytes: int
     # What it says. None: the voice is known by its speaker vector only.
     text: Annotated[str, Field(max_length=MAX_TRANSCRIPT)] | None = None
-    changes: Annotated[tuple[Label, ...], Field(max_length=16)] = ()  # what its preparation did, a sentence each
+    changes: Annotated[tuple[Sentence, ...], Field(max_length=16)] = ()  # what its preparation did, a sentence each
     flaws: Annotated[tuple[Flaw, ...], Field(max_length=32)] = ()  # found in what was sent, the gravest first
-    disabled: Label = ""  # why nothing speaks with it; "": it can be used
+    disabled: Sentence = ""  # why nothing speaks with it; "": it can be used
 
     @classmethod
     def of_file(
@@ -122,7 +123,7 @@ class Stored(Strict):
 
     id: Annotated[str, Field(max_length=40)]
     name: Name
-    owner: Label = ""  # the name of the API key; "" where no keys are asked for
+    owner: Owner = ""  # the name of the API key; "" where no keys are asked for
     created_at: int  # seconds since 1970
 
     @classmethod
@@ -186,7 +187,7 @@ class StoredVoice(Stored):
     lexicon: Words = Field(default_factory=dict)  # how words are said, where a request does not say
     description: Description = ""
     consent: Consent = Consent()
-    provenance: Label = ""  # how it came here: "openai", "elevenlabs", "import", ...
+    provenance: Origin = ""  # how it came here: "openai", "elevenlabs", "import", ...
 
     @property
     def num_bytes(self) -> int:
@@ -254,7 +255,7 @@ class StoredDesign(Stored):
     name: Name = "design"
     description: Description
     language: Language | None = None
-    model: Label  # that spoke
+    model: Origin  # that spoke
     seed: Annotated[int, Field(ge=0, lt=2**64)]
     take: Take  # with its text
 
