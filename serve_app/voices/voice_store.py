@@ -190,7 +190,7 @@ class VoiceStore:
         """The record first: what a death leaves behind belongs to no voice, and `clear` or `sweep` removes it."""
         self.remove_record(record)
         for kind in _OF_A_RECORD:
-            self.delete(*(meta["path"] for meta in self.listed(f"{kind}/{record.id}/")))
+            self.delete(*(meta["path"] for meta in self.listed(f"{kind}/{record.id}/", unnamed=True)))
 
     def remove_record(self, record: Record) -> None:
         """The record alone."""
@@ -252,11 +252,11 @@ class VoiceStore:
             file.unlink(missing_ok=True)
         return len(old) + len(over) + len(unnamed)
 
-    def listed(self, prefix: str) -> "Iterator[obstore.ObjectMeta]":
-        """But for files of a folder that have no name yet."""
+    def listed(self, prefix: str, *, unnamed: bool = False) -> "Iterator[obstore.ObjectMeta]":
+        """Of a folder with `unnamed` also files that have no name yet."""
         with _failing("The store cannot be read", f"{self.location} cannot be listed"):
             for batch in obstore.list(self._objects, prefix):
-                yield from (meta for meta in batch if "/." not in meta["path"])
+                yield from (meta for meta in batch if unnamed or "/." not in meta["path"])
 
     def get(self, path: str, *, most: int | None = None) -> bytes | None:
         """None where there is no such file. Raises StoreFailed, and Damaged of one that has more than `most` bytes."""

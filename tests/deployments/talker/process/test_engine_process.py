@@ -18,6 +18,7 @@ import torch
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.protocol import FrameChunk, Reference
+from deployments.talker.engine import intake
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.process import channel
@@ -194,7 +195,7 @@ def test_a_long_text_is_tokenized_beside_the_engine(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     """Others are spoken to meanwhile, and the process says that it is alive."""
-    long, going_on, ahead = "word " * 4000, Event(), TextTokenizer.encode_ahead
+    long, going_on, ahead = "word " * 40, Event(), TextTokenizer.encode_ahead
     exact = TextTokenizer.encode_places
 
     def held(tokenizer: TextTokenizer, text: str) -> None:
@@ -202,13 +203,13 @@ def test_a_long_text_is_tokenized_beside_the_engine(
         ahead(tokenizer, text)
 
     def inline(tokenizer: TextTokenizer, text: str) -> tuple[list[int], list[int]]:
-        assert len(text) < 10_000 or text in tokenizer._ahead
+        assert len(text) < 150 or text in tokenizer._ahead
         return exact(tokenizer, text)
 
     monkeypatch.setattr(TextTokenizer, "encode_ahead", held)
     monkeypatch.setattr(TextTokenizer, "encode_places", inline)
-    config = CONFIG.model_copy(update={"max_model_len": 24_000, "max_num_seqs": 2})
-    with loaded(starts(str(checkpoint), config)) as replica:
+    monkeypatch.setattr(intake, "_LONG_CHARS", 150)
+    with loaded(starts(str(checkpoint), CONFIG)) as replica:
         replica.send(channel.Submit(1, ask(long, frames=2, ignore_eos=True)))
         replica.send(channel.Submit(2, ask(frames=3, ignore_eos=True)))
         seen = replica.until(is_last(2))
