@@ -12,7 +12,6 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 from deployments.errors import (
@@ -25,14 +24,13 @@ from deployments.errors import (
     Overloaded,
     ReplicaLost,
 )
-from serve_app.api.access.keys import Keys
 from serve_app.api.bodies.client_input import parse_object
 from serve_app.api.requests.ignored_fields import Reasons
 from serve_app.api.requests.speech_request import Offer
 from serve_app.api.responses.listing import apart, limit_of, page_of
-from serve_app.config import ConfigError, JobSettings
+from serve_app.config import JobSettings
 from serve_app.jobs.job_store import JobStore
-from serve_app.jobs.known_jobs import KnownJobs, cancel_tasks
+from serve_app.jobs.known_jobs import KnownJobs, age, cancel_tasks, keys_of, sees
 from serve_app.jobs.planning import planned
 from serve_app.jobs.segment_maker import JobStopped, SegmentMaker
 from serve_app.jobs.stored_job import (
@@ -65,7 +63,6 @@ _MOST_CALLS, _CALL_AGAIN_S = 8, 2.0  # of a webhook; the wait is four times as l
 _MOST_VALUES = 1 << 20  # of a body: the texts of a book have many commas
 _MOST_LISTED = 1000
 _PROBLEMS, _PROBLEMS_LISTED = 1000, 10  # told of a job, and of each in a list
-_CHANGES = ("cancel", "resume", "delete")
 
 
 # How the HTTP surface asks the desk, by the name of a method of `JobDesk` and its arguments: by `JobDesk.call`, or by a
@@ -89,13 +86,13 @@ class JobDesk:
         self._offer, self._maker, self._settings = offer, maker, settings
         self._hindrance, self._dead_nodes = hindrance, dead_nodes
         self._webhooks = Webhooks(settings)
-        self._keys = _keys_of(offer)
+        self._keys = keys_of(offer)
         self._limit = min(_FIRST_SEGMENTS, float(settings.max_segments))
         self._failure: str | None = None  # why the store takes nothing now
         self._losses = deque[tuple[float, SegmentId]](maxlen=1000)  # when segments were lost with their replica
         self._num_dead_nodes = 0
         self._changed, self._creating = asyncio.Event(), asyncio.Lock()
-        self._jobs = KnownJobs(self._store, self._fail, self._changed.set)
+        self._jobs = KnownJobs(settings, self._store, self._fail, changed=self._changed.set)
         self._works = self._jobs.works
         self._expiring: asyncio.Task[None] | None = None
         self._clock = SteadyClock(shortest_s=settings.retention_s)
@@ -103,9 +100,8 @@ class JobDesk:
         self.is_stopping = False  # it changes nothing any more
 
     async def call(self, method: str, *arguments: object) -> Any:
-        methods: dict[str, Callable[..., Awaitable[Any]]]
-        methods = {"create": self.create, "all_of": self.all_of, "parts": self.parts}
-        methods |= {"ask": self.ask, "track": self.track}
+        methods: dict[str, Callable[..., Awaitable[Any]]] = {"create": self.create, "all_of": self.all_of}
+        methods |= {"parts": self.parts, "ask": self.ask, "track": self.track}
         return await methods[method](*arguments)
 
     async def create(self, visitor: Visitor, body: bytes, key: str | None) -> tuple[Json, Reasons]:
@@ -118,7 +114,7 @@ class JobDesk:
         owner = visitor.name or ""
         fields, fingerprint = await apart(_read, body)
         await self._jobs.follow(0.0)
-        if (known := self._known(owner, key, fingerprint)) is not None:
+        if (known := self._jobs.known(owner, key, fingerprint)) is not None:
             return self._as_json(known), {}
         webhook = self._webhooks.checked(fields.pop(WEBHOOK, None))
         job_id = f"job_{secrets.token_hex(12)}"
@@ -140,7 +136,7 @@ class JobDesk:
             )
             async with self._creating:
                 await self._jobs.follow(0.0)
-                if (known := self._known(owner, key, fingerprint)) is not None:
+                if (known := self._jobs.known(owner, key, fingerprint)) is not None:
                     return self._as_json(known), {}
                 self._check_open()
                 is_kept = True  # also if the client leaves now: the thread goes on
@@ -158,10 +154,10 @@ class JobDesk:
     async def all_of(self, visitor: Visitor, after: str, limit: str) -> Json:
         """A page of them, the newest first. Raises InvalidRequest."""
         await self._jobs.follow(_LOOK_S)
-        visible = [work for work in self._works.values() if _sees(visitor, work)]
-        ids = [{"id": work.job.id} for work in sorted(visible, key=_age, reverse=True)]
+        visible = [work for work in self._works.values() if sees(visitor, work)]
+        ids = [{"id": work.job.id} for work in sorted(visible, key=age, reverse=True)]
         page = page_of(ids, after, limit, most=_MOST_LISTED)
-        held = self._held()
+        held = self._jobs.held()
         listed = [self._works[each["id"]] for each in page["data"]]  # type: ignore[attr-defined]
         jobs = [work.as_json(self._hindered(work, held), most_problems=_PROBLEMS_LISTED) for work in listed]
         return {**page, "data": jobs}
@@ -182,7 +178,7 @@ class JobDesk:
         """The job after `action` was done: "get", "cancel", "resume" or "delete". Raises NotFound, StoreFailed, and
         NotReady of a change while another process takes over.
         """
-        if action in _CHANGES:
+        if action != "get":
             self._check_open()
         work = await self._find(visitor, job_id)
         if action == "cancel" and not work.is_complete:
@@ -249,7 +245,7 @@ class JobDesk:
         """What begins next: of the owner, then of the job, with the fewest that run; the oldest. A segment that was
         lost begins first, and nothing beside it that has the same model.
         """
-        of_owners, held = Counter[str](), self._held()
+        of_owners, held = Counter[str](), self._jobs.held()
         for work in self._works.values():
             of_owners[work.job.owner] += len(work.running)
         ready = [work for work in self._works.values() if work.todo and not work.state.ended_at]
@@ -262,7 +258,7 @@ class JobDesk:
             if work.suspects:
                 kept |= work.job.models.keys()
         free = [work for work in ready if not kept & work.job.models.keys()]
-        first = min(free, key=lambda work: (of_owners[work.job.owner], len(work.running), *_age(work)), default=None)
+        first = min(free, key=lambda work: (of_owners[work.job.owner], len(work.running), *age(work)), default=None)
         return None if first is None else (first, first.todo[0])
 
     async def _make(self, work: Work, segment_id: SegmentId) -> None:
@@ -369,9 +365,11 @@ class JobDesk:
 
     def _fail(self, error: StoreFailed) -> None:
         """The reason that clients get has no path and no bucket."""
-        logger.error("jobs are paused: %s", error)
         problem = error.__cause__.strerror if isinstance(error.__cause__, OSError) else None
-        self._failure = f"The store of jobs fails{f': {problem}' if problem else ''}. It is tried again."
+        failure = f"The store of jobs fails{f': {problem}' if problem else ''}. It is tried again."
+        if failure != self._failure:
+            logger.error("jobs are paused: %s", error.__cause__ or error)
+        self._failure = failure
 
     async def _stop(self, work: Work, reason: str) -> None:
         """No segment of it begins any more, until it is resumed."""
@@ -389,34 +387,12 @@ class JobDesk:
             return f"Its owner's jobs hold {held[owner]} bytes, api.jobs.max_bytes allows {most}: delete some."
         return next(filter(None, map(self._hindrance, work.job.models)), None)
 
-    def _held(self) -> Counter[str]:
-        held = Counter[str]()
-        for work in self._works.values():
-            held[work.job.owner] += work.num_bytes
-        return held
-
     def _as_json(self, work: Work) -> Json:
-        return work.as_json(self._hindered(work, self._held()), most_problems=_PROBLEMS)
+        return work.as_json(self._hindered(work, self._jobs.held()), most_problems=_PROBLEMS)
 
     def _check_open(self) -> None:
         if self.is_stopping:
             raise NotReady("Another replica takes over the jobs. Try again.")
-
-    def _known(self, owner: str, key: str | None, fingerprint: str) -> Work | None:
-        """The job that its owner has made with this key. Raises Conflict where that was another one, and where no
-        further job is kept.
-        """
-        own = [work for work in self._works.values() if work.job.owner == owner]
-        known = next((work for work in own if key is not None and work.job.key == key), None)
-        held, most = sum(work.num_bytes for work in own), self._settings.max_bytes
-        if known is None and (len(own) >= self._settings.max_jobs or held >= most):
-            limit = f"max_bytes allows {most}" if held >= most else "max_jobs allows no more"
-            message = f"{len(own)} jobs with {held} bytes are kept, api.jobs.{limit}: delete some."
-            raise Conflict(message, None, "quota_exceeded")
-        if known is not None and known.job.fingerprint != fingerprint:
-            message = f"Idempotency-Key: {known.job.id} was made with it, from another body: take another key."
-            raise Conflict(message, "Idempotency-Key", "idempotency_key_reused")
-        return known
 
     async def _find(self, visitor: Visitor, job_id: str) -> Work:
         if not self._jobs.are_known:
@@ -428,7 +404,7 @@ class JobDesk:
                 if job_id not in self._works:
                     raise
         work = self._works.get(job_id)
-        if work is None or not _sees(visitor, work):
+        if work is None or not sees(visitor, work):
             raise NotFound(f"There is no job {job_id[:80]!r}, or it is not yours.", "job_id", "job_not_found")
         return work
 
@@ -436,17 +412,18 @@ class JobDesk:
         """Remove jobs that ended long ago, and what belongs to no job. `time_s`: None of a clock that jumped."""
         if time_s is None:
             return
-        with suppress(StoreFailed):
+        store = self._store()
+        try:
             for work in list(self._works.values()):
                 ended_at = work.state.ended_at or (work.job.created_at if work.is_complete else None)
-                retention_s = self._settings.retention_s
-                if ended_at is None or time_s - ended_at <= retention_s:
-                    continue
-                if await asyncio.to_thread(self._store().idle_s, work.job.id) > retention_s:
+                is_old = ended_at is not None and time_s - ended_at > self._settings.retention_s
+                if is_old and await asyncio.to_thread(store.idle_s, work.job.id) > self._settings.retention_s:
                     await self._remove(work)
             if time.monotonic() - self._swept_s > _SWEEP_S:
                 self._swept_s = time.monotonic()
-                await asyncio.to_thread(self._store().sweep, _ABANDONED_S)
+                await asyncio.to_thread(store.sweep, _ABANDONED_S)
+        except StoreFailed as error:
+            self._fail(error)
 
     async def _remove(self, work: Work) -> None:
         """Nothing of it begins from now on. Raises StoreFailed, and it goes on then."""
@@ -467,24 +444,7 @@ class JobDesk:
         return JobStore(self._offer.voices.files())
 
 
-def _keys_of(offer: Offer) -> Keys | None:
-    file = offer.settings.access.keys_file
-    try:
-        return None if file is None else Keys(file)
-    except ConfigError as error:
-        logger.error("jobs go on without looking whether keys were revoked: %s", error)
-        return None
-
-
 def _read(body: bytes) -> tuple[Json, str]:
     """The fields that a client sent, and their fingerprint. Blocks. Raises InvalidRequest."""
     fields = parse_object(body, most_values=_MOST_VALUES)
     return fields, hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-
-
-def _sees(visitor: Visitor, work: Work) -> bool:
-    return visitor.sees_all or work.job.owner == visitor.name
-
-
-def _age(work: Work) -> tuple[int, str]:
-    return work.job.created_at, work.job.id

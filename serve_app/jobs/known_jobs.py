@@ -6,12 +6,17 @@ The store is the truth: any number of processes may change it, and each follows 
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
+from deployments.errors import Conflict
+from serve_app.api.access.keys import Keys
+from serve_app.api.requests.speech_request import Offer
+from serve_app.config import ConfigError, JobSettings
 from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.stored_job import JobState
 from serve_app.jobs.work import Work
+from serve_app.visitor import Visitor
 from serve_app.voices.voice_store import Damaged, StoreFailed
 
 logger = logging.getLogger(__name__)
@@ -21,10 +26,15 @@ class KnownJobs:
     """Their works, by id. All methods belong to one event loop."""
 
     def __init__(
-        self, store: Callable[[], JobStore], failed: Callable[[StoreFailed], None], changed: Callable[[], None]
+        self,
+        settings: JobSettings,
+        store: Callable[[], JobStore],
+        failed: Callable[[StoreFailed], None],
+        *,
+        changed: Callable[[], None],
     ) -> None:
         """`failed` is told of a state that could not be kept, `changed` of one that is another."""
-        self._store, self._failed, self._changed = store, failed, changed
+        self._settings, self._store, self._failed, self._changed = settings, store, failed, changed
         self.works: dict[str, Work] = {}
         self.deleted = deque[str](maxlen=1000)  # ids, the latest
         self._following = asyncio.Lock()
@@ -131,6 +141,29 @@ class KnownJobs:
         work.queue_all()
         self._changed()
 
+    def held(self) -> Counter[str]:
+        """Bytes in the store, by owner."""
+        held = Counter[str]()
+        for work in self.works.values():
+            held[work.job.owner] += work.num_bytes
+        return held
+
+    def known(self, owner: str, key: str | None, fingerprint: str) -> Work | None:
+        """The job that its owner has made with this key. Raises Conflict where that was another one, and where no
+        further job is kept.
+        """
+        own = [work for work in self.works.values() if work.job.owner == owner]
+        known = next((work for work in own if key is not None and work.job.key == key), None)
+        held, most = sum(work.num_bytes for work in own), self._settings.max_bytes
+        if known is None and (len(own) >= self._settings.max_jobs or held >= most):
+            limit = f"max_bytes allows {most}" if held >= most else "max_jobs allows no more"
+            message = f"{len(own)} jobs with {held} bytes are kept, api.jobs.{limit}: delete some."
+            raise Conflict(message, None, "quota_exceeded")
+        if known is not None and known.job.fingerprint != fingerprint:
+            message = f"Idempotency-Key: {known.job.id} was made with it, from another body: take another key."
+            raise Conflict(message, "Idempotency-Key", "idempotency_key_reused")
+        return known
+
 
 def _works_of(store: JobStore, job_ids: list[str]) -> list[Work]:
     """Blocks."""
@@ -157,3 +190,20 @@ async def cancel_tasks(work: Work) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def keys_of(offer: Offer) -> Keys | None:
+    file = offer.settings.access.keys_file
+    try:
+        return None if file is None else Keys(file)
+    except ConfigError as error:
+        logger.error("jobs go on without looking whether keys were revoked: %s", error)
+        return None
+
+
+def sees(visitor: Visitor, work: Work) -> bool:
+    return visitor.sees_all or work.job.owner == visitor.name
+
+
+def age(work: Work) -> tuple[int, str]:
+    return work.job.created_at, work.job.id

@@ -460,15 +460,23 @@ async def test_a_job_of_a_batch_stays_and_its_file_is_left_alone(
     file = tmp_path / "files" / "-" / "file-0.61"
     file.parent.mkdir(parents=True)
     file.write_text("{}")
-    store, records = VoiceStore(str(tmp_path)), {"jobs": {"batch": {}}, "states": {"mistake": None}, "plans": {}}
-    for kind, fields in records.items():
-        stored = json.loads((store.get(path := f"{kind}/{job['id']}.json")) or b'{"record": {}}')["record"] | fields
+    kept, job_id = VoiceStore(str(tmp_path)), str(job["id"])
+    old = {"plans": f"plans/{job_id}.json", "jobs": f"jobs/{job_id}.json"}  # a plan was one object
+    for kind, path in old.items():
+        stored = json.loads(kept.get(path) or kept.get(f"{kind}/{job_id}/000000.json") or b"")["record"]
+        for name in ("first", "pieces", "plan_bytes"):
+            stored.pop(name, None)
+        stored |= {} if kind == "plans" else {"batch": {}}
         for part in stored.get("parts", ()):
             part["response_format"] = None
         checksum = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
-        store.put(path, json.dumps({"sha256": checksum, "record": stored}).encode())
+        kept.put(path, json.dumps({"sha256": checksum, "record": stored}).encode())
+    kept.delete(f"plans/{job_id}/000000.json", f"parts/{job_id}/000000.json")
     async with serving(tmp_path, Speaker()) as (_, client):
         await until(client, job, "completed")
+        place = f"/v1/audio/jobs/{job_id}/parts"
+        assert [part["segments"]["done"] for part in (await client.get(place)).json()["data"]] == [1]
+        assert len((await client.get(f"{place}/0/words")).json()["words"]) == 1
     assert caplog.text.count("files of OpenAI's batches") == 1
     assert file.exists()
 
