@@ -28,7 +28,7 @@ from serve_app.api.sockets.connection import ContextConnection
 from serve_app.api.sockets.session import Audio, Done, Event, Failed, Flushed, Session, Words
 from serve_app.api.speech_service import SpeechService
 from serve_app.client_audio.formats import AudioFormat
-from serve_app.dialects.dialect import Counts, Dialect, Route, Sample
+from serve_app.dialects.dialect import Charge, Dialect, Route, Sample
 from serve_app.speech.word_times import Word, WordTimes, marked
 from serve_app.text.languages import language_name
 from serve_app.voices.library import Details, SentRecording
@@ -302,8 +302,8 @@ DIALECT = Dialect(
     routes=(
         Route("POST /tts/bytes", speak_bytes, "Speak a text (Cartesia)"),
         Route("POST /tts/sse", speak_events, "Speak a text as events (Cartesia)"),
-        Route("GET /voices", list_voices, "List voices (Cartesia)", counts=Counts.NOTHING),
-        Route("GET /voices/", list_voices, counts=Counts.NOTHING),
+        Route("GET /voices", list_voices, "List voices (Cartesia)", charge=Charge.NOTHING),
+        Route("GET /voices/", list_voices, charge=Charge.NOTHING),
         Route("GET /voices/{voice_id}", show_voice, "Show a voice (Cartesia)"),
         Route("POST /voices/clone", clone_voice, "Store a voice (Cartesia)"),
         Route("DELETE /voices/{voice_id}", remove_voice, "Delete a stored voice (Cartesia)"),

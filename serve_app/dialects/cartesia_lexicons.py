@@ -10,7 +10,7 @@ from deployments.errors import InvalidRequest
 from serve_app.api.bodies.client_input import read_object, text_of
 from serve_app.api.responses.listing import STARTING_AFTER, Paging, json_apart
 from serve_app.api.speech_service import SpeechService
-from serve_app.dialects.dialect import Counts, Dialect, Route
+from serve_app.dialects.dialect import Charge, Dialect, Route
 from serve_app.text.lexicon import Lexicon
 from serve_app.voices.stored_voice import StoredLexicon, new_version
 
@@ -82,9 +82,9 @@ DIALECT = Dialect(
     routes=(
         Route(f"POST {_BASE}", add),
         Route(f"POST {_BASE}/", add, "Store a pronunciation dictionary (Cartesia)"),
-        Route(f"GET {_BASE}", list_all, counts=Counts.STREAM),
-        Route(f"GET {_BASE}/", list_all, "List pronunciation dictionaries (Cartesia)", counts=Counts.STREAM),
-        Route(f"GET {_ONE}", show, "Show a pronunciation dictionary (Cartesia)", counts=Counts.STREAM),
+        Route(f"GET {_BASE}", list_all, charge=Charge.STREAM),
+        Route(f"GET {_BASE}/", list_all, "List pronunciation dictionaries (Cartesia)", charge=Charge.STREAM),
+        Route(f"GET {_ONE}", show, "Show a pronunciation dictionary (Cartesia)", charge=Charge.STREAM),
         Route(f"PATCH {_ONE}", change, "Change a pronunciation dictionary (Cartesia)"),
         Route(f"DELETE {_ONE}", remove, "Delete a pronunciation dictionary (Cartesia)"),
     ),

@@ -21,7 +21,7 @@ from serve_app.api.sockets.connection import Connection, refuse_handshake
 from serve_app.api.speech_service import SpeechService
 
 
-class Counts(Enum):
+class Charge(Enum):
     """What a GET costs its caller. The door counts all other methods."""
 
     NOTHING = "nothing"
@@ -40,7 +40,7 @@ class Route:
     summary: str | None = None  # None: /docs does not show it
     docs: dict[str, Any] = field(default_factory=dict)  # added to the OpenAPI that FastAPI makes
     json_field: str | None = None  # of a JsonRoute. None: it answers all other requests of its operation
-    counts: Counts = Counts.REQUEST  # where its method is GET or HEAD
+    charge: Charge = Charge.REQUEST  # where its method is GET or HEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +122,22 @@ def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRoute
             summary=route.summary,
             include_in_schema=route.summary is not None,
             openapi_extra=route.docs,
-            dependencies=counting(route.counts if method in ("GET", "HEAD") else Counts.NOTHING),
+            dependencies=charging(route.charge if method in ("GET", "HEAD") else Charge.NOTHING),
             **returns,
         )
     return router
 
 
-def counting(counts: Counts) -> list[params.Depends]:
+def charging(charge: Charge) -> list[params.Depends]:
     """The dependencies of a GET route that counts so."""
 
     async def count(request: Request) -> None:
         state = state_of(request)
         state.caller.count_request()
-        if counts is Counts.STREAM:
+        if charge is Charge.STREAM:
             state.held.enter_context(state.caller.stream())
 
-    return [] if counts is Counts.NOTHING else [Depends(count)]
+    return [] if charge is Charge.NOTHING else [Depends(count)]
 
 
 def direct_routes(router: APIRouter) -> list[routing.Route]:

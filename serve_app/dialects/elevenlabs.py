@@ -25,7 +25,7 @@ from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer,
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
 from serve_app.client_audio.formats import AudioFormat
-from serve_app.dialects.dialect import Counts, Dialect, Route
+from serve_app.dialects.dialect import Charge, Dialect, Route
 from serve_app.speech.word_times import Word, WordTimes, marked
 from serve_app.text.characters import is_ideograph, is_speakable
 from serve_app.voices.library import Details, SentRecording
@@ -383,8 +383,8 @@ DIALECT = Dialect(
     routes=(
         *_ways("/v1/text-to-speech/{voice_id}", "Speak a text (ElevenLabs)"),
         *_ways("/v1/text-to-dialogue", "Speak a dialogue (ElevenLabs)"),
-        Route("GET /v1/voices", list_voices, "List voices (ElevenLabs v1)", counts=Counts.NOTHING),
-        Route("GET /v2/voices", list_voices, "List voices (ElevenLabs v2)", counts=Counts.NOTHING),
+        Route("GET /v1/voices", list_voices, "List voices (ElevenLabs v1)", charge=Charge.NOTHING),
+        Route("GET /v2/voices", list_voices, "List voices (ElevenLabs v2)", charge=Charge.NOTHING),
         Route("GET /v1/voices/{voice_id}", show_voice, "Show a voice (ElevenLabs)"),
         Route("POST /v1/voices/add", add_voice, "Store a voice (ElevenLabs)"),
         Route("POST /v1/voices/{voice_id}/edit", edit_voice, "Change a stored voice (ElevenLabs)"),

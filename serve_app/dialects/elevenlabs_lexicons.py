@@ -8,7 +8,7 @@ from serve_app.api.bodies.client_input import read_object, text_of
 from serve_app.api.bodies.forms import read_form
 from serve_app.api.responses.listing import Paging, json_apart
 from serve_app.api.speech_service import SpeechService
-from serve_app.dialects.dialect import Counts, Dialect, Route
+from serve_app.dialects.dialect import Charge, Dialect, Route
 from serve_app.text.lexicon import Lexicon, from_pls, to_pls
 from serve_app.voices.stored_voice import StoredLexicon
 
@@ -114,13 +114,13 @@ DIALECT = Dialect(
         Route(f"POST {_BASE}/add-from-file", add_from_file, "Store a pronunciation dictionary of a PLS file"),
         Route(f"POST {_BASE}/{{dictionary_id}}/add-rules", add_rules, "Add rules to a dictionary"),
         Route(f"POST {_BASE}/{{dictionary_id}}/remove-rules", remove_rules, "Remove rules of a dictionary"),
-        Route(f"GET {_BASE}", list_all, "List pronunciation dictionaries", counts=Counts.STREAM),
-        Route(f"GET {_BASE}/{{dictionary_id}}", show, "Show a pronunciation dictionary", counts=Counts.STREAM),
+        Route(f"GET {_BASE}", list_all, "List pronunciation dictionaries", charge=Charge.STREAM),
+        Route(f"GET {_BASE}/{{dictionary_id}}", show, "Show a pronunciation dictionary", charge=Charge.STREAM),
         Route(
             f"GET {_BASE}/{{dictionary_id}}/{{version_id}}/download",
             download,
             "A dictionary as a PLS file",
-            counts=Counts.STREAM,
+            charge=Charge.STREAM,
         ),
     ),
     heading="ElevenLabs",

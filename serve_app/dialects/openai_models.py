@@ -10,7 +10,7 @@ from serve_app.api.catalogue import Voice, all_voices, every_voice, means, not_l
 from serve_app.api.responses.listing import Paging, json_apart
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import CLONE_ALIAS
-from serve_app.dialects.dialect import Counts, Dialect, Route
+from serve_app.dialects.dialect import Charge, Dialect, Route
 from serve_app.speech.model_state import ModelState
 
 Json = dict[str, object]
@@ -89,10 +89,10 @@ def _entry(name: str, root: str, state: ModelState) -> Json:
 DIALECT = Dialect(
     "OpenAI",
     routes=(
-        Route("GET /v1/models", list_models, "List models", counts=Counts.NOTHING),
+        Route("GET /v1/models", list_models, "List models", charge=Charge.NOTHING),
         Route("GET /v1/models/{model_id:path}", show_model, "Show a model"),
         Route("GET /v1/audio/models", list_audio_models, "List models (Open WebUI)"),
-        Route("GET /v1/audio/voices", list_voices, "List voices", counts=Counts.NOTHING),
+        Route("GET /v1/audio/voices", list_voices, "List voices", charge=Charge.NOTHING),
     ),
     heading="Models and voices",
 )

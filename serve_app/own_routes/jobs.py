@@ -14,7 +14,7 @@ from serve_app.api.requests.speech_request import CONTENT_TYPES, RAW, disclosure
 from serve_app.api.responses.listing import json_apart
 from serve_app.api.speech_service import SpeechService
 from serve_app.client_audio.formats import AudioFormat
-from serve_app.dialects.dialect import Counts, Dialect, Route
+from serve_app.dialects.dialect import Charge, Dialect, Route
 from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.stored_audio import StoredAudio, begun, words_of
 from serve_app.jobs.work import Json, Track
@@ -136,7 +136,7 @@ _SCHEMA = {
     "properties": {"inputs": {"type": "array", "minItems": 1, "items": _INPUT}, "voice": {"type": "string"}},
 }
 _DOCS = {"requestBody": {"required": True, "content": {"application/json": {"schema": _SCHEMA}}}}
-_STREAM = Counts.STREAM
+_STREAM = Charge.STREAM
 _JOBS, _JOB = "/v1/audio/jobs", "/v1/audio/jobs/{job_id}"
 DIALECT = Dialect(
     "Jobs",
@@ -147,9 +147,9 @@ DIALECT = Dialect(
         Route(f"POST {_JOB}/cancel", cancel, "Cancel a job"),
         Route(f"POST {_JOB}/resume", resume, "Resume a job"),
         Route(f"DELETE {_JOB}", remove, "Delete a job"),
-        Route(f"GET {_JOB}/parts", list_parts, "List the parts of a job", counts=_STREAM),
-        Route(f"GET {_JOB}/parts/{{part}}", part_audio, "The audio of a finished part", counts=_STREAM),
-        Route(f"GET {_JOB}/parts/{{part}}/words", part_words, "The words of a finished part", counts=_STREAM),
-        Route(f"GET {_JOB}/audio", whole_audio, "The audio of a finished job", counts=_STREAM),
+        Route(f"GET {_JOB}/parts", list_parts, "List the parts of a job", charge=_STREAM),
+        Route(f"GET {_JOB}/parts/{{part}}", part_audio, "The audio of a finished part", charge=_STREAM),
+        Route(f"GET {_JOB}/parts/{{part}}/words", part_words, "The words of a finished part", charge=_STREAM),
+        Route(f"GET {_JOB}/audio", whole_audio, "The audio of a finished job", charge=_STREAM),
     ),
 )

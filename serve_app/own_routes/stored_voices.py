@@ -17,7 +17,7 @@ from serve_app.api.responses.listing import json_apart, page_of
 from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.speech_service import SpeechService
 from serve_app.client_audio.reference_doctor import PREPARATIONS
-from serve_app.dialects.dialect import Counts, Dialect, Route
+from serve_app.dialects.dialect import Charge, Dialect, Route
 from serve_app.voices.designs import lock
 from serve_app.voices.library import Details, SentRecording
 from serve_app.voices.stored_voice import FILE_SUFFIX, NEUTRAL, StoredConsent, StoredVoice, packed
@@ -209,10 +209,10 @@ DIALECT = Dialect(
         Route(f"GET {_VOICES}/{{voice_id}}", show_voice, "Show a stored voice"),
         Route(f"POST {_VOICES}/{{voice_id}}", change_voice, "Change a stored voice, or add a recording"),
         Route(f"DELETE {_VOICES}/{{voice_id}}", remove_voice, "Delete a stored voice"),
-        Route(f"GET {_VOICES}/{{voice_id}}/file", export_voice, "A stored voice as one file", counts=Counts.STREAM),
+        Route(f"GET {_VOICES}/{{voice_id}}/file", export_voice, "A stored voice as one file", charge=Charge.STREAM),
         Route(f"POST {_CONSENTS}", add_consent, "Store a consent recording"),
         Route(f"GET {_CONSENTS}", list_consents, "List consent recordings"),
-        Route(f"GET {_CONSENTS}/{{consent_id}}", show_consent, "Show a consent recording", counts=Counts.STREAM),
+        Route(f"GET {_CONSENTS}/{{consent_id}}", show_consent, "Show a consent recording", charge=Charge.STREAM),
         Route(f"POST {_CONSENTS}/{{consent_id}}", rename_consent, "Rename a consent recording"),
         Route(f"DELETE {_CONSENTS}/{{consent_id}}", remove_consent, "Delete a consent recording"),
     ),

@@ -21,9 +21,11 @@ from serve_app.client_audio.reference_doctor import Preparation
 from serve_app.config import VoiceSettings
 from serve_app.text.lexicon import Lexicon
 from serve_app.visitor import VISITOR
+from serve_app.voices.clocks import SteadyClock, store_now_s
 from serve_app.voices.clone_prompts import ClonePrompts
 from serve_app.voices.keeping import check_kept, check_unused
 from serve_app.voices.stored_voice import (
+    DESIGN_S,
     NEUTRAL,
     StoredConsent,
     StoredDesign,
@@ -314,15 +316,17 @@ class Voices:
             await self.refresh()
 
     async def _look_again(self) -> None:
-        """The next sweep comes at once: what a writer that died has left may be old."""
-        swept_s, failure = float("-inf"), ""
+        """The first sweep comes as soon as the clock is trusted: what a writer that died has left may be old."""
+        swept_s, failure, clock = float("-inf"), "", SteadyClock(shortest_s=DESIGN_S)
         while True:
             try:
                 await self._forget_gone()
                 await self._prompts.keep(self.files())
-                if time.monotonic() - swept_s > _SWEEP_S:
+                now_s = clock.now()
+                if now_s is not None and time.monotonic() - swept_s > _SWEEP_S:
                     swept_s = time.monotonic()
-                    await self.aside(self.files().sweep)
+                    store_s = await self.aside(store_now_s, self.files())
+                    await self.aside(self.files().sweep, min(now_s, store_s))
                 failure = ""
             except TalkrayError as error:
                 if str(error) != failure:

@@ -15,7 +15,6 @@ import json
 import os
 import secrets
 import threading
-import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -231,9 +230,11 @@ class VoiceStore:
         if not isinstance(present, StoredVoice) or present.version != voice.version:
             self.delete(path)
 
-    def sweep(self) -> int:
-        """Remove old designs and what writers that died have left; returns how many files. Raises StoreFailed."""
-        old_s, before_s = time.time() - DESIGN_S, time.time() - _ABANDONED_S
+    def sweep(self, now_s: float) -> int:
+        """Remove old designs and what writers that died have left; returns how many files. `now_s`: seconds since 1970.
+        Raises StoreFailed.
+        """
+        old_s, before_s = now_s - DESIGN_S, now_s - _ABANDONED_S
         old = [meta["path"] for meta in self.listed("designs/") if meta["last_modified"].timestamp() < old_s]
         self.delete(*old)
         parts = {
@@ -271,7 +272,7 @@ class VoiceStore:
 
     def meta(self, path: str) -> "obstore.ObjectMeta | None":
         """Size, e_tag and time of one object; None where there is none. Raises StoreFailed."""
-        with _failing(f"{self.location}: {path} cannot be read"):
+        with _failing("The store cannot be read", f"{self.location}: {path} cannot be read"):
             try:
                 return obstore.head(self._objects, path)
             except FileNotFoundError:

@@ -172,7 +172,7 @@ def kill_again_and_again(service: Service, kind: str, *, kill: Callable[[], None
     service.wait_for(pool, replicas)
 
 
-def live_while(service: Service, owners: list[Owner], killing: Callable[[], None]) -> None:
+def live_while(loop: asyncio.Runner, owners: list[Owner], killing: Callable[[], None]) -> None:
     """Both keys create, change and delete until `killing` returns; then everything is looked at."""
     over = threading.Event()
 
@@ -202,7 +202,7 @@ def live_while(service: Service, owners: list[Owner], killing: Callable[[], None
     versions = [version for owner in owners for version in owner.versions]
     for owner in owners:
         owner.check_gone()
-    counts = asyncio.run(held(*versions))
+    counts = loop.run(held(*versions))
     assert [count for count in counts if any(map(sum, count.values()))] == []
     print(f"{sum(len(owner.there) for owner in owners)} there, {sum(len(owner.gone) for owner in owners)} gone")
     assert all(owner.gone and owner.there for owner in owners)
@@ -261,6 +261,6 @@ def test_what_is_confirmed_stays_and_what_is_deleted_goes(
 ) -> None:
     store = request.getfixturevalue("bucket") if kind == "raylet" else str(tmp_path / "store")
     keys = [create_key(tmp_path / "keys.json", name) for name in ("ada", "eve")]
-    with served(kind, tmp_path, store) as (service, kill):
+    with asyncio.Runner() as loop, served(kind, tmp_path, store) as (service, kill):
         owners = [Owner(service.url, key, VoiceStore(store)) for key in keys]
-        live_while(service, owners, lambda: kill_again_and_again(service, kind, kill=kill))
+        live_while(loop, owners, lambda: kill_again_and_again(service, kind, kill=kill))

@@ -47,7 +47,7 @@ class Door:
     """ASGI middleware, inside RequestContext: sets the `caller` and the `upload` of the request's state.
 
     A request that changes something or may cost speech counts as a request, and as a stream while it lasts. Others
-    count as their route says (`Route.counts`). A WebSocket counts as a stream while it is open; its handler counts each
+    count as their route says (`Route.charge`). A WebSocket counts as a stream while it is open; its handler counts each
     utterance as a request.
     """
 

@@ -15,10 +15,11 @@ from pydantic.fields import FieldInfo
 
 import serve_app.api.access
 import serve_app.api.records
+import serve_app.jobs
 import serve_app.voices
 from serve_app.voices.stored_voice import StoredVoice
 
-STORED = (serve_app.voices, serve_app.api.records, serve_app.api.access)
+STORED = (serve_app.voices, serve_app.jobs, serve_app.api.records, serve_app.api.access)
 SECURITY = Path(__file__).parents[3] / "docs/security.md"
 WHOLE = re.compile(r"\^[^*+]*\$")  # a pattern of limited length
 SIZED = (str, bytes, list, tuple, dict, set, frozenset)

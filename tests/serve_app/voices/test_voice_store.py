@@ -5,6 +5,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -158,10 +159,10 @@ def test_what_dead_writers_left_is_swept(store: VoiceStore) -> None:
     assert store.folder is not None
     (store.folder / "voices" / f"{orphan.id}.json").unlink()  # as a death in the middle of `remove` leaves it
     (store.folder / "audio" / record.id / ".half.new").write_bytes(b"half")
-    assert store.sweep() == 0  # it may be being written
+    assert store.sweep(time.time()) == 0  # it may be being written
     for file in store.folder.rglob("*"):
         os.utime(file, (0, 0))
-    assert store.sweep() == 2
+    assert store.sweep(time.time()) == 2
     assert store.recording(record, record.takes[0])
     left = {file.name for file in store.folder.rglob("*") if file.is_file()}
     assert left == {f"{record.id}.json", f"{record.takes[0].sha256}.flac"}
@@ -173,7 +174,7 @@ def test_a_sweep_bears_writers_beside_it(store: VoiceStore, monkeypatch: pytest.
     assert store.folder is not None
     gone = store.folder / "voices" / ".a.json.1234.new"  # listed, and renamed before it is looked at
     monkeypatch.setattr(type(store.folder), "rglob", lambda *_: iter([gone]))
-    assert store.sweep() == 0
+    assert store.sweep(time.time()) == 0
 
 
 @pytest.mark.parametrize("place", ["voices", "ftp://host/x", "memory:///", "file://host/x", "./a"])
