@@ -46,7 +46,7 @@ class Recent:
         self._models = models
 
     def follow(self) -> None:
-        """Charge from now on what the metrics record."""
+        """Counts from now on what the metrics record."""
         for instrument, count in (
             (metrics.TTFA, lambda elapsed_s, _: self.count_first_audio(elapsed_s)),
             (metrics.REFUSALS, lambda _, tags: self._count(f"{_REFUSED}{tags['reason']}")),

@@ -75,7 +75,7 @@ export function socket(path) {
   return opened;
 }
 
-// Charge down in the state line `id`, then goes on; ends early, without an error, when `signal` says so.
+// Counts down in the state line `id`, then goes on; ends early, without an error, when `signal` says so.
 export async function countDown(id, error, signal) {
   for (let left = Math.ceil(error.retryMs / 1000); left > 0 && !signal.aborted; left--) {
     const told = error.message.replace(/ ?Try again in \d+ s\./, "");

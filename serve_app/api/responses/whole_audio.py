@@ -23,7 +23,7 @@ AUDIO_HERE = "audio-in-base64"  # the place of the audio in an object: see `obje
 
 
 class ByteQuota:
-    """Charge the bytes of one whole answer while they are held. Leaving the context gives them back."""
+    """Counts the bytes of one whole answer while they are held. Leaving the context gives them back."""
 
     _room: ClassVar[FairShare] = FairShare(MAX_ALL_WHOLE_BYTES)
 
