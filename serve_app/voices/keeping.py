@@ -2,17 +2,19 @@
 
 from collections.abc import Iterable, Mapping
 
+import obstore
+
 from deployments.errors import Conflict, InvalidRequest, NotFound
 from serve_app.config import VoiceSettings
 from serve_app.voices.stored_voice import ID, StoredConsent, StoredDesign, StoredVoice
-from serve_app.voices.voice_store import Mark, Record, record_file
+from serve_app.voices.voice_store import Record, record_file
 
 
 def check_kept(
     record: Record,
     known: Mapping[str, Record],
     *,
-    marks: Mapping[str, Mark],
+    marks: "Mapping[str, obstore.ObjectMeta]",
     settings: VoiceSettings,
     before: Record | None,
 ) -> None:
@@ -22,7 +24,7 @@ def check_kept(
     if not isinstance(record, StoredDesign):  # an hour ends those
         counted = {path: each for path, each in known.items() if not isinstance(each, StoredDesign)}
         others = {path: each for path, each in counted.items() if each.owner == record.owner and each.id != record.id}
-        held = [each.num_bytes + marks[path].num_bytes for path, each in others.items()]
+        held = [each.num_bytes + marks[path]["size"] for path, each in others.items()]
         _check_quota(record, before, held=held, settings=settings)
     if isinstance(record, StoredVoice):
         _check_name(record, known.values())

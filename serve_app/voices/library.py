@@ -15,6 +15,8 @@ from datetime import datetime
 from functools import partial
 from typing import ParamSpec, Self, TypeVar
 
+import obstore
+
 from deployments.errors import Conflict, InvalidRequest, NotFound, NotReady, StartError, TalkrayError
 from deployments.protocol import ModelInfo, Reference
 from serve_app.client_audio.reference_doctor import Preparation
@@ -38,7 +40,6 @@ from serve_app.voices.stored_voice import (
 )
 from serve_app.voices.voice_store import (
     Damaged,
-    Mark,
     NoStore,
     Record,
     StoreError,
@@ -97,7 +98,7 @@ class Voices:
         """Without a store, `why_not` says what to set. `forget` tells all replicas of voices that are no more."""
         self.store, self._settings, self._why_not, self._forget = store, settings, why_not, forget
         self._records: dict[str, Record] = {}  # by path
-        self._marks: dict[str, Mark] = {}
+        self._marks: dict[str, obstore.ObjectMeta] = {}
         self._for_all = Lexicon.EMPTY
         self._reading = asyncio.Lock()
         self._num_readings, self._read_s = 0, float("-inf")
@@ -347,7 +348,7 @@ class Voices:
                 records[path] = record
         for path, old in self._records.items():
             if path not in marks:
-                self._over.append((old, self._marks[path].modified_at))
+                self._over.append((old, self._marks[path]["last_modified"]))
             elif path in records and _prefixes([old]) - _prefixes([records[path]]):
                 self._over.append((old, None))
         over = _prefixes(self._records.values()) - _prefixes(records.values())

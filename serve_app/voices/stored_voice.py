@@ -337,17 +337,13 @@ class _Parts(io.RawIOBase):
     def __init__(self) -> None:
         self._written = bytearray()
 
-    def writable(self) -> bool:
-        return True
-
     def write(self, content: Any) -> int:
         self._written += content
         return len(content)
 
     def taken(self) -> bytes:
-        part = bytes(self._written)
-        self._written.clear()
-        return part
+        part, self._written = self._written, bytearray()
+        return bytes(part)
 
 
 def unpack(file: Path) -> tuple[StoredVoice, dict[str, bytes]]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -106,14 +106,6 @@ def folder_of(location: str) -> Path | None:
     return folder
 
 
-class Mark(NamedTuple):
-    """Changes with its record."""
-
-    num_bytes: int  # of the record's file
-    tag: str | None
-    modified_at: datetime  # by the store's clock
-
-
 class VoiceStore:
     """The records and recordings in one folder or bucket. Any number of processes may have it open."""
 
@@ -131,10 +123,10 @@ class VoiceStore:
         except (BaseError, OSError) as error:
             raise StartError(f"api.voices.store: {location} cannot be used: {_first_line(error)}") from None
 
-    def marks(self) -> dict[str, Mark]:
-        """Of every record, by its path. Raises StoreFailed."""
+    def marks(self) -> "dict[str, obstore.ObjectMeta]":
+        """Of every record, by its path: its file, which changes with it. Raises StoreFailed."""
         return {
-            meta["path"]: Mark(meta["size"], meta["e_tag"], meta["last_modified"])
+            meta["path"]: meta
             for kind in _KINDS
             for meta in self.listed(f"{kind}/")
             if ID.fullmatch(meta["path"].removeprefix(f"{kind}/").removesuffix(".json"))
