@@ -43,7 +43,7 @@ def ask(service: Service, path: str, body: object = None, *, method: str | None 
                 return answered
         except urllib.error.HTTPError as error:
             if error.code not in (503, 504):
-                raise
+                raise AssertionError(error.read()) from error
             assert time.monotonic() < until_s
             time.sleep(0.2)
         except (urllib.error.URLError, ConnectionError, TimeoutError):
