@@ -40,7 +40,7 @@ _AT_FETCH = ("response_format", "sample_rate", "stream", "stream_format", "word_
 _LONGEST_PLANNING_S = 60.0
 _EARLY_S, _FAR_TOO_LONG = 2.0, 4  # after so long a job is refused that would take so many times as long as it may
 _PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # a piece of the plan ends with the part that reaches one of them
-_LONG_CHARS = 1 << 14  # are cut into segments in a thread
+_LONG_CHARS = 1 << 12  # are cut into segments in a thread
 
 
 class Planned:
@@ -170,7 +170,7 @@ async def _add(made: Planned, long: Offer, settings: ApiSettings, fields: dict[s
         take = speech.stored.take_for(speech.body.instructions)
         by_vector = request.reference.x_vector_only
         stored = {"stored_voice": speech.stored.id, "style": take.style, "x_vector_only": by_vector}
-    is_long = len(request.text) > _LONG_CHARS
+    is_long = len(speech.body.input) > _LONG_CHARS
     part = await asyncio.to_thread(_part, utterance, speech) if is_long else _part(utterance, speech)
     rules, manner = Rules.of(speech.spoken.rules), Manner.of(request, **stored)
     await made.add(part.model_copy(update={"custom_id": custom_id}), rules, manner)

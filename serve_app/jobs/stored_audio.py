@@ -87,13 +87,13 @@ def words_of(store: JobStore, job_id: str, number: int, made: tuple[MadeSegment,
     part = plan.part(number)
     info = job.info(plan.manners[part.manner].model)
     text = plan.spoken_text(part)
-    times = WordTimes(text, info)
+    times, spoken = WordTimes(text, info), text.text  # which is joined anew each time
     segments: list[Json] = []
     begun_s, chars = 0.0, 0
     for made_segment, segment in zip(made, part.segments, strict=True):
         content = store.content(job.id, made_segment, with_audio=False)
         ends_s = begun_s + made_segment.samples / info.sample_rate
-        chars = behind_space(text.text, chars)
+        chars = behind_space(spoken, chars)
         positions = tuple((begun_s + seconds, chars + count) for seconds, count in content.positions)
         silence = bytes(2 * made_segment.samples)  # only its length counts
         reason = FinishReason.STOP if made_segment is made[-1] else None
