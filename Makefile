@@ -54,7 +54,7 @@ scale: $(VENV)/.installed-dev ## Pools that grow and shrink under load, with rea
 metrics: $(VENV)/.installed-dev ## A real Prometheus (fetched with apt-get) scrapes the metrics
 	$(BIN)/python -m pytest -q -m prometheus tests/prometheus
 
-faults: $(VENV)/.installed-dev ## Kill, cancel and update replicas and hosts under load: no listener may notice (25 minutes)
+faults: $(VENV)/.installed-dev ## Kill, cancel and update replicas and hosts under load: no listener may notice (35 minutes; TALKRAY_KILLS=20 TALKRAY_KILLED="jobs|talker" for more kills of some)
 	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m "faults and not hostile" tests/faults
 	$(BIN)/python -m pytest -q -o faulthandler_timeout=0 -m faults tests/e2e
 

@@ -75,7 +75,14 @@ class Starting(NotReady):
 
 
 class ReplicaLost(TalkrayError):
-    """A replica died while it served the stream."""
+    """A replica died while it served the stream. `beside`: other streams that are known to be lost with it."""
+
+    def __init__(self, message: str, beside: int = 0) -> None:
+        super().__init__(message, beside)
+        self.message, self.beside = message, beside
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class TalkerLost(ReplicaLost):

@@ -39,6 +39,17 @@ _C_LIBRARY = ctypes.CDLL(None)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MIB = -1, -3, 1 << 20
 
 
+def limit_kept_memory() -> None:
+    """Have this process keep little of what large blocks leave."""
+    _C_LIBRARY.mallopt(_MMAP_THRESHOLD, _MIB)
+    _C_LIBRARY.mallopt(_TRIM_THRESHOLD, _MIB)
+
+
+def return_memory() -> None:
+    """Return unused memory to the system."""
+    _C_LIBRARY.malloc_trim(0)
+
+
 async def _ask_desk(handle: DeploymentHandle, method: str, *arguments: object) -> Any:
     """Calls `JobsReplica.call`: the desk in the one replica that makes jobs."""
     try:
@@ -113,8 +124,7 @@ class Ingress:
             tails=Tails(ray_private.shared_key(f"seal of {app_name}")),
             keep=self._keeper.keep,
         )
-        _C_LIBRARY.mallopt(_MMAP_THRESHOLD, _MIB)
-        _C_LIBRARY.mallopt(_TRIM_THRESHOLD, _MIB)
+        limit_kept_memory()
         leave_loaded_alone()
 
     def __del__(self) -> None:
@@ -123,9 +133,9 @@ class Ingress:
             self._keeper.close()
 
     async def check_health(self) -> None:
-        """Return unused memory to the system: large messages and answers leave some. Serve calls this periodically."""
+        """Return the memory that large messages and answers leave. Serve calls this periodically."""
         self._voices.follow()
-        await asyncio.to_thread(_C_LIBRARY.malloc_trim, 0)
+        await asyncio.to_thread(return_memory)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._api

@@ -83,9 +83,9 @@ class Received:
 class ReplicaStream(ABC, Generic[Sent, Given]):
     """One stream that replicas make: the call for its chunks, and the chunk that its reader gets for each."""
 
-    def __init__(self, request_id: str, lost: type[ReplicaLost]) -> None:
+    def __init__(self, request_id: str, lost: type[ReplicaLost], *, is_background: bool = False) -> None:
         """`lost`: the error of a lost replica of the pool that is asked."""
-        self.request_id, self.lost = request_id, lost
+        self.request_id, self.lost, self.is_background = request_id, lost, is_background
 
     @abstractmethod
     def ask(self) -> AsyncGenerator[Sent, None]:
@@ -116,9 +116,9 @@ class AttemptStage(Enum):
 class Attempts:
     """Decides after each loss whether and when a stream asks again. Logs and measures each change of replica."""
 
-    def __init__(self, lost: type[ReplicaLost], request_id: str) -> None:
+    def __init__(self, lost: type[ReplicaLost], request_id: str, *, most_losses: int = _MAX_LOSSES) -> None:
         """`lost`: the error of a lost replica of the pool that is asked."""
-        self._lost, self._request_id = lost, request_id
+        self._lost, self._request_id, self._most_losses = lost, request_id, most_losses
         self._stage = AttemptStage.ASKED
         self._handover: Handover | None = None  # set from a loss to the next new frame
         self._num_losses = 0
@@ -165,9 +165,9 @@ class Attempts:
         self._num_futile = 0 if self._stage is AttemptStage.PROGRESSED else self._num_futile + is_loss
         self._stage = AttemptStage.ASKED
         waited_s = now_s - self._handover.began_s
-        if waited_s > _GIVE_UP_S or self._num_losses >= _MAX_LOSSES or self._num_futile >= _MAX_FUTILE_LOSSES:
+        if waited_s > _GIVE_UP_S or self._num_losses >= self._most_losses or self._num_futile >= _MAX_FUTILE_LOSSES:
             reason = f"given up after {self._num_losses} losses, the first of now: {self._handover.reason}"
-            raise self._lost(reason) from error
+            raise self._lost(reason, error.beside if isinstance(error, ReplicaLost) else 0) from error
         delay_s = self._delay_s
         self._delay_s = min(max(2 * delay_s, _FIRST_DELAY_S), _MAX_DELAY_S)
         return delay_s
@@ -193,7 +193,9 @@ async def with_failover(stream: ReplicaStream[Sent, Given]) -> AsyncGenerator[Gi
     If the reader takes nothing for UNREAD_S, the call is closed, and a replica is asked again when the reader goes on.
     This does not hold for the first item, because a reader that asks ahead takes only that.
     """
-    attempts = Attempts(stream.lost, stream.request_id)
+    # The desk of jobs decides whether a segment that was lost is tried again, because it may kill replicas.
+    most_losses = 1 if stream.is_background else _MAX_LOSSES
+    attempts = Attempts(stream.lost, stream.request_id, most_losses=most_losses)
     has_begun = False
     while not attempts.has_ended:
         try:

@@ -77,6 +77,11 @@ def num_nodes() -> int:
     return sum(bool(node["Alive"]) for node in ray.nodes())
 
 
+def num_dead_nodes() -> int:
+    """Nodes that the cluster has lost since it began."""
+    return sum(not node["Alive"] for node in ray.nodes())
+
+
 def is_alive(actor_id: str) -> bool:
     """Whether the control store, which hears of a death at once, has heard nothing."""
     return bool(ray._private.state.actors(actor_id).get("State") == "ALIVE")

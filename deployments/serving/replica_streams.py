@@ -37,7 +37,7 @@ class TalkerStream(ReplicaStream[FrameChunk, Given]):
     """Asks talkers for those frames of one stream that have not come."""
 
     def __init__(self, generate: Generate, request: SynthesisRequest, frame_samples: int) -> None:
-        super().__init__(request.request_id, TalkerLost)
+        super().__init__(request.request_id, TalkerLost, is_background=request.background)
         self._generate, self._request, self._frame_samples = generate, request, frame_samples
         self._received = Received(request.resume)
         self._start = self._received.samples
@@ -105,7 +105,7 @@ class CodecAudio(ReplicaStream[PcmChunk, PcmChunk]):
         *,
         each_chunk: Callable[[PcmChunk], None],
     ) -> None:
-        super().__init__(request.request_id, CodecLost)
+        super().__init__(request.request_id, CodecLost, is_background=request.background)
         self._request, self._synthesize, self._each_chunk = request, synthesize, each_chunk
         self._sample_rate = info.sample_rate
         self._received = Received()

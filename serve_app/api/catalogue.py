@@ -1,12 +1,13 @@
 """The loaded model and its voices: the checkpoint's own, and OpenAI's thirteen names as aliases."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 
 from deployments.errors import InvalidRequest, ModelNotFound, StartError
 from deployments.protocol import ModelInfo, ModelKind
-from serve_app.config import CLONE_ALIAS, ApiSettings
+from serve_app.api.responses.listing import Paging
+from serve_app.config import CLONE_ALIAS, ApiSettings, VoiceSettings
 from serve_app.speech.speech_models import SpeechModels
 from serve_app.voices.library import Voices
 from serve_app.voices.stored_voice import StoredVoice
@@ -153,6 +154,12 @@ def stored_voice(voice: StoredVoice) -> Voice:
 async def all_voices(models: Sequence[ModelInfo], voices: Voices) -> list[Voice]:
     """Those of the models, then the stored ones of the caller."""
     return [*voice_list(*models), *map(stored_voice, await voices.voices())]
+
+
+def every_voice(voices: Sequence[Voice], paging: Paging, settings: VoiceSettings) -> Paging:
+    """`paging` of `voices` whose page has room for a full quota beside the models' own: who knows no pages sees all."""
+    most = settings.max_voices + sum(voice.type != "stored" for voice in voices)
+    return replace(paging, default=most, most=most)
 
 
 async def find_voice(voice_id: str, models: SpeechModels, voices: Voices) -> Voice:

@@ -45,6 +45,7 @@ class RequestState:
     record: RequestRecord
     caller: Caller = field(init=False)  # whom the door let in
     upload: Upload = field(init=False)  # the body, from the door on
+    held: contextlib.ExitStack = field(init=False)  # given back when the whole answer has been sent
 
 
 def state_of(request: Mapping[str, Any]) -> RequestState:

@@ -26,7 +26,7 @@ from serve_app.api.speech_service import SpeechService
 from serve_app.api.web_pages import page_routes
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
-from serve_app.dialects.dialect import direct_routes, http_router, socket_router
+from serve_app.dialects.dialect import Charge, charging, direct_routes, http_router, socket_router
 from serve_app.jobs.desk import AskDesk
 from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
@@ -199,7 +199,9 @@ def metrics_routes(node: Node) -> APIRouter:
         """Talkray's metrics of this node, without Ray's, which are a hundred times as many."""
         return Response(visible(own_metrics(await run_in_threadpool(node.scrape))), media_type=METRICS_TYPE)
 
-    @router.get("/metrics/all", summary="Ray's metrics too", response_class=Response)
+    counted = charging(Charge.REQUEST)
+
+    @router.get("/metrics/all", summary="Ray's metrics too", response_class=Response, dependencies=counted)
     async def all_metrics() -> Response:
         """All metrics of this node's agent."""
         return Response(visible(await run_in_threadpool(node.scrape)), media_type=METRICS_TYPE)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -117,12 +118,12 @@ def export(
     store: Store = None,
 ) -> None:
     """Write a voice with its recordings to one file."""
-    from serve_app.voices.stored_voice import FILE_SUFFIX, pack
+    from serve_app.voices.stored_voice import FILE_SUFFIX, packed
     from serve_app.voices.voice_store import write_file
 
     async def work(stored: "Voices") -> "tuple[StoredVoice, bytes]":
         found = await stored.get(voice)
-        return found, pack(found, {take.sha256: await stored.recording(found, take) for take in found.takes})
+        return found, b"".join(packed(found, partial(stored.files().recording, found)))
 
     found, content = with_voices(store, "", work)
     file = output or Path(found.name.replace("/", "_") + FILE_SUFFIX)

@@ -7,16 +7,18 @@ trained speaker encoder, which only replicas of a Base checkpoint have.
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from deployments.errors import InvalidRequest
 from serve_app.client_audio.recordings import MAX_SECONDS, decode_file
 from serve_app.text.characters import letters
 
 Samples = NDArray[np.float32]
+Sentence = Annotated[str, Field(max_length=512)]
 Severity = Literal["problem", "warning", "note"]
 Preparation = Literal["auto", "none"]  # what is done to a recording before it is cloned
 PREPARATIONS: tuple[Preparation, ...] = get_args(Preparation)
@@ -41,10 +43,10 @@ _WRONG_SHARE = 0.4  # of the words; a small recogniser mishears up to 0.3 in som
 class Flaw:
     """One thing found. A problem spoils every clone, a warning is heard in clones, a note could be better."""
 
-    code: str
+    code: Annotated[str, Field(max_length=40)]
     severity: Severity
-    found: str  # a sentence
-    advice: str  # a sentence: what to record better
+    found: Sentence
+    advice: Sentence  # what to record better
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from serve_app.dialects import (
     mistral,
     nari,
     native,
-    openai_batches,
     openai_models,
     openai_speech,
     realtime,
@@ -48,7 +47,6 @@ _MODULES = (
     native,
     nari,
     jobs,
-    openai_batches,
     openai_models,
 )
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in _MODULES)

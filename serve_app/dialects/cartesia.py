@@ -21,13 +21,14 @@ from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.make_request import lenient_request
 from serve_app.api.requests.speech_request import EVENT_STREAM, Delivery, SpeechRequest
+from serve_app.api.responses.listing import STARTING_AFTER, Paging, json_apart
 from serve_app.api.responses.respond import respond
 from serve_app.api.responses.speech_response import StreamedAnswer, named_event
 from serve_app.api.sockets.connection import ContextConnection
 from serve_app.api.sockets.session import Audio, Done, Event, Failed, Flushed, Session, Words
 from serve_app.api.speech_service import SpeechService
 from serve_app.client_audio.formats import AudioFormat
-from serve_app.dialects.dialect import Dialect, Route, Sample
+from serve_app.dialects.dialect import Charge, Dialect, Route, Sample
 from serve_app.speech.word_times import Word, WordTimes, marked
 from serve_app.text.languages import language_name
 from serve_app.voices.library import Details, SentRecording
@@ -83,11 +84,19 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
     return await respond(service, request, speech, events)
 
 
-async def list_voices(service: SpeechService, starting_after: str = "") -> dict[str, object]:
-    """All of them on one page."""
-    models = await service.models.infos()
-    known = [] if starting_after else [_voice(voice) for voice in await catalogue.all_voices(models, service.voices)]
-    return {"data": known, "has_more": False, "next_page": None}
+async def list_voices(
+    service: SpeechService, limit: str = "", starting_after: str = "", ending_before: str = ""
+) -> Response:
+    """All of them on one page, unless a `limit` is sent."""
+    voices = await catalogue.all_voices(await service.models.infos(), service.voices)
+    paging = Paging(limit, starting_after, ending_before, STARTING_AFTER)
+    paging = catalogue.every_voice(voices, paging, service.settings.voices)
+
+    def listed() -> dict[str, object]:
+        page, has_more = paging.cut([_voice(voice) for voice in voices])
+        return {"data": page, "has_more": has_more, "next_page": page[-1]["id"] if has_more else None}
+
+    return await json_apart(listed)
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
@@ -293,8 +302,8 @@ DIALECT = Dialect(
     routes=(
         Route("POST /tts/bytes", speak_bytes, "Speak a text (Cartesia)"),
         Route("POST /tts/sse", speak_events, "Speak a text as events (Cartesia)"),
-        Route("GET /voices", list_voices, "List voices (Cartesia)"),
-        Route("GET /voices/", list_voices),
+        Route("GET /voices", list_voices, "List voices (Cartesia)", charge=Charge.NOTHING),
+        Route("GET /voices/", list_voices, charge=Charge.NOTHING),
         Route("GET /voices/{voice_id}", show_voice, "Show a voice (Cartesia)"),
         Route("POST /voices/clone", clone_voice, "Store a voice (Cartesia)"),
         Route("DELETE /voices/{voice_id}", remove_voice, "Delete a stored voice (Cartesia)"),

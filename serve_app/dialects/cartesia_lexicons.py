@@ -1,14 +1,16 @@
 """Cartesia's pronunciation dictionaries, of aliases: a stored lexicon that requests name by its id."""
 
 from datetime import UTC, datetime
+from operator import attrgetter
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest
 from serve_app.api.bodies.client_input import read_object, text_of
+from serve_app.api.responses.listing import STARTING_AFTER, Paging, json_apart
 from serve_app.api.speech_service import SpeechService
-from serve_app.dialects.dialect import Dialect, Route
+from serve_app.dialects.dialect import Charge, Dialect, Route
 from serve_app.text.lexicon import Lexicon
 from serve_app.voices.stored_voice import StoredLexicon, new_version
 
@@ -40,10 +42,13 @@ async def show(service: SpeechService, dictionary_id: str) -> Json:
     return _entry(await service.voices.get_lexicon(dictionary_id))
 
 
-async def list_all(service: SpeechService, starting_after: str = "") -> Json:
-    """All of them on one page."""
-    known = [] if starting_after else await service.voices.all_of(StoredLexicon)
-    return {"data": list(map(_entry, known)), "has_more": False}
+async def list_all(
+    service: SpeechService, limit: str = "", starting_after: str = "", ending_before: str = ""
+) -> Response:
+    """The oldest first, ten on a page unless a `limit` is sent."""
+    paging = Paging(limit, starting_after, ending_before, STARTING_AFTER, default=10)
+    page, has_more = paging.cut(await service.voices.all_of(StoredLexicon), key=attrgetter("id"))
+    return await json_apart(lambda: {"data": list(map(_entry, page)), "has_more": has_more})
 
 
 async def remove(service: SpeechService, dictionary_id: str) -> Response:
@@ -77,9 +82,9 @@ DIALECT = Dialect(
     routes=(
         Route(f"POST {_BASE}", add),
         Route(f"POST {_BASE}/", add, "Store a pronunciation dictionary (Cartesia)"),
-        Route(f"GET {_BASE}", list_all),
-        Route(f"GET {_BASE}/", list_all, "List pronunciation dictionaries (Cartesia)"),
-        Route(f"GET {_ONE}", show, "Show a pronunciation dictionary (Cartesia)"),
+        Route(f"GET {_BASE}", list_all, charge=Charge.STREAM),
+        Route(f"GET {_BASE}/", list_all, "List pronunciation dictionaries (Cartesia)", charge=Charge.STREAM),
+        Route(f"GET {_ONE}", show, "Show a pronunciation dictionary (Cartesia)", charge=Charge.STREAM),
         Route(f"PATCH {_ONE}", change, "Change a pronunciation dictionary (Cartesia)"),
         Route(f"DELETE {_ONE}", remove, "Delete a pronunciation dictionary (Cartesia)"),
     ),

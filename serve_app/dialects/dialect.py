@@ -2,11 +2,12 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from enum import Enum
 from functools import partial
 from string import Template
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, params
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.routing import APIRoute
 from starlette import routing
@@ -20,6 +21,14 @@ from serve_app.api.sockets.connection import Connection, refuse_handshake
 from serve_app.api.speech_service import SpeechService
 
 
+class Charge(Enum):
+    """What a GET costs its caller. The door counts all other methods."""
+
+    NOTHING = "nothing"
+    REQUEST = "a request"
+    STREAM = "a request, and a stream while it lasts"  # it reads the store or encodes audio
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One HTTP route. `answer` takes the SpeechService, then any arguments that FastAPI gives an endpoint; the `answer`
@@ -31,6 +40,7 @@ class Route:
     summary: str | None = None  # None: /docs does not show it
     docs: dict[str, Any] = field(default_factory=dict)  # added to the OpenAPI that FastAPI makes
     json_field: str | None = None  # of a JsonRoute. None: it answers all other requests of its operation
+    charge: Charge = Charge.REQUEST  # where its method is GET or HEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +122,22 @@ def http_router(dialects: Iterable[Dialect], service: SpeechService) -> APIRoute
             summary=route.summary,
             include_in_schema=route.summary is not None,
             openapi_extra=route.docs,
+            dependencies=charging(route.charge if method in ("GET", "HEAD") else Charge.NOTHING),
             **returns,
         )
     return router
+
+
+def charging(charge: Charge) -> list[params.Depends]:
+    """The dependencies of a GET route that counts so."""
+
+    async def count(request: Request) -> None:
+        state = state_of(request)
+        state.caller.count_request()
+        if charge is Charge.STREAM:
+            state.held.enter_context(state.caller.stream())
+
+    return [] if charge is Charge.NOTHING else [Depends(count)]
 
 
 def direct_routes(router: APIRouter) -> list[routing.Route]:

@@ -4,6 +4,7 @@ import base64
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from pathlib import PurePath
 
 from starlette.requests import Request
@@ -18,12 +19,13 @@ from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.make_request import lenient_request, request_in_voice
 from serve_app.api.requests.speech_request import Delivery, SpeechRequest
+from serve_app.api.responses.listing import Paging, json_apart
 from serve_app.api.responses.respond import respond
 from serve_app.api.responses.speech_response import StreamedAnswer, WholeAnswer, in_parts
 from serve_app.api.responses.whole_audio import AUDIO_HERE, object_with
 from serve_app.api.speech_service import SpeechService
 from serve_app.client_audio.formats import AudioFormat
-from serve_app.dialects.dialect import Dialect, Route
+from serve_app.dialects.dialect import Charge, Dialect, Route
 from serve_app.speech.word_times import Word, WordTimes, marked
 from serve_app.text.characters import is_ideograph, is_speakable
 from serve_app.voices.library import Details, SentRecording
@@ -104,10 +106,18 @@ def _ways(path: str, summary: str) -> tuple[Route, ...]:
     )
 
 
-async def list_voices(service: SpeechService) -> dict[str, object]:
-    """All of them on one page."""
-    known = [voice_entry(voice) for voice in await catalogue.all_voices(await service.models.infos(), service.voices)]
-    return {"voices": known, "has_more": False, "total_count": len(known), "next_page_token": None}
+async def list_voices(service: SpeechService, page_size: str = "", next_page_token: str = "") -> Response:
+    """All of them on one page, unless a `page_size` is sent."""
+    voices = await catalogue.all_voices(await service.models.infos(), service.voices)
+    names = ("page_size", "next_page_token", "")
+    paging = catalogue.every_voice(voices, Paging(page_size, next_page_token, names=names), service.settings.voices)
+
+    def listed() -> dict[str, object]:
+        page, has_more = paging.cut([voice_entry(voice) for voice in voices], key=itemgetter("voice_id"))
+        token = page[-1]["voice_id"] if has_more else None
+        return {"voices": page, "has_more": has_more, "total_count": len(voices), "next_page_token": token}
+
+    return await json_apart(listed)
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:
@@ -373,8 +383,8 @@ DIALECT = Dialect(
     routes=(
         *_ways("/v1/text-to-speech/{voice_id}", "Speak a text (ElevenLabs)"),
         *_ways("/v1/text-to-dialogue", "Speak a dialogue (ElevenLabs)"),
-        Route("GET /v1/voices", list_voices, "List voices (ElevenLabs v1)"),
-        Route("GET /v2/voices", list_voices, "List voices (ElevenLabs v2)"),
+        Route("GET /v1/voices", list_voices, "List voices (ElevenLabs v1)", charge=Charge.NOTHING),
+        Route("GET /v2/voices", list_voices, "List voices (ElevenLabs v2)", charge=Charge.NOTHING),
         Route("GET /v1/voices/{voice_id}", show_voice, "Show a voice (ElevenLabs)"),
         Route("POST /v1/voices/add", add_voice, "Store a voice (ElevenLabs)"),
         Route("POST /v1/voices/{voice_id}/edit", edit_voice, "Change a stored voice (ElevenLabs)"),

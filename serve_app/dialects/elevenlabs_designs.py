@@ -9,7 +9,7 @@ from serve_app.api.bodies.forms import read_form
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.speech_request import Delivery
 from serve_app.api.speech_service import SpeechService
-from serve_app.dialects.dialect import Dialect, Route
+from serve_app.dialects.dialect import Charge, Dialect, Route
 from serve_app.dialects.elevenlabs import DEFAULT_FORMAT, encoded, output, voice_entry
 from serve_app.own_routes.designed_voices import candidates, speech_request
 from serve_app.voices.designs import find, lock
@@ -80,7 +80,12 @@ DIALECT = Dialect(
     routes=(
         Route(f"POST {_PATH}/design", preview_voices, "Design a voice (ElevenLabs)"),
         Route(f"POST {_PATH}/create-previews", preview_voices, "Design a voice (ElevenLabs, before)"),
-        Route(f"GET {_PATH}/{{generated_voice_id}}/stream", hear_preview, "Hear a designed voice (ElevenLabs)"),
+        Route(
+            f"GET {_PATH}/{{generated_voice_id}}/stream",
+            hear_preview,
+            "Hear a designed voice (ElevenLabs)",
+            charge=Charge.STREAM,
+        ),
         Route(f"POST {_PATH}", create_voice, "Store a designed voice (ElevenLabs)"),
         Route(f"POST {_PATH}/create-voice-from-preview", create_voice, "Store a designed voice (ElevenLabs, before)"),
     ),

@@ -6,8 +6,9 @@ from starlette.responses import JSONResponse, Response
 from deployments.errors import InvalidRequest
 from serve_app.api.bodies.client_input import read_object, text_of
 from serve_app.api.bodies.forms import read_form
+from serve_app.api.responses.listing import Paging, json_apart
 from serve_app.api.speech_service import SpeechService
-from serve_app.dialects.dialect import Dialect, Route
+from serve_app.dialects.dialect import Charge, Dialect, Route
 from serve_app.text.lexicon import Lexicon, from_pls, to_pls
 from serve_app.voices.stored_voice import StoredLexicon
 
@@ -61,10 +62,18 @@ async def show(service: SpeechService, dictionary_id: str) -> Json:
     return {**_entry(lexicon), "rules": rules}
 
 
-async def list_all(service: SpeechService) -> Json:
-    """All of them on one page."""
+async def list_all(service: SpeechService, page_size: str = "", cursor: str = "") -> Response:
+    """All of them on one page, unless a `page_size` is sent."""
     known = await service.voices.all_of(StoredLexicon)
-    return {"pronunciation_dictionaries": list(map(_entry, known)), "has_more": False, "next_cursor": None}
+    most = service.settings.voices.max_voices
+    paging = Paging(page_size, cursor, names=("page_size", "cursor", ""), default=most, most=most)
+
+    def listed() -> Json:
+        page, has_more = paging.cut([_entry(lexicon) for lexicon in known])
+        token = page[-1]["id"] if has_more else None
+        return {"pronunciation_dictionaries": page, "has_more": has_more, "next_cursor": token}
+
+    return await json_apart(listed)
 
 
 async def download(service: SpeechService, dictionary_id: str, version_id: str) -> Response:
@@ -105,9 +114,14 @@ DIALECT = Dialect(
         Route(f"POST {_BASE}/add-from-file", add_from_file, "Store a pronunciation dictionary of a PLS file"),
         Route(f"POST {_BASE}/{{dictionary_id}}/add-rules", add_rules, "Add rules to a dictionary"),
         Route(f"POST {_BASE}/{{dictionary_id}}/remove-rules", remove_rules, "Remove rules of a dictionary"),
-        Route(f"GET {_BASE}", list_all, "List pronunciation dictionaries"),
-        Route(f"GET {_BASE}/{{dictionary_id}}", show, "Show a pronunciation dictionary"),
-        Route(f"GET {_BASE}/{{dictionary_id}}/{{version_id}}/download", download, "A dictionary as a PLS file"),
+        Route(f"GET {_BASE}", list_all, "List pronunciation dictionaries", charge=Charge.STREAM),
+        Route(f"GET {_BASE}/{{dictionary_id}}", show, "Show a pronunciation dictionary", charge=Charge.STREAM),
+        Route(
+            f"GET {_BASE}/{{dictionary_id}}/{{version_id}}/download",
+            download,
+            "A dictionary as a PLS file",
+            charge=Charge.STREAM,
+        ),
     ),
     heading="ElevenLabs",
 )

@@ -3,13 +3,14 @@
 from dataclasses import fields
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from deployments.protocol import ModelInfo, ModelKind
-from serve_app.api.catalogue import Voice, all_voices, means, not_loaded
+from serve_app.api.catalogue import Voice, all_voices, every_voice, means, not_loaded
+from serve_app.api.responses.listing import Paging, json_apart
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import CLONE_ALIAS
-from serve_app.dialects.dialect import Dialect, Route
+from serve_app.dialects.dialect import Charge, Dialect, Route
 from serve_app.speech.model_state import ModelState
 
 Json = dict[str, object]
@@ -44,21 +45,24 @@ async def list_audio_models(service: SpeechService) -> Json:
     return {"models": [{"id": name, "name": name} for name in await _entries(service)]}
 
 
-async def list_voices(service: SpeechService) -> JSONResponse:
+async def list_voices(service: SpeechService, limit: str = "", after: str = "") -> Response:
     """One answer for every client: some read `voices`, some `data`, some the languages."""
     loaded = await service.models.infos()
-    known = [
-        {name: getattr(voice, name) for name in _VOICE_FIELDS} for voice in await all_voices(loaded, service.voices)
-    ]
-    languages = dict.fromkeys(language for info in loaded for language in info.languages)
-    listed: Json = {
-        "object": "list",
-        "voices": known,
-        "data": known,
-        "uploaded_voices": [voice for voice in known if voice["type"] == "stored"],
-        "languages": ["auto", *languages],
-    }
-    return JSONResponse(listed)  # FastAPI would look through all of it: a server may have a thousand voices
+    voices = await all_voices(loaded, service.voices)
+    paging = every_voice(voices, Paging(limit, after), service.settings.voices)
+
+    def listed() -> Json:
+        known, has_more = paging.cut([{name: getattr(voice, name) for name in _VOICE_FIELDS} for voice in voices])
+        return {
+            "object": "list",
+            "voices": known,
+            "data": known,
+            "uploaded_voices": [voice for voice in known if voice["type"] == "stored"],
+            "languages": ["auto", *dict.fromkeys(language for info in loaded for language in info.languages)],
+            "has_more": has_more,
+        }
+
+    return await json_apart(listed)
 
 
 async def _entries(service: SpeechService) -> dict[str, Json]:
@@ -85,10 +89,10 @@ def _entry(name: str, root: str, state: ModelState) -> Json:
 DIALECT = Dialect(
     "OpenAI",
     routes=(
-        Route("GET /v1/models", list_models, "List models"),
+        Route("GET /v1/models", list_models, "List models", charge=Charge.NOTHING),
         Route("GET /v1/models/{model_id:path}", show_model, "Show a model"),
         Route("GET /v1/audio/models", list_audio_models, "List models (Open WebUI)"),
-        Route("GET /v1/audio/voices", list_voices, "List voices"),
+        Route("GET /v1/audio/voices", list_voices, "List voices", charge=Charge.NOTHING),
     ),
     heading="Models and voices",
 )

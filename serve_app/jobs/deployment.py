@@ -11,7 +11,7 @@ from serve_app.api.records.record_keeper import RecordKeeper
 from serve_app.api.requests.speech_request import Offer
 from serve_app.client_audio import recordings
 from serve_app.config import ApiSettings
-from serve_app.ingress import record_sinks
+from serve_app.ingress import limit_kept_memory, record_sinks, return_memory
 from serve_app.jobs.desk import JobDesk
 from serve_app.jobs.segment_maker import SegmentMaker
 from serve_app.replica_synthesizer import Deployed, ReplicaSynthesizer
@@ -38,7 +38,10 @@ class JobsReplica:
         offer = Offer(SpeechModels(speaking), settings, self._voices)
         self._keeper = RecordKeeper(record_sinks(settings.records, self._voices.store))
         maker = SegmentMaker(synthesizers, self._voices, self._keeper.keep)
-        self._desk = JobDesk(offer, maker, settings.jobs, hindrance=self._hindrance)
+        dead_nodes = ray_private.num_dead_nodes
+        self._desk = JobDesk(offer, maker, settings.jobs, hindrance=self._hindrance, dead_nodes=dead_nodes)
+        self._replica = ray_private.this_replica()
+        limit_kept_memory()
         self._working: asyncio.Task[None] | None = None
 
     def __del__(self) -> None:
@@ -49,10 +52,12 @@ class JobsReplica:
     async def check_health(self) -> None:
         """Serve calls it first of all, and then periodically."""
         self._voices.follow()
+        await asyncio.to_thread(return_memory)
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work())
 
     async def call(self, method: str, *arguments: object) -> Any:
+        self._desk.is_stopping = self._is_stopping
         return await self._desk.call(method, *arguments)
 
     async def forget(self, voices: tuple[bytes, ...]) -> None:
@@ -61,15 +66,19 @@ class JobsReplica:
 
     async def _work(self) -> None:
         """Make segments until Serve stops this replica: its successor makes them then."""
-        running, replica = asyncio.create_task(self._desk.run()), ray_private.this_replica()
+        running = asyncio.create_task(self._desk.run())
         try:
-            while not running.done() and not (replica is not None and ray_private.is_stopping(replica)):
+            while not running.done() and not self._is_stopping:
                 await asyncio.wait((running,), timeout=_POLL_S)
         finally:
             running.cancel()
             await asyncio.wait((running,))
         if not running.cancelled():
             running.result()
+
+    @property
+    def _is_stopping(self) -> bool:
+        return self._replica is not None and ray_private.is_stopping(self._replica)
 
     def _hindrance(self, model: str) -> str | None:
         state = self._watch.state(model)

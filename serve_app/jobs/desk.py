@@ -1,7 +1,7 @@
 """All jobs of a server, in one process: takes them in, makes their segments, and tells how far they are.
 
-What is made lies in the store. A process that dies loses the segments that were running, and its successor makes these
-again: `JobDesk.run` begins with what the store has.
+The store is the truth. A process that dies loses the segments that were running, and its successor makes these again.
+While two processes have the same store, as during an update, each follows what the other one changes.
 """
 
 import asyncio
@@ -10,22 +10,42 @@ import json
 import logging
 import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from deployments.errors import Conflict, EngineError, InvalidRequest, NotFound, NotReady, Overloaded, ReplicaLost
+from deployments.errors import (
+    Conflict,
+    EngineError,
+    InvalidRequest,
+    Moved,
+    NotFound,
+    NotReady,
+    Overloaded,
+    ReplicaLost,
+)
+from serve_app.api.bodies.client_input import parse_object
 from serve_app.api.requests.ignored_fields import Reasons
 from serve_app.api.requests.speech_request import Offer
+from serve_app.api.responses.listing import apart, limit_of, page_of
 from serve_app.config import JobSettings
-from serve_app.jobs.batches import BatchFiles, read_lines
 from serve_app.jobs.job_store import JobStore
-from serve_app.jobs.planning import DETERMINISTIC, INPUTS, BadLine, Planned, planned
+from serve_app.jobs.known_jobs import KnownJobs, age, cancel_tasks, keys_of, sees
+from serve_app.jobs.planning import planned
 from serve_app.jobs.segment_maker import JobStopped, SegmentMaker
-from serve_app.jobs.stored_job import JobState, MadeSegment, SegmentId, SentBatch, StoredJob
+from serve_app.jobs.stored_job import (
+    JOB_ID,
+    LONGEST_LINE,
+    PARTS_LISTED,
+    JobState,
+    MadeSegment,
+    SegmentId,
+    StoredJob,
+)
 from serve_app.jobs.webhooks import WEBHOOK, Webhooks
 from serve_app.jobs.work import Json, Track, Work
 from serve_app.visitor import VISITOR, Visitor
+from serve_app.voices.clocks import SteadyClock
 from serve_app.voices.stored_voice import now
 from serve_app.voices.voice_store import Damaged, StoreFailed
 
@@ -34,10 +54,15 @@ logger = logging.getLogger(__name__)
 _FIRST_SEGMENTS = 2.0  # at once, until the pools are known to have room for more
 _RETRY_S, _LONGEST_RETRY_S = 0.25, 15.0  # after a refusal, and of a store that cannot be written
 _LOOK_S = 1.0  # between two looks whether a hindrance is over
+_FOLLOW_S = 5.0  # between two looks at what other processes have changed in the store
+_TOGETHER_S = 1.0  # in which the streams of a lost replica end
 _REMOVAL_S = 2.0  # for the segments of a job that is deleted; a bucket may go on for longer
 _SWEEP_S, _ABANDONED_S = 600.0, 3600.0
-_MOST_FAILURES = 3  # of the engine, on one segment
+_MOST_FAILURES = 3  # of one segment
 _MOST_CALLS, _CALL_AGAIN_S = 8, 2.0  # of a webhook; the wait is four times as long after each: six hours in all
+_MOST_VALUES = 1 << 20  # of a body: the texts of a book have many commas
+_MOST_LISTED = 1000
+_PROBLEMS, _PROBLEMS_LISTED = 1000, 10  # told of a job, and of each in a list
 
 
 # How the HTTP surface asks the desk, by the name of a method of `JobDesk` and its arguments: by `JobDesk.call`, or by a
@@ -55,84 +80,111 @@ class JobDesk:
         settings: JobSettings,
         *,
         hindrance: Callable[[str], str | None] = lambda model: None,
+        dead_nodes: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`hindrance` says why jobs may not use a model now, by its name."""
-        self._offer, self._maker, self._settings, self._hindrance = offer, maker, settings, hindrance
+        """`hindrance` says why jobs may not use a model now, by its name. `dead_nodes` counts those that were lost."""
+        self._offer, self._maker, self._settings = offer, maker, settings
+        self._hindrance, self._dead_nodes = hindrance, dead_nodes
         self._webhooks = Webhooks(settings)
-        self._works: dict[str, Work] = {}
+        self._keys = keys_of(offer)
         self._limit = min(_FIRST_SEGMENTS, float(settings.max_segments))
         self._failure: str | None = None  # why the store takes nothing now
-        self._changed = asyncio.Event()
-        self._creating = asyncio.Lock()
-        self._has_read = False
+        self._losses = deque[tuple[float, SegmentId]](maxlen=1000)  # when segments were lost with their replica
+        self._num_dead_nodes = 0
+        self._changed, self._creating = asyncio.Event(), asyncio.Lock()
+        self._jobs = KnownJobs(settings, self._store, self._fail, changed=self._changed.set)
+        self._works = self._jobs.works
+        self._expiring: asyncio.Task[None] | None = None
+        self._clock = SteadyClock(shortest_s=settings.retention_s)
         self._swept_s = 0.0
+        self.is_stopping = False  # it changes nothing any more
 
     async def call(self, method: str, *arguments: object) -> Any:
-        methods: dict[str, Callable[..., Awaitable[Any]]]
-        methods = {"create": self.create, "all_of": self.all_of, "ask": self.ask, "track": self.track}
+        methods: dict[str, Callable[..., Awaitable[Any]]] = {"create": self.create, "all_of": self.all_of}
+        methods |= {"parts": self.parts, "ask": self.ask, "track": self.track}
         return await methods[method](*arguments)
 
-    async def create(
-        self, visitor: Visitor, fields: Json, key: str | None, batch: SentBatch | None
-    ) -> tuple[Json, Reasons]:
-        """A new job, and its fields without effect; with a `key` that its owner has used the job of that time. A
-        `batch`, of these fields, with a mistake in its file is a job that has failed.
+    async def create(self, visitor: Visitor, body: bytes, key: str | None) -> tuple[Json, Reasons]:
+        """A new job, and its fields without effect; with a `key` that its owner has used the job of that time.
 
         Raises InvalidRequest, Conflict, NotReady, StoreFailed.
         """
-        await self._read()
+        self._check_open()
         VISITOR.set(visitor)
         owner = visitor.name or ""
-        fingerprint = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-        async with self._creating:
-            if (known := self._known(owner, key, fingerprint)) is not None:
-                return self._as_json(known), {}
-            webhook = self._webhooks.checked(fields.pop(WEBHOOK, None))
-            made, state = await self._planned(visitor, fields, batch)
-            plan = made.plan()
+        fields, fingerprint = await apart(_read, body)
+        await self._jobs.follow(0.0)
+        if (known := self._jobs.known(owner, key, fingerprint)) is not None:
+            return self._as_json(known), {}
+        webhook = self._webhooks.checked(fields.pop(WEBHOOK, None))
+        job_id = f"job_{secrets.token_hex(12)}"
+        is_kept = False
+        try:
+            made = await planned(self._offer, fields, self._store(), job_id)
             job = StoredJob(
-                id=f"job_{secrets.token_hex(12)}",
+                id=job_id,
                 owner=owner,
                 created_at=now(),
                 key=key,
                 fingerprint=fingerprint,
                 models=made.models,
-                num_segments=tuple(len(part.segments) for part in plan.parts),
+                num_segments=tuple(made.num_segments),
+                pieces=tuple(made.pieces),
+                plan_bytes=made.num_bytes,
                 webhook=webhook,
-                batch=batch,
                 deterministic=made.deterministic,
             )
-            await asyncio.to_thread(self._store().create, job, plan, state)
-            self._works[job.id] = Work(job, state, made={}, num_bytes=0)
+            async with self._creating:
+                await self._jobs.follow(0.0)
+                if (known := self._jobs.known(owner, key, fingerprint)) is not None:
+                    return self._as_json(known), {}
+                self._check_open()
+                is_kept = True  # also if the client leaves now: the thread goes on
+                await asyncio.to_thread(self._store().create, job)
+                self._works.setdefault(job_id, Work(job, JobState(), made={}, num_bytes=job.plan_bytes))
+        except StoreFailed:
+            is_kept = False
+            raise
+        finally:
+            if not is_kept:
+                await asyncio.shield(asyncio.to_thread(self._store().remove, job_id))
         self._changed.set()
-        return self._as_json(self._works[job.id]), made.ignored
+        return self._as_json(self._works[job_id]), made.ignored
 
-    async def _planned(self, visitor: Visitor, fields: Json, batch: SentBatch | None) -> tuple[Planned, JobState]:
-        """With the state that the job begins in: a mistake in a file ends it. Raises as `planned` does."""
-        if batch is None:
-            return await planned(self._offer, fields), JobState()
-        files = BatchFiles(self._offer.voices.files(), visitor)
-        content = await asyncio.to_thread(files.content, batch.input_file_id)
-        try:
-            entries, lines = await asyncio.to_thread(read_lines, content)
-            job_fields = {INPUTS: entries, DETERMINISTIC: batch.deterministic}
-            return await planned(self._offer, job_fields, lines), JobState()
-        except BadLine as error:
-            return Planned(), JobState(failed=str(error), mistake=error.mistake, ended_at=now())
+    async def all_of(self, visitor: Visitor, after: str, limit: str) -> Json:
+        """A page of them, the newest first. Raises InvalidRequest."""
+        await self._jobs.follow(_LOOK_S)
+        visible = [work for work in self._works.values() if sees(visitor, work)]
+        ids = [{"id": work.job.id} for work in sorted(visible, key=age, reverse=True)]
+        page = page_of(ids, after, limit, most=_MOST_LISTED)
+        held = self._jobs.held()
+        listed = [self._works[each["id"]] for each in page["data"]]  # type: ignore[attr-defined]
+        jobs = [work.as_json(self._hindered(work, held), most_problems=_PROBLEMS_LISTED) for work in listed]
+        return {**page, "data": jobs}
 
-    async def all_of(self, visitor: Visitor) -> list[Json]:
-        """The newest first."""
-        await self._read()
-        visible = [work for work in self._works.values() if _sees(visitor, work)]
-        return [self._as_json(work) for work in sorted(visible, key=_age, reverse=True)]
+    async def parts(self, visitor: Visitor, job_id: str, after: str, limit: str) -> Json:
+        """A page of how far each part of a job is. Raises NotFound, InvalidRequest, Damaged."""
+        work = await self._find(visitor, job_id)
+        total = len(work.job.num_segments)
+        if after and not (after.isascii() and after.isdigit() and len(after) < 10 and int(after) < total):
+            raise InvalidRequest(f"after: {after[:80]!r} is no part of {job_id}, which has 0 to {total - 1}.", "after")
+        start = int(after) + 1 if after else 0
+        end = min(total, start + limit_of(limit, most=PARTS_LISTED))
+        names = await apart(self._store().names, work.job, start, end) if start < end else []
+        listed = [work.part_as_json(start + index, name) for index, name in enumerate(names)]
+        return {"object": "list", "data": listed, "has_more": end < total}
 
     async def ask(self, visitor: Visitor, action: str, job_id: str) -> Json:
-        """The job after `action` was done: "get", "cancel", "resume" or "delete". Raises NotFound, StoreFailed."""
+        """The job after `action` was done: "get", "cancel", "resume" or "delete". Raises NotFound, StoreFailed, and
+        NotReady of a change while another process takes over.
+        """
+        if action != "get":
+            self._check_open()
         work = await self._find(visitor, job_id)
         if action == "cancel" and not work.is_complete:
-            await self._change(work, JobState(cancelled=True, ended_at=now()))
+            await self._jobs.change(work, JobState(cancelled=True, ended_at=now()))
         elif action == "resume" and not work.is_complete:
-            await self._change(work, JobState())
+            await self._jobs.change(work, JobState())
         elif action == "delete":
             await self._remove(work)
             return {"id": job_id, "object": "audio.job.deleted", "deleted": True}
@@ -149,25 +201,35 @@ class JobDesk:
 
     async def run(self) -> None:
         """Make segments until this is cancelled. Those that run then are made again by the next process."""
+        self._num_dead_nodes = await asyncio.to_thread(self._dead_nodes)
         try:
             while True:
                 await self._take_turn()
         finally:
-            await asyncio.gather(*map(_cancel_tasks, self._works.values()))
+            expiring = () if self._expiring is None else (self._expiring,)
+            for task in expiring:
+                task.cancel()
+            await asyncio.gather(*map(cancel_tasks, self._works.values()), *expiring, return_exceptions=True)
 
     async def _take_turn(self) -> None:
         """Begin what there is room for, and wait for a change."""
         try:
-            await self._read()
-            await self._clean_up()
+            await self._jobs.follow(_FOLLOW_S)
         except StoreFailed as error:
             self._fail(error)
+        else:
+            if self._failure is not None and not self._num_running:  # a segment that waits to be kept tries by itself
+                self._failure = None
+        time_s = self._clock.now()
+        if self._expiring is None or self._expiring.done():
+            self._expiring = asyncio.create_task(self._expire(time_s))
         self._changed.clear()
         for ended in self._works.values():
             if ended.webhook_task is None and ended.owes_webhook and ended.next_webhook_s <= time.monotonic():
                 ended.webhook_task = asyncio.create_task(self._call_webhook(ended))
-        while self._num_running < int(self._limit) and (work := self._next()) is not None:
-            segment_id = work.todo.popleft()
+        while self._num_running < int(self._limit) and (begun := self._next()) is not None:
+            work, segment_id = begun
+            work.todo.remove(segment_id)
             work.begin(segment_id, asyncio.create_task(self._make(work, segment_id)))
         try:
             async with asyncio.timeout(_LOOK_S):
@@ -179,39 +241,58 @@ class JobDesk:
     def _num_running(self) -> int:
         return sum(len(work.running) for work in self._works.values())
 
-    def _next(self) -> Work | None:
-        """The job whose segment begins next: of the owner, then of the job, with the fewest that run; the oldest."""
-        of_owners = Counter[str]()
+    def _next(self) -> tuple[Work, SegmentId] | None:
+        """What begins next: of the owner, then of the job, with the fewest that run; the oldest. A segment that was
+        lost begins first, and nothing beside it that has the same model.
+        """
+        of_owners, held = Counter[str](), self._jobs.held()
         for work in self._works.values():
             of_owners[work.job.owner] += len(work.running)
         ready = [work for work in self._works.values() if work.todo and not work.state.ended_at]
-        ready = [work for work in ready if self._hindered(work) is None]
-        return min(ready, key=lambda work: (of_owners[work.job.owner], len(work.running), *_age(work)), default=None)
+        ready = [work for work in ready if self._hindered(work, held) is None]
+        taken = {model for work in self._works.values() if work.running for model in work.job.models}
+        kept = {model for work in self._works.values() if work.suspects and work.running for model in work.job.models}
+        for work in ready:
+            if work.suspects and not taken & work.job.models.keys():
+                return work, next(iter(work.suspects))
+            if work.suspects:
+                kept |= work.job.models.keys()
+        free = [work for work in ready if not kept & work.job.models.keys()]
+        first = min(free, key=lambda work: (of_owners[work.job.owner], len(work.running), *age(work)), default=None)
+        return None if first is None else (first, first.todo[0])
 
     async def _make(self, work: Work, segment_id: SegmentId) -> None:
         """One segment, from the pools into the store. What cannot be made now is put back."""
         try:
-            if work.plan is None:
-                work.plan = await asyncio.to_thread(self._store().plan, work.job.id)
+            if work.plan is None or not work.plan.has(segment_id.part):
+                work.plan = await asyncio.to_thread(self._store().plan, work.job, segment_id.part)
             made, content = await self._maker.make(work.job, work.plan, segment_id)
             await self._save(work, made, content)
             self._limit = min(self._limit + 0.5, self._settings.max_segments)
-        except (Overloaded, NotReady, ReplicaLost) as error:
+            work.suspects.pop(segment_id, None)
+        except (Overloaded, NotReady, Moved) as error:
             self._limit = max(1.0, self._limit / 2)
             logger.info("%s: %s waits: %s", work.job.id, segment_id, error)
             await asyncio.sleep(_RETRY_S)  # and keeps its slot meanwhile
             work.todo.appendleft(segment_id)
+        except ReplicaLost as error:
+            logger.warning("%s: %s was lost: %s", work.job.id, segment_id, error)
+            lost_s = time.monotonic()
+            self._losses.append((lost_s, segment_id))
+            work.suspects[segment_id] = None
+            await asyncio.sleep(_TOGETHER_S)  # in which others may be lost with it
+            is_culprit = await self._is_culprit(lost_s, error)
+            await self._count_failure(work, segment_id, f"its replica was lost: {error}" if is_culprit else None)
         except EngineError as error:
-            work.failures[segment_id] = work.failures.get(segment_id, 0) + 1
-            if work.failures[segment_id] >= _MOST_FAILURES:
-                await self._stop(work, f"{segment_id}: {error}")
-            else:
-                work.todo.appendleft(segment_id)
+            await self._count_failure(work, segment_id, str(error))
         except StoreFailed as error:  # its voice, or its texts, cannot be read now
             self._fail(error)
             await asyncio.sleep(_LOOK_S)
             work.todo.appendleft(segment_id)
-        except (JobStopped, InvalidRequest, Damaged) as error:
+        except Damaged as error:
+            logger.error("%s: %s: %s", work.job.id, segment_id, error)
+            await self._stop(work, f"{segment_id}: its text or its voice is missing or damaged in the store")
+        except (JobStopped, InvalidRequest) as error:
             await self._stop(work, f"{segment_id}: {error}")
         except Exception:
             logger.exception("%s: %s failed", work.job.id, segment_id)
@@ -220,20 +301,43 @@ class JobDesk:
             work.running.pop(segment_id, None)
             self._changed.set()
 
+    async def _is_culprit(self, lost_s: float, error: ReplicaLost) -> bool:
+        """Whether a lost replica counts against the segment: not if other segments or live streams were lost with it,
+        or its node.
+        """
+        num_dead = await asyncio.to_thread(self._dead_nodes)
+        if num_dead > self._num_dead_nodes:
+            for work in self._works.values():  # the cluster may have noticed late
+                for suspect in work.suspects:
+                    work.failures.pop(suspect, None)
+            self._num_dead_nodes = num_dead
+            return False
+        together = [other for other_s, other in self._losses if abs(other_s - lost_s) <= _TOGETHER_S]
+        return len(together) == 1 and not error.beside
+
+    async def _count_failure(self, work: Work, segment_id: SegmentId, reason: str | None) -> None:
+        """The segment is tried again. `reason`: of a failure that counts."""
+        work.failures[segment_id] = work.failures.get(segment_id, 0) + (reason is not None)
+        if work.failures[segment_id] >= _MOST_FAILURES:
+            await self._stop(work, f"{segment_id}: {reason}")
+        else:
+            work.todo.appendleft(segment_id)
+
     async def _call_webhook(self, work: Work) -> None:
         """Tell the webhook of a job that it has ended."""
         assert work.job.webhook is not None
         before = work.state
         try:
-            error = await self._webhooks.notify(work.job.webhook, self._as_json(work))
+            error = await self._webhooks.notify(work.job.webhook, work.job.owner, self._as_json(work))
             calls = before.calls + 1
             called_at = now() if error is None or calls == _MOST_CALLS else None
             if error is not None:
                 logger.warning("%s: call %d of %s failed: %s", work.job.id, calls, work.job.webhook, error)
-                work.next_webhook_s = time.monotonic() + _CALL_AGAIN_S * 4**before.calls
-            if work.state is before:
-                outcome = {"calls": calls, "call_error": error, "called_at": called_at}
-                await self._set(work, before.model_copy(update=outcome))
+            async with work.lock:
+                if work.state == before:
+                    work.next_webhook_s = time.monotonic() + _CALL_AGAIN_S * 4**before.calls
+                    outcome = {"calls": calls, "call_error": error and error[:LONGEST_LINE], "called_at": called_at}
+                    await self._jobs.write(work, before.model_copy(update=outcome))
         finally:
             work.webhook_task = None
 
@@ -242,7 +346,7 @@ class JobDesk:
         delay_s = _RETRY_S
         while True:
             try:
-                await asyncio.to_thread(self._store().save, work.job.id, made, content)
+                mark = await asyncio.to_thread(self._store().save, work.job.id, made, content)
             except StoreFailed as error:
                 self._fail(error)
                 await asyncio.sleep(delay_s)
@@ -250,104 +354,89 @@ class JobDesk:
             else:
                 break
         self._failure = None
+        if mark is None or work.job.id not in self._works:  # deleted meanwhile, here or by another process
+            self._jobs.forget(work)
+            return
         work.add(made, len(content))
+        if mark != work.mark:
+            await self._jobs.adopt(work, mark)
         if work.is_complete:
-            work.plan = None
-            await self._set(work, JobState(ended_at=now()))
+            await self._jobs.end(work, JobState(ended_at=now()))
 
     def _fail(self, error: StoreFailed) -> None:
-        if str(error) != self._failure:
-            logger.error("jobs are paused: %s", error)
-        self._failure = str(error)
+        """The reason that clients get has no path and no bucket."""
+        problem = error.__cause__.strerror if isinstance(error.__cause__, OSError) else None
+        failure = f"The store of jobs fails{f': {problem}' if problem else ''}. It is tried again."
+        if failure != self._failure:
+            logger.error("jobs are paused: %s", error.__cause__ or error)
+        self._failure = failure
 
     async def _stop(self, work: Work, reason: str) -> None:
         """No segment of it begins any more, until it is resumed."""
         logger.error("%s failed: %s", work.job.id, reason)
-        await self._set(work, JobState(failed=reason, ended_at=now()))
+        await self._jobs.end(work, JobState(failed=reason[:LONGEST_LINE], ended_at=now()))
 
-    async def _set(self, work: Work, state: JobState) -> None:
-        """Where the store takes nothing the state is found again: the next segment fails or ends as this one."""
-        work.state = state
-        writing = asyncio.create_task(asyncio.to_thread(self._store().write_state, work.job.id, work.state))
-        try:
-            await asyncio.shield(writing)
-        except StoreFailed as error:
-            self._fail(error)
-        finally:  # the thread of a task that is cancelled goes on: a deletion comes after it
-            await asyncio.gather(writing, return_exceptions=True)
-
-    async def _change(self, work: Work, state: JobState) -> None:
-        """What its owner wants. Raises StoreFailed, and nothing has changed then."""
-        await asyncio.to_thread(self._store().write_state, work.job.id, state)
-        work.state = state
-        if state.cancelled:
-            await _cancel_tasks(work)
-        work.failures.clear()
-        work.queue_all()
-        self._changed.set()
-
-    def _hindered(self, work: Work) -> str | None:
-        """Why no segment of it begins now."""
+    def _hindered(self, work: Work, held: Counter[str]) -> str | None:
+        """Why no segment of it begins now. `held`: bytes by owner."""
         if self._failure is not None:
             return self._failure
-        held = sum(other.num_bytes for other in self._works.values() if other.job.owner == work.job.owner)
-        if held >= self._settings.max_bytes:
-            most = self._settings.max_bytes
-            return f"Its owner's jobs hold {held} bytes, api.jobs.max_bytes allows {most}: delete some."
+        owner, most = work.job.owner, self._settings.max_bytes
+        if self._keys is not None and owner and not self._keys.has_name(owner):
+            return f"The key {owner} was revoked: jobs of its name wait for another key of that name."
+        if held[owner] >= most:
+            return f"Its owner's jobs hold {held[owner]} bytes, api.jobs.max_bytes allows {most}: delete some."
         return next(filter(None, map(self._hindrance, work.job.models)), None)
 
     def _as_json(self, work: Work) -> Json:
-        return work.as_json(self._hindered(work))
+        return work.as_json(self._hindered(work, self._jobs.held()), most_problems=_PROBLEMS)
 
-    def _known(self, owner: str, key: str | None, fingerprint: str) -> Work | None:
-        """The job that its owner has made with this key. Raises Conflict where that was another one, and where no
-        further job is kept.
-        """
-        own = [work for work in self._works.values() if work.job.owner == owner]
-        known = next((work for work in own if key is not None and work.job.key == key), None)
-        if known is None and len(own) >= self._settings.max_jobs:
-            message = f"{len(own)} jobs are kept, api.jobs.max_jobs allows no more: delete some."
-            raise Conflict(message, None, "quota_exceeded")
-        if known is not None and known.job.fingerprint != fingerprint:
-            message = f"Idempotency-Key: {known.job.id} was made with it, from another body: take another key."
-            raise Conflict(message, "Idempotency-Key", "idempotency_key_reused")
-        return known
+    def _check_open(self) -> None:
+        if self.is_stopping:
+            raise NotReady("Another replica takes over the jobs. Try again.")
 
     async def _find(self, visitor: Visitor, job_id: str) -> Work:
-        await self._read()
+        if not self._jobs.are_known:
+            await self._jobs.follow(0.0)
+        if JOB_ID.fullmatch(job_id) and job_id not in self._jobs.deleted:
+            try:
+                await self._jobs.refresh(job_id)
+            except StoreFailed:
+                if job_id not in self._works:
+                    raise
         work = self._works.get(job_id)
-        if work is None or not _sees(visitor, work):
+        if work is None or not sees(visitor, work):
             raise NotFound(f"There is no job {job_id[:80]!r}, or it is not yours.", "job_id", "job_not_found")
         return work
 
-    async def _read(self) -> None:
-        """What the store has, once. Raises StoreFailed."""
-        if self._has_read:
+    async def _expire(self, time_s: float | None) -> None:
+        """Remove jobs that ended long ago, and what belongs to no job. `time_s`: None of a clock that jumped."""
+        if time_s is None:
             return
         store = self._store()
-        works = await asyncio.to_thread(_works_of, store)
-        if not self._has_read:
-            self._works |= {work.job.id: work for work in works}
-            self._has_read = True
-
-    async def _clean_up(self) -> None:
-        """Remove jobs that ended long ago, and what belongs to no job. Looks whether a full store takes files again."""
-        for work in list(self._works.values()):
-            ended_at = work.state.ended_at or (work.job.created_at if work.is_complete else None)
-            if ended_at is not None and now() - ended_at > self._settings.retention_s:
-                await self._remove(work)
-        if self._failure is not None and not self._num_running:  # a segment that waits to be kept tries by itself
-            self._failure = None
-        if time.monotonic() - self._swept_s > _SWEEP_S:
-            self._swept_s = time.monotonic()
-            await asyncio.to_thread(
-                self._store().sweep, time.time() - _ABANDONED_S, time.time() - self._settings.retention_s
-            )
+        try:
+            for work in list(self._works.values()):
+                ended_at = work.state.ended_at or (work.job.created_at if work.is_complete else None)
+                is_old = ended_at is not None and time_s - ended_at > self._settings.retention_s
+                if is_old and await asyncio.to_thread(store.idle_s, work.job.id) > self._settings.retention_s:
+                    await self._remove(work)
+            if time.monotonic() - self._swept_s > _SWEEP_S:
+                self._swept_s = time.monotonic()
+                await asyncio.to_thread(store.sweep, _ABANDONED_S)
+        except StoreFailed as error:
+            self._fail(error)
 
     async def _remove(self, work: Work) -> None:
-        await _cancel_tasks(work)
-        await asyncio.to_thread(self._store().forget, work.job.id)
+        """Nothing of it begins from now on. Raises StoreFailed, and it goes on then."""
         self._works.pop(work.job.id, None)
+        self._jobs.deleted.append(work.job.id)
+        try:
+            await cancel_tasks(work)
+            await asyncio.to_thread(self._store().forget, work.job.id)
+        except BaseException:
+            self._jobs.deleted.remove(work.job.id)
+            self._works[work.job.id] = work
+            work.queue_all()
+            raise
         removing = asyncio.create_task(asyncio.to_thread(self._store().remove, work.job.id))
         await asyncio.wait((removing,), timeout=_REMOVAL_S)
 
@@ -355,33 +444,7 @@ class JobDesk:
         return JobStore(self._offer.voices.files())
 
 
-def _works_of(store: JobStore) -> list[Work]:
-    """Blocks."""
-    works = []
-    for job_id in store.jobs():
-        try:
-            job, state = store.job(job_id), store.state(job_id)
-        except Damaged as error:
-            logger.error("a job is left out: %s", error)
-            continue
-        if job is not None:
-            stored = list(store.made(job_id))
-            made = {segment.id: segment for segment, _ in stored}
-            works.append(Work(job, state, made=made, num_bytes=sum(size for _, size in stored)))
-    return works
-
-
-async def _cancel_tasks(work: Work) -> None:
-    """Cancel the segments that run, and a call of its webhook."""
-    tasks = [*work.running.values(), *filter(None, (work.webhook_task,))]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _sees(visitor: Visitor, work: Work) -> bool:
-    return visitor.sees_all or work.job.owner == visitor.name
-
-
-def _age(work: Work) -> tuple[int, str]:
-    return work.job.created_at, work.job.id
+def _read(body: bytes) -> tuple[Json, str]:
+    """The fields that a client sent, and their fingerprint. Blocks. Raises InvalidRequest."""
+    fields = parse_object(body, most_values=_MOST_VALUES)
+    return fields, hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -1,9 +1,9 @@
 """Where jobs lie: in the store of voices, beside them. All methods block, and raise StoreFailed.
 
     jobs/ID.json           the description: a job is there once it is written
-    plans/ID.json          its texts, written before
+    plans/ID/N.json        its texts in pieces, written before; plans/ID.json of a job that an older version made
+    parts/ID/N.json        what lists of its parts tell
     states/ID.json         whether it was cancelled or failed
-    files/OWNER/ID.NAME    a file of requests for a batch (serve_app/jobs/batches.py)
     segments/ID/NAME       a finished segment: codes, audio as FLAC, times of its text. `MadeSegment.name` is its NAME.
 
 A segment is one object, which is complete once it has its name, so a death leaves no half of one.
@@ -12,15 +12,34 @@ A segment is one object, which is complete once it has its name, so a death leav
 import contextlib
 import io
 import zipfile
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deployments.protocol import Codes
-from serve_app.jobs.stored_job import JOB_ID, JobPlan, JobState, MadeSegment, SegmentId, StoredJob
+from serve_app.jobs.stored_job import (
+    JOB_ID,
+    PARTS_LISTED,
+    JobPlan,
+    JobState,
+    MadeSegment,
+    PartName,
+    PartNames,
+    SegmentId,
+    StoredJob,
+)
+from serve_app.voices.clocks import store_now_s
 from serve_app.voices.voice_store import Damaged, StoreFailed, VoiceStore
+
+if TYPE_CHECKING:
+    import obstore
+
+
+_IN_PIECES = ("plans", "parts", "segments")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +61,60 @@ class JobStore:
         names = [meta["path"].removeprefix("jobs/").removesuffix(".json") for meta in self._files.listed("jobs/")]
         return sorted(name for name in names if JOB_ID.fullmatch(name))
 
-    def create(self, job: StoredJob, plan: JobPlan, state: JobState) -> None:
-        self.write_state(job.id, state)
-        self._files.put_record(f"plans/{job.id}.json", plan)
+    @property
+    def has_batch_files(self) -> bool:
+        return next(self._files.listed("files/"), None) is not None
+
+    def create(self, job: StoredJob) -> None:
+        """Its plan and its names are kept by now."""
         self._files.put_record(f"jobs/{job.id}.json", job)
+
+    def keep_piece(self, job_id: str, number: int, plan: JobPlan) -> int:
+        """Its bytes in the store."""
+        path = f"plans/{job_id}/{number:06d}.json"
+        self._files.put_record(path, plan)
+        meta = self._files.meta(path)
+        return 0 if meta is None else meta["size"]
+
+    def keep_names(self, job_id: str, number: int, names: PartNames) -> None:
+        self._files.put_record(f"parts/{job_id}/{number:06d}.json", names)
+
+    def names(self, job: StoredJob, start: int, end: int) -> list[PartName]:
+        """Of the parts from `start` to `end`. Raises Damaged."""
+        if not job.pieces:
+            plan = self.plan(job, 0)
+            parts = plan.parts[start:end]
+            return [
+                PartName(custom_id=part.custom_id, seed=part.seed, model=plan.manners[part.manner].model)
+                for part in parts
+            ]
+        names: list[PartName] = []
+        pages = range(start // PARTS_LISTED, (end - 1) // PARTS_LISTED + 1)
+        for page in pages:
+            kept = self._files.get_record(f"parts/{job.id}/{page:06d}.json", PartNames)
+            if kept is None:
+                raise Damaged(f"the list of the parts of {job.id} is missing")
+            names += kept.names
+        skipped = pages.start * PARTS_LISTED
+        return names[start - skipped : end - skipped]
+
+    def marks(self) -> dict[str, str]:
+        """All jobs, each with a mark that changes with its state."""
+        states = {meta["path"]: _mark(meta) for meta in self._files.listed("states/")}
+        return {job_id: states.get(f"states/{job_id}.json", "") for job_id in self.jobs()}
+
+    def mark(self, job_id: str) -> str | None:
+        """The same of one job; None once it is deleted."""
+        if self._files.meta(f"jobs/{job_id}.json") is None:
+            return None
+        state = self._files.meta(f"states/{job_id}.json")
+        return "" if state is None else _mark(state)
+
+    def idle_s(self, job_id: str) -> float:
+        """For how long neither the job nor its state has changed, by the clock of the store."""
+        metas = [self._files.meta(f"{kind}/{job_id}.json") for kind in ("jobs", "states")]
+        latest_s = max((meta["last_modified"].timestamp() for meta in metas if meta is not None), default=0.0)
+        return store_now_s(self._files) - latest_s
 
     def job(self, job_id: str) -> StoredJob | None:
         """None where it has gone. Raises Damaged."""
@@ -57,18 +126,23 @@ class JobStore:
             raise Damaged(f"the description of {job_id} is missing: it was deleted meanwhile")
         return job
 
-    def plan(self, job_id: str) -> JobPlan:
-        """Raises Damaged."""
-        plan = self._files.get_record(f"plans/{job_id}.json", JobPlan)
-        if plan is None:
-            raise Damaged(f"the texts of {job_id} are missing")
+    def plan(self, job: StoredJob, part: int) -> JobPlan:
+        """The piece of its plan that has this part. Raises Damaged."""
+        number = bisect_right(job.pieces, part) - 1
+        path = f"plans/{job.id}/{number:06d}.json" if job.pieces else f"plans/{job.id}.json"
+        plan = self._files.get_record(path, JobPlan)
+        if plan is None or not plan.has(part):
+            raise Damaged(f"the text of part {part} of {job.id} is missing")
         return plan
 
     def state(self, job_id: str) -> JobState:
         return self._files.get_record(f"states/{job_id}.json", JobState) or JobState()
 
     def write_state(self, job_id: str, state: JobState) -> None:
+        """Nothing is left of a job that was deleted meanwhile."""
         self._files.put_record(f"states/{job_id}.json", state)
+        if self.mark(job_id) is None:
+            self._files.delete(f"states/{job_id}.json")
 
     def made(self, job_id: str) -> Iterator[tuple[MadeSegment, int]]:
         """The finished segments, each once, with the bytes that it takes."""
@@ -80,17 +154,24 @@ class JobStore:
                 segments[made.id] = made, meta["size"]  # two runners may have made one: the same one counts everywhere
         return iter(segments.values())
 
-    def save(self, job_id: str, made: MadeSegment, content: bytes) -> None:
-        """Keep a finished segment. `content` is made by `packed`."""
+    def save(self, job_id: str, made: MadeSegment, content: bytes) -> str | None:
+        """Keep a finished segment, and return the job's mark. `content` is made by `packed`. Nothing is left of a job
+        that was deleted meanwhile: its deletion removes the description first, so that one of both finds the segment.
+        """
         self._files.put(f"segments/{job_id}/{made.name}", content)
+        mark = self.mark(job_id)
+        if mark is None:
+            self._files.delete(f"segments/{job_id}/{made.name}")
+        return mark
 
-    def content(self, job_id: str, made: MadeSegment) -> Content:
-        """Raises Damaged."""
+    def content(self, job_id: str, made: MadeSegment, *, with_audio: bool = True) -> Content:
+        """Without audio its `pcm` is empty. Raises Damaged."""
         packed = self._files.get(f"segments/{job_id}/{made.name}")
         try:
             with np.load(io.BytesIO(packed or b""), allow_pickle=False) as arrays:  # a zip: it checks its sums
                 positions = tuple((float(seconds), float(chars)) for seconds, chars in arrays["positions"])
-                return Content(arrays["codes"], _from_flac(arrays["flac"].tobytes()), positions=positions)
+                pcm = _from_flac(arrays["flac"].tobytes()) if with_audio else b""
+                return Content(arrays["codes"], pcm, positions=positions)
         except (ValueError, KeyError, OSError, RuntimeError, zipfile.BadZipFile):
             fault = "missing" if packed is None else "damaged"
             raise Damaged(f"{made.id} of {job_id} is {fault}") from None
@@ -103,21 +184,22 @@ class JobStore:
         """Remove what `forget` leaves; a bucket takes a minute for some thousand segments. `sweep` takes the rest."""
         with contextlib.suppress(StoreFailed):
             self._files.delete(f"plans/{job_id}.json", f"states/{job_id}.json")
-            self._files.delete(*(meta["path"] for meta in self._files.listed(f"segments/{job_id}/")))
+            for kind in _IN_PIECES:
+                self._files.delete(*(meta["path"] for meta in self._files.listed(f"{kind}/{job_id}/")))
 
-    def sweep(self, before_s: float, uploaded_s: float) -> None:
-        """Remove what belongs to no job and is older than `before_s`, of time.time(), and older files of clients than
-        `uploaded_s`.
-        """
-        for meta in self._files.listed("files/"):
-            if meta["last_modified"].timestamp() < uploaded_s:
-                self._files.delete(meta["path"])
+    def sweep(self, older_s: float) -> None:
+        """Remove what belongs to no job and was written more than `older_s` ago."""
+        before_s = store_now_s(self._files) - older_s
         known = set(self.jobs())
-        for kind in ("plans", "states", "segments"):
+        for kind in ("states", *_IN_PIECES):
             for meta in self._files.listed(f"{kind}/"):
                 job_id = meta["path"].split("/")[1].removesuffix(".json")
                 if job_id not in known and meta["last_modified"].timestamp() < before_s:
                     self._files.delete(meta["path"])
+
+
+def _mark(meta: "obstore.ObjectMeta") -> str:
+    return f"{meta['e_tag']} {meta['last_modified']}"
 
 
 def packed(codes: Codes, pcm: bytes, positions: list[tuple[float, float]], sample_rate: int) -> bytes:

@@ -1,10 +1,11 @@
 """From what a client sent to the texts of a job, all checked: a mistake in any of them is an answer, never a job."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Mapping
+from dataclasses import replace
 
-from deployments.errors import InvalidRequest, TalkrayError
+from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ModelInfo
 from serve_app.api.requests.build_utterance import build_utterance
 from serve_app.api.requests.ignored_fields import Reasons
@@ -12,59 +13,92 @@ from serve_app.api.requests.make_request import strict_request
 from serve_app.api.requests.speech_body import check_length
 from serve_app.api.requests.speech_request import Offer, SpeechRequest
 from serve_app.config import ApiSettings
+from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.stored_job import (
     MOST_PARTS,
     MOST_SEGMENTS,
+    PARTS_LISTED,
     JobPlan,
     Manner,
-    Mistake,
     Part,
+    PartName,
+    PartNames,
     Rules,
     Segment,
     StoredJob,
 )
-from serve_app.speech.segments import Segments
+from serve_app.speech.segments import Segments, Utterance
 from serve_app.text.characters import is_speakable
 
 INPUTS, CUSTOM_ID, DETERMINISTIC = "inputs", "custom_id", "deterministic"
 _LONGEST_ID = 200
 _COMPARED = 16
-# How the audio is delivered is asked when it is fetched; the first of a batch when it is made.
+# The client chooses these when it fetches the audio.
 _AT_FETCH = ("response_format", "sample_rate", "stream", "stream_format", "word_timestamps")
 
 
-@dataclass(slots=True)
+_LONGEST_PLANNING_S = 60.0
+_EARLY_S, _FAR_TOO_LONG = 2.0, 4  # after so long a job is refused that would take so many times as long as it may
+_PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # a piece of the plan ends with the part that reaches one of them
+_LONG_CHARS = 1 << 12  # are cut into segments in a thread
+
+
 class Planned:
-    """A plan as it grows, with what is known of its models and of fields without effect."""
+    """A job as it is planned. Its texts go to the store in pieces, so that memory holds one of them."""
 
-    rules: list[Rules] = field(default_factory=list)
-    manners: list[Manner] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
-    infos: dict[str, ModelInfo] = field(default_factory=dict)
-    deterministic: bool = False
-    is_batch: bool = False
-    ignored: Reasons = field(default_factory=dict)
+    def __init__(self, store: JobStore, job_id: str, *, deterministic: bool) -> None:
+        self._store, self._job_id, self.deterministic = store, job_id, deterministic
+        self.infos: dict[str, ModelInfo] = {}
+        self.ignored: Reasons = {}
+        self.num_segments: list[int] = []  # of each part
+        self.pieces: list[int] = []  # the first part of each
+        self.num_bytes = 0  # of the pieces
+        self._rules: list[Rules] = []
+        self._manners: list[Manner] = []
+        self._parts: list[Part] = []
+        self._names: list[PartName] = []
+        self._num_chars = 0
 
-    def plan(self) -> JobPlan:
-        return JobPlan(rules=tuple(self.rules), manners=tuple(self.manners), parts=tuple(self.parts))
+    async def add(self, part: Part, rules: Rules, manner: Manner) -> None:
+        """`part` without the indices of the two. Raises StoreFailed."""
+        indices = {"rules": _index_of(self._rules, rules), "manner": _index_of(self._manners, manner)}
+        self._parts.append(part.model_copy(update=indices))
+        self._names.append(PartName(custom_id=part.custom_id, seed=part.seed, model=manner.model))
+        self.num_segments.append(len(part.segments))
+        self._num_chars += len(part.sent)
+        if len(self._parts) >= _PIECE_PARTS or self._num_chars >= _PIECE_CHARS:
+            await self._keep_piece()
+        if len(self._names) >= PARTS_LISTED:
+            await self._keep_names()
+
+    async def close(self) -> None:
+        """Keep what is left of it."""
+        await self._keep_piece()
+        await self._keep_names()
+
+    async def _keep_piece(self) -> None:
+        if self._parts:
+            first = len(self.num_segments) - len(self._parts)
+            rules, manners = tuple(self._rules), tuple(self._manners)
+            plan = JobPlan(rules=rules, manners=manners, parts=tuple(self._parts), first=first)
+            self.num_bytes += await asyncio.to_thread(self._store.keep_piece, self._job_id, len(self.pieces), plan)
+            self.pieces.append(first)
+            self._rules, self._manners, self._parts, self._num_chars = [], [], [], 0
+
+    async def _keep_names(self) -> None:
+        if self._names:
+            names, number = PartNames(names=tuple(self._names)), (len(self.num_segments) - 1) // PARTS_LISTED
+            await asyncio.to_thread(self._store.keep_names, self._job_id, number, names)
+            self._names = []
 
     @property
     def models(self) -> dict[str, dict[str, object]]:
         return {name: StoredJob.described(info) for name, info in self.infos.items()}
 
 
-class BadLine(TalkrayError):
-    """A line of a batch's file cannot be spoken."""
-
-    def __init__(self, line: int, error: InvalidRequest) -> None:
-        message = f"line {line}: {error.message}"
-        super().__init__(message)
-        self.mistake = Mistake(code=error.code, line=line, message=message, param=error.param)
-
-
-async def planned(offer: Offer, fields: Mapping[str, object], lines: Sequence[int] | None = None) -> Planned:
-    """The plan of a job. Raises InvalidRequest that names the entry and its field, ModelNotFound, NotReady. Of a batch,
-    where `lines` has the number of each entry's line, BadLine in their place.
+async def planned(offer: Offer, fields: Mapping[str, object], store: JobStore, job_id: str) -> Planned:
+    """Plan a job, into the store. Raises InvalidRequest that names the entry and its field, PayloadTooLarge,
+    ModelNotFound, NotReady, StoreFailed: what is kept by then belongs to no job.
     """
     settings = offer.settings
     inputs, defaults = fields.get(INPUTS), {name: value for name, value in fields.items() if name != INPUTS}
@@ -78,23 +112,35 @@ async def planned(offer: Offer, fields: Mapping[str, object], lines: Sequence[in
         raise InvalidRequest(f"inputs has {len(inputs)} entries, at most {MOST_PARTS} are allowed.", INPUTS)
     if misplaced := next((name for name in ("input", "text", CUSTOM_ID) if name in defaults), None):
         raise InvalidRequest(f'{misplaced} belongs into each entry of inputs: {{"input": "..."}}.', misplaced)
-    made = Planned(deterministic=_is_deterministic(defaults.pop(DETERMINISTIC, None)), is_batch=lines is not None)
+    made = Planned(store, job_id, deterministic=_is_deterministic(defaults.pop(DETERMINISTIC, None)))
     # A part may be longer than the text of a request.
     long = replace(offer, settings=settings.model_copy(update={"max_input_chars": settings.jobs.max_input_chars}))
+    began_s = time.monotonic()
     for number, entry in enumerate(inputs):
+        _check_time(time.monotonic() - began_s, number, len(inputs))
         if not isinstance(entry, dict):
             raise InvalidRequest(f'inputs[{number}] must be an object, such as {{"input": "..."}}.', INPUTS)
         try:
             sent = {name: value for name, value in entry.items() if value is not None}
             await _add(made, long, settings, {**defaults, **sent})
         except InvalidRequest as error:
-            if lines is not None:
-                raise BadLine(lines[number], error) from None
             is_own = error.param == "input" or error.param in entry
             param = f"inputs[{number}].{error.param}" if is_own else error.param
             raise type(error)(f"inputs[{number}]: {error.message}", param, error.code) from None
         await asyncio.sleep(0)  # a book has thousands, and segments of other jobs are read meanwhile
+    await made.close()
     return made
+
+
+def _check_time(spent_s: float, done: int, total: int) -> None:
+    """Raises PayloadTooLarge where planning takes too long, or is certain to."""
+    is_certain = spent_s > _EARLY_S and spent_s * total > _FAR_TOO_LONG * _LONGEST_PLANNING_S * max(1, done)
+    if is_certain or spent_s > _LONGEST_PLANNING_S:
+        most = max(1, int(done * _LONGEST_PLANNING_S / spent_s) // 2)
+        message = (
+            f"{INPUTS}: {total} parts take too long to plan now. Send them as several jobs of at most {most} parts."
+        )
+        raise PayloadTooLarge(message, INPUTS)
 
 
 async def _add(made: Planned, long: Offer, settings: ApiSettings, fields: dict[str, object]) -> None:
@@ -110,9 +156,7 @@ async def _add(made: Planned, long: Offer, settings: ApiSettings, fields: dict[s
                 "a job speaks with stored voices: store the recording (POST /v1/audio/voices), and name it in voice"
             )
             raise InvalidRequest(f"{name}: {reason}.", name)
-    names = _AT_FETCH[1:] if made.is_batch else _AT_FETCH
-    why = "without effect in a batch" if made.is_batch else "asked for when audio is fetched"
-    at_fetch = [name for name in names if fields.pop(name, None) is not None]
+    at_fetch = [name for name in _AT_FETCH if fields.pop(name, None) is not None]
     speech = await strict_request(long, fields)
     check_length("instructions", speech.body.instructions or "", settings)
     if made.deterministic and not speech.info.deterministic:
@@ -126,23 +170,12 @@ async def _add(made: Planned, long: Offer, settings: ApiSettings, fields: dict[s
         take = speech.stored.take_for(speech.body.instructions)
         by_vector = request.reference.x_vector_only
         stored = {"stored_voice": speech.stored.id, "style": take.style, "x_vector_only": by_vector}
-    segments = Segments.of(utterance, speech.info.max_segment_chars)
-    part = Part(
-        sent=speech.body.input,
-        rules=_index_of(made.rules, Rules.of(speech.spoken.rules)),
-        manner=_index_of(made.manners, Manner.of(request, **stored)),
-        seed=request.seed,
-        redraws=utterance.may_redraw,
-        segments=_segments(segments, speech, request.language) if is_speakable(request.text) else (),
-        end_pause_s=_end_pause_s(segments),
-        custom_id=custom_id,
-        response_format=speech.body.response_format,
-    )
-    if len(part.segments) > MOST_SEGMENTS:
-        raise InvalidRequest(f"input makes {len(part.segments)} segments: send it in parts.", "input")
-    made.parts.append(part)
+    is_long = len(speech.body.input) > _LONG_CHARS
+    part = await asyncio.to_thread(_part, utterance, speech) if is_long else _part(utterance, speech)
+    rules, manner = Rules.of(speech.spoken.rules), Manner.of(request, **stored)
+    await made.add(part.model_copy(update={"custom_id": custom_id}), rules, manner)
     made.infos.setdefault(speech.info.route, speech.info)
-    made.ignored |= speech.ignored | dict.fromkeys(at_fetch, why)
+    made.ignored |= speech.ignored | dict.fromkeys(at_fetch, "asked for when audio is fetched")
 
 
 def _is_deterministic(sent: object) -> bool:
@@ -151,11 +184,28 @@ def _is_deterministic(sent: object) -> bool:
     return bool(sent)
 
 
+def _part(utterance: Utterance, speech: SpeechRequest) -> Part:
+    """Without the indices of its rules and its manner. Raises InvalidRequest."""
+    request = utterance.synthesis
+    segments = Segments.of(utterance, speech.info.max_segment_chars)
+    return Part(
+        sent=speech.body.input,
+        rules=0,
+        manner=0,
+        seed=request.seed,
+        redraws=utterance.may_redraw,
+        segments=_segments(segments, speech, request.language) if is_speakable(request.text) else (),
+        end_pause_s=_end_pause_s(segments),
+    )
+
+
 def _segments(segments: Segments, speech: SpeechRequest, language: str) -> tuple[Segment, ...]:
     planned_segments: list[Segment] = []
     while (request := segments.known_segment(number := len(planned_segments))) is not None:
         own = None if request.language == language else request.language
         speed = segments.speed(number) * speech.body.speed
+        if number == MOST_SEGMENTS:
+            raise InvalidRequest(f"input makes more than {MOST_SEGMENTS} segments. Send it in several parts.", "input")
         planned_segments.append(Segment(text=request.text, pause_s=segments.pause_s(number), speed=speed, language=own))
     return tuple(planned_segments)
 

@@ -50,7 +50,7 @@ class SegmentMaker:
 
     async def make(self, job: StoredJob, plan: JobPlan, segment_id: SegmentId) -> tuple[MadeSegment, bytes]:
         """A segment as `JobStore.save` takes it. Raises JobStopped, and what a synthesizer raises."""
-        part = plan.parts[segment_id.part]
+        part = plan.part(segment_id.part)
         manner = plan.manners[part.manner]
         info = job.info(manner.model)
         await self._check(job, manner, info)

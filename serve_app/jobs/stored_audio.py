@@ -2,17 +2,17 @@
 fetched, and when its words are heard.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from deployments.protocol import FinishReason, PcmChunk
+from serve_app.api.responses.listing import apart
 from serve_app.client_audio.file_headers import wav_header
 from serve_app.client_audio.formats import AudioFormat, open_encoder
 from serve_app.jobs.job_store import JobStore
-from serve_app.jobs.stored_job import JobPlan, MadeSegment, StoredJob
+from serve_app.jobs.stored_job import MadeSegment
 from serve_app.jobs.work import Json, Track
-from serve_app.speech.segments import segment_start
+from serve_app.speech.segments import behind_space
 from serve_app.speech.word_times import WordTimes
 
 _LONGEST_WAV = 2**32 - 4096  # with its header
@@ -43,7 +43,7 @@ class StoredAudio:
             begins = before
             before += 2 * made.samples
             if before > start and begins < end:
-                content = await asyncio.to_thread(self._store.content, self._track.job_id, made)
+                content = await apart(self._store.content, self._track.job_id, made)
                 yield content.pcm[max(0, start - begins) : end - begins]
 
     def _wav_header(self) -> bytes:
@@ -60,10 +60,10 @@ class StoredAudio:
             disclosed=self._disclosed,
         )
         for made in track.made:
-            content = await asyncio.to_thread(self._store.content, track.job_id, made)
-            if audio := await asyncio.to_thread(encoder.encode, content.pcm):
+            content = await apart(self._store.content, track.job_id, made)
+            if audio := await apart(encoder.encode, content.pcm):
                 yield audio
-        if audio := await asyncio.to_thread(encoder.close):
+        if audio := await apart(encoder.close):
             yield audio
 
 
@@ -80,51 +80,28 @@ async def begun(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None
     return rest()
 
 
-def made_of(store: JobStore, job_id: str) -> tuple[StoredJob, JobPlan, dict[int, list[MadeSegment]]]:
-    """A job, its texts, and the finished segments of each part in order. Blocks. Raises Damaged."""
-    by_part: dict[int, list[MadeSegment]] = {}
-    for made in sorted((made for made, _ in store.made(job_id)), key=lambda segment: segment.id):
-        by_part.setdefault(made.id.part, []).append(made)
-    return store.existing_job(job_id), store.plan(job_id), by_part
-
-
-def parts_of(store: JobStore, job_id: str) -> list[Json]:
-    """How far each part of a job is. Blocks. Raises Damaged."""
-    job, plan, made_by_part = made_of(store, job_id)
-    rates = {model: job.info(model).sample_rate for model in job.models}
-    return [
-        {
-            "part": number,
-            "custom_id": part.custom_id,
-            "seed": part.seed,
-            "segments": {"total": len(part.segments), "done": len(done := made_by_part.get(number, []))},
-            "audio_s": round(sum(made.samples for made in done) / rates[plan.manners[part.manner].model], 3),
-        }
-        for number, part in enumerate(plan.parts)
-    ]
-
-
 def words_of(store: JobStore, job_id: str, number: int, made: tuple[MadeSegment, ...]) -> Json:
     """When each word and each segment of a finished part is heard, in seconds of its audio. Blocks. Raises Damaged."""
-    plan, job = store.plan(job_id), store.existing_job(job_id)
-    part = plan.parts[number]
+    job = store.existing_job(job_id)
+    plan = store.plan(job, number)
+    part = plan.part(number)
     info = job.info(plan.manners[part.manner].model)
     text = plan.spoken_text(part)
-    times = WordTimes(text, info)
+    times, spoken = WordTimes(text, info), text.text  # which is joined anew each time
     segments: list[Json] = []
-    begun_s = 0.0
+    begun_s, chars = 0.0, 0
     for made_segment, segment in zip(made, part.segments, strict=True):
-        content, ends_s = store.content(job.id, made_segment), begun_s + made_segment.samples / info.sample_rate
-        chars = segment_start(text.text, [before.text for before in part.segments[: len(segments)]])
+        content = store.content(job.id, made_segment, with_audio=False)
+        ends_s = begun_s + made_segment.samples / info.sample_rate
+        chars = behind_space(spoken, chars)
         positions = tuple((begun_s + seconds, chars + count) for seconds, count in content.positions)
+        silence = bytes(2 * made_segment.samples)  # only its length counts
         reason = FinishReason.STOP if made_segment is made[-1] else None
-        times.feed(
-            PcmChunk(content.pcm, content.codes, num_text_tokens=0, finish_reason=reason, text_positions=positions)
-        )
+        times.feed(PcmChunk(silence, content.codes, num_text_tokens=0, finish_reason=reason, text_positions=positions))
         begins = round(begun_s + segment.pause_s, 3)
         heard = {"start": begins, "end": round(ends_s, 3), "finish_reason": made_segment.finish_reason}
         segments.append({"text": segment.text, **heard})
-        begun_s = ends_s
+        begun_s, chars = ends_s, chars + len(segment.text)
     words = [{"word": word.text, "start": round(word.start_s, 3), "end": round(word.end_s, 3)} for word in times.take()]
     totals = {"estimated": not info.word_times, "duration_s": round(begun_s, 3)}
     return {"custom_id": part.custom_id, "words": words, **totals, "segments": segments}

@@ -7,25 +7,29 @@ made: a later start makes the segments that are missing, and no other ones.
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from deployments.config import Strict
 from deployments.protocol import FinishReason, ModelInfo, Reference, Sampling, SynthesisRequest
-from serve_app.client_audio.formats import AudioFormat
 from serve_app.speech.segments import Utterance, segment_seed
-from serve_app.text.lexicon import Lexicon
+from serve_app.text.lexicon import MAX_WORDS, Lexicon
 from serve_app.text.markup import Markup
 from serve_app.text.spoken_text import SpokenText, Stretch, TextRules, read
 
 JOB_ID = re.compile(r"job_[0-9a-f]{24}")
 _NAME = re.compile(r"(\d{6})\.(\d{5})\.(\d+)\.([a-z]+)\.([01])")
-MOST_PARTS, MOST_SEGMENTS = 10**6 - 1, 10**5 - 1  # that a name has digits for; segments of one part
-SPEECH = "/v1/audio/speech"  # what a batch asks for
+MOST_PARTS = 10**6 - 1  # that the name of a segment has digits for
+MOST_SEGMENTS = 5000  # of one part: 200,000 characters have 4,000 of the shortest ones
+LONGEST_LINE = 2000
+PARTS_LISTED = 1000
 _INFO = TypeAdapter(ModelInfo)
-_Name = Annotated[str, Field(max_length=64)]
-_Value = Annotated[str, Field(max_length=512)]
+_OLDER = ConfigDict(extra="ignore")  # jobs that OpenAI's batches made have further fields
+
+
+_Line = Annotated[str, Field(max_length=LONGEST_LINE)]
+_Text = Annotated[str, Field(max_length=1 << 24)]  # no body has more characters
 
 
 class JobStatus(StrEnum):
@@ -44,10 +48,10 @@ class Rules(Strict):
 
     markup: Markup
     paragraph_pause_s: float
-    lexicon: dict[str, str]
-    spoken_form: str | None
+    lexicon: Annotated[dict[_Line, _Line], Field(max_length=MAX_WORDS)]
+    spoken_form: _Line | None
     max_segment_chars: int | None
-    normalised: str | None
+    normalised: _Line | None
 
     @classmethod
     def of(cls, rules: TextRules) -> Self:
@@ -61,14 +65,14 @@ class Rules(Strict):
 class Manner(Strict):
     """Who speaks, and how: what parts share."""
 
-    model: str  # `SynthesisRequest.model`
-    voice: str | None  # a speaker of the checkpoint
-    stored_voice: str | None = None  # or the id of a stored voice, and the style of its recording
-    style: str = ""
+    model: _Line  # `SynthesisRequest.model`
+    voice: _Line | None  # a speaker of the checkpoint
+    stored_voice: _Line | None = None  # or the id of a stored voice, and the style of its recording
+    style: _Line = ""
     x_vector_only: bool = False
-    language: str
-    instructions: str | None
-    sampling: dict[str, bool | int | float]
+    language: _Line
+    instructions: _Text | None
+    sampling: Annotated[dict[_Line, bool | int | float], Field(max_length=100)]
     non_streaming_mode: bool | None
     ignore_eos: bool
     leading_silence: bool
@@ -84,39 +88,47 @@ class Manner(Strict):
 class Segment(Strict):
     """A text that is spoken in one request."""
 
-    text: str
+    text: _Text
     pause_s: float = 0.0  # silence before it
     speed: float = 1.0
-    language: str | None = None  # None: that of its manner
+    language: _Line | None = None  # None: that of its manner
 
 
 class Part(Strict):
     """One entry of `inputs`."""
 
-    sent: str
+    model_config = _OLDER
+
+    sent: _Text
     rules: int  # its index in the plan's list
     manner: int
     seed: int
     redraws: bool  # whether a segment that ends badly is drawn again
-    segments: tuple[Segment, ...]
+    segments: Annotated[tuple[Segment, ...], Field(max_length=MOST_SEGMENTS)]
     end_pause_s: float = 0.0  # silence after the last segment
-    custom_id: str | None = None
-    response_format: AudioFormat | None = None  # of a line of a batch
+    custom_id: _Line | None = None
 
 
 class JobPlan(Strict):
-    """All that is spoken."""
+    """All that is spoken in some consecutive parts."""
 
-    rules: tuple[Rules, ...]
-    manners: tuple[Manner, ...]
-    parts: tuple[Part, ...]
+    rules: Annotated[tuple[Rules, ...], Field(max_length=MOST_PARTS)]
+    manners: Annotated[tuple[Manner, ...], Field(max_length=MOST_PARTS)]
+    parts: Annotated[tuple[Part, ...], Field(max_length=MOST_PARTS)]
+    first: int = 0  # the number of its first part
+
+    def has(self, part: int) -> bool:
+        return self.first <= part < self.first + len(self.parts)
+
+    def part(self, number: int) -> Part:
+        return self.parts[number - self.first]
 
     def spoken_text(self, part: Part) -> SpokenText:
         """The part's text with its spoken form. Blocks for a long one."""
         return read(part.sent, self.rules[part.rules].text_rules())
 
     def utterance(self, job: "StoredJob", segment_id: "SegmentId", reference: Reference | None) -> Utterance:
-        part = self.parts[segment_id.part]
+        part = self.part(segment_id.part)
         segment, manner = part.segments[segment_id.segment], self.manners[part.manner]
         same = ("model", "voice", "instructions", "non_streaming_mode", "ignore_eos", "leading_silence")
         synthesis = SynthesisRequest(
@@ -135,37 +147,36 @@ class JobPlan(Strict):
         return Utterance(synthesis, stretches=(stretch,), may_redraw=part.redraws)
 
 
-class SentBatch(Strict):
-    """What a client asks of OpenAI's batches."""
+class PartName(Strict):
+    """What a list of parts tells of one beside its progress."""
 
-    input_file_id: str
-    endpoint: Literal["/v1/audio/speech"]
-    completion_window: Literal["24h"]  # the only one that OpenAI's clients know; nothing ends a job after it
-    metadata: Annotated[dict[_Name, _Value], Field(max_length=16)] | None = None
-    deterministic: bool = False
+    custom_id: _Line | None
+    seed: int
+    model: _Line
 
 
-class Mistake(Strict):
-    """Why no job could be made of a batch's file, as OpenAI's clients read it."""
+class PartNames(Strict):
+    """Of up to `PARTS_LISTED` consecutive parts."""
 
-    code: str
-    line: int
-    message: str
-    param: str | None
+    names: Annotated[tuple[PartName, ...], Field(max_length=PARTS_LISTED)]
 
 
 class StoredJob(Strict):
     """The description of a job. It never changes; what has become of the job stands in its state and its segments."""
 
-    id: str
-    owner: str
+    model_config = _OLDER
+
+    id: _Line
+    owner: _Line
     created_at: int  # seconds since 1970
-    key: str | None = None  # the client's Idempotency-Key
-    fingerprint: str  # of what the client sent
-    models: dict[str, dict[str, Any]]  # ModelInfo by `SynthesisRequest.model`
-    num_segments: tuple[int, ...]  # of each part
-    webhook: str | None = None  # that is called at its end
-    batch: SentBatch | None = None  # that it carries out
+    key: _Line | None = None  # the client's Idempotency-Key
+    fingerprint: _Line  # of what the client sent
+    # ModelInfo by `SynthesisRequest.model`
+    models: Annotated[dict[_Line, Annotated[dict[_Line, Any], Field(max_length=100)]], Field(max_length=1000)]
+    num_segments: Annotated[tuple[int, ...], Field(max_length=MOST_PARTS)]  # of each part
+    pieces: Annotated[tuple[int, ...], Field(max_length=MOST_PARTS)] = ()  # the first part of each piece of its plan
+    plan_bytes: int = 0  # of all pieces in the store
+    webhook: _Line | None = None  # that is called at its end
     deterministic: bool = False  # whether it fails rather than have other codes after a death
 
     def info(self, model: str) -> ModelInfo:
@@ -181,12 +192,13 @@ class StoredJob(Strict):
 class JobState(Strict):
     """What a client, or a failure, has made of a job."""
 
+    model_config = _OLDER
+
     cancelled: bool = False
-    failed: str | None = None  # why no segment is made any more
-    mistake: Mistake | None = None  # the reason, where it is in the file of a batch
+    failed: _Line | None = None  # why no segment is made any more
     ended_at: int | None = None  # seconds since 1970
     calls: int = 0  # of its webhook that were made
-    call_error: str | None = None  # why the last one failed
+    call_error: _Line | None = None  # why the last one failed
     called_at: int | None = None  # when one succeeded, or the last one was given up
 
 

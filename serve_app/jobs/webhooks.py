@@ -52,9 +52,12 @@ class Webhooks:
             raise InvalidRequest(f"{WEBHOOK}: leave out user, password and fragment.", WEBHOOK)
         return url
 
-    async def notify(self, url: str, job: Json) -> str | None:
-        """Why the call failed; None where it was answered with a 2xx."""
-        content = json.dumps({"type": f"audio.job.{job['status']}", "timestamp": now(), "data": job}).encode()
+    async def notify(self, url: str, owner: str, job: Json) -> str | None:
+        """Why the call failed; None where it was answered with a 2xx. All calls are signed with one secret, so the body
+        also names the owner and, in the job, the address.
+        """
+        told = {"type": f"audio.job.{job['status']}", "timestamp": now(), "owner": owner, "data": job}
+        content = json.dumps(told).encode()
         message_id, timestamp = f"{job['id']}.{job['ended_at']}", str(now())
         signed = hmac.digest(self._secret, f"{message_id}.{timestamp}.".encode() + content, hashlib.sha256)
         headers = {

@@ -4,9 +4,10 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from heapq import nsmallest
 
 from deployments.errors import Conflict, NotFound
-from serve_app.jobs.stored_job import JobPlan, JobState, JobStatus, MadeSegment, SegmentId, StoredJob
+from serve_app.jobs.stored_job import JobPlan, JobState, JobStatus, MadeSegment, PartName, SegmentId, StoredJob
 
 Json = dict[str, object]
 
@@ -23,22 +24,33 @@ class Track:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """A job and its progress. The plan is here only while segments are made: a book's takes megabytes."""
+    """A job and its progress. One piece of its plan is here while segments are made: a book's takes megabytes."""
 
     job: StoredJob
     state: JobState
     made: dict[SegmentId, MadeSegment]
-    num_bytes: int  # of the segments in the store
+    num_bytes: int  # in the store, with its plan
+    mark: str = ""  # of its state in the store
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while its state is written or read
     todo: deque[SegmentId] = field(default_factory=deque)
     running: dict[SegmentId, asyncio.Task[None]] = field(default_factory=dict)
     plan: JobPlan | None = None
     webhook_task: asyncio.Task[None] | None = None  # tells its webhook of its end
     next_webhook_s: float = 0.0
-    failures: dict[SegmentId, int] = field(default_factory=dict)  # of the engine, on segments that are tried again
+    failures: dict[SegmentId, int] = field(default_factory=dict)  # of segments that are tried again
+    suspects: dict[SegmentId, None] = field(default_factory=dict)  # were lost with a replica: each is tried again alone
+    parts: dict[int, list[int]] = field(default_factory=dict)  # of what is made: segments and samples
+    problems: list[MadeSegment] = field(default_factory=list)
+    num_parts_done: int = 0
     _began_s: float = 0.0  # when the first segment of this process began
     _num_new: int = 0  # segments that this process has made
+    _num_segments: int = 0
 
     def __post_init__(self) -> None:
+        self._num_segments = sum(self.job.num_segments)
+        self.num_parts_done = self.job.num_segments.count(0)
+        for made in self.made.values():
+            self._count(made)
         self.queue_all()
 
     def queue_all(self) -> None:
@@ -49,7 +61,7 @@ class Work:
 
     @property
     def num_segments(self) -> int:
-        return sum(self.job.num_segments)
+        return self._num_segments
 
     @property
     def is_complete(self) -> bool:
@@ -73,9 +85,19 @@ class Work:
 
     def add(self, made: MadeSegment, num_bytes: int) -> None:
         """A segment lies in the store."""
-        self.made[made.id] = made
         self.num_bytes += num_bytes
         self._num_new += 1
+        if made.id not in self.made:
+            self.made[made.id] = made
+            self._count(made)
+
+    def _count(self, made: MadeSegment) -> None:
+        part = self.parts.setdefault(made.id.part, [0, 0])
+        part[0] += 1
+        part[1] += made.samples
+        self.num_parts_done += part[0] == self.job.num_segments[made.id.part]
+        if made.was_redrawn or not made.finish_reason.is_good:
+            self.problems.append(made)
 
     def part(self, number: int) -> tuple[MadeSegment, ...]:
         """The segments of a finished part. Raises NotFound, and Conflict while it is not finished."""
@@ -96,13 +118,9 @@ class Work:
             raise Conflict(message, None, "job_not_finished")
         return tuple(self.made[segment_id] for segment_id in sorted(self.made))
 
-    def as_json(self, hindrance: str | None) -> Json:
+    def as_json(self, hindrance: str | None, *, most_problems: int) -> Json:
         """The object that its owner gets."""
         status = self.status(hindrance)
-        done: dict[int, int] = {}
-        for segment_id in self.made:
-            done[segment_id.part] = done.get(segment_id.part, 0) + 1
-        num_done = sum(done.get(part, 0) == count for part, count in enumerate(self.job.num_segments))
         reason = self.state.failed if status is JobStatus.FAILED else hindrance if status is JobStatus.PAUSED else None
         return {
             "id": self.job.id,
@@ -110,7 +128,10 @@ class Work:
             "status": status,
             "created_at": self.job.created_at,
             "deterministic": self.job.deterministic,
-            "parts": {"total": len(self.job.num_segments), "done": num_done},
+            "parts": {
+                "total": len(self.job.num_segments),
+                "done": self.num_parts_done,
+            },
             "segments": {"total": self.num_segments, "done": len(self.made)},
             "bytes": self.num_bytes,
             "audio_s": round(self._audio_s, 3),
@@ -118,8 +139,6 @@ class Work:
             "reason": reason,
             "ended_at": self.state.ended_at,
             "webhook": self.job.webhook and self._webhook(),
-            "batch": self.job.batch and self.job.batch.model_dump(),
-            "mistake": self.state.mistake and self.state.mistake.model_dump(),
             "problems": [
                 {
                     "part": made.id.part,
@@ -127,9 +146,19 @@ class Work:
                     "finish_reason": made.finish_reason,
                     "redrawn": made.was_redrawn,
                 }
-                for made in (self.made[segment_id] for segment_id in sorted(self.made))
-                if made.was_redrawn or not made.finish_reason.is_good
+                for made in nsmallest(most_problems, self.problems, key=lambda problem: problem.id)
             ],
+        }
+
+    def part_as_json(self, number: int, name: PartName) -> Json:
+        """An entry of the list of its parts."""
+        done, samples = self.parts.get(number, (0, 0))
+        return {
+            "part": number,
+            "custom_id": name.custom_id,
+            "seed": name.seed,
+            "segments": {"total": self.job.num_segments[number], "done": done},
+            "audio_s": round(samples / self.job.info(name.model).sample_rate, 3),
         }
 
     @property
@@ -149,7 +178,7 @@ class Work:
 
     @property
     def _audio_s(self) -> float:
-        return sum(made.samples for made in self.made.values()) / self.sample_rate if self.made else 0.0
+        return sum(samples for _, samples in self.parts.values()) / self.sample_rate if self.made else 0.0
 
     def _eta_s(self) -> float | None:
         """By the pace since this process began; None before the first segment."""

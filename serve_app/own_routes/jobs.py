@@ -1,24 +1,25 @@
 """Long work: `/v1/audio/jobs` (docs/jobs.md)."""
 
-import asyncio
 import re
 from collections.abc import AsyncGenerator
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from serve_app.api.bodies.client_input import format_named, idempotency_key, parse_object, read_body
+from serve_app.api.bodies.client_input import format_named, idempotency_key, read_body
 from serve_app.api.headers import SAMPLE_RATE_HEADER
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.speech_request import CONTENT_TYPES, RAW, disclosure
+from serve_app.api.responses.listing import json_apart
 from serve_app.api.speech_service import SpeechService
 from serve_app.client_audio.formats import AudioFormat
-from serve_app.dialects.dialect import Dialect, Route
+from serve_app.dialects.dialect import Charge, Dialect, Route
 from serve_app.jobs.job_store import JobStore
-from serve_app.jobs.stored_audio import StoredAudio, begun, parts_of, words_of
+from serve_app.jobs.stored_audio import StoredAudio, begun, words_of
 from serve_app.jobs.work import Json, Track
 
-_MOST_VALUES = 1 << 20  # of a body: the texts of a book have many commas
+_DIGITS = 9
 _RANGE = re.compile(r"bytes=(\d{1,15})?-(\d{1,15})?")
 _FORMATS = {each.value: each for each in AudioFormat}
 
@@ -26,19 +27,20 @@ _FORMATS = {each.value: each for each in AudioFormat}
 async def create(service: SpeechService, request: Request) -> Response:
     """Takes a list of texts, and makes their speech whenever live requests leave room."""
     key = idempotency_key(request)
-    fields = parse_object(await read_body(request), most_values=_MOST_VALUES)
-    job, ignored = await service.ask_jobs("create", fields, key, None)
+    job, ignored = await service.ask_jobs("create", await read_body(request), key)
     return JSONResponse(job, 201, headers=ignored_fields.as_header(ignored))
 
 
-async def list_all(service: SpeechService) -> Json:
-    """All of the caller's jobs, the newest first."""
-    return {"object": "list", "data": await service.ask_jobs("all_of"), "has_more": False}
+async def list_all(service: SpeechService, after: str = "", limit: str = "1000") -> Response:
+    """The caller's jobs, the newest first, as pages."""
+    page = await service.ask_jobs("all_of", after, limit)
+    return await json_apart(lambda: page)
 
 
-async def show(service: SpeechService, job_id: str) -> Json:
+async def show(service: SpeechService, job_id: str) -> Response:
     """A job, with how far it is."""
-    return dict(await service.ask_jobs("ask", "get", job_id))
+    job = await service.ask_jobs("ask", "get", job_id)
+    return await json_apart(lambda: job)
 
 
 async def cancel(service: SpeechService, job_id: str) -> Response:
@@ -56,25 +58,24 @@ async def remove(service: SpeechService, job_id: str) -> Json:
     return dict(await service.ask_jobs("ask", "delete", job_id))
 
 
-async def list_parts(service: SpeechService, job_id: str) -> Json:
-    """How far each part of a job is, with its `custom_id` and its seed."""
-    await service.ask_jobs("ask", "get", job_id)
-    parts = await asyncio.to_thread(parts_of, JobStore(service.voices.files()), job_id)
-    return {"object": "list", "data": parts, "has_more": False}
+async def list_parts(service: SpeechService, job_id: str, after: str = "", limit: str = "1000") -> Response:
+    """How far each part of a job is, with its `custom_id` and its seed, as pages. `after` is the number of a part."""
+    page = await service.ask_jobs("parts", job_id, after, limit)
+    return await json_apart(lambda: page)
 
 
 async def part_audio(
-    service: SpeechService, request: Request, job_id: str, part: int, response_format: str = "flac"
+    service: SpeechService, request: Request, job_id: str, part: str, response_format: str = "flac"
 ) -> Response:
     """The audio of a finished part, also while the job runs."""
     wanted = format_named("response_format", response_format, _FORMATS)
-    return await _audio(service, request, await service.ask_jobs("track", job_id, part), wanted)
+    return await _audio(service, request, await service.ask_jobs("track", job_id, _number(part)), wanted)
 
 
-async def part_words(service: SpeechService, job_id: str, part: int) -> Json:
+async def part_words(service: SpeechService, job_id: str, part: str) -> Response:
     """When each word and each segment of a finished part is heard."""
-    track = await service.ask_jobs("track", job_id, part)
-    return await asyncio.to_thread(words_of, JobStore(service.voices.files()), job_id, part, track.made)
+    track = await service.ask_jobs("track", job_id, _number(part))
+    return await json_apart(words_of, JobStore(service.voices.files()), job_id, int(part), track.made)
 
 
 async def whole_audio(service: SpeechService, request: Request, job_id: str, response_format: str = "flac") -> Response:
@@ -121,6 +122,13 @@ def _span(range_header: str | None, size: int) -> tuple[int, int] | None:
     return int(match[1]), min(size, int(match[2]) + 1) if match[2] is not None else size
 
 
+def _number(part: str) -> int:
+    """The number in a path; one with more digits than any part has names none either. Raises HTTPException."""
+    if not (part.isascii() and part.isdigit()):
+        raise HTTPException(404)
+    return int(part[:_DIGITS]) if len(part) <= _DIGITS else 10**_DIGITS
+
+
 _INPUT = {"type": "object", "required": ["input"], "properties": {"input": {"type": "string"}}}
 _SCHEMA = {
     "type": "object",
@@ -128,6 +136,7 @@ _SCHEMA = {
     "properties": {"inputs": {"type": "array", "minItems": 1, "items": _INPUT}, "voice": {"type": "string"}},
 }
 _DOCS = {"requestBody": {"required": True, "content": {"application/json": {"schema": _SCHEMA}}}}
+_STREAM = Charge.STREAM
 _JOBS, _JOB = "/v1/audio/jobs", "/v1/audio/jobs/{job_id}"
 DIALECT = Dialect(
     "Jobs",
@@ -138,9 +147,9 @@ DIALECT = Dialect(
         Route(f"POST {_JOB}/cancel", cancel, "Cancel a job"),
         Route(f"POST {_JOB}/resume", resume, "Resume a job"),
         Route(f"DELETE {_JOB}", remove, "Delete a job"),
-        Route(f"GET {_JOB}/parts", list_parts, "List the parts of a job"),
-        Route(f"GET {_JOB}/parts/{{part:int}}", part_audio, "The audio of a finished part"),
-        Route(f"GET {_JOB}/parts/{{part:int}}/words", part_words, "The words of a finished part"),
-        Route(f"GET {_JOB}/audio", whole_audio, "The audio of a finished job"),
+        Route(f"GET {_JOB}/parts", list_parts, "List the parts of a job", charge=_STREAM),
+        Route(f"GET {_JOB}/parts/{{part}}", part_audio, "The audio of a finished part", charge=_STREAM),
+        Route(f"GET {_JOB}/parts/{{part}}/words", part_words, "The words of a finished part", charge=_STREAM),
+        Route(f"GET {_JOB}/audio", whole_audio, "The audio of a finished job", charge=_STREAM),
     ),
 )

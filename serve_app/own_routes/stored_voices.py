@@ -2,22 +2,25 @@
 vLLM-Omni's form. ElevenLabs and Cartesia have theirs with their dialects.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deployments.errors import InvalidRequest
 from serve_app.api.bodies.client_input import parse_object
 from serve_app.api.bodies.forms import SentForm, read_form
+from serve_app.api.context import state_of
 from serve_app.api.requests import ignored_fields
-from serve_app.api.responses.listing import page_of
+from serve_app.api.responses.listing import json_apart, page_of
+from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.speech_service import SpeechService
 from serve_app.client_audio.reference_doctor import PREPARATIONS
-from serve_app.dialects.dialect import Dialect, Route
+from serve_app.dialects.dialect import Charge, Dialect, Route
 from serve_app.voices.designs import lock
 from serve_app.voices.library import Details, SentRecording
-from serve_app.voices.stored_voice import FILE_SUFFIX, NEUTRAL, StoredConsent, StoredVoice, pack
+from serve_app.voices.stored_voice import FILE_SUFFIX, NEUTRAL, StoredConsent, StoredVoice, packed
 
 Json = dict[str, object]
 
@@ -79,12 +82,23 @@ async def remove_voice(service: SpeechService, voice_id: str) -> Json:
     return {**deleted, "success": True, "message": f"Voice {voice.name!r} deleted"}
 
 
-async def export_voice(service: SpeechService, voice_id: str) -> Response:
+async def export_voice(service: SpeechService, request: Request, voice_id: str) -> Response:
     """The voice as one file, which `talkray voice import` reads."""
     voice = await service.voices.get(voice_id)
-    files = {take.sha256: await service.voices.recording(voice, take) for take in voice.takes}
+    store, state = service.voices.files(), state_of(request)
+    quota = state.held.enter_context(ByteQuota(state.caller.name))
+    quota.hold(max(take.num_bytes for take in voice.takes))
+    parts = packed(voice, partial(store.recording, voice))
+    first = await service.voices.aside(partial(next, parts, b""))  # raises before the answer begins
+
+    async def content() -> AsyncGenerator[bytes, None]:
+        part = first
+        while part:
+            yield part
+            part = await service.voices.aside(partial(next, parts, b""))
+
     headers = {"content-disposition": f'attachment; filename="{voice.id}{FILE_SUFFIX}"'}
-    return Response(pack(voice, files), media_type="application/zip", headers=headers)
+    return StreamingResponse(content(), media_type="application/zip", headers=headers)
 
 
 async def add_consent(service: SpeechService, request: Request) -> Response:
@@ -96,10 +110,10 @@ async def add_consent(service: SpeechService, request: Request) -> Response:
     return _answer(_consent(consent), form, ("name", "language", "recording"))
 
 
-async def list_consents(service: SpeechService, after: str = "", limit: str = "20") -> Json:
+async def list_consents(service: SpeechService, after: str = "", limit: str = "20") -> Response:
     """The newest first, as pages."""
-    known = [_consent(consent) for consent in reversed(await service.voices.consents())]
-    return page_of(known, after, limit)
+    consents = await service.voices.consents()
+    return await json_apart(lambda: page_of([_consent(consent) for consent in reversed(consents)], after, limit))
 
 
 async def show_consent(service: SpeechService, consent_id: str) -> Json:
@@ -195,10 +209,10 @@ DIALECT = Dialect(
         Route(f"GET {_VOICES}/{{voice_id}}", show_voice, "Show a stored voice"),
         Route(f"POST {_VOICES}/{{voice_id}}", change_voice, "Change a stored voice, or add a recording"),
         Route(f"DELETE {_VOICES}/{{voice_id}}", remove_voice, "Delete a stored voice"),
-        Route(f"GET {_VOICES}/{{voice_id}}/file", export_voice, "A stored voice as one file"),
+        Route(f"GET {_VOICES}/{{voice_id}}/file", export_voice, "A stored voice as one file", charge=Charge.STREAM),
         Route(f"POST {_CONSENTS}", add_consent, "Store a consent recording"),
         Route(f"GET {_CONSENTS}", list_consents, "List consent recordings"),
-        Route(f"GET {_CONSENTS}/{{consent_id}}", show_consent, "Show a consent recording"),
+        Route(f"GET {_CONSENTS}/{{consent_id}}", show_consent, "Show a consent recording", charge=Charge.STREAM),
         Route(f"POST {_CONSENTS}/{{consent_id}}", rename_consent, "Rename a consent recording"),
         Route(f"DELETE {_CONSENTS}/{{consent_id}}", remove_consent, "Delete a consent recording"),
     ),

@@ -149,11 +149,16 @@ class Segments:
 def segment_start(text: str, before: list[str]) -> int:
     """Where in `text` a segment begins. The segments `before` it follow each other, with whitespace between."""
     start = 0
-    for segment in (*before, ""):
-        space = _SPACES.match(text, start)
-        assert space is not None
-        start = space.end() + len(segment)
-    return start
+    for segment in before:
+        start = behind_space(text, start) + len(segment)
+    return behind_space(text, start)
+
+
+def behind_space(text: str, start: int) -> int:
+    """Where the whitespace from `start` on ends."""
+    space = _SPACES.match(text, start)
+    assert space is not None
+    return space.end()
 
 
 def _requests(request: SynthesisRequest, texts: list[str]) -> list[SynthesisRequest]:

@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ET
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import ClassVar
@@ -56,6 +57,20 @@ class Lexicon:
             lengths.setdefault(_atom(word, 0).lower(), set()).add(len(word))
         return {start: sorted(word_lengths, reverse=True) for start, word_lengths in lengths.items()}
 
+    @cached_property
+    def _by_length(self) -> dict[int, list[str]]:
+        """The entries of each length in small letters, sorted."""
+        words: dict[int, list[str]] = {}
+        for word in self.words:
+            words.setdefault(len(word), []).append(word.lower())
+        return {length: sorted(of_length) for length, of_length in words.items()}
+
+    def may_become(self, begun: str, length: int) -> bool:
+        """Whether an entry of this length begins with all that has been written, in any case."""
+        words, lower = self._by_length.get(length, []), begun.lower()
+        place = bisect_left(words, lower)
+        return place < len(words) and words[place].startswith(lower)
+
     def lengths(self, atom: str) -> list[int]:
         return self._by_start.get(atom.lower(), [])
 
@@ -106,7 +121,7 @@ class LiveLexicon:
         for length in self._lexicon.lengths(atom):
             until = at + length
             if until > len(text) or (until == len(text) and _is_letter(text[until - 1])):
-                if not is_last and self._may_become(text[at:], length):
+                if not is_last and self._lexicon.may_become(text[at:], length):
                     return None
                 if until > len(text):
                     continue
@@ -115,11 +130,6 @@ class LiveLexicon:
             if said is not None and ends:
                 return until, said
         return end, None
-
-    def _may_become(self, begun: str, length: int) -> bool:
-        """Whether an entry of this length begins with all that has been written."""
-        lower = begun.lower()
-        return any(len(word) == length and word.lower().startswith(lower) for word in self._lexicon.words)
 
 
 def _atom(text: str, at: int) -> str:

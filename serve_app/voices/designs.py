@@ -14,7 +14,7 @@ from deployments.errors import NotFound
 from serve_app.client_audio.recordings import MIN_SECONDS
 from serve_app.visitor import VISITOR
 from serve_app.voices.library import Details, SentRecording, Voices
-from serve_app.voices.stored_voice import NEUTRAL, StoredDesign, StoredVoice, Take, new_id, now
+from serve_app.voices.stored_voice import MAX_DESCRIPTION, NEUTRAL, StoredDesign, StoredVoice, Take, new_id, now
 
 MOST_KEPT = 30  # of each owner: 45 MB, as none is longer than LONGEST_S
 LONGEST_S, SHORTEST_S = 28.0, MIN_SECONDS  # of a candidate: it is a recording to clone
@@ -59,7 +59,7 @@ async def keep(voices: Voices, spoken: Sequence[DesignedSpeech], description: De
             id=new_id("design"),
             owner=owner,
             created_at=now(),
-            description=description.words,
+            description=description.words[:MAX_DESCRIPTION],
             language=description.language,
             model=description.model,
             seed=speech.seed,

@@ -11,22 +11,24 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import ParamSpec, Self, TypeVar
 
+import obstore
+
 from deployments.errors import Conflict, InvalidRequest, NotFound, NotReady, StartError, TalkrayError
 from deployments.protocol import ModelInfo, Reference
-from deployments.recording_cache import Lookups
-from deployments.serving import metrics
-from serve_app.client_audio import recordings
 from serve_app.client_audio.reference_doctor import Preparation
 from serve_app.config import VoiceSettings
 from serve_app.text.lexicon import Lexicon
 from serve_app.visitor import VISITOR
+from serve_app.voices.clocks import SteadyClock, store_now_s
+from serve_app.voices.clone_prompts import ClonePrompts
+from serve_app.voices.keeping import check_kept, check_unused
 from serve_app.voices.stored_voice import (
-    ID,
+    DESIGN_S,
     NEUTRAL,
-    Consent,
     StoredConsent,
     StoredDesign,
     StoredLexicon,
@@ -36,14 +38,24 @@ from serve_app.voices.stored_voice import (
     new_version,
     now,
 )
-from serve_app.voices.voice_store import NoStore, Record, StoreFailed, VoiceStore, default_folder, folder_of, tried
+from serve_app.voices.voice_store import (
+    Damaged,
+    NoStore,
+    Record,
+    StoreError,
+    StoreFailed,
+    VoiceStore,
+    default_folder,
+    folder_of,
+    tried,
+)
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 2.0
 _SWEEP_S = 3600.0
 _READERS = 16  # records are read beside each other: a bucket takes 20 ms for each
-_MOST_UNDERIVED = 256
+_LEAST_BETWEEN_S = 0.1  # two looks at the store for names that are unknown
 
 Forget = Callable[[tuple[bytes, ...]], Awaitable[None]]
 P = ParamSpec("P")
@@ -86,14 +98,16 @@ class Voices:
         """Without a store, `why_not` says what to set. `forget` tells all replicas of voices that are no more."""
         self.store, self._settings, self._why_not, self._forget = store, settings, why_not, forget
         self._records: dict[str, Record] = {}  # by path
-        self._marks: dict[str, str] = {}
+        self._marks: dict[str, obstore.ObjectMeta] = {}
         self._for_all = Lexicon.EMPTY
         self._reading = asyncio.Lock()
-        self._num_readings = 0
+        self._num_readings, self._read_s = 0, float("-inf")
         self._writing = asyncio.Lock()  # from a look at the store to what is written because of it
         self._to_forget: set[bytes] = set()  # replicas may keep these still
-        self._underived: dict[bytes, tuple[StoredVoice, Reference]] = {}  # by key: their prompts are not stored yet
+        self._over: list[tuple[Record, datetime | None]] = []  # of which files may be left: see `VoiceStore.clear`
         self._threads = ThreadPoolExecutor(_READERS, "voices")
+        self._prompts = ClonePrompts(self.aside)
+        self._told = ""  # by the log, of the store's last failure
         self._following: asyncio.Task[None] | None = None
 
     @classmethod
@@ -107,7 +121,9 @@ class Voices:
             try:
                 return cls(VoiceStore(str(default_folder())), settings, forget=forget)
             except StartError as error:
-                return cls(None, settings, why_not=f"No voices are stored: {error}.", forget=forget)
+                logger.warning("no voices are stored: %s", error)
+                why_not = "No voices are stored: the server cannot use its folder; set api.voices.store."
+                return cls(None, settings, why_not=why_not, forget=forget)
         if num_nodes > 1 and folder_of(location) is not None:
             raise StartError(
                 f"api.voices.store: {location} is a folder, of which each of the {num_nodes} nodes would have its own: "
@@ -144,7 +160,7 @@ class Voices:
     async def change_lexicon(self, lexicon_id: str, change: Callable[[StoredLexicon], StoredLexicon]) -> StoredLexicon:
         """Store the next version of one. Raises NotFound, Conflict, and as `change` does."""
         async with self._writing:
-            return await self.keep(change(await self.get_lexicon(lexicon_id)), {})
+            return await self._keep(change(await self.get_lexicon(lexicon_id)), {})
 
     async def find(self, id_or_name: str | None) -> StoredVoice | None:
         """The voice that a client means, in any case; its own ones come first."""
@@ -153,7 +169,8 @@ class Voices:
         await self._follow()
         voice = self._find(StoredVoice, id_or_name)
         if voice is None:
-            await self.refresh()  # it may have been stored a moment ago, elsewhere
+            # It may have been stored a moment ago, elsewhere. Names that no voice has share such looks.
+            await self.refresh(not_before_s=self._read_s + _LEAST_BETWEEN_S)
             voice = self._find(StoredVoice, id_or_name)
         return voice
 
@@ -204,17 +221,13 @@ class Voices:
 
     async def put(self, voice: StoredVoice, files: dict[str, bytes]) -> StoredVoice:
         """Store a new voice, or one that was exported under its own id. Raises Conflict."""
-        async with self._writing:
-            await self.refresh()
-            await self._keep_named(voice, files)
-        return voice
+        return await self.keep(voice, files)
 
     async def keep(self, record: R, files: Mapping[str, bytes]) -> R:
         """Store a record as it is, with its recordings by sha256. Returns it. Raises Conflict, StoreFailed."""
-        self._check_quota(record)
-        await self._aside(self.files().write, record, files)
-        await self.refresh()
-        return record
+        async with self._writing:
+            await self.refresh()
+            return await self._keep(record, files)
 
     async def add_consent(self, name: str, language: str, sent: SentRecording, *, field: str) -> StoredConsent:
         """Kept as it was sent: it is evidence. Raises InvalidRequest, Conflict."""
@@ -241,48 +254,38 @@ class Voices:
             if isinstance(record, StoredVoice):
                 takes = (*record.takes, *(take for take, _ in taken))
                 changed: C = record.changed(**{**changes, "takes": takes})
-                await self._keep_named(changed, {take.sha256: flac for take, flac in taken})
             else:
                 changed = record.changed(**changes)
-                await self.keep(changed, {})
+            await self._keep(changed, {take.sha256: flac for take, flac in taken})
         await self._forget_gone()
         return changed
 
     async def remove(self, record: Record) -> None:
         """Also from the caches of all replicas, where these answer. Raises Conflict of a consent that voices name."""
-        if isinstance(record, StoredConsent):
-            await self.refresh()
-            users = [each.name for each in self._all(StoredVoice) if each.consent.recording == record.id]
-            if users:
-                message = f"consent: {', '.join(users[:3])} was stored with it: delete that voice first."
-                raise Conflict(message, "consent")
+        store = self.files()
         async with self._writing:
-            await self._aside(self.files().remove, record)
+            if isinstance(record, StoredConsent):  # a voice that names it may be stored at this moment, also elsewhere
+                await self.refresh()
+                check_unused(record, self._records.values())
+                await self.aside(store.remove_record, record)
+                await self.refresh()
+                try:
+                    check_unused(record, self._records.values())
+                except Conflict:
+                    await self.aside(store.write, record, {})
+                    raise
+            await self.aside(store.remove, record)
         await self._forget_gone()
 
     async def recording(self, record: Record, take: Take) -> bytes:
         """The FLAC file of a take. Raises Damaged."""
-        return await self._aside(self.files().recording, record, take)
+        return await self.aside(self.files().recording, record, take)
 
     async def reference(
         self, voice: StoredVoice, take: Take, info: ModelInfo, *, x_vector_only: bool = False
     ) -> Reference:
-        """For a request to replicas: what was derived of the recording for this checkpoint, else its samples."""
-        store = self.files()
-        key = voice.key(take, info.fingerprint or info.name)
-        unprepared = Reference(None, take.text, x_vector_only=x_vector_only or take.text is None, key=key)
-        reference = recordings.by_prompt(unprepared)
-        if reference.prompt is None and (prompt := await self._aside(store.derived, voice, key)) is not None:
-            recordings.keep_clone_prompt(unprepared, prompt)
-            reference = recordings.by_prompt(unprepared)
-        is_known = reference.prompt is not None
-        metrics.references("prompt", Lookups(hits=int(is_known), misses=int(not is_known)))
-        if is_known:
-            return reference
-        if len(self._underived) < _MOST_UNDERIVED:
-            self._underived[key] = voice, unprepared
-        read = partial(recordings.read_flac, key, lambda: store.recording(voice, take), info.sample_rate)
-        return replace(unprepared, audio=await self._aside(read))
+        """See `ClonePrompts.reference`."""
+        return await self._prompts.reference(self.files(), voice, take, info, x_vector_only=x_vector_only)
 
     def files(self) -> VoiceStore:
         """The store, also for what lies beside the voices. Raises NoStore where there is none."""
@@ -290,13 +293,16 @@ class Voices:
             raise NoStore(self._why_not)
         return self.store
 
-    async def refresh(self) -> None:
-        """Look at the store. Those who ask meanwhile share the next look."""
+    async def refresh(self, *, not_before_s: float = float("-inf")) -> None:
+        """Look at the store, not before that time (time.monotonic()). Those who ask meanwhile share the next look."""
         num_before = self._num_readings
+        if (wait_s := not_before_s - time.monotonic()) > 0:
+            await asyncio.sleep(wait_s)
         async with self._reading:
             if self._num_readings == num_before:
                 self._num_readings += 1
                 await self._read_changes()
+                self._read_s = time.monotonic()
 
     def follow(self) -> None:
         """Look at the store from now on, every POLL_S."""
@@ -311,15 +317,17 @@ class Voices:
             await self.refresh()
 
     async def _look_again(self) -> None:
-        """The next sweep comes at once: what a writer that died has left may be old."""
-        swept_s, failure = float("-inf"), ""
+        """The first sweep comes as soon as the clock is trusted: what a writer that died has left may be old."""
+        swept_s, failure, clock = float("-inf"), "", SteadyClock(shortest_s=DESIGN_S)
         while True:
             try:
                 await self._forget_gone()
-                await self._keep_derived()
-                if time.monotonic() - swept_s > _SWEEP_S:
+                await self._prompts.keep(self.files())
+                now_s = clock.now()
+                if now_s is not None and time.monotonic() - swept_s > _SWEEP_S:
                     swept_s = time.monotonic()
-                    await self._aside(self.files().sweep)
+                    store_s = await self.aside(store_now_s, self.files())
+                    await self.aside(self.files().sweep, min(now_s, store_s))
                 failure = ""
             except TalkrayError as error:
                 if str(error) != failure:
@@ -329,15 +337,20 @@ class Voices:
 
     async def _read_changes(self) -> None:
         store = self.files()
-        marks = await self._aside(store.marks)
+        marks = await self.aside(store.marks)
         changed = [path for path, mark in marks.items() if self._marks.get(path) != mark]
-        read = await asyncio.gather(*(self._aside(tried, partial(store.read, path)) for path in changed))
+        read = await asyncio.gather(*(self.aside(tried, partial(store.read, path)) for path in changed))
         records = {path: record for path, record in self._records.items() if path in marks and path not in changed}
         for path, record in zip(changed, read, strict=True):
-            if isinstance(record, TalkrayError):
-                logger.error("a stored voice is left out: %s", record)
+            if isinstance(record, Damaged):
+                logger.error("a stored voice is left out: %s", record.detail)
             elif record is not None:
                 records[path] = record
+        for path, old in self._records.items():
+            if path not in marks:
+                self._over.append((old, self._marks[path]["last_modified"]))
+            elif path in records and _prefixes([old]) - _prefixes([records[path]]):
+                self._over.append((old, None))
         over = _prefixes(self._records.values()) - _prefixes(records.values())
         is_other = records != self._records
         self._records, self._marks = records, marks
@@ -346,12 +359,17 @@ class Voices:
             self._for_all = Lexicon({word: said for each in for_all for word, said in each.words.items()})
         if over:
             self._to_forget |= over
-            self._underived = {key: entry for key, entry in self._underived.items() if entry[0].key_prefix not in over}
-            recordings.forget(tuple(over))
+            self._prompts.forget(over)
 
     async def _forget_gone(self) -> None:
-        """Read the store, and have all replicas forget what is no more. Where that fails the next look repeats it."""
+        """Read the store, remove what is left of what is no more, and have all replicas forget it. Where that fails the
+        next look repeats it.
+        """
         await self.refresh()
+        while self._over:
+            record, recorded_until = self._over[0]
+            await self.aside(partial(self.files().clear, record, recorded_until=recorded_until))
+            self._over = [each for each in self._over if each[0] is not record]
         over = tuple(self._to_forget)
         if not over:
             return
@@ -362,66 +380,39 @@ class Voices:
         else:
             self._to_forget.difference_update(over)
 
-    async def _keep_derived(self) -> None:
-        """Replicas have answered with prompts of recordings that were sent as samples: store them."""
-        for key, (voice, unprepared) in list(self._underived.items()):
-            prompt = recordings.by_prompt(unprepared).prompt
-            if prompt is not None:
-                del self._underived[key]
-                await self._aside(self.files().keep_derived, voice, key, prompt)
-
     async def _recorded(self, sent: SentRecording, field: str) -> tuple[Take, bytes]:
         """The recording as a take, with its FLAC. Raises InvalidRequest that names the field."""
         if not sent.data:
             raise InvalidRequest(f"{field} is empty: send a recording.", field, "missing_required_parameter")
-        return await self._aside(
+        return await self.aside(
             Take.of_file, sent.data, text=sent.text, style=sent.style, prepare=sent.prepare, field=field
         )
 
-    async def _keep_named(self, voice: StoredVoice, files: Mapping[str, bytes]) -> None:
-        """Store it if its name is free. Two processes may find it free at once: so each looks again, and may undo."""
-        before = next((each for each in self._all(StoredVoice) if each.id == voice.id), None)
-        self._check_name(voice)
-        await self.keep(voice, files)
+    async def _keep(self, record: R, files: Mapping[str, bytes]) -> R:
+        """Store it if it may be kept. Two processes may find so at once: each looks again, and may undo."""
+        before = next((each for each in self._all(type(record)) if each.id == record.id), None)
+        self._check(record, before)
+        store = self.files()
+        await self.aside(store.write, record, files)
+        await self.refresh()
         try:
-            self._check_name(voice)
-        except Conflict:
-            store = self.files()
-            await self._aside(partial(store.remove, voice) if before is None else partial(store.write, before, {}))
+            self._check(record, before)
+        except InvalidRequest:
+            await self.aside(partial(store.remove, record) if before is None else partial(store.write, before, {}))
             await self.refresh()
             raise
+        return record
 
-    async def _consent(self, consent: str | None) -> Consent:
+    def _check(self, record: Record, before: Record | None) -> None:
+        check_kept(record, self._records, marks=self._marks, settings=self._settings, before=before)
+
+    async def _consent(self, consent: str | None) -> dict[str, str]:
         if not consent and self._settings.require_consent:
             message = "consent is required here: the id of a recording (POST /v1/audio/voice_consents) or a statement."
             raise InvalidRequest(message, "consent", "missing_required_parameter")
         if not consent or not consent.startswith("cons_"):
-            return Consent(statement=consent or None)
-        return Consent(recording=(await self.get_consent(consent)).id)
-
-    def _check_name(self, voice: StoredVoice) -> None:
-        if ID.fullmatch(voice.name.casefold()):
-            raise InvalidRequest(f"name: {voice.name!r} looks like an id.", "name")
-        other_voices = [each for each in self._all(StoredVoice) if each.owner == voice.owner and each.id != voice.id]
-        if any(each.is_named(voice.name) for each in other_voices):
-            conflict = f"a voice {voice.name!r} is there already, or was stored at the same moment"
-            raise Conflict(f"name: {conflict}: delete it, or take another name.", "name")
-
-    def _check_quota(self, record: Record) -> None:
-        """Designs do not count: an hour ends them."""
-        kept = [each for each in self._records.values() if not isinstance(each, StoredDesign)]
-        other_records = [each for each in kept if each.owner == record.owner and each.id != record.id]
-        if isinstance(record, StoredDesign):
-            return
-        settings = self._settings
-        held = sum(each.num_bytes for each in other_records) + record.num_bytes
-        message = ""
-        if len(other_records) >= settings.max_voices:
-            message = f"{len(other_records)} voices and consents are stored, api.voices.max_voices allows no more."
-        elif held > settings.max_bytes:
-            message = f"It would make {held} bytes of recordings, api.voices.max_bytes allows {settings.max_bytes}."
-        if message:
-            raise Conflict(message, None, "quota_exceeded")
+            return {"statement": consent} if consent else {}
+        return {"recording": (await self.get_consent(consent)).id}
 
     def _find(self, kind: type[R], id_or_name: str) -> R | None:
         visible, own = self._visible(kind), VISITOR.get().name
@@ -439,8 +430,15 @@ class Voices:
             key=lambda each: (each.created_at, each.name.casefold(), each.id),
         )
 
-    async def _aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))
+    async def aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of `work`, which may block. The log has what a StoreError does not tell clients."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))
+        except StoreError as error:
+            if error.detail != self._told:  # clients do not learn it
+                logger.error("the store of voices: %s", error.detail)
+            self._told = error.detail
+            raise
 
 
 def _prefixes(records: Iterable[Record]) -> set[bytes]:

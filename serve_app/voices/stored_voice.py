@@ -7,12 +7,13 @@ anew where a checkpoint is new.
 import hashlib
 import io
 import json
+import logging
 import operator
 import re
 import secrets
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -25,22 +26,36 @@ from deployments.config import Strict
 from deployments.errors import InvalidRequest
 from deployments.protocol import Sampling
 from deployments.recording_cache import VOICE_BYTES
-from serve_app.client_audio.reference_doctor import Flaw, Preparation, check_recording
-from serve_app.text.lexicon import Lexicon
+from serve_app.client_audio.reference_doctor import Flaw, Preparation, Sentence, check_recording
+from serve_app.text.lexicon import LONGEST_RESPELLING, LONGEST_WORD, MAX_WORDS, Lexicon
 from serve_app.visitor import VISITOR
+
+logger = logging.getLogger(__name__)
 
 NEUTRAL = "neutral"  # the style of a voice's first recording
 ID = re.compile(r"(voice|cons|design|lexicon)_[0-9a-f]{24}")
 DESIGN_S = 3600.0  # a candidate may be locked for so long
 MAX_TAKES = 16
 FILE_SUFFIX = ".voice"
+_PART_BYTES = 96 << 10  # that a slow reader of a portable file holds
 _LARGEST_PART = 64 << 20  # of a portable file: the longest recording that is taken in is smaller
 _TAG = re.compile(r"""\s*(?:\[([^\[\]<>\n]{1,80})\]|<emotion\s+value=["']([^"'<>\n]{1,80})["']\s*/>)\s*""")
 _SAME_STEM = 5  # letters that "cheerful" and "cheerfully" share at least
 
 _HOLDS = {"gt": operator.gt, "ge": operator.ge, "le": operator.le, "lt": operator.lt}
 
+MAX_TRANSCRIPT = 4096  # characters; by default a request may send as many
 Name = Annotated[str, Field(min_length=1, max_length=80, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Language = Annotated[str, Field(max_length=80)]
+MAX_DESCRIPTION = 500
+Description = Annotated[str, Field(max_length=MAX_DESCRIPTION)]
+Owner = Annotated[str, Field(max_length=512)]
+Origin = Annotated[str, Field(max_length=4096)]  # names a model, which may be a path
+Version = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+_Word = Annotated[str, Field(max_length=LONGEST_WORD)]
+Words = Annotated[dict[_Word, Annotated[str, Field(max_length=LONGEST_RESPELLING)]], Field(max_length=MAX_WORDS)]
+_Option = Annotated[str, Field(max_length=40)]
+_Options = Annotated[dict[_Option, bool | int | float], Field(max_length=len(fields(Sampling)))]
 
 
 class Take(Strict):
@@ -50,15 +65,20 @@ class Take(Strict):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # of the FLAC file
     seconds: float
     num_bytes: int
-    text: str | None = None  # what it says; None: the voice is known by its speaker vector only
-    changes: tuple[str, ...] = ()  # what its preparation did, a sentence each
-    flaws: tuple[Flaw, ...] = ()  # found in what was sent, the gravest first
+    # What it says. None: the voice is known by its speaker vector only.
+    text: Annotated[str, Field(max_length=MAX_TRANSCRIPT)] | None = None
+    changes: Annotated[tuple[Sentence, ...], Field(max_length=16)] = ()  # what its preparation did, a sentence each
+    flaws: Annotated[tuple[Flaw, ...], Field(max_length=32)] = ()  # found in what was sent, the gravest first
+    disabled: Sentence = ""  # why nothing speaks with it; "": it can be used
 
     @classmethod
     def of_file(
         cls, data: bytes, *, text: str | None, style: str, prepare: Preparation, field: str
     ) -> tuple[Self, bytes]:
         """A recording as it is kept, and its FLAC file in one channel. Raises InvalidRequest about `field`. Blocks."""
+        if len(text or "") > MAX_TRANSCRIPT:
+            message = f"ref_text has {len(text or '')} characters, at most {MAX_TRANSCRIPT} are allowed."
+            raise InvalidRequest(message, "ref_text", "string_above_max_length")
         text = " ".join((text or "").split()) or None
         checked = check_recording(data, field=field, transcript=text, heard=None, prepare=prepare)
         # 24 bits hold every sample of 16, and the mean of two channels of them. What is louder would wrap around.
@@ -87,22 +107,23 @@ class Take(Strict):
     def as_json(self) -> dict[str, object]:
         """What its owner is told of it."""
         known = {"style": self.style, "seconds": self.seconds, "text": self.text, "cloned_by": self.cloned_by}
+        known |= {"disabled": self.disabled} if self.disabled else {}
         return {**known, "changes": self.changes, "flaws": [asdict(flaw) for flaw in self.flaws]}
 
 
 class Consent(Strict):
     """What the uploader said of the speaker's consent; nothing here proves it."""
 
-    statement: str | None = None  # free text
-    recording: str | None = None  # id of a stored consent recording
+    statement: Annotated[str, Field(max_length=1000)] | None = None  # free text
+    recording: Annotated[str, Field(max_length=40)] | None = None  # id of a stored consent recording
 
 
 class Stored(Strict):
     """What every record has."""
 
-    id: str
+    id: Annotated[str, Field(max_length=40)]
     name: Name
-    owner: str = ""  # the name of the API key; "" where no keys are asked for
+    owner: Owner = ""  # the name of the API key; "" where no keys are asked for
     created_at: int  # seconds since 1970
 
     @classmethod
@@ -112,7 +133,40 @@ class Stored(Strict):
             return cls.model_validate(values)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}.", str(first["loc"][0])) from None
+            code = "string_above_max_length" if first["type"] == "string_too_long" else "invalid_value"
+            raise InvalidRequest(f"{first['loc'][0]}: {first['msg']}.", str(first["loc"][0]), code) from None
+
+    @classmethod
+    def read(cls, stored: dict[str, Any]) -> Self:
+        """A record of the store. One that was written before the limits stays: its texts are cut to them, and a
+        recording is disabled if its transcript is too long. The log names each. Raises ValidationError.
+        """
+        try:
+            return cls.model_validate(stored)
+        except ValidationError as error:
+            too_long = [each for each in error.errors(include_url=False) if each["type"] == "string_too_long"]
+            if not too_long:
+                raise
+        for each in too_long:
+            *path, field = each["loc"]
+            within: Any = stored
+            for step in path:
+                within = within[step]
+            text, most = within[field], each["ctx"]["max_length"]
+            fate = f"cut to {most}"
+            within[field] = text[:most]
+            if field == "text":
+                fate = "too many, so the recording is disabled"
+                reason = f"its transcript has {len(text)} characters, at most {most} are allowed: store it again"
+                within |= {"text": None, "disabled": reason}
+            where = ".".join(map(str, each["loc"]))
+            logger.warning("%s: %s has %d characters: %s", stored.get("id"), where, len(text), fate)
+        return cls.model_validate(stored)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its recordings."""
+        return 0
 
     def changed(self, **changes: object) -> Self:
         """With other values in place of some. Raises InvalidRequest that names the field."""
@@ -126,14 +180,14 @@ class StoredVoice(Stored):
     """One voice. A new version has another `version`, so that nothing made of the old one is taken for its."""
 
     id: Annotated[str, Field(pattern=r"^voice_[0-9a-f]{24}$")]
-    version: str
+    version: Version
     takes: Annotated[tuple[Take, ...], Field(min_length=1, max_length=MAX_TAKES)]
-    language: str | None = None  # for requests that name none
-    sampling: dict[str, bool | int | float] = Field(default_factory=dict)  # for options that a request does not name
-    lexicon: dict[str, str] = Field(default_factory=dict)  # how words are said, where a request does not say
-    description: str = ""
+    language: Language | None = None  # for requests that name none
+    sampling: _Options = Field(default_factory=dict)  # for options that a request does not name
+    lexicon: Words = Field(default_factory=dict)  # how words are said, where a request does not say
+    description: Description = ""
     consent: Consent = Consent()
-    provenance: str = ""  # how it came here: "openai", "elevenlabs", "import", ...
+    provenance: Origin = ""  # how it came here: "openai", "elevenlabs", "import", ...
 
     @property
     def num_bytes(self) -> int:
@@ -186,7 +240,7 @@ class StoredConsent(Stored):
     """A recording in which a speaker agrees."""
 
     id: Annotated[str, Field(pattern=r"^cons_[0-9a-f]{24}$")]
-    language: str
+    language: Language
     take: Take
 
     @property
@@ -199,9 +253,9 @@ class StoredDesign(Stored):
 
     id: Annotated[str, Field(pattern=r"^design_[0-9a-f]{24}$")]
     name: Name = "design"
-    description: str
-    language: str | None = None
-    model: str  # that spoke
+    description: Description
+    language: Language | None = None
+    model: Origin  # that spoke
     seed: Annotated[int, Field(ge=0, lt=2**64)]
     take: Take  # with its text
 
@@ -215,8 +269,8 @@ class StoredLexicon(Stored):
     """How words are said, for requests that name it, or for all."""
 
     id: Annotated[str, Field(pattern=r"^lexicon_[0-9a-f]{24}$")]
-    version: str
-    words: dict[str, str]  # respelling by word
+    version: Version
+    words: Words  # respelling by word
     for_all: bool = False  # whether it holds for every request of the server
 
     @classmethod
@@ -230,10 +284,6 @@ class StoredLexicon(Stored):
     def with_words(self, words: Mapping[str, str]) -> Self:
         """The next version. Raises InvalidRequest."""
         return self.model_copy(update={"words": Lexicon.checked(words, "words").words, "version": new_version()})
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(len(word.encode()) + len(said.encode()) for word, said in self.words.items())
 
 
 def _is_same(word: str, style: str) -> bool:
@@ -265,14 +315,35 @@ def now() -> int:
     return int(time.time())
 
 
-def pack(voice: StoredVoice, recordings: dict[str, bytes]) -> bytes:
-    """The portable file: a zip with `voice.json`, and each recording, by its sha256."""
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
+def packed(voice: StoredVoice, recording: Callable[[Take], bytes]) -> Iterator[bytes]:
+    """The portable file, in parts: a zip with each recording, by its sha256, and `voice.json`. One recording at a time
+    is in memory. Blocks.
+    """
+    out = _Parts()
+    with zipfile.ZipFile(out, "w") as archive:
+        for take in voice.takes:
+            content = memoryview(recording(take))
+            with archive.open(f"{take.sha256}.flac", "w") as entry:
+                for start in range(0, len(content), _PART_BYTES):
+                    entry.write(content[start : start + _PART_BYTES])
+                    yield out.taken()
         archive.writestr("voice.json", voice.model_dump_json(indent=1))
-        for sha256, recording in recordings.items():
-            archive.writestr(f"{sha256}.flac", recording)
-    return file.getvalue()
+    yield out.taken()
+
+
+class _Parts(io.RawIOBase):
+    """A file that is taken away while it is written."""
+
+    def __init__(self) -> None:
+        self._written = bytearray()
+
+    def write(self, content: Any) -> int:
+        self._written += content
+        return len(content)
+
+    def taken(self) -> bytes:
+        part, self._written = self._written, bytearray()
+        return bytes(part)
 
 
 def unpack(file: Path) -> tuple[StoredVoice, dict[str, bytes]]:

@@ -14,11 +14,11 @@ import io
 import json
 import os
 import secrets
-import time
+import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from datetime import timedelta
+from contextlib import contextmanager, nullcontext
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -27,11 +27,20 @@ import numpy as np
 import obstore
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from deployments.errors import StartError, TalkrayError
+from deployments.errors import NotFound, StartError, TalkrayError
 from deployments.protocol import ClonePrompt
-from serve_app.voices.stored_voice import DESIGN_S, ID, StoredConsent, StoredDesign, StoredLexicon, StoredVoice, Take
+from serve_app.voices.stored_voice import (
+    DESIGN_S,
+    ID,
+    Stored,
+    StoredConsent,
+    StoredDesign,
+    StoredLexicon,
+    StoredVoice,
+    Take,
+)
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig
@@ -47,9 +56,22 @@ _OF_A_RECORD = ("audio", "derived")
 _RETRIES: "RetryConfig" = {"max_retries": 2, "retry_timeout": timedelta(seconds=5)}
 # What belongs to no record, or has no name yet, is left by a writer that died once it is older.
 _ABANDONED_S = 600.0
+# Records within their limits have less than the first. Of larger ones, from before the limits, one is read at a time.
+_LARGE_RECORD_BYTES, _MOST_RECORD_BYTES = 6 << 20, 64 << 20
 
 
-class StoreFailed(TalkrayError):
+class StoreError(TalkrayError):
+    """Its message is for clients, which never learn the place of the store; `detail` is for the log."""
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message, detail)
+        self.detail = detail or message
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class StoreFailed(StoreError):
     """The store of voices cannot be read or written."""
 
 
@@ -57,7 +79,7 @@ class NoStore(StoreFailed):
     """This server has no store for it; the message says what to set."""
 
 
-class Damaged(TalkrayError):
+class Damaged(StoreError):
     """What was read from the store is not what was written."""
 
 
@@ -91,6 +113,7 @@ class VoiceStore:
         """`location`: an absolute path or a URL. Raises StartError."""
         self.location = location
         self.folder = folder_of(location)
+        self._one_large = threading.Lock()
         try:
             if self.folder is None:
                 self._objects: ObjectStore = from_url(location, retry_config=_RETRIES)
@@ -100,10 +123,10 @@ class VoiceStore:
         except (BaseError, OSError) as error:
             raise StartError(f"api.voices.store: {location} cannot be used: {_first_line(error)}") from None
 
-    def marks(self) -> dict[str, str]:
-        """Path of every record, and a mark that changes with it. Raises StoreFailed."""
+    def marks(self) -> "dict[str, obstore.ObjectMeta]":
+        """Of every record, by its path: its file, which changes with it. Raises StoreFailed."""
         return {
-            meta["path"]: f"{meta['e_tag']} {meta['last_modified']}"
+            meta["path"]: meta
             for kind in _KINDS
             for meta in self.listed(f"{kind}/")
             if ID.fullmatch(meta["path"].removeprefix(f"{kind}/").removesuffix(".json"))
@@ -115,17 +138,19 @@ class VoiceStore:
 
     def get_record(self, path: str, kind: type[R]) -> R | None:
         """The record that `put_record` has put there, None where it has gone. Raises as `read` does."""
-        content = self.get(path)
+        content = self.get(path, most=_MOST_RECORD_BYTES)
         if content is None:
             return None
+        is_large = len(content) > _LARGE_RECORD_BYTES
         try:
-            document = json.loads(content)
-            record = document["record"]
-            if _checksum(record) != document["sha256"]:
-                raise Damaged(f"{self.location}: {path} is damaged: its checksum is another")
-            return kind.model_validate(record)
-        except (ValueError, KeyError, TypeError, ValidationError) as error:
-            raise Damaged(f"{self.location}: {path} is damaged: {_first_line(error)}") from None
+            with self._one_large if is_large else nullcontext():
+                document = json.loads(content)
+                record = document["record"]
+                if _checksum(record) != document["sha256"]:
+                    raise ValueError("its checksum is another")
+                return kind.read(record) if issubclass(kind, Stored) else kind.model_validate(record)
+        except (ValueError, KeyError, TypeError) as error:  # ValidationError is a ValueError
+            raise self._damaged("A record", f"{path} is damaged: {_first_line(error)}") from None
 
     def write(self, record: Record, recordings: Mapping[str, bytes]) -> None:
         """Keep a record and its new recordings, by sha256, in this order. Raises StoreFailed; it is as before then."""
@@ -135,22 +160,43 @@ class VoiceStore:
 
     def put_record(self, path: str, record: BaseModel) -> None:
         """Keep a record with its checksum. Raises StoreFailed; it is as before then."""
-        stored = record.model_dump(mode="json")
-        self.put(path, json.dumps({"sha256": _checksum(stored), "record": stored}).encode())
+        self.put(path, record_file(record))
 
     def recording(self, record: Record, take: Take) -> bytes:
-        """A FLAC file. Raises Damaged and StoreFailed."""
-        content = self.get(_audio(record.id, take.sha256))
+        """A FLAC file. Raises Damaged, StoreFailed, and NotFound where the record was deleted."""
+        path = _audio(record.id, take.sha256)
+        content = self.get(path)
+        if content is None and self.get(_path(record)) is None:
+            raise NotFound(f"{record.name!r} ({record.id}) was deleted.", "voice", "voice_not_found")
         if content is None or hashlib.sha256(content).hexdigest() != take.sha256:
             problem = "is missing" if content is None else "is damaged"
-            raise Damaged(f"{self.location}: a recording of {record.name!r} ({record.id}) {problem}")
+            raise self._damaged(f"A recording of {record.name!r} ({record.id})", f"{path} {problem}")
         return content
 
+    def _damaged(self, what: str, detail: str) -> Damaged:
+        message = f"{what} is missing or damaged in the store: store it again, or restore it from a backup."
+        return Damaged(message, f"{self.location}: {detail}")
+
     def remove(self, record: Record) -> None:
-        """The record first: what a death leaves behind belongs to no voice, and `sweep` removes it."""
-        self.delete(_path(record))
+        """The record first: what a death leaves behind belongs to no voice, and `clear` or `sweep` removes it."""
+        self.remove_record(record)
         for kind in _OF_A_RECORD:
-            self.delete(*(meta["path"] for meta in self.listed(f"{kind}/{record.id}/")))
+            self.delete(*(meta["path"] for meta in self.listed(f"{kind}/{record.id}/", unnamed=True)))
+
+    def remove_record(self, record: Record) -> None:
+        """The record alone."""
+        self.delete(_path(record))
+
+    def clear(self, record: Record, *, recorded_until: datetime | None) -> None:
+        """Remove what was derived of a version of a voice that is no more and, of a record that has gone, recordings
+        that were written until its own time. Later ones belong to another record of this id. Raises StoreFailed.
+        """
+        if isinstance(record, StoredVoice):
+            derived = [meta["path"] for meta in self.listed(f"derived/{record.id}/")]
+            self.delete(*(path for path in derived if path.split("/")[2].startswith(record.key_prefix.hex())))
+        if recorded_until is not None:
+            recorded = self.listed(f"audio/{record.id}/")
+            self.delete(*(meta["path"] for meta in recorded if meta["last_modified"] <= recorded_until))
 
     def derived(self, voice: StoredVoice, key: bytes) -> ClonePrompt | None:
         """The prompt that was kept for this key, if there is one that can be read. Raises StoreFailed."""
@@ -164,24 +210,30 @@ class VoiceStore:
             return None
 
     def keep_derived(self, voice: StoredVoice, key: bytes, prompt: ClonePrompt) -> None:
-        """Raises StoreFailed."""
+        """Nothing is kept of a version that is no more. Raises Damaged and StoreFailed."""
         file = io.BytesIO()
         if prompt.codes is None:
             np.savez(file, speaker=prompt.speaker)
         else:
             np.savez(file, speaker=prompt.speaker, codes=prompt.codes)
-        self.put(_derived(voice, key), file.getvalue())
+        path = _derived(voice, key)
+        self.put(path, file.getvalue())
+        present = self.read(_path(voice))  # a deletion removes this first: it sees the new file, or this sees it
+        if not isinstance(present, StoredVoice) or present.version != voice.version:
+            self.delete(path)
 
-    def sweep(self) -> int:
-        """Remove old designs and what writers that died have left; returns how many files. Raises StoreFailed."""
-        old_s, before_s = time.time() - DESIGN_S, time.time() - _ABANDONED_S
+    def sweep(self, now_s: float) -> int:
+        """Remove old designs and what writers that died have left; returns how many files. `now_s`: seconds since 1970.
+        Raises StoreFailed.
+        """
+        old_s, before_s = now_s - DESIGN_S, now_s - _ABANDONED_S
         old = [meta["path"] for meta in self.listed("designs/") if meta["last_modified"].timestamp() < old_s]
         self.delete(*old)
         parts = {
             meta["path"]: meta["path"].split("/")[1]
             for kind in _OF_A_RECORD
             for meta in self.listed(f"{kind}/")
-            if meta["last_modified"].timestamp() < before_s
+            if kind == "derived" or meta["last_modified"].timestamp() < before_s  # nothing is derived before its record
         }
         record_ids = {path.partition("/")[2].removesuffix(".json") for path in self.marks()}
         over = [path for path, record_id in parts.items() if record_id not in record_ids]
@@ -193,33 +245,51 @@ class VoiceStore:
             file.unlink(missing_ok=True)
         return len(old) + len(over) + len(unnamed)
 
-    def listed(self, prefix: str) -> "Iterator[obstore.ObjectMeta]":
-        """But for files of a folder that have no name yet."""
-        with _failing(f"{self.location} cannot be listed"):
+    def listed(self, prefix: str, *, unnamed: bool = False) -> "Iterator[obstore.ObjectMeta]":
+        """Of a folder with `unnamed` also files that have no name yet."""
+        with _failing("The store cannot be read", f"{self.location} cannot be listed"):
             for batch in obstore.list(self._objects, prefix):
-                yield from (meta for meta in batch if "/." not in meta["path"])
+                yield from (meta for meta in batch if unnamed or "/." not in meta["path"])
 
-    def get(self, path: str) -> bytes | None:
-        with _failing(f"{self.location}: {path} cannot be read"):
+    def get(self, path: str, *, most: int | None = None) -> bytes | None:
+        """None where there is no such file. Raises StoreFailed, and Damaged of one that has more than `most` bytes."""
+        with _failing("The store cannot be read", f"{self.location}: {path} cannot be read"):
             try:
-                return obstore.get(self._objects, path).bytes().to_bytes()
+                found = obstore.get(self._objects, path)
+            except FileNotFoundError:
+                return None
+            if most is not None and (size := found.meta["size"]) > most:
+                raise self._damaged("A record", f"{path} has {size} bytes, at most {most} are read")
+            return found.bytes().to_bytes()
+
+    def meta(self, path: str) -> "obstore.ObjectMeta | None":
+        """Size, e_tag and time of one object; None where there is none. Raises StoreFailed."""
+        with _failing("The store cannot be read", f"{self.location}: {path} cannot be read"):
+            try:
+                return obstore.head(self._objects, path)
             except FileNotFoundError:
                 return None
 
     def put(self, path: str, content: bytes) -> None:
-        with _failing(f"{self.location} cannot be written, nothing was changed"):
+        with _failing("The store cannot be written, nothing was changed", f"{self.location} cannot be written"):
             if self.folder is None:
                 obstore.put(self._objects, path, content)
             else:
                 write_file(self.folder / path, content)
 
     def delete(self, *paths: str) -> None:
-        with _failing(f"{self.location}: {', '.join(paths[:1])} cannot be removed"):
+        with _failing("The store cannot be written", f"{self.location}: {', '.join(paths[:1])} cannot be removed"):
             for path in paths:
                 try:
                     obstore.delete(self._objects, path)
                 except FileNotFoundError:
                     continue
+
+
+def record_file(record: BaseModel) -> bytes:
+    """A record with its checksum."""
+    stored = record.model_dump(mode="json")
+    return json.dumps({"sha256": _checksum(stored), "record": stored}).encode()
 
 
 def write_file(file: Path, content: bytes) -> None:
@@ -250,7 +320,7 @@ def _is_older(file: Path, time_s: float) -> bool:
         return False
 
 
-def tried(work: Callable[[], T]) -> T | TalkrayError:
+def tried(work: Callable[[], T]) -> T | Damaged:
     """The result, or why the store has none: one record that is damaged hides no other."""
     try:
         return work()
@@ -259,11 +329,11 @@ def tried(work: Callable[[], T]) -> T | TalkrayError:
 
 
 @contextmanager
-def _failing(problem: str) -> Iterator[None]:
+def _failing(problem: str, detail: str) -> Iterator[None]:
     try:
         yield
     except (BaseError, OSError) as error:
-        raise StoreFailed(f"{problem}: {_first_line(error)}") from error
+        raise StoreFailed(problem, f"{detail}: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -238,13 +238,6 @@ def test_an_audiobook(server: str, transcriber: Whisper, tmp_path: Path) -> None
     assert is_heard(wanted, soxr.resample(audio, rate, 24000), 24000, transcriber)
 
 
-def test_a_batch_by_curl(server: str, transcriber: Whisper, tmp_path: Path) -> None:
-    assert ": completed" in run_script("batch.sh", tmp_path, server)
-    audio, rate = soundfile.read(tmp_path / "open.mp3", dtype="float32")
-    assert is_heard("We are open until five", audio, rate, transcriber)
-    assert (tmp_path / "closed.mp3").stat().st_size > 4000
-
-
 def test_a_stored_voice_by_curl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is played: the embedded voice clones nobody."""
     monkeypatch.setenv("TALKRAY_DATA", str(tmp_path / "data"))

@@ -1,8 +1,6 @@
 """A job is made once and whole, whatever dies meanwhile."""
 
 import asyncio
-import base64
-import json
 import os
 import signal
 import time
@@ -53,30 +51,6 @@ async def test_a_job_outlives_its_talker_and_the_replica_that_makes_it(
     async with asyncio.timeout(60):
         while (await http.get("/ready")).status != 200:  # noqa: ASYNC110, another process changes it
             await asyncio.sleep(0.2)
-
-
-async def test_a_batch_is_spoken_as_a_request_is(http: aiohttp.ClientSession) -> None:
-    body = {**SPEECH, "input": TEXTS[0], "response_format": "pcm"}
-    line = {"custom_id": "one", "method": "POST", "url": PATH, "body": body}
-    form = aiohttp.FormData({"purpose": "batch"})
-    form.add_field("file", json.dumps(line).encode(), filename="texts.jsonl")
-    async with http.post("/v1/files", data=form) as answer:
-        assert answer.status == 200, await answer.text()
-        file = await answer.json()
-    asked = {"input_file_id": file["id"], "endpoint": PATH, "completion_window": "24h"}
-    async with http.post("/v1/batches", json=asked) as answer:
-        assert answer.status == 200, await answer.text()
-        place = f"/v1/batches/{(await answer.json())['id']}"
-    async with asyncio.timeout(60):
-        while (told := await (await http.get(place)).json())["status"] != "completed":  # noqa: ASYNC110, another process changes it
-            await asyncio.sleep(0.1)
-    [answered] = (await fetched(http, f"/v1/files/{told['output_file_id']}/content")).splitlines()
-    audio = base64.b64decode(json.loads(answered)["response"]["body"]["audio"])
-    async with http.post(PATH, json=body) as answer:
-        assert difference(audio, await answer.read()) is None
-    for file_id in (file["id"], told["output_file_id"]):
-        async with http.delete(f"/v1/files/{file_id}") as answer:
-            assert answer.status == 200
 
 
 async def kill(run_id: str, title: str) -> None:

@@ -50,6 +50,7 @@ NEIGHBOURS = 4  # ordinary clients in the minute without attackers
 LONG_TURN = body(" ".join(3 * SENTENCES), "ryan", 0, None)  # 1,200 characters, taken as fast as they are spoken
 CONFIG = f"""
 api:
+  voices: {{{{store: {{store}}}}}}
   admission:
     client_requests_per_minute: {PER_MINUTE}
     trusted_proxies: 2    # clients say which address they have
@@ -378,7 +379,7 @@ async def run(
 
 def test_nobody_who_listens_notices_an_attack(tmp_path: Path) -> None:
     model, file, config = checkpoint(tmp_path / "tiny"), tmp_path / "keys.json", tmp_path / "talkray.yaml"
-    config.write_text(CONFIG)
+    config.write_text(CONFIG.format(store=tmp_path / "store"))
     polite = [create_key(file, f"listener-{number}") for number in range(len(WAYS))]
     others = [create_key(file, f"neighbour-{number}") for number in range(NEIGHBOURS)]
     keys = create_key(file, "mallory"), create_key(file, "bystander")

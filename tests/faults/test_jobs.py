@@ -20,6 +20,7 @@ PARTS = 80
 BODY = {"voice": "ryan", "seed": 3, "max_new_tokens": 25, "ignore_eos": True, "deterministic": True}
 INPUTS = [{"input": f"The text of part number {number}, which is short."} for number in range(PARTS)]
 _BOUND_S = 300.0
+LEFT_S = 5.0
 
 
 def app(tmp_path: Path) -> AppConfig:
@@ -30,15 +31,21 @@ def app(tmp_path: Path) -> AppConfig:
     return pools.model_copy(update={"api": api})
 
 
-def ask(service: Service, path: str, body: object = None) -> dict[str, object]:
-    """Asked again while no replica answers."""
+def ask(service: Service, path: str, body: object = None, *, method: str | None = None) -> dict[str, object]:
+    """Asked again while no replica answers. A 404 is an answer."""
     until_s = time.monotonic() + 60
     while True:
         content = None if body is None else json.dumps(body).encode()
         try:
-            with urllib.request.urlopen(service.url + path, content, timeout=60) as answer:
+            request = urllib.request.Request(service.url + path, content, method=method)
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 answered: dict[str, object] = json.load(answer)
                 return answered
+        except urllib.error.HTTPError as error:
+            if error.code not in (503, 504):
+                raise AssertionError(error.read()) from error
+            assert time.monotonic() < until_s
+            time.sleep(0.2)
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             assert time.monotonic() < until_s
             time.sleep(0.2)
@@ -92,3 +99,36 @@ def test_kills_an_update_and_a_restart_leave_each_segment_made_once(tmp_path: Pa
     wanted = codes(tmp_path, undisturbed)
     assert len(wanted) == PARTS
     assert codes(tmp_path, job) == wanted
+
+
+def test_a_job_that_is_deleted_while_it_runs_leaves_nothing(tmp_path: Path) -> None:
+    with serving(app(tmp_path)) as service:
+        for _ in range(3):
+            job = begin(service)
+            reach(service, job, 6)
+            assert ask(service, f"{PATH}/{job}", method="DELETE")["deleted"]
+            time.sleep(LEFT_S)  # for what was running to end, if it were not cancelled
+            left = [file for file in (tmp_path / "store").rglob("*") if job in str(file) and file.is_file()]
+            assert not left
+
+
+def test_jobs_are_made_and_cancelled_while_their_replica_is_replaced(tmp_path: Path) -> None:
+    """Whatever replica answers knows each job that was confirmed, and none goes on that was cancelled."""
+    application = app(tmp_path)
+    settings = application.api.jobs.model_copy(update={"max_segments": 2})
+    changed = application.model_copy(update={"api": application.api.model_copy(update={"jobs": settings})})
+    with serving(application) as service:
+        before = service.processes(JOBS)
+        kept: list[str] = []
+        cancelled: list[str] = []
+        redeploy(changed, {})
+        until_s = time.monotonic() + 60
+        while (replaced := service.processes(JOBS)) == before or len(replaced) > 1 or len(kept) < 6:
+            kept.append(begin(service))
+            cancelled.append(begin(service))
+            assert ask(service, f"{PATH}/{cancelled[-1]}/cancel", {})["status"] == "cancelled"
+            for job in kept:
+                assert ask(service, f"{PATH}/{job}")["status"] in ("queued", "running", "completed")
+            assert time.monotonic() < until_s
+        reach(service, kept[0], PARTS)
+        assert {ask(service, f"{PATH}/{job}")["status"] for job in cancelled} == {"cancelled"}

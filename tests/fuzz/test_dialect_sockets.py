@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 
 Json = dict[str, Any]
 
-FAILURES = (Overloaded("full", 1.0), ReplicaLost(), ValueError("secret"))
+FAILURES = (Overloaded("full", 1.0), ReplicaLost("gone"), ValueError("secret"))
 
 
 class Chancy:

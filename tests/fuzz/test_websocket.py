@@ -28,7 +28,7 @@ from tests.serve_app.one_model import one_api
 
 PATH = "/v1/audio/speech/ws"
 SILENCE_SIZES = (MAX_AUDIO_BYTES, 4800 - MAX_AUDIO_BYTES)  # a tenth of a second
-FAILURES = (NotReady(), ReplicaLost(), ValueError("secret"), MemoryError())
+FAILURES = (NotReady(), ReplicaLost("gone"), ValueError("secret"), MemoryError())
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),

@@ -2,6 +2,7 @@
 enough for a prompt. Limits the length of prompts and of speech.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 
 from deployments.errors import InvalidRequest
@@ -16,6 +17,7 @@ _TOKEN_S = 0.3  # duration of a token of text, until utterances have been measur
 # An utterance moves the estimate by this share of the difference. Its own duration of a token counts as at least half
 # and at most twice _TOKEN_S, because speech may end early.
 _SHOWS = 0.05
+_LONG_CHARS = 16_384  # of a text that takes the tokenizer more than 10 ms
 _END_CHARS = 64  # characters at the end of a text among which tokens are looked for that need not be spoken
 
 
@@ -52,6 +54,12 @@ class LengthLimits:
             return length
         return runaway
 
+    def check_bytes(self, texts: Iterable[str]) -> None:
+        """Raise InvalidRequest if a text is too long by its bytes alone: to tokenize it would take seconds."""
+        for text in texts:
+            if (num_tokens := self._tokenizer.least_tokens(text)) >= self._max_positions:
+                raise self._too_long(num_tokens)
+
     def check_following(self, texts: tuple[str, ...], prompt: Prompt) -> None:
         """Raise InvalidRequest if a later segment does not fit, before any of the text is spoken."""
         num_others = prompt.num_positions - prompt.num_text_tokens
@@ -80,6 +88,7 @@ class Intake:
 
     def prepare(self, sequence_id: int, request: SynthesisRequest) -> Sequence | None:
         """The sequence of a request. A live request has none yet: `append_text` brings its text."""
+        self._limits.check_bytes(self._prompts.texts(request))
         request = self._prompts.with_codes(request)
         if request.mailbox is None:
             prompt = self._prompts.build(request)
@@ -90,6 +99,15 @@ class Intake:
             return sequence
         self._live[sequence_id] = LiveRequest(request, LiveTokens(self._prompts.tokenizer, gap=request.gap))
         return None
+
+    def long_texts(self, request: SynthesisRequest) -> list[str]:
+        """Texts of a request that take the tokenizer long; none if `prepare` refuses them by their bytes."""
+        texts = [text for text in self._prompts.texts(request) if len(text) > _LONG_CHARS]
+        try:
+            self._limits.check_bytes(texts)
+        except InvalidRequest:
+            return []
+        return texts
 
     def sequence(self, sequence_id: int) -> Sequence | None:
         """The sequence of a live request, once it has one, until its text or its speech ends."""

@@ -256,7 +256,8 @@ class EngineClient:
             self._writer.write(channel.encode(command))
 
     def _lost(self) -> TalkerLost:
-        return TalkerLost(f"the engine process of this talker replica ended (code {self._process.poll()})")
+        reason = f"the engine process of this talker replica ended (code {self._process.poll()})"
+        return TalkerLost(reason, max(0, len(self._streams) - 1))
 
 
 async def _next_chunk(queue: "asyncio.Queue[Item]", least: int) -> FrameChunk:

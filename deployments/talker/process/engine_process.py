@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import assert_never
@@ -37,6 +38,7 @@ _LONGEST_IDLENESS_S = 1.25
 EXIT_CODE = 70
 _RECEIVE_BYTES = 1 << 20
 _REST_S = 0.005
+_TOKENIZING_S = 0.01  # how often an idle engine looks whether long texts are tokenized
 _MOST_UNSENT_BYTES = 1 << 26
 
 
@@ -145,6 +147,43 @@ def take_load(engine: Engine) -> channel.EngineLoad:
     )
 
 
+class LongTexts:
+    """Tokenizes long texts on a thread of its own: the engine's steps and the watchdog go on. Commands of a sequence
+    wait for its texts.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._intake, self._tokenizer = engine.intake, engine.prompts.tokenizer
+        self._thread = ThreadPoolExecutor(1, "tokenizer")
+        self._waiting: dict[int, tuple[Future[None], list[channel.Command]]] = {}  # by sequence id
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def due(self, commands: list[channel.Command]) -> list[channel.Command]:
+        """The commands that can be executed now, each sequence's in their order."""
+        due = list[channel.Command]()
+        for command in commands:
+            sequence_id = None if isinstance(command, channel.Forget) else command.sequence_id
+            if sequence_id in self._waiting:
+                self._waiting[sequence_id][1].append(command)
+            elif isinstance(command, channel.Submit) and (texts := self._intake.long_texts(command.request)):
+                self._waiting[command.sequence_id] = self._thread.submit(self._tokenize, texts), [command]
+            else:
+                due.append(command)
+        for sequence_id, (tokenized, waiting) in list(self._waiting.items()):
+            aborted = [command for command in waiting if isinstance(command, channel.Abort)]
+            if tokenized.done() or aborted:
+                tokenized.cancel()
+                due += aborted or waiting
+                del self._waiting[sequence_id]
+        return due
+
+    def _tokenize(self, texts: list[str]) -> None:
+        for text in texts:
+            self._tokenizer.encode_ahead(text)
+
+
 class EngineProcess:
     """Commands from the socket to the engine, frames back. Raises ConnectionError once the replica has gone."""
 
@@ -164,6 +203,7 @@ class EngineProcess:
             self._send(channel.RequestFailed(None, failure))  # only our own errors are sure to unpickle
             raise
         self._send(channel.Ready(info))
+        self._long_texts = LongTexts(engine)
         watchdog = Watchdog(engine.runner.device.type, self._say_alive, give_up=os._exit)
         with watchdog.running():
             while True:
@@ -171,7 +211,8 @@ class EngineProcess:
 
     def _serve_once(self, engine: Engine, watchdog: Watchdog) -> None:
         was_idle = engine.is_idle
-        commands = self._receive(timeout_s=None if was_idle else engine.poll_timeout_s)
+        waits_s = _TOKENIZING_S if self._long_texts else None
+        commands = self._receive(timeout_s=waits_s if was_idle else engine.poll_timeout_s)
         with watchdog.step():
             self._execute_all(engine, commands, watchdog)
             began_s = time.perf_counter()
@@ -187,7 +228,7 @@ class EngineProcess:
 
     def _execute_all(self, engine: Engine, commands: list[channel.Command], watchdog: Watchdog) -> None:
         """Many recordings that come at once take longer to read than a step may."""
-        for command in commands:
+        for command in self._long_texts.due(commands):
             with watchdog.step():
                 self._execute(engine, command)
 

@@ -115,6 +115,13 @@ class PromptBuilder:
         body, _ = self.tokenizer.encode_body(request.text, gap=request.gap)
         return self.begin(request, body, has_all_text=True)
 
+    def texts(self, request: SynthesisRequest) -> list[str]:
+        """All texts of a request, each as the tokenizer is given it."""
+        reference = request.reference
+        spoken = "" if reference is None or reference.x_vector_only else reference.text or ""
+        others = (spoken, request.instructions or "", "" if request.tail is None else request.tail.text.rstrip())
+        return [request.gap + request.text.lstrip(), *(each.lstrip() for each in (*others, *request.following))]
+
     def least_tokens(self, request: SynthesisRequest) -> int:
         """How many tokens of a text that is still being written a prefill needs: one more than there are frames."""
         codes = request.before

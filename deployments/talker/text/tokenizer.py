@@ -4,7 +4,7 @@ import json
 import unicodedata
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders
+from tokenizers import Encoding, Regex, Tokenizer, decoders
 from tokenizers.models import BPE
 from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
@@ -18,6 +18,8 @@ _WORDS = (
 )
 
 _MOST_UNSPOKEN = 32
+_MOST_AHEAD = 4  # texts
+_MOST_COMPOSED = 3  # times the bytes of its NFC form that a text has
 _PARTIAL = "\ufffd"  # of a character whose first bytes are in an id before
 
 
@@ -26,6 +28,8 @@ class TextTokenizer:
 
     def __init__(self, directory: Path, tokens: ControlTokens) -> None:
         self._bpe = _plain_tokenizer(directory)
+        self._most_bytes = max(map(len, self._bpe.get_vocab()))  # of a token: its name has a character for each byte
+        self._ahead: dict[str, tuple[list[int], list[int]]] = {}
         self._tokens = tokens
         self._newline = self.encode_exact("\n")
         self.role = [tokens.im_start, *self.encode_exact("assistant\n")]
@@ -34,8 +38,7 @@ class TextTokenizer:
 
     def encode_exact(self, text: str) -> list[int]:
         """Token ids of `text` as it is."""
-        ids: list[int] = self._bpe.encode(text).ids
-        return ids
+        return self.encode_places(text)[0]
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text body. A leading newline would merge into the role's: leading whitespace goes."""
@@ -43,8 +46,18 @@ class TextTokenizer:
 
     def encode_places(self, text: str) -> tuple[list[int], list[int]]:
         """Token ids of `text` as it is, and how many of its characters stand before each."""
-        encoded = self._bpe.encode(text)
-        return encoded.ids, [start for start, _ in encoded.offsets]
+        return self._ahead.get(text) or _ids_and_places(self._bpe.encode(text))
+
+    def encode_ahead(self, text: str) -> None:
+        """Tokenize a text that is soon encoded as it is. Other threads run meanwhile: plain `encode` keeps the GIL."""
+        [encoded] = self._bpe.encode_batch([text])
+        while len(self._ahead) >= _MOST_AHEAD:
+            self._ahead.pop(next(iter(self._ahead)))
+        self._ahead[text] = _ids_and_places(encoded)
+
+    def least_tokens(self, text: str) -> int:
+        """How many tokens a text has at least, by its length alone."""
+        return len(text.encode("utf-8", "replace")) // (_MOST_COMPOSED * self._most_bytes)
 
     def encode_body(self, text: str, *, gap: str) -> tuple[list[int], list[int]]:
         """Tokens and places of a text body after a `gap`, which belongs to the first word and counts no character."""
@@ -107,6 +120,10 @@ class LiveTokens:
         if is_last:
             self.starts.append(self._num_chars)
         return ids
+
+
+def _ids_and_places(encoded: Encoding) -> tuple[list[int], list[int]]:
+    return encoded.ids, [start for start, _ in encoded.offsets]
 
 
 def _plain_tokenizer(directory: Path) -> Tokenizer:

@@ -46,8 +46,9 @@ _CLIENT_BITS = 64  # of an IPv6 address, that are one client's
 class Door:
     """ASGI middleware, inside RequestContext: sets the `caller` and the `upload` of the request's state.
 
-    A request that may cost speech counts as a request, and as a stream while it lasts. A WebSocket counts as a stream
-    while it is open; its handler counts each utterance as a request.
+    A request that changes something or may cost speech counts as a request, and as a stream while it lasts. Others
+    count as their route says (`Route.charge`). A WebSocket counts as a stream while it is open; its handler counts each
+    utterance as a request.
     """
 
     def __init__(
@@ -69,21 +70,21 @@ class Door:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        with ExitStack() as streams:
+        with ExitStack() as held:
             try:
                 caller = self._admit(scope)
                 if scope["type"] == "websocket":
-                    streams.enter_context(caller.stream())
+                    held.enter_context(caller.stream())
                 elif scope["method"] in _CHANGING:
                     caller.count_request()
-                    streams.enter_context(caller.stream())
+                    held.enter_context(caller.stream())
             except TalkrayError as error:
                 await self._refuse(error, scope, receive, send)
                 return
             upload = Upload(self._uploads, caller.name)
-            streams.callback(upload.release)
+            held.callback(upload.release)
             state = state_of(scope)
-            state.caller, state.upload = caller, upload
+            state.caller, state.upload, state.held = caller, upload, held
             VISITOR.set(caller.visitor)
             await self._app(scope, receive, self._naming_a_protocol(scope, send))
 

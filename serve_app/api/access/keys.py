@@ -34,6 +34,7 @@ _KEY = re.compile(rf"{KEY_PREFIX}([0-9a-f]{{8}})-[A-Za-z0-9_-]{{43}}")
 _ID_BYTES, _SECRET_BYTES = 4, 32
 _NO_DIGEST = "0" * 64
 
+_LONGEST_NAME = 512
 Limit = Annotated[int, Field(ge=1)] | None  # None: as much as the server can do
 Stamp = tuple[int, int, int, int]
 
@@ -42,20 +43,21 @@ class KeyRecord(Strict):
     """The record of one key. Its limits hold for each ingress replica on its own."""
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
-    name: str
+    name: Annotated[str, Field(max_length=_LONGEST_NAME)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    created: str  # ISO 8601
+    created: Annotated[str, Field(max_length=40)]  # ISO 8601
     requests_per_minute: Limit = None
     max_streams: Limit = None
     admin: bool = False  # sees the stored voices of all names
-    revoked: str | None = None  # ISO 8601; a revoked key stays in the file, so that its id says whose it was
+    # ISO 8601. A revoked key stays in the file, so that its id says whose it was.
+    revoked: Annotated[str, Field(max_length=40)] | None = None
 
 
 class KeyDocument(Strict):
     """The key file."""
 
     version: Literal[1] = 1
-    keys: tuple[KeyRecord, ...] = ()
+    keys: Annotated[tuple[KeyRecord, ...], Field(max_length=100_000)] = ()
 
 
 class Keys:
@@ -90,6 +92,11 @@ class Keys:
         except Unauthorized:
             return False
         return True
+
+    def has_name(self, name: str) -> bool:
+        """Whether a valid key has the name."""
+        self._refresh()
+        return any(record.name == name for record in self._records.values())
 
     def still(self, record: KeyRecord) -> KeyRecord:
         """The present record of a key that was valid. Raises Unauthorized where it has been revoked since."""
@@ -134,6 +141,8 @@ def create_key(
     file: Path, name: str, *, requests_per_minute: Limit = None, max_streams: Limit = None, admin: bool = False
 ) -> str:
     """Add a key to the file, which is made where there is none; returns the key, which is kept nowhere."""
+    if len(name) > _LONGEST_NAME:
+        raise ConfigError(f"the name of a key has {len(name)} characters, at most {_LONGEST_NAME} are allowed")
     with _rewriting(file) as document:
         key_id = secrets.token_hex(_ID_BYTES)
         key = f"{KEY_PREFIX}{key_id}-{secrets.token_urlsafe(_SECRET_BYTES)}"

@@ -6,7 +6,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -64,16 +65,25 @@ class RecordKeeper:
     def _hand_on(self) -> None:
         while not self._records.empty():
             record = self._records.get()
-            metrics.stages(record.usage.marks)
+            with _going_on("request %s is not measured", record.request_id):
+                metrics.stages(record.usage.marks)
             for sink in self._sinks:
-                try:
+                with _going_on("request %s is not kept by %s", record.request_id, type(sink).__name__):
                     sink.receive(record)
-                except Exception:  # a full disk, for example: the next record may have room
-                    logger.exception("request %s is not kept by %s", record.request_id, type(sink).__name__)
 
     def _flush(self, *, is_last: bool) -> None:
         for sink in self._sinks:
-            sink.flush(is_last=is_last)
+            with _going_on("%s does not write what it keeps", type(sink).__name__):
+                sink.flush(is_last=is_last)
+
+
+@contextmanager
+def _going_on(problem: str, *names: str) -> Iterator[None]:
+    """Log what fails, such as a write to a full disk: the thread goes on, else records would pile up in memory."""
+    try:
+        yield
+    except Exception:
+        logger.exception(problem, *names)
 
 
 class _PrivateFile(RotatingFileHandler):

@@ -9,9 +9,9 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from deployments.serving import metrics
 from serve_app.api.records.request_record import RequestRecord
@@ -27,6 +27,7 @@ _MOST_SERIES = 200  # of Prometheus, which keeps each as long as the process liv
 _REFUSALS = frozenset({"rate_limit_exceeded", "not_ready", "invalid_api_key", "forbidden", "headers_too_large"})
 
 Label = tuple[str, str, str, str]  # the values of LABELS; each may be empty
+_Value = Annotated[str, Field(max_length=4096)]  # a model's name may be a path
 LABELS = ("key", "model", "voice", "dialect")
 
 
@@ -60,17 +61,17 @@ class Used:
 class UsageRow(Used):
     """What one key has used of one voice in an hour."""
 
-    key: str
-    model: str
-    voice: str
-    dialect: str
+    key: _Value
+    model: _Value
+    voice: _Value
+    dialect: _Value
 
 
 class UsageHour(BaseModel):
     """The file of one process."""
 
-    hour: str  # 2026-11-26T18, UTC
-    rows: tuple[UsageRow, ...] = ()
+    hour: Annotated[str, Field(max_length=13)]  # 2026-11-26T18, UTC
+    rows: Annotated[tuple[UsageRow, ...], Field(max_length=10_000)] = ()
 
 
 @dataclass(slots=True)
@@ -128,9 +129,9 @@ class UsageBook:
                 self._store.put_record(self._path(hour), _file(hour, self._hours[hour]))
                 self._changed.discard(hour)
         except StoreFailed as error:
-            if str(error) != self._failure:
-                logger.error("usage is not written yet: %s", error)
-            self._failure = str(error)
+            if error.detail != self._failure:
+                logger.error("usage is not written yet: %s", error.detail)
+            self._failure = error.detail
         else:
             self._failure = ""
             self._hours = {hour: self._hours[hour] for hour in sorted(self._hours)[-1:]}

@@ -1,17 +1,83 @@
-"""OpenAI's pages of a list."""
+"""Lists of what clients have stored: pages, and threads that keep the event loop and live speech free."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
+from typing import Any, ParamSpec, TypeVar
+
+from starlette.responses import Response
 
 from deployments.errors import InvalidRequest
 from serve_app.api.bodies.client_input import number
 
+P = ParamSpec("P")
+T = TypeVar("T")
+STARTING_AFTER = ("limit", "starting_after", "ending_before")  # Cartesia's names
+_APART = ThreadPoolExecutor(2, "stored")  # asyncio's default threads are for live speech
+
+
+async def apart(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Call it in a thread that live speech does not use: to read, encode or serialize what is stored."""
+    call = partial(copy_context().run, work, *arguments, **options)
+    return await asyncio.get_running_loop().run_in_executor(_APART, call)
+
+
+async def json_apart(work: Callable[P, Mapping[str, object]], *arguments: P.args, **options: P.kwargs) -> Response:
+    """The result of `work` as JSON, both made in such a thread."""
+    content = await apart(lambda: _encoded(work(*arguments, **options)))
+    return Response(content, media_type="application/json")
+
+
+def _encoded(fields: Mapping[str, object]) -> bytes:
+    """Item by item: during `json.dumps` of a long list no other thread runs."""
+    values = (
+        f"[{','.join([json.dumps(item) for item in value])}]" if isinstance(value, list) else json.dumps(value)
+        for value in fields.values()
+    )
+    return f"{{{','.join(f'{json.dumps(name)}:{value}' for name, value in zip(fields, values, strict=True))}}}".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """The page that a client asks for, in the words of its dialect; "" where it says nothing."""
+
+    limit: str
+    after: str  # id of the item before the page
+    before: str = ""  # or of the one behind it
+    names: tuple[str, str, str] = ("limit", "after", "before")
+    default: int = 100  # items of a page
+    most: int = 100
+
+    def cut(self, items: Sequence[T], *, key: Callable[[Any], object] = itemgetter("id")) -> tuple[list[T], bool]:
+        """The page, and whether more follow. `key` returns the id of an item. Raises InvalidRequest."""
+        limit, after, before = self.names
+        wanted = limit_of(self.limit or str(self.default), most=self.most, name=limit)
+        places = {key(item): index for index, item in enumerate(items)}
+        for name, sent in ((after, self.after), (before, self.before)):
+            if sent and sent not in places:
+                raise InvalidRequest(f"{name}: {sent[:80]!r} is not in this list. Start again without it.", name)
+        if self.before:
+            end = places[self.before]
+            return list(items[max(0, end - wanted) : end]), end > wanted
+        start = places[self.after] + 1 if self.after else 0
+        return list(items[start : start + wanted]), start + wanted < len(items)
+
+
+def limit_of(limit: str, *, most: int, name: str = "limit") -> int:
+    """The `limit` of a query. Raises InvalidRequest."""
+    wanted = number(name, limit)
+    if not isinstance(wanted, int) or not 1 <= wanted <= most:
+        raise InvalidRequest(f"{name} must be 1 to {most}.", name)
+    return wanted
+
 
 def page_of(items: Sequence[Mapping[str, object]], after: str, limit: str, *, most: int = 100) -> dict[str, object]:
-    """The page of at most `limit` items behind the one whose id is `after`, else the first. Raises InvalidRequest."""
-    wanted = number("limit", limit)
-    if not isinstance(wanted, int) or not 1 <= wanted <= most:
-        raise InvalidRequest(f"limit must be 1 to {most}.", "limit")
-    start = next((index + 1 for index, item in enumerate(items) if item["id"] == after), 0)
-    page = items[start : start + wanted]
+    """The page of at most `limit` items after the one whose id is `after`. Raises InvalidRequest."""
+    page, has_more = Paging(limit, after, most=most).cut(items)
     ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-    return {"object": "list", "data": list(page), **ends, "has_more": start + wanted < len(items)}
+    return {"object": "list", "data": page, **ends, "has_more": has_more}

@@ -31,8 +31,9 @@ class Asking(ReplicaStream[FrameChunk, FrameChunk]):
         *,
         receive: Callable[[FrameChunk], FrameChunk] = lambda chunk: chunk,
         lost: type[ReplicaLost] = TalkerLost,
+        is_background: bool = False,
     ) -> None:
-        super().__init__("r", lost)
+        super().__init__("r", lost, is_background=is_background)
         self._ask, self._receive = ask, receive
 
     def ask(self) -> AsyncGenerator[FrameChunk, None]:
@@ -154,6 +155,14 @@ async def test_a_request_that_kills_its_replicas_is_given_up() -> None:
     with pytest.raises(TalkerLost, match="given up after 4 losses"):
         await replicas.read()
     assert replicas.asked == [0, 1, 1, 1]
+
+
+async def test_a_segment_of_a_job_is_given_up_at_its_first_loss() -> None:
+    """With what was lost beside it: the desk of jobs decides what is tried again."""
+    replicas = Replicas([BEAT, frame(0), TalkerLost("gone", 3)])
+    with pytest.raises(TalkerLost) as lost:
+        [chunk async for chunk in with_failover(Asking(replicas.ask, is_background=True))]
+    assert (lost.value.beside, len(replicas.asked)) == (3, 1)
 
 
 async def test_losses_are_counted_over_the_whole_stream() -> None:

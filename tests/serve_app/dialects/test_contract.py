@@ -58,9 +58,6 @@ STORING = {
     "/v1/audio/jobs",
     "/v1/audio/jobs/{job_id}/cancel",
     "/v1/audio/jobs/{job_id}/resume",
-    "/v1/files",
-    "/v1/batches",
-    "/v1/batches/{batch_id}/cancel",
 }
 
 

@@ -1,20 +1,25 @@
+import asyncio
+import hashlib
 import io
+import json
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import soundfile
 
-from deployments.errors import EngineError, Overloaded, ReplicaLost
+from deployments.errors import CodecLost, EngineError, Moved, Overloaded, ReplicaLost, TalkerLost
 from deployments.protocol import FinishReason, ModelInfo
-from serve_app.api.access.keys import create_key
+from serve_app.api.access.keys import create_key, revoke_keys
 from serve_app.config import AccessSettings, JobSettings
-from serve_app.jobs import desk
+from serve_app.jobs import desk, job_store, planning
 from serve_app.jobs.job_store import JobStore
-from serve_app.jobs.stored_job import JobState
-from serve_app.voices.voice_store import VoiceStore
+from serve_app.jobs.stored_job import JobState, MadeSegment
+from serve_app.voices import clocks
+from serve_app.voices.voice_store import StoreFailed, VoiceStore
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED
 from tests.serve_app.jobs.desk import Server, Speaker, files_in, serving, so, started, until
 from tests.serve_app.voices.speakers import store
@@ -154,10 +159,20 @@ async def test_an_unfinished_part_is_a_conflict_and_an_unknown_one_is_not_found(
             ("/audio", 409, "job_not_finished"),
             ("/parts/1", 404, "part_not_found"),
             ("/parts/one", 404, "not_found"),
+            ("/parts/-1", 404, "not_found"),
+            (f"/parts/{'9' * 5000}", 404, "part_not_found"),
+            (f"/parts/{'9' * 5000}/words", 404, "part_not_found"),
+            ("/parts?after=0", 200, None),
+            ("/parts?after=1", 400, "invalid_value"),
+            ("/parts?after=one", 400, "invalid_value"),
+            (f"/parts?after={'9' * 5000}", 400, "invalid_value"),
+            ("/parts?limit=0", 400, "invalid_value"),
+            ("/parts?limit=1001", 400, "invalid_value"),
+            ("/parts?limit=1.5", 400, "invalid_value"),
             ("/parts/0?response_format=midi", 400, "invalid_value"),
         ):
             answer = await client.get(place + path)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+            assert (answer.status_code, answer.json().get("error", {}).get("code")) == (status, code), path
         assert (await client.get("/v1/audio/jobs/job_0")).json()["error"]["code"] == "job_not_found"
 
 
@@ -334,7 +349,7 @@ async def test_a_segment_that_ends_badly_is_drawn_again_once_and_reported(tmp_pa
         server.hindrance = "not yet"
         job = await started(client, "One.", "Two.")
         assert (await until(client, job, "paused"))["reason"] == "not yet"
-        plan = server.desk._store().plan(str(job["id"]))
+        plan = server.desk._store().plan(server.desk._works[str(job["id"])].job, 0)
         speaker.reasons = {plan.parts[1].seed: FinishReason.LOOP}
         server.hindrance = None
         told = await until(client, job, "completed")
@@ -365,12 +380,15 @@ async def test_a_mistake_is_named_and_makes_no_job(tmp_path: Path, body: dict[st
 
 
 async def test_quotas(tmp_path: Path) -> None:
+    """The plan of a job counts as its segments do."""
     async with serving(tmp_path, Speaker(), jobs=JobSettings(max_jobs=1, max_bytes=1)) as (_, client):
         job = await started(client, "One.", "Two.", "Three.", "Four.", "Five.")
+        assert job["bytes"] == sum(file.stat().st_size for file in (tmp_path / "plans" / str(job["id"])).iterdir())
         told = await until(client, job, "paused")
         assert "api.jobs.max_bytes" in str(told["reason"])
         full = await client.post("/v1/audio/jobs", json={"voice": "ryan", "inputs": [{"input": "Two."}]})
         assert (full.status_code, full.json()["error"]["code"]) == (409, "quota_exceeded")
+        assert "max_bytes" in full.text
 
 
 async def test_fields_of_a_part_override_and_what_has_no_effect_is_told(tmp_path: Path) -> None:
@@ -430,3 +448,275 @@ async def test_another_key_sees_no_job(tmp_path: Path) -> None:
             answer = await other.request(method, place + path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "job_not_found"), path
         assert (await own.get(place)).status_code == 200
+
+
+async def test_a_job_of_a_batch_stays_and_its_file_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """OpenAI's batches are gone; their jobs and files may still lie in a store."""
+    server = Server(tmp_path, Speaker())
+    async with server.client() as client:
+        job = await started(client, "One.")
+    file = tmp_path / "files" / "-" / "file-0.61"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    kept, job_id = VoiceStore(str(tmp_path)), str(job["id"])
+    old = {"plans": f"plans/{job_id}.json", "jobs": f"jobs/{job_id}.json"}  # a plan was one object
+    for kind, path in old.items():
+        stored = json.loads(kept.get(path) or kept.get(f"{kind}/{job_id}/000000.json") or b"")["record"]
+        for name in ("first", "pieces", "plan_bytes"):
+            stored.pop(name, None)
+        stored |= {} if kind == "plans" else {"batch": {}}
+        for part in stored.get("parts", ()):
+            part["response_format"] = None
+        checksum = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
+        kept.put(path, json.dumps({"sha256": checksum, "record": stored}).encode())
+    kept.delete(f"plans/{job_id}/000000.json", f"parts/{job_id}/000000.json")
+    async with serving(tmp_path, Speaker()) as (_, client):
+        await until(client, job, "completed")
+        place = f"/v1/audio/jobs/{job_id}/parts"
+        assert [part["segments"]["done"] for part in (await client.get(place)).json()["data"]] == [1]
+        assert len((await client.get(f"{place}/0/words")).json()["words"]) == 1
+    assert caplog.text.count("files of OpenAI's batches") == 1
+    assert file.exists()
+
+
+async def test_lists_are_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of jobs, and of parts whose plan has several pieces and whose names have several objects."""
+    for name, size in (("PARTS_LISTED", 4), ("_PIECE_PARTS", 3)):
+        monkeypatch.setattr(planning, name, size)
+    monkeypatch.setattr(job_store, "PARTS_LISTED", 4)
+    async with serving(tmp_path, Speaker()) as (server, client):
+        jobs = [await started(client, *[f"Text {number}." for number in range(size)]) for size in (1, 10, 1)]
+        many = f"/v1/audio/jobs/{jobs[1]['id']}/parts"
+        newest = sorted(jobs, key=lambda job: (job["created_at"], job["id"]), reverse=True)
+        ids = [str(job["id"]) for job in newest]
+        for path, name, wanted, has_more in (
+            ("/v1/audio/jobs", "id", ids, False),
+            ("/v1/audio/jobs?limit=2", "id", ids[:2], True),
+            (f"/v1/audio/jobs?after={ids[1]}", "id", ids[2:], False),
+            (many, "part", [*range(10)], False),
+            (f"{many}?limit=4", "part", [*range(4)], True),
+            (f"{many}?limit=5&after=2", "part", [*range(3, 8)], True),
+            (f"{many}?limit=2&after=7", "part", [8, 9], False),
+            (f"{many}?after=9", "part", [], False),
+        ):
+            page = (await client.get(path)).json()
+            assert ([each[name] for each in page["data"]], page["has_more"]) == (wanted, has_more), path
+        for query in ("after=job_0", "limit=0", "limit=1001", "limit=", "limit=x"):
+            answer = await client.get(f"/v1/audio/jobs?{query}")
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, query.partition("=")[0])
+        await until(client, jobs[1], "completed")
+        assert all(work.plan is None for work in server.desk._works.values() if work.is_complete)
+        assert len((await client.get(f"{many}/7/words")).json()["words"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("errors", "dead_nodes", "status"),
+    [
+        ([TalkerLost("gone")] * 2, 0, "completed"),
+        ([TalkerLost("gone")] * 3, 0, "failed"),
+        ([CodecLost("gone"), EngineError("broken"), TalkerLost("gone")], 0, "failed"),
+        ([TalkerLost("gone", 1)] * 6, 0, "completed"),  # live streams were lost with it
+        ([Moved("drained")] * 6, 0, "completed"),
+        ([TalkerLost("gone")] * 3, 1, "completed"),  # its node was
+    ],
+)
+async def test_a_segment_that_kills_replicas_ends_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errors: list[Exception], dead_nodes: int, status: str
+) -> None:
+    for name in ("_TOGETHER_S", "_RETRY_S"):
+        monkeypatch.setattr(desk, name, 0.01)
+    speaker = Speaker()
+    async with serving(tmp_path, speaker) as (server, client):
+        await client.get("/v1/audio/jobs")  # it runs
+        speaker.errors = [*errors]
+        server.desk._dead_nodes = lambda: dead_nodes
+        told = await until(client, await started(client, "One."), status)
+        assert len(speaker.requests) == len(errors) + (status == "completed")
+        assert status == "completed" or str(told["reason"]).startswith("part 0, segment 0: ")
+
+
+async def test_segments_that_were_lost_together_are_made_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "_TOGETHER_S", 0.2)
+    speaker = Speaker()
+    async with serving(tmp_path, speaker) as (server, client):
+        await until(client, await started(client, *["Warm."] * 16), "completed")  # now it begins several at once
+        speaker.errors = [TalkerLost("gone")] * 4
+        job = await started(client, "One.", "Two.", "Three.", "Four.", *["More."] * 4)
+        work = server.desk._works[str(job["id"])]
+        await so(lambda: len(work.suspects) == 4)
+        await so(lambda: not speaker.running)
+        speaker.most_running, num_alone = 0, len(speaker.requests)
+        await so(lambda: not work.suspects)
+        assert speaker.most_running == 1
+        assert len({request.request_id for request in speaker.requests[num_alone : num_alone + 4]}) == 4
+        await until(client, job, "completed")
+        assert not work.failures or not any(work.failures.values())
+
+
+async def test_a_job_that_is_deleted_while_it_runs_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what is made at that moment, nor what a thread stores then; where the deletion fails the job goes on."""
+    stores, stored, save, forget = threading.Event(), threading.Event(), JobStore.save, JobStore.forget
+
+    def slowly(store: JobStore, job_id: str, made: MadeSegment, content: bytes) -> str | None:
+        stores.set()
+        assert stored.wait(10)
+        return save(store, job_id, made, content)
+
+    def fail(store: JobStore, job_id: str) -> None:
+        raise StoreFailed("not now")
+
+    speaker = Speaker()
+    async with serving(tmp_path, speaker) as (server, client):
+        monkeypatch.setattr(JobStore, "save", slowly)
+        job = await started(client, *["One."] * 60)
+        place = f"/v1/audio/jobs/{job['id']}"
+        await so(stores.is_set)
+        monkeypatch.setattr(JobStore, "forget", fail)
+        assert (await client.delete(place)).status_code == 503
+        assert (await client.get(place)).json()["status"] in ("queued", "running")
+        monkeypatch.setattr(JobStore, "forget", forget)
+        assert (await client.delete(place)).status_code == 200
+        num_asked = len(speaker.requests)
+        stored.set()
+        await until(client, await started(client, "Another."), "completed")
+        await so(lambda: str(job["id"]) not in " ".join(map(str, files_in(tmp_path))))
+        assert len(speaker.requests) == num_asked + 1
+        assert server.desk._works.keys() != {job["id"]}
+
+
+async def test_two_processes_follow_the_same_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a successor has read the store and its predecessor still answers."""
+    speaker = Speaker()
+    speaker.gate.clear()
+    old = Server(tmp_path, speaker)
+    async with serving(tmp_path, speaker) as (_, later), old.client() as client:
+        await later.get("/v1/audio/jobs")  # it has read the store
+        cancelled, kept, deleted = [await started(client, *["One."] * 9) for _ in range(3)]
+        for job in (cancelled, kept, deleted):
+            assert (await later.get(f"/v1/audio/jobs/{job['id']}")).status_code == 200
+        await so(lambda: speaker.running == 2)
+        assert (await client.post(f"/v1/audio/jobs/{cancelled['id']}/cancel")).status_code == 200
+        assert (await client.delete(f"/v1/audio/jobs/{deleted['id']}")).status_code == 200
+        assert (await later.get(f"/v1/audio/jobs/{deleted['id']}")).status_code == 404
+        speaker.gate.set()
+        await until(later, kept, "completed")
+        assert (await later.get(f"/v1/audio/jobs/{cancelled['id']}")).json()["status"] == "cancelled"
+        for status, changed in (("queued", client), ("cancelled", later)):  # each sees what the other one does
+            path = f"/v1/audio/jobs/{cancelled['id']}/{'resume' if status == 'queued' else 'cancel'}"
+            assert (await changed.post(path)).status_code == 200
+        assert (await client.get(f"/v1/audio/jobs/{cancelled['id']}")).json()["status"] == "cancelled"
+        old.desk.is_stopping = True
+        body = {"voice": "ryan", "inputs": [{"input": "One."}]}
+        for method, path in (("POST", ""), ("POST", f"/{kept['id']}/cancel"), ("DELETE", f"/{kept['id']}")):
+            answer = await client.request(method, f"/v1/audio/jobs{path}", json=body if not path else None)
+            assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "true"), path
+        assert (await client.get(f"/v1/audio/jobs/{kept['id']}")).status_code == 200
+        assert str(deleted["id"]) not in " ".join(map(str, files_in(tmp_path)))
+
+
+async def test_a_large_job_keeps_no_other_one_waiting_and_may_be_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path, Speaker())
+    async with server.client() as client:
+        large = asyncio.create_task(started(client, *["Hi."] * 2000))
+        await so(lambda: bool(files_in(tmp_path / "plans")))
+        await started(client, "One.")
+        assert not large.done()
+        job = await large
+        monkeypatch.setattr(planning, "_LONGEST_PLANNING_S", 0.01)
+        body = {"voice": "ryan", "inputs": [{"input": "Hi."}] * 2000}
+        answer = await client.post("/v1/audio/jobs", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (413, "inputs")
+        assert {path.name for path in (tmp_path / "plans").iterdir() if any(path.iterdir())} <= {
+            *(str(each["id"]) for each in (await client.get("/v1/audio/jobs")).json()["data"])
+        }
+        assert job["parts"] == {"total": 2000, "done": 0}
+
+
+async def test_words_of_many_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their audio is not decoded, and a part has a bound of segments."""
+    async with serving(tmp_path, Speaker()) as (_, client):
+        job = await started(client, "a [pause 1ms] " * 40)
+        await until(client, job, "completed")
+        monkeypatch.setattr(job_store, "_from_flac", lambda flac: pytest.fail("it is not heard"))
+        told = (await client.get(f"/v1/audio/jobs/{job['id']}/parts/0/words")).json()
+        assert (len(told["segments"]), len(told["words"])) == (40, 40)
+        starts = [word["start"] for word in told["words"]]
+        assert starts == sorted(starts)
+        monkeypatch.setattr(planning, "MOST_SEGMENTS", 39)
+        answer = await client.post(
+            "/v1/audio/jobs", json={"voice": "ryan", "inputs": [{"input": "a [pause 1ms] " * 40}]}
+        )
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "inputs[0].input")
+
+
+async def test_no_place_of_the_store_is_told(tmp_path: Path) -> None:
+    async with serving(tmp_path, Speaker()) as (server, client):
+        server.hindrance = "not yet"
+        job = await started(client, "One.")
+        for file in files_in(tmp_path / "plans"):
+            file.unlink()
+        server.hindrance = None
+        told = await until(client, job, "failed")
+        assert "missing or damaged" in str(told["reason"])
+        assert str(tmp_path) not in str(told)
+
+
+async def test_jobs_of_a_revoked_key_wait(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    key = create_key(file, "ada")
+    server = Server(tmp_path / "store", Speaker(), access=AccessSettings(keys_file=file))
+    async with server.client(authorization=f"Bearer {key}") as client:
+        job = await started(client, "One.")
+    revoke_keys(file, "ada")
+    create_key(file, "bob")
+    admin = create_key(file, "root", admin=True)
+    server.start()
+    try:
+        async with server.client(authorization=f"Bearer {admin}") as client:
+            assert "revoked" in str((await until(client, job, "paused"))["reason"])
+            create_key(file, "ada")
+            await until(client, job, "completed")
+    finally:
+        await server.die()
+
+
+async def test_jobs_expire_beside_those_that_run_and_not_by_a_clock_that_jumps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removes, may_remove, forget, day_s = threading.Event(), threading.Event(), JobStore.forget, 86400.0
+    wall, monotonic = time.time, time.monotonic
+    shift = {"wall": 0.0, "monotonic": 0.0}
+
+    def slowly(store: JobStore, job_id: str) -> None:
+        removes.set()
+        assert may_remove.wait(10)
+        forget(store, job_id)
+
+    monkeypatch.setattr(desk, "_LOOK_S", 0.01)
+    monkeypatch.setattr(JobStore, "forget", slowly)
+    monkeypatch.setattr(
+        clocks,
+        "time",
+        SimpleNamespace(time=lambda: wall() + shift["wall"], monotonic=lambda: monotonic() + shift["monotonic"]),
+    )
+    async with serving(tmp_path, Speaker()) as (server, client):
+        old = await started(client, "One.")
+        await until(client, old, "completed")
+        shift["wall"] = 8 * day_s
+        await until(client, await started(client, "Two."), "completed")
+        assert not removes.is_set()
+        shift["wall"] = 0.0
+        await until(client, await started(client, "Three."), "completed")
+        shift.update(wall=8 * day_s, monotonic=8 * day_s)  # time has gone by
+        await so(removes.is_set)
+        await until(client, await started(client, "Four."), "completed")
+        may_remove.set()
+        await so(lambda: str(old["id"]) not in server.desk._works)

@@ -156,3 +156,21 @@ def test_no_host_is_called_without_a_secret(tmp_path: Path) -> None:
         Webhooks(allowing(tmp_path, "c2hvcnQ="))
     with pytest.raises(StartError, match="cannot be read"):
         Webhooks(allowing(tmp_path, "no base64!"))
+
+
+async def test_each_end_is_told_once_and_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two segments fail at the same time, and calls about that end fail: the next end does not wait for them."""
+    monkeypatch.setattr(desk, "_LOOK_S", 0.01)
+    monkeypatch.setattr(desk, "_CALL_AGAIN_S", 1000.0)
+    monkeypatch.setattr(desk, "_MOST_FAILURES", 1)
+    speaker = Speaker()
+    speaker.errors = [EngineError("broken")] * 2
+    async with receiving() as (receiver, url), serving(tmp_path / "s", speaker, allowing(tmp_path)) as (_, client):
+        receiver.answers = [web.Response(status=500)]
+        job = await started(client, "One.", "Two.", webhook=url)
+        await until_told(client, job, calls=1)
+        await client.post(f"/v1/audio/jobs/{job['id']}/resume")
+        await until_told(client, job, delivered=True)
+        bodies = [json.loads(content) for content, _ in receiver.calls]
+    assert [body["type"] for body in bodies] == ["audio.job.failed", "audio.job.completed"]
+    assert all((body["owner"], body["data"]["webhook"]["url"]) == ("", url) for body in bodies), "both are signed"

@@ -176,7 +176,7 @@ async def test_after_an_hour_it_is_over_and_swept(folder: Path, monkeypatch: pyt
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "design_not_found")
         monkeypatch.setattr("serve_app.voices.voice_store.time.time", lambda: later_s)
         store = VoiceStore(str(folder))
-        assert store.sweep() == 6  # records and recordings
+        assert store.sweep(time.time()) == 6  # records and recordings
         assert list(store.marks()) == [f"voices/{kept.json()['id']}.json"]
         assert len(recordings_in(folder)) == 1
 

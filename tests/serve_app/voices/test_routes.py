@@ -338,7 +338,7 @@ async def test_deleting_clears_what_is_derived(folder: Path) -> None:
         assert reference is not None
         prompt = ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16))
         recordings.keep_clone_prompt(reference, prompt)
-        await server.voices._keep_derived()
+        await server.voices._prompts.keep(server.voices.files())
         assert any(name.endswith(".npz") for name in files_in(folder))
         await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})
         assert server.synthesizer.requests[1].reference.prompt is not None  # type: ignore[union-attr]
@@ -360,7 +360,7 @@ async def test_what_was_derived_outlives_a_restart(folder: Path) -> None:
     reference = server.synthesizer.requests[0].reference
     assert reference is not None
     recordings.keep_clone_prompt(reference, ClonePrompt(np.ones(8, np.float32), np.ones((3, 16), np.int16)))
-    await server.voices._keep_derived()
+    await server.voices._prompts.keep(server.voices.files())
     recordings._PROMPTS.forget([])  # the process that comes next has nothing
     recordings._PROMPTS._results.clear()
     restarted = Server(folder)

@@ -14,7 +14,7 @@ import aiohttp
 
 from tests.e2e.raw import SPEECH
 from tests.serve_app.dialects.rows import POSTS, REST, SOCKETS
-from tools.experiments.faults import floods
+from tools.experiments.faults import floods, hoards, long_jobs
 from tools.experiments.faults.intruder import (
     CONTEXTS,
     CUT_S,
@@ -239,6 +239,13 @@ ATTACKS: tuple[Attack, ...] = (
     Attack("no number", 12, asks_for_no_number, window_s=10),
     Attack("interrupts at no number", 12, interrupts_at_no_number, many=1),
     Attack("half a character", 14, cuts_characters),
+    Attack("a long transcript is stored", 19, hoards.stores_a_long_transcript, many=1, window_s=8, gets="400"),
+    Attack("long words of voices are listed", 19, hoards.stores_long_words_and_lists_them, window_s=8, gets="400"),
+    Attack("archives of voices", 19, hoards.asks_for_archives, many=1, window_s=20),
+    Attack("types beside a lexicon", 19, hoards.types_beside_a_lexicon, window_s=12),
+    Attack("lists many parts", 19, long_jobs.lists_many_parts, many=1, window_s=20),
+    Attack("fetches finished audio", 19, long_jobs.fetches_finished_audio, many=1, window_s=20),
+    Attack("plans without end", 19, long_jobs.plans_a_job_without_end, many=1, window_s=20),
     Attack("anything", 18, sends_anything, many=4, window_s=20),
 )
 HABITS = tuple(attack for attack in ATTACKS if attack.entry == 0)

@@ -689,5 +689,33 @@ def test_a_later_segment_that_would_not_fit_is_refused_with_the_first(checkpoint
         engine.limits.check_following(("a" * (longest + 1),), engine.prompts.build(ask("Short.")))
 
 
+HUGE = "word " * 400_000
+TOO_LONG: dict[str, tuple[str, SynthesisRequest]] = {
+    "text": ("CustomVoice", ask(HUGE)),
+    "instructions": ("VoiceDesign", ask(voice=None, instructions=HUGE)),
+    "a later segment": ("CustomVoice", ask(following=("Short.", HUGE))),
+    "transcript": (
+        "Base",
+        replace(clone("Hi.", in_context=True), reference=Reference(np.zeros(9600, np.float32), HUGE)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LONG)
+def test_a_text_is_refused_by_its_bytes(engine_of: Kinds, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is tokenized, which takes seconds in which no other thread runs."""
+    kind, request = TOO_LONG[name]
+    engine, seen = engine_of(kind), list[int]()
+    places = engine.prompts.tokenizer.encode_places
+    monkeypatch.setattr(
+        engine.prompts.tokenizer, "encode_places", lambda text: (seen.append(len(text)), places(text))[1]
+    )
+    with pytest.raises(InvalidRequest) as caught:
+        engine.add(0, request)
+    assert (caught.value.code, engine.intake.long_texts(request)) == ("context_length_exceeded", [])
+    assert max(seen, default=0) < 1000
+    assert engine.is_idle
+
+
 def _fits(engine: Engine, text: str) -> bool:
     return engine.prompts.build(ask(text)).num_positions < engine.runner.shape.max_model_len

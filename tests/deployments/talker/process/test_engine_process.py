@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ import torch
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.protocol import FrameChunk, Reference
+from deployments.talker.engine import intake
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.engine.startup import build_engine
 from deployments.talker.process import channel
@@ -25,6 +26,7 @@ from deployments.talker.process.channel import EngineStart
 from deployments.talker.process.engine_process import EngineProcess
 from deployments.talker.runner.model_runner import ModelRunner
 from deployments.talker.state.sequence import Sequence
+from deployments.talker.text.tokenizer import TextTokenizer
 from tests.deployments.talker.conftest import CONFIG
 from tests.deployments.talker.driving import Spoken, ask, speak
 
@@ -186,6 +188,39 @@ def test_what_it_refuses_fails_alone(start: EngineStart) -> None:
     assert failed[1].param == "input"
     assert isinstance(failed[4], Overloaded)
     assert [len(chunks_of(reports, number)) for number in (2, 3)] == [8, 8]
+
+
+@pytest.mark.parametrize("ends", ["tokenized", "aborted"])
+def test_a_long_text_is_tokenized_beside_the_engine(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """Others are spoken to meanwhile, and the process says that it is alive."""
+    long, going_on, ahead = "word " * 40, Event(), TextTokenizer.encode_ahead
+    exact = TextTokenizer.encode_places
+
+    def held(tokenizer: TextTokenizer, text: str) -> None:
+        assert going_on.wait(60)
+        ahead(tokenizer, text)
+
+    def inline(tokenizer: TextTokenizer, text: str) -> tuple[list[int], list[int]]:
+        assert len(text) < 150 or text in tokenizer._ahead
+        return exact(tokenizer, text)
+
+    monkeypatch.setattr(TextTokenizer, "encode_ahead", held)
+    monkeypatch.setattr(TextTokenizer, "encode_places", inline)
+    monkeypatch.setattr(intake, "_LONG_CHARS", 150)
+    with loaded(starts(str(checkpoint), CONFIG)) as replica:
+        replica.send(channel.Submit(1, ask(long, frames=2, ignore_eos=True)))
+        replica.send(channel.Submit(2, ask(frames=3, ignore_eos=True)))
+        seen = replica.until(is_last(2))
+        seen += replica.until(lambda report: isinstance(report, channel.Alive))
+        assert not chunks_of(seen, 1)
+        if ends == "aborted":
+            replica.send(channel.Abort(1), channel.Submit(3, ask(frames=2, ignore_eos=True)))
+            replica.until(is_last(3))
+        going_on.set()
+        if ends == "tokenized":
+            assert sum(len(chunk.codes) for chunk in chunks_of(replica.until(is_last(1)), 1)) == 2
 
 
 def test_abort_makes_room_for_the_next(start: EngineStart) -> None:

@@ -1,20 +1,29 @@
 import asyncio
 import json
 import logging
-from collections.abc import Iterator
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from starlette.routing import BaseRoute
 from starlette.types import Scope
 
 from deployments.errors import Overloaded
 from deployments.serving import metrics
 from serve_app.api.access import door
+from serve_app.api.access.callers import Caller
 from serve_app.api.access.keys import create_key, revoke_keys
+from serve_app.api.cluster_status import ClusterStatus, Recent
 from serve_app.api.error_replies import close_reason
-from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings
+from serve_app.api.routes import Node
+from serve_app.api.web_pages import PATHS
+from serve_app.config import AccessSettings, AdmissionSettings, ApiSettings, VoiceSettings
 from tests.serve_app import asgi
 from tests.serve_app.dialects.test_native import SPEAK, Socket, code_of
 from tests.serve_app.fake import FakeSynthesizer, utterance
@@ -479,11 +488,50 @@ async def test_a_full_server_does_not_parse_what_it_refuses() -> None:
         assert (await wrong.next())["status"] == 400
 
 
-async def test_asking_for_anything_but_speech_costs_nothing() -> None:
-    server = Server(client_requests_per_minute=1)
-    for _ in range(3):
-        async with asgi.http(server.api, "GET", "/health") as connection:
-            assert (await connection.next())["status"] == 200
+# GETs that cost nothing, as probes, pages and lists from memory, and those that read the store or encode audio.
+FREE = {"/health", "/ready", "/metrics", "/status", "/v1", "/v1/", "/v1/models", *PATHS, "/docs/{name}", "/page/{name}"}
+FREE |= {"/docs/oauth2-redirect", "/v1/audio/voices", "/v1/voices", "/v2/voices", "/voices", "/voices/"}
+STREAMS = {"/v1/audio/voices/{voice_id}/file", "/v1/audio/voice_consents/{consent_id}"}
+STREAMS |= {"/v1/text-to-voice/{generated_voice_id}/stream", *(f"/pronunciation-dicts{end}" for end in ("", "/"))}
+STREAMS |= {"/v1/pronunciation-dictionaries", "/pronunciation-dicts/{dictionary_id}"}
+STREAMS |= {f"/v1/pronunciation-dictionaries/{{dictionary_id}}{end}" for end in ("", "/{version_id}/download")}
+STREAMS |= {f"/v1/audio/jobs/{{job_id}}/{end}" for end in ("parts", "parts/{part}", "parts/{part}/words", "audio")}
+
+
+def every_route(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
+    """Also those of included routers, which FastAPI keeps as they are."""
+    for route in routes:
+        included = getattr(route, "original_router", None)
+        yield from [route] if included is None else every_route(included.routes)
+
+
+async def test_every_get_counts_as_its_route_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    counted = Counter[str]()
+
+    @contextmanager
+    def stream(_: Caller) -> Iterator[None]:
+        counted["streams"] += 1
+        yield
+
+    monkeypatch.setattr(Caller, "count_request", lambda _: counted.update(["requests"]))
+    monkeypatch.setattr(Caller, "stream", stream)
+    node = Node(lambda _: True, lambda: True, lambda: b"", status=ClusterStatus(Recent(time.time)))
+    settings = ApiSettings(voices=VoiceSettings(store=str(tmp_path / "voices")))
+    api = one_api(FakeSynthesizer(script=utterance()), settings, node=node)
+    seen = set()
+    for route in every_route(api.routes):
+        path, methods = getattr(route, "path", ""), getattr(route, "methods", None) or set()
+        for method in {"GET", "HEAD"} & methods:
+            counted.clear()
+            filled = re.sub(r"\{(\w+)(:\w+)?\}", "7", path)
+            await ask(api, method, filled)
+            path = re.sub(r":\w+", "", path)
+            is_stream = path in STREAMS
+            assert counted == (
+                {} if path in FREE else {"requests": 1, "streams": 1} if is_stream else {"requests": 1}
+            ), path
+            seen.add(path)
+    assert seen >= STREAMS
 
 
 def scope(*forwarded: str) -> Scope:

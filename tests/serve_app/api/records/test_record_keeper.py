@@ -71,3 +71,24 @@ def test_lines_go_on_after_files_could_not_be_renamed(
     lines.receive(record("after"))
     lines.flush(is_last=True)
     assert [ids(file) for file in sorted(tmp_path.iterdir())] == [["after"], ["before"]]
+
+
+def test_a_sink_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else records would be kept in memory for ever."""
+    monkeypatch.setattr(record_keeper, "HAND_ON_S", 0.01)
+    monkeypatch.setattr(record_keeper, "FLUSH_S", 0.0)
+    flushed, taken = threading.Event(), threading.Event()
+
+    class Sink:
+        def receive(self, record: RequestRecord) -> None:
+            taken.set()
+
+        def flush(self, *, is_last: bool) -> None:
+            flushed.set()
+            raise ValueError("no sink")
+
+    keeper = RecordKeeper([Sink()])
+    assert flushed.wait(30)
+    keeper.keep(record("one"))
+    assert taken.wait(30)
+    keeper.close()

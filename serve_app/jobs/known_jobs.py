@@ -1,0 +1,209 @@
+"""The jobs of a store, as one process knows them.
+
+The store is the truth: any number of processes may change it, and each follows what the other ones do.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+
+from deployments.errors import Conflict
+from serve_app.api.access.keys import Keys
+from serve_app.api.requests.speech_request import Offer
+from serve_app.config import ConfigError, JobSettings
+from serve_app.jobs.job_store import JobStore
+from serve_app.jobs.stored_job import JobState
+from serve_app.jobs.work import Work
+from serve_app.visitor import Visitor
+from serve_app.voices.voice_store import Damaged, StoreFailed
+
+logger = logging.getLogger(__name__)
+
+
+class KnownJobs:
+    """Their works, by id. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        settings: JobSettings,
+        store: Callable[[], JobStore],
+        failed: Callable[[StoreFailed], None],
+        *,
+        changed: Callable[[], None],
+    ) -> None:
+        """`failed` is told of a state that could not be kept, `changed` of one that is another."""
+        self._settings, self._store, self._failed, self._changed = settings, store, failed, changed
+        self.works: dict[str, Work] = {}
+        self.deleted = deque[str](maxlen=1000)  # ids, the latest
+        self._following = asyncio.Lock()
+        self._followed_s: float | None = None
+
+    async def follow(self, within_s: float) -> None:
+        """Look at what other processes have changed, unless this was done within the last seconds; at first read all.
+
+        Raises StoreFailed.
+        """
+        async with self._following:
+            is_first = self._followed_s is None
+            if self._followed_s is not None and time.monotonic() - self._followed_s < within_s:
+                return
+            before, store = set(self.works), self._store()
+            marks = await asyncio.to_thread(store.marks)
+            for job_id in before - marks.keys():
+                if (gone := self.works.get(job_id)) is not None:
+                    self.forget(gone)
+            new = [job_id for job_id in marks if job_id not in self.works and job_id not in self.deleted]
+            for work in await asyncio.to_thread(_works_of, store, new):
+                self._take_in(work)
+            for job_id in before & marks.keys():
+                work = self.works.get(job_id)  # type: ignore[assignment]
+                if work is not None and work.mark != marks[job_id]:
+                    await self.adopt(work, marks[job_id])
+            self._followed_s = time.monotonic()
+        if is_first and await asyncio.to_thread(lambda: store.has_batch_files):
+            logger.warning("files/ in the store of voices has files of OpenAI's batches, which nothing uses")
+
+    @property
+    def are_known(self) -> bool:
+        """Whether the store has been read."""
+        return self._followed_s is not None
+
+    async def refresh(self, job_id: str) -> None:
+        """Look at one job. Raises StoreFailed."""
+        store = self._store()
+        mark = await asyncio.to_thread(store.mark, job_id)
+        work = self.works.get(job_id)
+        if mark is None:
+            if work is not None:
+                self.forget(work)
+        elif work is None:
+            for work in await asyncio.to_thread(_works_of, store, [job_id]):
+                self._take_in(work)
+        elif mark != work.mark:
+            await self.adopt(work, mark)
+
+    def _take_in(self, work: Work) -> None:
+        """A job that another process has made, unless it was deleted here meanwhile."""
+        if work.job.id not in self.deleted:
+            self.works.setdefault(work.job.id, work)
+
+    async def adopt(self, work: Work, mark: str) -> None:
+        """Take over its state, which may be that of another process."""
+        async with work.lock:
+            state = await asyncio.to_thread(self._store().state, work.job.id)
+            work.mark = mark
+            if state != work.state:
+                await self._obey(work, state)
+
+    def forget(self, work: Work) -> None:
+        """It was deleted by another process."""
+        self.works.pop(work.job.id, None)
+        for task in (*work.running.values(), *filter(None, (work.webhook_task,))):
+            if task is not asyncio.current_task():
+                task.cancel()
+
+    async def end(self, work: Work, state: JobState) -> None:
+        """Unless it has ended: two of its segments may fail at once."""
+        async with work.lock:
+            if not work.state.ended_at:
+                work.plan, work.next_webhook_s = None, 0.0
+                await self.write(work, state)
+
+    async def write(self, work: Work, state: JobState) -> None:
+        """Its lock is held. Where the store takes nothing the state is found again: the next segment fails or ends as
+        this one.
+        """
+        work.state = state
+        writing = asyncio.create_task(asyncio.to_thread(self._store().write_state, work.job.id, state))
+        try:
+            await asyncio.shield(writing)
+        except StoreFailed as error:
+            self._failed(error)
+        finally:  # the thread of a task that is cancelled goes on: a deletion comes after it
+            await asyncio.gather(writing, return_exceptions=True)
+
+    async def change(self, work: Work, state: JobState) -> None:
+        """What its owner wants. Raises StoreFailed, and nothing has changed then."""
+        async with work.lock:
+            await asyncio.to_thread(self._store().write_state, work.job.id, state)
+            await self._obey(work, state)
+
+    async def _obey(self, work: Work, state: JobState) -> None:
+        """Its owner has changed its state, here or in another process."""
+        work.state, work.next_webhook_s = state, 0.0
+        if state.ended_at:
+            work.plan = None
+            await cancel_tasks(work)
+        work.failures.clear()
+        work.suspects.clear()
+        work.queue_all()
+        self._changed()
+
+    def held(self) -> Counter[str]:
+        """Bytes in the store, by owner."""
+        held = Counter[str]()
+        for work in self.works.values():
+            held[work.job.owner] += work.num_bytes
+        return held
+
+    def known(self, owner: str, key: str | None, fingerprint: str) -> Work | None:
+        """The job that its owner has made with this key. Raises Conflict where that was another one, and where no
+        further job is kept.
+        """
+        own = [work for work in self.works.values() if work.job.owner == owner]
+        known = next((work for work in own if key is not None and work.job.key == key), None)
+        held, most = sum(work.num_bytes for work in own), self._settings.max_bytes
+        if known is None and (len(own) >= self._settings.max_jobs or held >= most):
+            limit = f"max_bytes allows {most}" if held >= most else "max_jobs allows no more"
+            message = f"{len(own)} jobs with {held} bytes are kept, api.jobs.{limit}: delete some."
+            raise Conflict(message, None, "quota_exceeded")
+        if known is not None and known.job.fingerprint != fingerprint:
+            message = f"Idempotency-Key: {known.job.id} was made with it, from another body: take another key."
+            raise Conflict(message, "Idempotency-Key", "idempotency_key_reused")
+        return known
+
+
+def _works_of(store: JobStore, job_ids: list[str]) -> list[Work]:
+    """Blocks."""
+    works = []
+    for job_id in job_ids:
+        try:
+            mark = store.mark(job_id) or ""
+            job, state = store.job(job_id), store.state(job_id)
+        except Damaged as error:
+            logger.error("a job is left out: %s", error)
+            continue
+        if job is not None:
+            stored = list(store.made(job_id))
+            made = {segment.id: segment for segment, _ in stored}
+            num_bytes = job.plan_bytes + sum(size for _, size in stored)
+            works.append(Work(job, state, made=made, num_bytes=num_bytes, mark=mark))
+    return works
+
+
+async def cancel_tasks(work: Work) -> None:
+    """Cancel the segments that run, and a call of its webhook."""
+    tasks = [*work.running.values(), *filter(None, (work.webhook_task,))]
+    tasks = [task for task in tasks if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def keys_of(offer: Offer) -> Keys | None:
+    file = offer.settings.access.keys_file
+    try:
+        return None if file is None else Keys(file)
+    except ConfigError as error:
+        logger.error("jobs go on without looking whether keys were revoked: %s", error)
+        return None
+
+
+def sees(visitor: Visitor, work: Work) -> bool:
+    return visitor.sees_all or work.job.owner == visitor.name
+
+
+def age(work: Work) -> tuple[int, str]:
+    return work.job.created_at, work.job.id

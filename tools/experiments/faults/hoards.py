@@ -1,0 +1,88 @@
+"""What hostile clients do with what is stored: voices, their texts and files, dictionaries."""
+
+import asyncio
+import io
+import json
+import secrets
+from functools import cache
+
+import aiohttp
+import numpy as np
+import soundfile
+
+from tools.experiments.faults.intruder import CONTEXTS, MIB, Intruder
+
+VOICES, DICTIONARIES = "/v1/audio/voices", "/v1/pronunciation-dictionaries"
+LISTINGS, ARCHIVES, RECORDINGS, TYPED = 8, 12, 4, 2000
+LONG = "word " * (14 * MIB // 5)
+
+
+@cache
+def noise(seconds: float, rate: int = 96_000) -> bytes:
+    """A WAV file that FLAC makes hardly smaller: at most 8.6 MB in 30 s."""
+    file = io.BytesIO()
+    samples = np.random.default_rng(0).uniform(-0.5, 0.5, round(seconds * rate))
+    soundfile.write(file, samples, rate, format="WAV", subtype="PCM_24")
+    return file.getvalue()
+
+
+def form(recording: bytes, **fields: str) -> aiohttp.FormData:
+    sent = aiohttp.FormData({**fields, "prepare": "none"})
+    sent.add_field("audio_sample", recording, filename="a.wav")
+    return sent
+
+
+async def _stored(http: aiohttp.ClientSession, path: str, recording: bytes, **fields: str) -> str:
+    async with http.post(path, data=form(recording, **fields)) as answer:
+        await answer.read()
+        return str(answer.status)
+
+
+async def _status(http: aiohttp.ClientSession, path: str) -> str:
+    async with http.get(path) as answer:
+        async for _ in answer.content.iter_any():
+            pass
+        return str(answer.status)
+
+
+async def stores_a_long_transcript(me: Intruder) -> str:
+    """Of 14 MiB: whoever spoke with it would have a talker tokenize it."""
+    async with me.http() as http:
+        return await _stored(http, VOICES, noise(1), name=secrets.token_hex(8), ref_text=LONG)
+
+
+async def stores_long_words_and_lists_them(me: Intruder) -> str:
+    """Descriptions of 14 MiB, then as many lists at once."""
+    async with me.http() as http:
+        status = await _stored(http, VOICES, noise(1), name=secrets.token_hex(8), description=LONG)
+        listed = await asyncio.gather(*(_status(http, VOICES) for _ in range(LISTINGS)))
+        return next((each for each in listed if each != "200"), status)
+
+
+async def asks_for_archives(me: Intruder) -> str:
+    """A voice with four recordings of eight megabytes, as a file, twelve times at once."""
+    async with me.http() as http:
+        name = secrets.token_hex(8)
+        status = await _stored(http, VOICES, noise(29.5), name=name)
+        for number in range(1, RECORDINGS):
+            await _stored(http, f"{VOICES}/{name}", noise(29.5), style=f"style{number}")
+        got = await asyncio.gather(*(_status(http, f"{VOICES}/{name}/file") for _ in range(ARCHIVES)))
+        await http.delete(f"{VOICES}/{name}")
+        return max([status, *got])
+
+
+async def types_beside_a_lexicon(me: Intruder) -> str:
+    """A thousand words that begin alike, and text that comes one character at a time."""
+    rules = [{"string_to_replace": f"a {'b ' * (n % 35)}{n}", "type": "alias", "alias": "c"} for n in range(1000)]
+    async with me.http() as http:
+        sent = {"name": secrets.token_hex(8), "rules": rules}
+        async with http.post(f"{DICTIONARIES}/add-from-rules", json=sent) as answer:
+            made = await answer.json()
+        if "id" not in made:
+            return str(answer.status)
+        locator = {"pronunciation_dictionary_id": made["id"]}
+        begin = {"context_id": "one", "text": "a", "pronunciation_dictionary_locators": [locator]}
+        typed = ({"context_id": "one", "text": "a "[n % 2]} for n in range(TYPED))
+        said = await me.say(CONTEXTS, map(json.dumps, (begin, *typed)))
+        await http.delete(f"/pronunciation-dicts/{made['id']}")
+        return said
