@@ -9,6 +9,7 @@ import random
 import resource
 import secrets
 import socket
+import urllib.request
 from pathlib import Path
 
 TUNED = {
@@ -81,7 +82,7 @@ def tuned() -> dict[str, str]:
 
 def for_a_node() -> dict[str, str]:
     """Variables for the environment of `ray start` on every node of a cluster."""
-    return {**tuned(), **CLUSTER, **_found_token(), **_guard()}
+    return {**tuned(), **CLUSTER, **_found_token(), **_guard(), **_loopback_unproxied()}
 
 
 def apply_local() -> None:
@@ -89,6 +90,7 @@ def apply_local() -> None:
     ports = dict(zip(_PORTS, map(str, free_ports(len(_PORTS))), strict=True))
     for name, value in {**tuned(), **LOCAL, **ports, **_token(), **_guard()}.items():
         os.environ.setdefault(name, value)
+    os.environ.update(_loopback_unproxied())
 
 
 def free_port() -> int:
@@ -120,6 +122,14 @@ def _found_token() -> dict[str, str]:
     names = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
     is_there = any(os.environ.get(name) for name in names) or Path.home().joinpath(".ray", "auth_token").exists()
     return {"RAY_AUTH_MODE": "token"} if is_there and "RAY_AUTH_MODE" not in os.environ else {}
+
+
+def _loopback_unproxied() -> dict[str, str]:
+    """Clients of buckets and trace collectors use the proxy of the environment, for loopback addresses too."""
+    proxies = urllib.request.getproxies_environment()
+    direct = proxies.pop("no", "")
+    names = [*filter(None, map(str.strip, direct.split(","))), "localhost", "127.0.0.1", "::1"]
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(names)) if proxies and direct != "*" else {}
 
 
 def _guard() -> dict[str, str]:

@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from deployments.errors import StartError
 from serve_app.cli import ray_settings
 from serve_app.cli.serve.run_folder import RunFolder
 from serve_app.config import AppConfig
+from serve_app.direct import open_direct
 
 APP_NAME = "talkray"
 # Clients such as LiveKit keep idle connections for two minutes.
@@ -219,7 +219,7 @@ def root_cause(message: str) -> str:
 
 def _is_ready(address: Address) -> bool:
     try:
-        with urllib.request.urlopen(f"{address.url}/ready", timeout=5) as answer:
+        with open_direct(f"{address.url}/ready", timeout_s=5) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, ConnectionError, TimeoutError):
         return False
