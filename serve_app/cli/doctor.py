@@ -22,6 +22,8 @@ from serve_app.cli.say import KEY_VARIABLE
 from serve_app.cli.serve.local_server import Address, why_unusable
 from serve_app.cli.serve.run_folder import parent
 from serve_app.config import AppConfig
+from serve_app.direct import open_direct
+from serve_app.distribution import pip_install
 
 _PYTHON = (3, 11)
 _RELEASED_BYTES = 8 << 30  # the largest checkpoint
@@ -75,7 +77,7 @@ def _package(name: str) -> Finding:
     try:
         return Finding(name, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, "not installed: pip install talkray brings it", ok=False)
+        return Finding(name, f"not installed: {pip_install(name)}", ok=False)
 
 
 def _proxy() -> Finding:
@@ -243,7 +245,7 @@ def _codec(address: Address) -> Finding:
         f"{address.url}/metrics", headers={"Authorization": f"Bearer {key}"} if key else {}
     )
     try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
+        with open_direct(request, timeout_s=_PATIENCE_S) as answer:
             precisions = sorted({" ".join(pair) for pair in _PRECISION.findall(answer.read().decode())})
     except (OSError, ValueError, http.client.HTTPException) as error:
         remedy = f"; {KEY_VARIABLE} is sent where it is set" if getattr(error, "code", None) == 401 else ""
@@ -255,7 +257,7 @@ def _codec(address: Address) -> Finding:
 def _runs_talkray(address: Address) -> bool:
     """Whether Talkray answers there: its documentation needs no key."""
     try:
-        with urllib.request.urlopen(f"{address.url}/openapi.json", timeout=_PATIENCE_S) as answer:
+        with open_direct(f"{address.url}/openapi.json", timeout_s=_PATIENCE_S) as answer:
             return bool(json.load(answer)["info"]["title"] == "Talkray")
     except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException):
         return False
