@@ -4,6 +4,7 @@ Read in the source of Ray `CHECKED_WITH`. A test fails with any other version: l
 """
 
 import secrets
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,15 +15,20 @@ from typing import Any, Self
 import ray
 import uvicorn
 from ray import serve
+from ray._private import services
+from ray._private.node import Node
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.experimental import internal_kv
 from ray.serve._private.logging_utils import get_serve_logs_dir
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
+from deployments.errors import StartError
+
 CHECKED_WITH = "2.60.0"
 
 PROXY = "proxy"  # among the dead
+_POLL_S = 0.25
 _NOTES = b"talkray"  # namespace of the control store's keys
 _PROXY_ACTOR, _REPLICA_ACTOR = "SERVE_PROXY_ACTOR", "SERVE_REPLICA"
 # Whatever Serve stops it kills itself, which is another reason.
@@ -101,10 +107,34 @@ def shared_key(name: str) -> bytes:
     return key
 
 
+_starting: list[Node] = []
+
+
+def start_patiently(patience_s: float) -> None:
+    """Let `ray.init` wait longer than 30 s for its raylet, which `ended_part` knows by then. Later: StartError."""
+    start, get_node = Node.start_head_processes, services.get_node
+
+    def remembered(node: Node) -> None:
+        _starting.append(node)
+        start(node)
+
+    def awaited(*which: str) -> object:
+        until_s = time.monotonic() + patience_s
+        while True:
+            try:
+                return get_node(*which)
+            except RuntimeError as error:  # it is not in the control store's table, or that does not answer
+                if time.monotonic() > until_s:
+                    raise StartError(f"Ray did not start within {patience_s:.0f} s: {error}") from error
+                time.sleep(_POLL_S)
+
+    Node.start_head_processes, services.get_node = remembered, awaited
+
+
 def ended_part(names: Iterable[str]) -> str | None:
     """Which of the named parts of the Ray that this process has started has ended, and how; None while all live."""
-    node = ray._private.worker._global_node
-    started = dict(node.all_processes) if node is not None else {}
+    nodes = [*_starting, ray._private.worker._global_node]
+    started = dict(next((node.all_processes for node in nodes if node is not None), {}))
     for name in names:
         for process in (info.process for info in started.get(name, ())):
             if process.poll() is not None:
