@@ -6,7 +6,7 @@ Read in the source of Ray `CHECKED_WITH`. A test fails with any other version: l
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Self
 import ray
 import uvicorn
 from ray import serve
-from ray._private import services
+from ray._private import node, services
 from ray._private.node import Node
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.experimental import internal_kv
@@ -111,24 +111,30 @@ _starting: list[Node] = []
 
 
 def start_patiently(patience_s: float) -> None:
-    """Let `ray.init` wait longer than 30 s for its raylet, which `ended_part` knows by then. Later: StartError."""
-    start, get_node = Node.start_head_processes, services.get_node
+    """Let `ray.init` wait longer for its parts, which `ended_part` knows by then. It raises StartError after that."""
+    start = Node.start_head_processes
 
-    def remembered(node: Node) -> None:
-        _starting.append(node)
-        start(node)
+    def remembered(started: Node) -> None:
+        _starting.append(started)
+        start(started)
 
-    def awaited(*which: str) -> object:
-        until_s = time.monotonic() + patience_s
-        while True:
-            try:
-                return get_node(*which)
-            except RuntimeError as error:  # it is not in the control store's table, or that does not answer
-                if time.monotonic() > until_s:
-                    raise StartError(f"Ray did not start within {patience_s:.0f} s: {error}") from error
-                time.sleep(_POLL_S)
+    def patient(ask: Callable[..., Any], **short: int) -> Callable[..., Any]:
+        def asked(*which: Any, **limits: Any) -> Any:
+            until_s = time.monotonic() + patience_s
+            while True:
+                try:
+                    return ask(*which, **limits | short)
+                except RuntimeError as error:  # it is not there yet, or the control store does not answer
+                    if time.monotonic() > until_s:
+                        raise StartError(f"Ray did not start within {patience_s:.0f} s: {error}") from error
+                    time.sleep(_POLL_S)
 
-    Node.start_head_processes, services.get_node = remembered, awaited
+        return asked
+
+    Node.start_head_processes = remembered
+    services.get_node = patient(services.get_node)
+    # No other thread runs while it waits.
+    node.wait_for_persisted_port = patient(node.wait_for_persisted_port, timeout_ms=100)
 
 
 def ended_part(names: Iterable[str]) -> str | None:

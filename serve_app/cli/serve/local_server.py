@@ -24,6 +24,7 @@ APP_NAME = "talkray"
 # Clients such as LiveKit keep idle connections for two minutes.
 _KEEP_ALIVE_S = 130
 _POLL_S = 0.25
+LOOPBACK = "127.0.0.1"  # of Ray, also where networks have IPv6 alone
 # Of a busy machine, for each step of Ray's; a line says so every so often.
 _PATIENCE_S, _BUSY_S = 600.0, 10.0
 _IDLE_PATIENCE_S = 60.0
@@ -125,6 +126,18 @@ def why_unusable(host: str, port: int) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
+
+
+def why_no_loopback() -> str | None:
+    """Why processes of this machine cannot meet at LOOPBACK, None where they can."""
+    try:
+        with (
+            socket.create_server((LOOPBACK, 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=_IDLE_PATIENCE_S),
+        ):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def check_port(address: Address) -> None:
