@@ -49,14 +49,9 @@ LOCAL = {
     # Ray would run its workers at niceness 15, and speech would break off beside a compiler.
     "RAY_worker_niceness": "0",
     # A busy machine may need minutes for what Ray awaits for 5 to 60 s. `driver.watch` sees at once that a part ended.
-    **dict.fromkeys(
-        (
-            "RAY_gcs_server_port_wait_time_s",
-            "RAY_gcs_rpc_server_connect_timeout_s",
-            "RAY_gcs_rpc_server_reconnect_timeout_s",
-        ),
-        "600",
-    ),
+    "RAY_gcs_server_port_wait_time_s": "600",
+    "RAY_gcs_rpc_server_connect_timeout_s": "600",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
     "RAY_agent_register_timeout_ms": "600000",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "200",
     # HAProxy is back within a second of its death.
