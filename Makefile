@@ -38,7 +38,7 @@ unit-avx2: $(VENV)/.installed-dev ## Tests of codec and talker, and one server, 
 	$(AS_AVX2) -m pytest -q tests/e2e/test_command_line.py::test_serve_speaks_and_stops_at_ctrl_c
 
 cross-compilers: ## A compiler for aarch64, so that unit tests build the C kernels for it (Debian's, with apt-get)
-	@command -v aarch64-linux-gnu-gcc >/dev/null || apt-get install -y --no-install-recommends gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+	@command -v aarch64-linux-gnu-gcc >/dev/null || { apt-get update && apt-get install -y --no-install-recommends gcc-aarch64-linux-gnu libc6-dev-arm64-cross; } || { echo "gcc-aarch64-linux-gnu is missing: the C kernels are not built for aarch64"; exit 1; }
 
 kernels: $(VENV)/.installed-dev ## Triton kernels against plain PyTorch, interpreted on the CPU; compiled for GPUs that are not here (installs Triton)
 	$(PIP) "triton>=3.6"

@@ -4,8 +4,9 @@ Read in the source of Ray `CHECKED_WITH`. A test fails with any other version: l
 """
 
 import secrets
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
@@ -14,15 +15,20 @@ from typing import Any, Self
 import ray
 import uvicorn
 from ray import serve
+from ray._private import node, services
+from ray._private.node import Node
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.experimental import internal_kv
 from ray.serve._private.logging_utils import get_serve_logs_dir
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
+from deployments.errors import StartError
+
 CHECKED_WITH = "2.60.0"
 
 PROXY = "proxy"  # among the dead
+_POLL_S = 0.25
 _NOTES = b"talkray"  # namespace of the control store's keys
 _PROXY_ACTOR, _REPLICA_ACTOR = "SERVE_PROXY_ACTOR", "SERVE_REPLICA"
 # Whatever Serve stops it kills itself, which is another reason.
@@ -106,10 +112,40 @@ def shared_key(name: str) -> bytes:
     return key
 
 
+_starting: list[Node] = []
+
+
+def start_patiently(patience_s: float) -> None:
+    """Let `ray.init` wait longer for its parts, which `ended_part` knows by then. It raises StartError after that."""
+    start = Node.start_head_processes
+
+    def remembered(started: Node) -> None:
+        _starting.append(started)
+        start(started)
+
+    def patient(ask: Callable[..., Any], **short: int) -> Callable[..., Any]:
+        def asked(*which: Any, **limits: Any) -> Any:
+            until_s = time.monotonic() + patience_s
+            while True:
+                try:
+                    return ask(*which, **limits | short)
+                except RuntimeError as error:  # it is not there yet, or the control store does not answer
+                    if time.monotonic() > until_s:
+                        raise StartError(f"Ray did not start within {patience_s:.0f} s: {error}") from error
+                    time.sleep(_POLL_S)
+
+        return asked
+
+    Node.start_head_processes = remembered
+    services.get_node = patient(services.get_node)
+    # No other thread runs while it waits.
+    node.wait_for_persisted_port = patient(node.wait_for_persisted_port, timeout_ms=100)
+
+
 def ended_part(names: Iterable[str]) -> str | None:
     """Which of the named parts of the Ray that this process has started has ended, and how; None while all live."""
-    node = ray._private.worker._global_node
-    started = dict(node.all_processes) if node is not None else {}
+    nodes = [*_starting, ray._private.worker._global_node]
+    started = dict(next((node.all_processes for node in nodes if node is not None), {}))
     for name in names:
         for process in (info.process for info in started.get(name, ())):
             if process.poll() is not None:

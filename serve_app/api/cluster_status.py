@@ -5,7 +5,6 @@ replica that is asked adds them up, at most once a second.
 """
 
 import asyncio
-import importlib.metadata
 import json
 import math
 import time
@@ -18,6 +17,7 @@ from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 
 from deployments.serving import metrics
+from serve_app.distribution import version
 from serve_app.speech.speech_models import SpeechModels
 
 Json = dict[str, object]
@@ -139,7 +139,6 @@ def _percentile(classes: Counter[int], share: float) -> float | None:
 def cluster_routes(models: SpeechModels, status: ClusterStatus) -> APIRouter:
     """`GET /status`."""
     router = APIRouter()
-    version = importlib.metadata.version("talkray")
     room = asyncio.Lock()
     cached: Json = {}
 
@@ -150,6 +149,6 @@ def cluster_routes(models: SpeechModels, status: ClusterStatus) -> APIRouter:
             if time.time() - float(str(cached.get("at", 0))) >= _SUMMED_S:
                 cached.update(await run_in_threadpool(status.read))
         states = {name or "model": state.as_json() for name, state in models.states().items()}
-        return {"version": version, "models": states, **cached}
+        return {"version": version(), "models": states, **cached}
 
     return router

@@ -27,6 +27,7 @@ from serve_app.api.web_pages import page_routes
 from serve_app.config import AdmissionSettings, ApiSettings
 from serve_app.dialects import DIALECTS
 from serve_app.dialects.dialect import Charge, charging, direct_routes, http_router, socket_router
+from serve_app.distribution import version
 from serve_app.jobs.desk import AskDesk
 from serve_app.speech.joints import Tails
 from serve_app.speech.live_text import LiveTexts
@@ -80,7 +81,8 @@ def create_api(
     models = SpeechModels(
         {name: _speech_model(name, *pools, node=node, tails=tails) for name, pools in synthesizers.items()}
     )
-    api = FastAPI(title="Talkray", docs_url=None, redoc_url=None)  # FastAPI's page loads its scripts from a CDN
+    # FastAPI's page loads its scripts from a CDN.
+    api = FastAPI(title="Talkray", version=version(), docs_url=None, redoc_url=None)
     key_headers = tuple(name for dialect in DIALECTS for name in dialect.key_headers)
     key_protocols = tuple(prefix for dialect in DIALECTS for prefix in dialect.key_protocols)
     api.add_middleware(Door, settings=settings, key_headers=key_headers, key_protocols=key_protocols)

@@ -19,9 +19,11 @@ from deployments.errors import CheckpointError, StartError
 from deployments.gpu.card import QUERY, SMALL_BYTES, Card, remark, torch_cuda, why_not
 from deployments.weights.store import EMBEDDED_BYTES, PACKED, ask_hub, cache_directory, find, repository
 from serve_app.cli.say import KEY_VARIABLE
-from serve_app.cli.serve.local_server import Address, why_unusable
+from serve_app.cli.serve.local_server import LOOPBACK, Address, why_no_loopback, why_unusable
 from serve_app.cli.serve.run_folder import parent
 from serve_app.config import AppConfig
+from serve_app.direct import open_direct
+from serve_app.distribution import pip_install
 
 _PYTHON = (3, 11)
 _RELEASED_BYTES = 8 << 30  # the largest checkpoint
@@ -75,7 +77,7 @@ def _package(name: str) -> Finding:
     try:
         return Finding(name, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, "not installed: pip install talkray brings it", ok=False)
+        return Finding(name, f"not installed: {pip_install(name)}", ok=False)
 
 
 def _proxy() -> Finding:
@@ -243,7 +245,7 @@ def _codec(address: Address) -> Finding:
         f"{address.url}/metrics", headers={"Authorization": f"Bearer {key}"} if key else {}
     )
     try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
+        with open_direct(request, timeout_s=_PATIENCE_S) as answer:
             precisions = sorted({" ".join(pair) for pair in _PRECISION.findall(answer.read().decode())})
     except (OSError, ValueError, http.client.HTTPException) as error:
         remedy = f"; {KEY_VARIABLE} is sent where it is set" if getattr(error, "code", None) == 401 else ""
@@ -255,7 +257,7 @@ def _codec(address: Address) -> Finding:
 def _runs_talkray(address: Address) -> bool:
     """Whether Talkray answers there: its documentation needs no key."""
     try:
-        with urllib.request.urlopen(f"{address.url}/openapi.json", timeout=_PATIENCE_S) as answer:
+        with open_direct(f"{address.url}/openapi.json", timeout_s=_PATIENCE_S) as answer:
             return bool(json.load(answer)["info"]["title"] == "Talkray")
     except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException):
         return False
@@ -264,6 +266,9 @@ def _runs_talkray(address: Address) -> bool:
 def _room(folder: Path, needed: int, content: str, variable: str) -> Finding:
     """Whether `folder`, which may not exist yet, can take so many bytes; `variable` names another one."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    if not os.access(existing, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+        text = f"{existing} cannot be written, and {folder} is for {content}: set {variable} to another folder"
+        return Finding("disk", text, ok=False)
     free = shutil.disk_usage(existing).free
     if free < needed:
         text = f"{_size(free)} free in {folder}, {content} needs {_size(needed)}: make room, or set {variable}"
@@ -287,6 +292,9 @@ def _size(num_bytes: int) -> str:
 
 
 def _port(address: Address) -> Finding:
+    if lacking := why_no_loopback():
+        remedy = "Ray needs it, with IPv6 networks too: ip link set lo up; ip addr add 127.0.0.1/8 dev lo"
+        return Finding("loopback", f"{LOOPBACK} cannot be used ({lacking}): {remedy}", ok=False)
     reason = why_unusable(address.host, address.port)
     if reason is None:
         return Finding("port", f"{address.port} is free")

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import importlib.metadata
 import json
 import os
 import re
@@ -50,6 +49,7 @@ from serve_app.cli.serve.run_folder import clear_dead
 from serve_app.cli.serve.supervisor import running
 from serve_app.cli.upgrade_check import upgrade_changes
 from serve_app.config import AccessSettings, AppConfig, ConfigError, explain, read_config
+from serve_app.distribution import pip_install, version
 
 
 def print_json(entry: Entry) -> None:
@@ -99,7 +99,7 @@ cli = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"talkray {importlib.metadata.version('talkray')}")
+        print(f"talkray {version()}")
         raise typer.Exit
 
 
@@ -248,7 +248,7 @@ def wyoming(
     try:
         serve_wyoming = import_module("talkray_tools.wyoming").serve
     except ModuleNotFoundError as error:
-        raise StartError("the wyoming package is missing: pip install 'talkray[wyoming]'") from error
+        raise StartError(f"the wyoming package is missing: {pip_install('wyoming')}") from error
     server = running_server(url)
     print(f"wyoming://{host}:{port} speaks through {server}; Ctrl-C stops.", flush=True)
     with suppress(KeyboardInterrupt):

@@ -9,6 +9,7 @@ import random
 import resource
 import secrets
 import socket
+import urllib.request
 from pathlib import Path
 
 TUNED = {
@@ -47,6 +48,12 @@ LOCAL = {
     "RAY_enable_worker_prestart": "0",
     # Ray would run its workers at niceness 15, and speech would break off beside a compiler.
     "RAY_worker_niceness": "0",
+    # A busy machine may need minutes for what Ray awaits for 5 to 60 s. `driver.watch` sees at once that a part ended.
+    "RAY_gcs_server_port_wait_time_s": "600",
+    "RAY_gcs_rpc_server_connect_timeout_s": "600",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
+    "RAY_agent_register_timeout_ms": "600000",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "200",
     # HAProxy is back within a second of its death.
     "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "serve_app.proxy.kept_proxy.install",
     # Ray listens on the loopback address where this is 0, on Linux too.
@@ -81,7 +88,7 @@ def tuned() -> dict[str, str]:
 
 def for_a_node() -> dict[str, str]:
     """Variables for the environment of `ray start` on every node of a cluster."""
-    return {**tuned(), **CLUSTER, **_found_token(), **_guard()}
+    return {**tuned(), **CLUSTER, **_found_token(), **_guard(), **_loopback_unproxied()}
 
 
 def apply_local() -> None:
@@ -89,6 +96,7 @@ def apply_local() -> None:
     ports = dict(zip(_PORTS, map(str, free_ports(len(_PORTS))), strict=True))
     for name, value in {**tuned(), **LOCAL, **ports, **_token(), **_guard()}.items():
         os.environ.setdefault(name, value)
+    os.environ.update(_loopback_unproxied())
 
 
 def free_port() -> int:
@@ -120,6 +128,14 @@ def _found_token() -> dict[str, str]:
     names = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
     is_there = any(os.environ.get(name) for name in names) or Path.home().joinpath(".ray", "auth_token").exists()
     return {"RAY_AUTH_MODE": "token"} if is_there and "RAY_AUTH_MODE" not in os.environ else {}
+
+
+def _loopback_unproxied() -> dict[str, str]:
+    """Clients of buckets and trace collectors use the proxy of the environment, for loopback addresses too."""
+    proxies = urllib.request.getproxies_environment()
+    direct = proxies.pop("no", "")
+    names = [*filter(None, map(str.strip, direct.split(","))), "localhost", "127.0.0.1", "::1"]
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(names)) if proxies and direct != "*" else {}
 
 
 def _guard() -> dict[str, str]:

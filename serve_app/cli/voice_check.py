@@ -37,7 +37,7 @@ def check(
 ) -> None:
     """Say what is wrong with a recording that is to be cloned, and what to record better. Fails where it has a problem.
 
-    Where talkray[listening] is installed, a recogniser compares the words.
+    Where faster-whisper and moonshine-voice are installed, a recogniser compares the words.
     """
     if output is not None and output.suffix.lower() not in _FORMATS:
         raise InvalidRequest(f"--output must end in {' or '.join(_FORMATS)}")

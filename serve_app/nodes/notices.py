@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from serve_app.direct import open_direct
+
 logger = logging.getLogger(__name__)
 
 _POLL_S = 5.0
@@ -52,7 +54,7 @@ def _ask(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str | 
     """The answer's text; None for a 404, which is the usual answer."""
     request = urllib.request.Request(url, headers=dict(headers), method=method)
     try:
-        with _DIRECT.open(request, timeout=_ANSWER_S) as answer:
+        with open_direct(request, timeout_s=_ANSWER_S) as answer:
             return str(answer.read().decode())
     except urllib.error.HTTPError as error:
         if error.code == http.client.NOT_FOUND:
@@ -60,10 +62,6 @@ def _ask(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str | 
         raise MetadataUnreachable(f"{url}: {error}") from error
     except (OSError, http.client.HTTPException) as error:
         raise MetadataUnreachable(f"{url}: {error}") from error
-
-
-# A proxy must never see these.
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Aws:

@@ -5,7 +5,6 @@ import json
 import logging
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -19,6 +18,7 @@ from deployments.serving import metrics, ray_private
 from deployments.serving.ray_private import Pool
 from deployments.serving.reports import Start, start_key
 from serve_app.config import POOLS
+from serve_app.direct import open_direct
 from serve_app.speech.model_state import ModelState
 
 logger = logging.getLogger(__name__)
@@ -226,6 +226,6 @@ def scrape() -> bytes:
     node_id = ray.get_runtime_context().get_node_id()
     node = next(node for node in ray.nodes() if node["NodeID"] == node_id)
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-    with urllib.request.urlopen(url, timeout=_SCRAPE_TIMEOUT_S) as answer:
+    with open_direct(url, timeout_s=_SCRAPE_TIMEOUT_S) as answer:
         content: bytes = answer.read()
     return content

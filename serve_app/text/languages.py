@@ -8,13 +8,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from deployments.errors import InvalidRequest
+from serve_app.distribution import pip_install
 from serve_app.text.characters import letters
 
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier
 
 DETECT = "detect"  # as a client names it
-EXTRA = "pip install 'talkray[text]'"
 _LEAST_CONFIDENCE = 0.9  # docs/text.md has what it costs
 
 # ISO 639-1, then 639-2 and 639-3; a region or script after it, as in zh-CN, changes nothing.
@@ -142,9 +142,8 @@ def detected(text: str, languages: tuple[str, ...]) -> str | None:
 @lru_cache
 def _identifier(codes: tuple[str, ...]) -> "LanguageIdentifier":
     if find_spec("py3langid") is None:
-        message = (
-            f"language: to tell languages apart takes py3langid, not installed here: {EXTRA}, or name the language."
-        )
+        how = pip_install("py3langid")
+        message = f"language: to tell languages apart takes py3langid, not installed here: {how}, or name the language."
         raise InvalidRequest(message, "language", "extra_not_installed")
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 

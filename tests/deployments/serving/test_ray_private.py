@@ -2,7 +2,9 @@
 
 import inspect
 import re
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from ray.serve._private.client import ServeControllerClient
 from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve._private.constants import SERVE_PROXY_NAME
 
+from deployments.errors import StartError
 from deployments.serving import ray_private
 from deployments.serving.ray_private import CHECKED_WITH, PROXY, Pool, deaths, ended_part, shared_key
 
@@ -92,6 +95,40 @@ def test_a_replica_without_an_actor_yet_is_wanted_and_does_not_run() -> None:
 
 def test_of_a_ray_that_was_not_started_no_part_has_ended() -> None:
     assert ended_part(["raylet"]) is None
+
+
+@pytest.mark.parametrize("waits_for_port", [False, True])
+@pytest.mark.parametrize(("failures", "patience_s", "started"), [(0, 0.0, True), (3, 60.0, True), (3, -1.0, False)])
+def test_a_node_waits_for_its_parts(
+    failures: int, patience_s: float, started: bool, waits_for_port: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([*[RuntimeError("not there")] * failures, {"state": "ALIVE"}])
+
+    limits: list[object] = []
+
+    def ask(*_: str, timeout_ms: int | None = None) -> object:
+        limits.append(timeout_ms)
+        answer = next(answers)
+        if isinstance(answer, RuntimeError):
+            raise answer
+        return answer
+
+    raylet = SimpleNamespace(poll=lambda: 1, returncode=-9, pid=7)
+    starting = SimpleNamespace(all_processes={"raylet": [SimpleNamespace(process=raylet)]})
+    for owner, name, value in (
+        (ray_private.Node, "start_head_processes", lambda _: None), (ray_private.services, "get_node", ask),
+        (ray_private.node, "wait_for_persisted_port", ask),
+        (ray_private, "_POLL_S", 0.0), (ray_private, "_starting", []),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, value)
+    ray_private.start_patiently(patience_s)
+    ray_private.Node.start_head_processes(starting)
+    assert ended_part(["raylet"]) == "Ray's raylet (process 7) was killed by signal 9"
+    given = {"timeout_ms": 30_000} if waits_for_port else {}
+    asked = ray_private.node.wait_for_persisted_port if waits_for_port else ray_private.services.get_node
+    with nullcontext() if started else pytest.raises(StartError, match="Ray did not start within"):
+        assert asked("address", "id", **given) == {"state": "ALIVE"}
+    assert set(limits) == {100 if given else None}, "no thread runs while Ray waits for a port"
 
 
 def test_all_processes_have_the_key_of_the_first_that_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ import yaml
 from serve_app.api.access.keys import create_key
 from serve_app.cli import ray_settings
 from serve_app.cli.serve.local_server import APP_NAME
+from serve_app.direct import open_direct
 from tools.experiments.fleet.namespaces import Machine, Network, network
 
 ROOT = Path(__file__).parents[3]
@@ -300,7 +300,7 @@ class Fleet:
 
 
 def _is_open(url: str) -> bool:
-    with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/-/healthz", timeout=10) as answer:
+    with contextlib.suppress(OSError), open_direct(f"{url}/-/healthz", timeout_s=10) as answer:
         return bool(answer.status == 200)
     return False
 

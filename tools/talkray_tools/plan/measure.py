@@ -10,10 +10,8 @@ import sys
 import tempfile
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 from rich.console import Console
@@ -30,6 +28,8 @@ from serve_app.cli.main import ONE_GPU
 from serve_app.cli.ray_settings import free_port
 from serve_app.cli.say import first_voice
 from serve_app.config import AppConfig, read_config
+from serve_app.direct import open_direct
+from serve_app.distribution import version
 from talkray_tools.plan.tables import CPU, MeasuredTable
 
 _RATES = Plan(first_rate=1.0, max_rate=512.0, factor=2.0, duration_s=10.0, settle_s=2.0, refinements=2, min_requests=5)
@@ -64,7 +64,7 @@ def commit() -> str:
         )
         if done.returncode == 0:
             return done.stdout.strip()
-    return f"of version {version('talkray')}"
+    return f"of version {version()}"
 
 
 def measure_table(
@@ -149,7 +149,7 @@ def _wait_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
     """Raises StartError."""
     ends_s = time.monotonic() + _START_S
     while time.monotonic() < ends_s and process.poll() is None:
-        with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(f"{url}/ready", timeout=5):
+        with contextlib.suppress(urllib.error.URLError, OSError), open_direct(f"{url}/ready", timeout_s=5):
             return
         time.sleep(0.5)
     raise StartError("the server to measure did not start")

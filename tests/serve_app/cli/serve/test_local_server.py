@@ -1,10 +1,14 @@
+import re
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
 from deployments.errors import StartError
 from serve_app.cli.ray_settings import free_port
+from serve_app.cli.serve import local_server
 from serve_app.cli.serve.local_server import Address, logical_cpus, root_cause, why_unusable
 from serve_app.config import POOLS, AppConfig, PoolConfig
 from tests.e2e.application import running
@@ -69,6 +73,36 @@ def test_a_pool_for_labels_that_no_machine_here_has_is_refused(pool: str) -> Non
     config = AppConfig(**{f"{pool}_pool": PoolConfig(label_selector={"pool": "codec"})})
     with pytest.raises(StartError, match="label_selector: one machine has no labels"), running(config):
         pass
+
+
+def test_a_wait_says_every_so_often_that_the_machine_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_server, "_BUSY_S", 0.01)
+    lines, three = [], threading.Event()
+
+    def report(line: str) -> None:
+        lines.append(line)
+        if len(lines) == 3:
+            three.set()
+
+    with local_server._waiting("starting Ray", report):
+        assert three.wait(60)
+    assert lines[0] == "starting Ray"
+    assert re.match(
+        r"starting Ray: 0 s, this machine is busy, load \d+ on \d+ CPUs; waiting for up to 10 min", lines[1]
+    )
+
+
+@pytest.mark.parametrize(("load", "polls", "answers"), [(0.0, 1, False), (9.0, 3, True), (0.0, 0, True)])
+def test_the_first_answer_of_a_busy_machine_may_take_longer(
+    load: float, polls: int, answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = iter([*[False] * polls, answers])
+    monkeypatch.setattr(local_server, "_is_ready", lambda address: next(ready))
+    monkeypatch.setattr(local_server, "_load", lambda: (load, 2))
+    monkeypatch.setattr(local_server, "_IDLE_PATIENCE_S", -1.0)
+    monkeypatch.setattr(local_server, "_POLL_S", 0.0)
+    with nullcontext() if answers else pytest.raises(StartError, match="/ready did not answer within 0 s"):
+        local_server._await_ready(Address("127.0.0.1", 1), lambda line: None)
 
 
 def test_the_root_cause_stands_at_the_end_of_what_serve_quotes() -> None:

@@ -1,0 +1,37 @@
+"""What this installation, or this checkout, tells of itself: its version, and the packages that it may need."""
+
+import importlib.metadata
+import re
+import shlex
+import tomllib
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+_PROJECT = Path(__file__).parents[1] / "pyproject.toml"
+_PARTS = re.compile(r"([\w.-]+)(\[[^]]*\])?\s*([^;]*)")
+
+
+@cache
+def _own() -> tuple[str, list[str]]:
+    """The version and all requirements. Those of a checkout count, installed or not: its code is what runs."""
+    if not _PROJECT.exists():
+        return importlib.metadata.version("talkray"), importlib.metadata.requires("talkray") or []
+    project = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]
+    return project["version"], [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+
+
+def version() -> str:
+    """Talkray's own."""
+    return _own()[0]
+
+
+def pip_install(*packages: str) -> str:
+    """The command that installs them, within our bounds. Talkray itself is on no index: anyone could take its name."""
+    bounds: dict[str, str] = {}
+    for requirement in _own()[1]:
+        if parts := _PARTS.match(requirement):
+            name, extras, limits = parts.groups(default="")
+            joined = ",".join(sorted(limits.strip(" ()").split(","), reverse=True))  # as written: the lower one first
+            bounds.setdefault(name, name + extras + joined)
+    return shlex.join(["pip", "install", *(bounds[package.replace("_", "-")] for package in packages)])

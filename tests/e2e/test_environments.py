@@ -1,0 +1,73 @@
+"""`talkray serve` in containers and on small hosts: it speaks, or ends early with one sentence."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import black_box
+from tests.e2e.black_box import ServerCommand, as_user, refusal
+
+pytestmark = [pytest.mark.faults, pytest.mark.skipif(os.getuid() != 0, reason="needs root, for namespaces")]
+
+USER = 54_321  # in no passwd
+# A root that is read-only but for /tmp, and shared memory of 64 MiB as Docker's.
+FROZEN = (
+    "mount --make-rprivate / && mount --bind /tmp /tmp && mount -t tmpfs -o size=64m,mode=1777 tmpfs /dev/shm"
+    " && mount -o remount,bind,ro / && umask 077"
+)
+LOOPBACK = "ip link set lo up"
+
+
+def within(namespace: str, prepared: str) -> list[str]:
+    return ["unshare", namespace, "sh", "-c", f'{prepared} && exec "$@"', "sh"]
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *through: str) -> None:
+    monkeypatch.setattr(black_box, "COMMAND", [*through, sys.executable, "-m", "serve_app"])
+
+
+@pytest.mark.parametrize(
+    ("through", "host"),
+    [
+        ([*within("--mount", FROZEN), "taskset", "--cpu-list", "0", *as_user(USER)], "127.0.0.1"),
+        (within("--net", f"{LOOPBACK} && ip link add eth9 type dummy && ip -6 addr add fd00::9/64 dev eth9"), "::1"),
+    ],
+    ids=["read-only root, no passwd entry, no HOME, umask 077, 64 MiB of shared memory, one CPU", "IPv6 only"],
+)
+def test_it_speaks(through: list[str], host: str, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    command(monkeypatch, *through)
+    folder = tmp_path / f"a folder with spaces {80 * 'x'}"
+    folder.mkdir()
+    os.chown(folder, USER, USER)
+    environment = {"HOME": None, "TMPDIR": str(folder), "TALKRAY_CACHE": str(folder), "TALKRAY_DATA": str(folder)}
+    server = ServerCommand(tmp_path, port, "--host", host, environment=environment)
+    try:
+        server.ready()
+        [curl] = re.findall(r"^ *(curl .*) -o hello.mp3", server.output, re.MULTILINE)
+        inside = ["nsenter", f"--target={server.pid}", "--net", "sh", "-c", f"{curl} --fail --silent"]
+        assert subprocess.run(inside, capture_output=True, timeout=120, check=True).stdout
+    finally:
+        server.end()
+
+
+@pytest.mark.parametrize(
+    ("through", "environment", "said"),
+    [
+        (within("--mount", f"{FROZEN} && mount -o remount,bind,ro /tmp"), {}, "disk: /tmp cannot be written"),
+        (as_user(USER), {"HOME": None}, "this user has no home folder: set HOME, or name a folder in TALKRAY_CACHE"),
+        (as_user(USER), {"HOME": "/nowhere"}, "disk: / cannot be written.*set TALKRAY_CACHE to another folder"),
+        ([], {"RAY_TMPDIR": f"/tmp/{80 * 'x'}"}, "is no folder: set RAY_TMPDIR to another one"),
+        (within("--net", "true"), {}, r"loopback: 127.0.0.1 cannot be used \(Network is unreachable"),
+        (within("--net", f"{LOOPBACK} && ip addr del 127.0.0.1/8 dev lo"), {}, "loopback: 127.0.0.1 cannot be used"),
+    ],
+)
+def test_it_does_not_start_where_it_could_not_speak(
+    through: list[str], environment: dict[str, str | None], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command(monkeypatch, *through)
+    [line] = refusal(environment=environment).strip().splitlines()
+    assert re.search(said, line)

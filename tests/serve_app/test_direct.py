@@ -1,0 +1,191 @@
+"""Which requests use a proxy of the environment: downloads and buckets of elsewhere, and nothing on this machine."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from loadtest.clients import open_session
+from serve_app.cli import doctor, ray_settings, say
+from serve_app.cli.serve.local_server import Address, _is_ready
+from serve_app.nodes.notices import Aws
+from serve_app.scaling import pool_watch
+from talkray_tools.plan import measure
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY")
+TITLE = b'{"info": {"title": "Talkray"}, "voices": [{"id": "nora"}]}'
+
+
+class Answering(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)  # type: ignore[attr-defined]
+        length = int(self.headers.get("content-length", 0))
+        self.rfile.read(length)
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(TITLE)))
+        self.end_headers()
+        self.wfile.write(TITLE)
+
+    do_PUT = do_POST = do_CONNECT = do_GET  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[ThreadingHTTPServer]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as listening:
+        listening.asked = []  # type: ignore[attr-defined]
+        thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield listening
+        finally:
+            listening.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def own() -> Iterator[ThreadingHTTPServer]:
+    with answering() as listening:
+        yield listening
+
+
+@pytest.fixture(params=NAMES)
+def proxy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
+    for name in (*NAMES, "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with answering() as listening:
+        monkeypatch.setenv(request.param, f"http://127.0.0.1:{listening.server_port}")
+        yield listening
+
+
+def scraped(port: int) -> object:
+    node = {"NodeID": "a", "NodeManagerAddress": "127.0.0.1", "MetricsExportPort": port}
+    context = SimpleNamespace(get_node_id=lambda: "a")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool_watch.ray, "get_runtime_context", lambda: context)
+        patch.setattr(pool_watch.ray, "nodes", lambda: [node])
+        return pool_watch.scrape()
+
+
+def waited(port: int) -> bool:
+    measure._wait_ready(f"http://127.0.0.1:{port}", SimpleNamespace(poll=lambda: None))  # type: ignore[arg-type]
+    return True
+
+
+def first_voice(port: int) -> object:
+    return say.first_voice(f"http://127.0.0.1:{port}")
+
+
+async def load(port: int) -> object:
+    async with open_session() as session, session.get(f"http://127.0.0.1:{port}/ready") as answer:
+        return await answer.read()
+
+
+def health_checks() -> dict[str, list[str]]:
+    [line] = [row for row in (ROOT / "cluster/Dockerfile").read_text().splitlines() if row.startswith("    CMD [")]
+    compose = yaml.safe_load((ROOT / "cluster/compose/compose.yaml").read_text())["services"]["talkray"]
+    return {"Dockerfile": yaml.safe_load(line.strip().removeprefix("CMD ")), "compose": compose["healthcheck"]["test"]}
+
+
+def healthy(command: list[str], port: int) -> bool:
+    arguments = [each.replace("8000", str(port)) for each in command if each not in ("CMD", "python3")]
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, timeout=60, check=False).returncode == 0
+
+
+OWN: dict[str, Callable[[int], object]] = {
+    "a start waits for /ready": lambda port: _is_ready(Address("127.0.0.1", port)),
+    "metrics of a node": scraped,
+    "doctor finds a server": lambda port: doctor._runs_talkray(Address("127.0.0.1", port)),
+    "doctor asks for the precision": lambda port: (
+        "names no precision" in doctor._codec(Address("127.0.0.1", port)).text
+    ),
+    "plan --measure": waited,
+    "metadata of a cloud": lambda port: Aws(f"http://127.0.0.1:{port}")._get("meta-data/x"),
+    "say": first_voice,
+    "loadtest": lambda port: asyncio.run(load(port)),
+    **{
+        f"health of {name}": lambda port, command=command: healthy(command, port)
+        for name, command in health_checks().items()
+    },
+}
+
+
+@pytest.mark.parametrize("ask", OWN.values(), ids=OWN)
+def test_no_proxy_sees_what_stays_on_this_machine(
+    ask: Callable[[int], object], own: ThreadingHTTPServer, proxy: ThreadingHTTPServer
+) -> None:
+    assert ask(own.server_port)
+    assert own.asked  # type: ignore[attr-defined]
+    assert not proxy.asked  # type: ignore[attr-defined]
+
+
+# Other libraries make these, each in a process of its own: they read the environment once.
+OUTGOING = {
+    "download, first look": "store._asked('qwen/x')",
+    "download": "HfApi().model_info('qwen/x')",
+    "bucket": "VoiceStore('s3://bucket/voices').marks()",
+    "traces": "otlp_exporter(sys.argv[1]).export([])",
+}
+SCRIPT = """
+import os, sys
+from deployments.weights import store
+from huggingface_hub import HfApi
+from serve_app.api.records.tracing import otlp_exporter
+from serve_app.cli import ray_settings
+from serve_app.voices.voice_store import VoiceStore
+os.environ.update(ray_settings._loopback_unproxied())
+try:
+    {call}
+except Exception as error:
+    print(repr(error))
+"""
+
+
+@pytest.mark.parametrize("target", ["elsewhere", "this machine"])
+@pytest.mark.parametrize("call", OUTGOING.values(), ids=OUTGOING)
+def test_what_leaves_this_machine_uses_the_proxy(call: str, target: str, own: ThreadingHTTPServer) -> None:
+    with answering() as proxy:
+        url = "http://outside.invalid" if target == "elsewhere" else f"http://127.0.0.1:{own.server_port}"
+        environment = {
+            name: value for name, value in os.environ.items() if name not in (*NAMES, "no_proxy", "NO_PROXY")
+        }
+        environment |= {"http_proxy": f"http://127.0.0.1:{proxy.server_port}", "HF_ENDPOINT": url}
+        environment |= {"AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "x"}
+        environment |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
+        command = [sys.executable, "-c", SCRIPT.format(call=call), url]
+        said = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True
+        )
+        asked = {"elsewhere": bool(proxy.asked), "this machine": bool(own.asked)}  # type: ignore[attr-defined]
+        assert asked == {"elsewhere": target == "elsewhere", "this machine": target != "elsewhere"}, said.stdout
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        ({"no_proxy": "a"}, None),
+        ({"http_proxy": "http://p"}, "localhost,127.0.0.1,::1"),
+        ({"HTTPS_PROXY": "http://p", "no_proxy": "a, .b"}, "a,.b,localhost,127.0.0.1,::1"),
+        ({"all_proxy": "http://p", "NO_PROXY": "a"}, "a,localhost,127.0.0.1,::1"),
+        ({"http_proxy": "http://p", "no_proxy": "*"}, None),
+    ],
+)
+def test_loopback_joins_the_hosts_that_need_no_proxy(
+    environment: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", environment)
+    assert ray_settings._loopback_unproxied().get("no_proxy") == expected
