@@ -312,7 +312,7 @@ def stand_back() -> None:
 async def run(
     server: ServerCommand,
     polite: Sequence[str],
-    neighbours: Sequence[str],
+    others: Sequence[str],
     keys: tuple[str, str],
     attacks: Sequence[Attack],
 ) -> None:
@@ -335,7 +335,7 @@ async def run(
             await watch.recovered()
             warm = replace(watch.seen("warm-up, two attacks at a time"), missed=[])
             watch.begin()
-            async with neighbours(server, neighbours):
+            async with neighbours(server, others):
                 await asyncio.sleep(MINUTE_S)
                 watch.check()
                 quiet = watch.seen("a minute without attackers")
