@@ -126,7 +126,8 @@ def _token() -> dict[str, str]:
 def _found_token() -> dict[str, str]:
     """`ray start` takes a token wherever it finds one, as a local `ray.init()` leaves one; `serve deploy` does not."""
     names = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-    is_there = any(os.environ.get(name) for name in names) or Path.home().joinpath(".ray", "auth_token").exists()
+    written = Path(os.path.expanduser("~/.ray/auth_token"))  # a UID without a passwd entry may have no home folder
+    is_there = any(os.environ.get(name) for name in names) or written.exists()
     return {"RAY_AUTH_MODE": "token"} if is_there and "RAY_AUTH_MODE" not in os.environ else {}
 
 
