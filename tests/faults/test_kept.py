@@ -192,6 +192,9 @@ def live_while(loop: asyncio.Runner, owners: list[Owner], killing: Callable[[], 
         thread.start()
     try:
         killing()
+        until_s = time.monotonic() + _BOUND_S
+        while not all(owner.gone and owner.there for owner in owners) and time.monotonic() < until_s:
+            time.sleep(0.2)  # few kills take less time than the first deletions
     finally:
         over.set()
         for thread in threads:
