@@ -169,7 +169,7 @@ class JobDesk:
         if after and not (after.isascii() and after.isdigit() and len(after) < 10 and int(after) < total):
             raise InvalidRequest(f"after: {after[:80]!r} is no part of {job_id}, which has 0 to {total - 1}.", "after")
         start = int(after) + 1 if after else 0
-        end = min(total, start + limit_of(limit, most=PARTS_LISTED))
+        end = min(total, start + limit_of(limit or str(PARTS_LISTED), most=PARTS_LISTED))
         names = await apart(self._store().names, work.job, start, end) if start < end else []
         listed = [work.part_as_json(start + index, name) for index, name in enumerate(names)]
         return {"object": "list", "data": listed, "has_more": end < total}

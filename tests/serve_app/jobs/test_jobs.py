@@ -503,7 +503,7 @@ async def test_lists_are_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ):
             page = (await client.get(path)).json()
             assert ([each[name] for each in page["data"]], page["has_more"]) == (wanted, has_more), path
-        for query in ("after=job_0", "limit=0", "limit=1001", "limit=", "limit=x"):
+        for query in ("after=job_0", "limit=0", "limit=1001", "limit=x"):
             answer = await client.get(f"/v1/audio/jobs?{query}")
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, query.partition("=")[0])
         await until(client, jobs[1], "completed")
