@@ -511,7 +511,7 @@ async def test_head_has_the_headers_of_get_without_its_work(tmp_path: Path, monk
     assert len(served) > 40
     async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://talkray") as client:
         got = {path: await client.get(path) for path in served if "jobs" not in path and "batches" not in path}
-        for name in ("_follow", "refresh", "_aside", "recording"):
+        for name in ("refresh", "aside", "recording"):
             monkeypatch.setattr(Voices, name, work)
         monkeypatch.setattr(Node, "scrape", work)
         for path, answer in got.items():
