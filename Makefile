@@ -5,7 +5,7 @@ PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit unit-avx2 cross-compilers kernels e2e scale metrics faults hostile fleet cluster-check docs clients examples page fuzz audit listen parity step-load overload simulate-check clean
+.PHONY: help install run test lint unit unit-avx2 cross-compilers kernels e2e scale metrics faults hostile fleet cluster-check docs clients peers examples page fuzz audit listen parity step-load overload simulate-check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -75,6 +75,9 @@ docs: $(VENV)/.installed-dev ## Run the commands of README and docs as they are 
 clients: $(VENV)/.installed-dev ## The newest clients, unmodified, against a server (their packages go into .clients; node for two rows; 20 minutes)
 	$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 -m clients tests/clients
 
+peers: $(VENV)/.installed-dev ## Suites of other speech servers against a server here (make peers PEERS=FOLDER; without a folder it says how to get them)
+	@$(BIN)/python -m tools.experiments.peers $(PEERS)
+
 examples: $(VENV)/.installed-dev ## docs/examples as they are: agents, a telephone, a chat, a book, a batch (a part of `make clients`; five minutes)
 	$(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 -m clients tests/clients/test_examples.py
 
@@ -108,7 +111,7 @@ simulate-check: $(VENV)/.installed-dev ## The load test's simulator against a se
 	$(BIN)/python -m tools.experiments.simulate_check simulate-check-$$(date +%Y%m%d-%H%M%S)
 
 clean: ## Remove environments, caches and build output
-	rm -rf $(VENV) .parity .clients .pages build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .parity .clients .peers .pages build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -1,5 +1,6 @@
 """The loaded model and its voices: the checkpoint's own, and OpenAI's thirteen names as aliases."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
@@ -57,6 +58,8 @@ EMBEDDED = {
     "edith": Character("english", "female", "Older, slower voice; a small model for demonstrations"),
 }
 UNKNOWN = Character("", "", "")
+# How vendors pin a model: gpt-4o-mini-tts-2025-12-15, tts-1-1106, qwen-tts-latest, NAME@20251215.
+_PINNED = re.compile(r"[-@:](?:[0-9]{4}-?[0-9]{2}-?[0-9]{2}|[0-9]{2}-?[0-9]{2}|latest)$")
 
 # By gender and weight of the voice: a released speaker and an embedded one. Not eric and dylan: with language
 # "auto" they turn any text into their dialect.
@@ -189,7 +192,7 @@ def is_known(name: object, info: ModelInfo, settings: ApiSettings) -> bool:
     """Whether a request with this name is one for this model."""
     if not isinstance(name, str):
         return False
-    clones = name == CLONE_ALIAS and info.kind is ModelKind.BASE
+    clones = unpinned(name) == CLONE_ALIAS and info.kind is ModelKind.BASE
     return clones or means(name, info) or is_alias(name, settings)
 
 
@@ -202,7 +205,12 @@ def means(name: str, info: ModelInfo) -> bool:
 
 def is_alias(name: str, settings: ApiSettings) -> bool:
     """Whether it means any model: what else a request says decides, or it is the default."""
-    return name in settings.model_aliases
+    return name in settings.model_aliases or unpinned(name) in settings.model_aliases
+
+
+def unpinned(name: str) -> str:
+    """The name of a model without the date or version that a client pins."""
+    return _PINNED.sub("", name)
 
 
 def not_loaded(name: str, models: Sequence[ModelInfo], settings: ApiSettings) -> ModelNotFound:

@@ -7,6 +7,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from deployments.serving.ray_private import is_stopping, this_replica
 from serve_app.api.access.callers import Caller
 from serve_app.api.bodies.uploads import Upload
 from serve_app.api.error_replies import translate
-from serve_app.api.headers import CLOSE_HEADER, REQUEST_ID_HEADER
+from serve_app.api.headers import CLOSE_HEADER, IGNORED_HEADER, REQUEST_ID_HEADER
 from serve_app.api.records.request_record import LEFT, RequestRecord
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ _READ_ON_S = 1.0
 # The key in the scope of a function that the application runs when it has taken a part of a body.
 _TAKEN = "talkray.taken"
 _STOP_POLL_S = 0.5
+_SLASHES = re.compile(r"/{2,}")
+_IS_HEAD: ContextVar[bool] = ContextVar("is_head", default=False)
 
 
 @dataclass(slots=True)
@@ -46,6 +49,7 @@ class RequestState:
     caller: Caller = field(init=False)  # whom the door let in
     upload: Upload = field(init=False)  # the body, from the door on
     held: contextlib.ExitStack = field(init=False)  # given back when the whole answer has been sent
+    repaired: str = ""  # for IGNORED_HEADER: fields of the body that were not text
 
 
 def state_of(request: Mapping[str, Any]) -> RequestState:
@@ -132,10 +136,12 @@ class RequestContext:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        # Before keys and public paths are checked: all later code sees the one path. A base URL may end in a slash.
+        scope["path"] = _SLASHES.sub("/", scope["path"])
         headers = Headers(scope=scope)
         request_id = sane_id(headers.get(REQUEST_ID_HEADER, ""))
         method = scope.get("method", "WS")
-        record = RequestRecord(request_id, time.time_ns(), method=method, path=scope.get("path", ""), keep=self._keep)
+        record = RequestRecord(request_id, time.time_ns(), method=method, path=scope["path"], keep=self._keep)
         record.trace = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
         scope.setdefault("state", {})[_STATE] = RequestState(record)
         answer = _Answer(scope, receive, send, request_id if self._echo_request_id else None)
@@ -168,7 +174,7 @@ class _Answer:
         self.has_started = False
         self._receive, self._send = receive, send
         self._taken: Callable[[], object] = scope.get(_TAKEN, lambda: None)
-        self._request_id = request_id
+        self._request_id, self._state = request_id, state_of(scope)
         self._began_s = time.perf_counter()
         self._is_awaited = scope.get("method") == "POST"  # whether its first byte is still to come
         headers = Headers(scope=scope)
@@ -191,6 +197,8 @@ class _Answer:
             headers = MutableHeaders(scope=message)
             if self._request_id is not None:
                 headers[REQUEST_ID_HEADER] = self._request_id
+            if self._state.repaired:
+                headers[IGNORED_HEADER] = "; ".join([*headers.getlist(IGNORED_HEADER), self._state.repaired])
             if message["status"] in _ENDS_CONNECTION or (message["status"] >= 400 and self._is_unread):
                 headers["connection"] = "close"
                 headers[CLOSE_HEADER] = "unread" if self._is_unread else "read"
@@ -205,6 +213,46 @@ class _Answer:
             async with asyncio.timeout(_READ_ON_S):
                 while self._is_unread and (await self.receive())["type"] != "http.disconnect":
                     pass
+
+
+class HeadDone(Exception):
+    """The answer to a HEAD is known: its GET need not go on."""
+
+    def __init__(self, headers: Mapping[str, str] | None = None) -> None:
+        self.headers = headers  # None: they have been sent
+
+
+def done_if_head(content_type: str = "application/json", headers: Mapping[str, str] | None = None) -> None:
+    """Raises HeadDone with a 200. A handler of GET calls it where only work for the body would follow."""
+    if _IS_HEAD.get():
+        raise HeadDone({"content-type": content_type, **(headers or {})})
+
+
+class HeadAsGet:
+    """ASGI middleware: answers a HEAD with the head of the answer to GET, whose handler ends there."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_head = scope.get("method") == "HEAD"
+        _IS_HEAD.set(is_head)
+        if not is_head:
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            if message["type"] != "http.response.start":
+                raise HeadDone
+            await send(message)
+
+        try:
+            await self._app({**scope, "method": "GET"}, receive, send_head)
+        except HeadDone as done:
+            if done.headers is not None:
+                headers = [(name.encode(), value.encode("latin-1")) for name, value in done.headers.items()]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body"})
 
 
 def sane_id(offered: str) -> str:

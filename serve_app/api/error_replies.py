@@ -46,6 +46,10 @@ class BodyTooSlow(TalkrayError):
     """The body did not arrive in time."""
 
 
+class UnsupportedMedia(TalkrayError):
+    """The body is in a form or an encoding that its path does not read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """How one class of errors is answered: with `message`, or with the error's own where that is for the client."""
@@ -66,6 +70,7 @@ KINDS: dict[type[BaseException], Kind] = {
     Unauthorized: Kind(401, "authentication_error", "invalid_api_key"),
     Forbidden: Kind(403, "permission_error", "forbidden"),
     BodyTooSlow: Kind(408, "invalid_request_error", "request_timeout"),
+    UnsupportedMedia: Kind(415, "invalid_request_error", "unsupported_media_type"),
     HeadersTooLarge: Kind(431, "invalid_request_error", "headers_too_large"),
     ModelNotFound: Kind(404, "invalid_request_error", "model_not_found"),
     NotFound: Kind(404, "invalid_request_error", "not_found"),

@@ -13,6 +13,7 @@ SAMPLE_RATE_HEADER = "x-sample-rate"
 SEED_HEADER = "x-seed"
 MODEL_HEADER = "x-model"
 VOICE_HEADER = "x-voice"
+CHOSEN_VOICE_HEADER = "x-talkray-voice"  # the voice that speaks where the request names none
 TAKE_HEADER = "x-voice-take"  # which recording of a stored voice speaks
 WORD_TIMES_HEADER = "x-word-times"
 FINISH_HEADER = "x-finish-reason"  # of a whole answer
@@ -35,6 +36,7 @@ EXPOSED_HEADERS = (
     SEED_HEADER,
     MODEL_HEADER,
     VOICE_HEADER,
+    CHOSEN_VOICE_HEADER,
 )
 
 # Proxies pass parts of the answer on as they come, and keep none.

@@ -11,14 +11,14 @@ from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 
 from deployments.errors import NotReady, Starting, TalkrayError
 from deployments.protocol import ModelKind
 from serve_app.api.access.door import Door
 from serve_app.api.catalogue import check_default, check_model, not_loaded
 from serve_app.api.cluster_status import ClusterStatus, cluster_routes
-from serve_app.api.context import RequestContext, state_of
+from serve_app.api.context import HeadAsGet, RequestContext, done_if_head, state_of
 from serve_app.api.error_replies import INTERNAL, translate
 from serve_app.api.headers import EXPOSED_HEADERS
 from serve_app.api.records.request_record import RequestRecord
@@ -83,6 +83,7 @@ def create_api(
     )
     # FastAPI's page loads its scripts from a CDN.
     api = FastAPI(title="Talkray", version=version(), docs_url=None, redoc_url=None)
+    api.add_middleware(HeadAsGet)
     key_headers = tuple(name for dialect in DIALECTS for name in dialect.key_headers)
     key_protocols = tuple(prefix for dialect in DIALECTS for prefix in dialect.key_protocols)
     api.add_middleware(Door, settings=settings, key_headers=key_headers, key_protocols=key_protocols)
@@ -105,7 +106,7 @@ def create_api(
     service = SpeechService(models, settings, live_texts=live_texts, voices=voices, tails=tails, jobs=jobs)
     dialect_routes = http_router(DIALECTS, service)
     api.router.routes += direct_routes(dialect_routes)
-    api.include_router(dialect_routes, dependencies=keyed)
+    api.include_router(dialect_routes, dependencies=[*keyed, Depends(_no_list_for_head)])
     api.include_router(status_routes(models, settings, node.is_ready if node else always), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])
@@ -134,6 +135,11 @@ def _speech_model(
     )
 
 
+async def _no_list_for_head(request: Request) -> None:
+    if not request.path_params:
+        done_if_head()
+
+
 async def _answer_error(request: HTTPConnection, error: Exception) -> Response:
     reply = translate(error)
     # A GET that finds the server not ready gets no line in the log: load balancers poll `/ready`.
@@ -147,7 +153,6 @@ async def _answer_error(request: HTTPConnection, error: Exception) -> Response:
 def status_routes(models: SpeechModels, settings: ApiSettings, is_ready: Callable[[], bool]) -> APIRouter:
     router = APIRouter()
 
-    @router.head("/health", include_in_schema=False)  # as some watchers ask
     @router.get("/v1", include_in_schema=False)
     @router.get("/v1/", include_in_schema=False)
     @router.get("/health", summary="Whether the process is alive")
@@ -155,7 +160,6 @@ def status_routes(models: SpeechModels, settings: ApiSettings, is_ready: Callabl
         """The process is alive. Some clients ask for `/v1/` before they send speech requests."""
         return {"status": "ok"}
 
-    @router.head("/ready", include_in_schema=False)
     @router.get("/ready", summary="Whether speech can be asked for")
     async def readiness(model: str | None = None) -> dict[str, object]:
         """Whether `model`, or any model, can speak. With several models the answer has the state of each."""
@@ -199,6 +203,7 @@ def metrics_routes(node: Node) -> APIRouter:
     @router.get("/metrics", summary="Talkray's metrics", response_class=Response)
     async def metrics() -> Response:
         """Talkray's metrics of this node, without Ray's, which are a hundred times as many."""
+        done_if_head(METRICS_TYPE)
         return Response(visible(own_metrics(await run_in_threadpool(node.scrape))), media_type=METRICS_TYPE)
 
     counted = charging(Charge.REQUEST)
@@ -206,6 +211,7 @@ def metrics_routes(node: Node) -> APIRouter:
     @router.get("/metrics/all", summary="Ray's metrics too", response_class=Response, dependencies=counted)
     async def all_metrics() -> Response:
         """All metrics of this node's agent."""
+        done_if_head(METRICS_TYPE)
         return Response(visible(await run_in_threadpool(node.scrape)), media_type=METRICS_TYPE)
 
     return router

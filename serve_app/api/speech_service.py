@@ -15,7 +15,7 @@ from typing import Any
 
 from starlette.requests import HTTPConnection, Request
 
-from serve_app.api.bodies.client_input import parse_object, read_body
+from serve_app.api.bodies.client_input import object_of, read_body
 from serve_app.api.context import state_of
 from serve_app.api.headers import TIMING_HEADER
 from serve_app.api.records.request_record import RequestRecord, start_marks
@@ -67,7 +67,7 @@ class SpeechService:
 
     async def read_fields(self, request: Request) -> dict[str, object]:
         """The JSON object that asks for speech. Raises as `read_body` does, and InvalidRequest."""
-        return parse_object(await self.read_body(request))
+        return object_of(request, await self.read_body(request))
 
     async def begin_utterance(
         self, request: HTTPConnection, speech: SpeechRequest, *, record: RequestRecord | None = None

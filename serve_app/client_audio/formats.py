@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from functools import cache
+from io import BytesIO
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -86,6 +87,7 @@ class CompressedFormat:
     container_options: Mapping[str, str] = field(default_factory=dict)
     rates: tuple[int, ...] = ()  # sample rates that its encoder takes, if not all
     says_length: bool = False  # its header does, where that is known
+    rewrites_header: bool = False  # its muxer writes the length into the header at the end: LAME's, of MP3
     has_comments: bool = False  # the container has Vorbis comments
     has_id3: bool = False  # players expect ID3 tags in front of it
 
@@ -95,7 +97,7 @@ def _as_it_is(pcm: bytes) -> bytes:
 
 
 FORMATS: dict[AudioFormat, RawFormat | CompressedFormat] = {
-    # Below 128 kbit/s an MP3 decoder waits longer for its first frame. ID3 and Xing headers need the whole file.
+    # Below 128 kbit/s an MP3 decoder waits longer for its first frame.
     AudioFormat.MP3: CompressedFormat(
         "audio/mpeg",
         "mp3",
@@ -103,7 +105,8 @@ FORMATS: dict[AudioFormat, RawFormat | CompressedFormat] = {
         128_000,
         (8_000, 320_000),
         {"compression_level": "7"},
-        {"id3v2_version": "0", "write_xing": "0"},
+        {"id3v2_version": "0"},
+        rewrites_header=True,
         has_id3=True,
     ),
     AudioFormat.OPUS: CompressedFormat(
@@ -210,7 +213,9 @@ class CompressedEncoder:
         self._sample_rate = sample_rate
         self._num_samples = 0
         self._announced = num_bytes // 2 if num_bytes and codec.says_length else 0  # samples
-        self._sink = _Sink()
+        # Nothing of a file that its muxer goes back in can be taken before its end.
+        self._sink = BytesIO() if codec.rewrites_header and num_bytes is not None else _Sink()
+        self._tag = id3_tag() if disclosed and codec.has_id3 else b""
         options = {**codec.container_options, "flush_packets": "1"}
         self._container = av.open(self._sink, mode="w", format=codec.container, options=options, buffer_size=256)
         rate = max(codec.rates) if codec.rates and sample_rate not in codec.rates else sample_rate
@@ -223,8 +228,6 @@ class CompressedEncoder:
             self._stream.bit_rate = bit_rate or codec.bit_rate
         if disclosed and codec.has_comments:
             self._container.metadata.update(DISCLOSURE)
-        if disclosed and codec.has_id3:
-            self._sink.write(id3_tag())
 
     def encode(self, pcm: bytes) -> bytes:
         """Compressed frames as far as `pcm` completes them."""
@@ -239,10 +242,12 @@ class CompressedEncoder:
         """The codec's delay and the container's last page."""
         self._container.mux(self._stream.encode(None))
         self._container.close()
-        return self._take()
+        return self._take(is_over=True)
 
-    def _take(self) -> bytes:
-        encoded = self._sink.take()
+    def _take(self, *, is_over: bool = False) -> bytes:
+        if isinstance(self._sink, BytesIO):
+            return self._tag + self._sink.getvalue() if is_over else b""
+        encoded, self._tag = self._tag + self._sink.take(), b""
         if self._announced and encoded:
             encoded, self._announced = with_flac_length(encoded, self._announced), 0
         return encoded
@@ -258,8 +263,9 @@ def open_encoder(
     in_wav: bool = False,
     disclosed: bool = False,
 ) -> RawEncoder | CompressedEncoder:
-    """An encoder for one response; `num_bytes` of PCM, where known, go into the header of WAV and FLAC. Raw formats
-    are put `in_wav`. `disclosed`: tags say that the speech is synthetic, in formats that have any.
+    """An encoder for one response. The headers of WAV and FLAC, and of MP3, which then comes at the end, have
+    `num_bytes` of PCM where these are known. Raw formats are put `in_wav`. `disclosed`: tags say that the speech is
+    synthetic, in formats that have any.
     """
     row = FORMATS[audio_format]
     if isinstance(row, CompressedFormat):

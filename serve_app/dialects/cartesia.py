@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket
 from deployments.errors import InvalidRequest, NotFound
 from deployments.protocol import FinishReason
 from serve_app.api import catalogue
-from serve_app.api.bodies.client_input import format_named, number, text_of
+from serve_app.api.bodies.client_input import format_named, number, switch, text_of
 from serve_app.api.bodies.forms import read_form
 from serve_app.api.context import state_of
 from serve_app.api.error_replies import ErrorReply, translate
@@ -70,7 +70,7 @@ async def speak_bytes(service: SpeechService, request: Request) -> Response:
     fields = await service.read_fields(request)
     text_of(fields, "transcript")
     overrides = {"word_timestamps": False}
-    reasons = {"add_timestamps": "/tts/sse tells them"} if fields.get("add_timestamps") else {}
+    reasons = {"add_timestamps": "/tts/sse tells them"} if switch(fields, "add_timestamps") else {}
     return await respond(service, request, await _speech_request(service, fields, overrides=overrides, reasons=reasons))
 
 
@@ -160,7 +160,7 @@ async def _speech_request(
     """Raises InvalidRequest."""
     sent = field_names.flat(fields, names)
     _check_phonemes(sent.get("transcript"))
-    container = str(sent.get("output_format.container", "raw"))
+    container = str(sent.get("output_format.container", "raw")).strip().lower()
     ignored = dict(reasons or {})
     if _DICTIONARY in sent:
         overrides = {**(overrides or {}), "lexicon": await _words(service, sent[_DICTIONARY], ignored)}
@@ -249,7 +249,7 @@ class CartesiaSocket(ContextConnection):
 
     async def obey(self, fields: dict[str, object]) -> None:
         name = self.name_of(fields, "") or secrets.token_hex(8)
-        if fields.get("cancel"):
+        if switch(fields, "cancel"):
             await self.cancel(name)
             self._flushes.pop(name, None)
             return
@@ -263,12 +263,13 @@ class CartesiaSocket(ContextConnection):
 
     async def _write(self, name: str, fields: dict[str, object]) -> None:
         text = text_of(fields, "transcript")
+        flush, goes_on = switch(fields, "flush"), switch(fields, "continue")
         _check_phonemes(text)
         session = self.find(name) or await self._open(name, fields)
         session.append(text)
-        if fields.get("flush"):
+        if flush:
             self._flushes.setdefault(name, set()).add(session.flush().number)
-        if not fields.get("continue"):
+        if not goes_on:
             session.close()
 
     async def _open(self, name: str, fields: dict[str, object]) -> Session:
@@ -288,6 +289,8 @@ class CartesiaSocket(ContextConnection):
                 self._flushes[name].discard(turn.number)
                 flushed = {"type": "flush_done", "flush_done": True, "flush_id": turn.number}
                 await self.socket.send_json({**flushed, "context_id": name, "status_code": 206, "done": False})
+            case InvalidRequest() as refused:
+                await self.socket.send_json(_error(name, translate(refused)) | {"done": False})
             case Failed(error):
                 self._flushes.pop(name, None)
                 await self.socket.send_json(_error(name, self.failure(error, self.request_id)) | self.notes(name))

@@ -43,7 +43,7 @@ async def speak(service: SpeechService, request: Request) -> Response:
     usage = state_of(request).record.usage
     body = _records(service.models.of(utterance).speak(utterance, speech.info), speech.info, usage)
     headers = {"content-type": CONTENT_TYPE, **UNBUFFERED_HEADERS}
-    headers |= ignored_fields.as_header(speech.ignored) | usage.headers()
+    headers |= speech.headers() | usage.headers()
     if speech.delivery.whole:
         return WholeResponse(AnswerAttempt(body, usage), headers, quota=ByteQuota(state_of(request).caller.name))
     return SpeechResponse(body, headers, usage=usage)

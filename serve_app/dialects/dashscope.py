@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api.bodies.client_input import format_named, number, text_of
+from serve_app.api.bodies.client_input import format_named, number, switch, text_of
 from serve_app.api.context import state_of
 from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names
@@ -82,8 +82,8 @@ async def _speech_request(
     bit_rate = number("bit_rate", flat.get("bit_rate"))  # kbit/s
     audio_format = format_named("response_format", str(flat.get("response_format", default)), _FORMATS)
     delivery = Delivery(audio_format, bit_rate=None if bit_rate is None else int(bit_rate * 1000), files=True)
-    if isinstance(flat.get("enable_tn"), bool):
-        overrides = {**(overrides or {}), "text_normalization": "on" if flat["enable_tn"] else "off"}
+    if "enable_tn" in flat:
+        overrides = {**(overrides or {}), "text_normalization": "on" if switch(flat, "enable_tn") else "off"}
     return await lenient_request(service.offer, sent, names, delivery=delivery, overrides=overrides)
 
 

@@ -47,7 +47,7 @@ async def speech_request(
 ) -> SpeechRequest:
     """The request of a query, over HTTP with a `body`; `words`: with the time of each word. Raises InvalidRequest."""
     choices, default = (RAW, "linear16") if body is None else (RAW | FILES, "mp3")
-    encoding, container = query.get("encoding", default), query.get("container")
+    encoding, container = query.get("encoding", default).strip().lower(), query.get("container", "").strip().lower()
     audio_format = format_named("encoding", encoding, choices)
     is_raw = encoding in RAW
     in_wav = is_raw and body is not None and container != "none"
@@ -67,7 +67,7 @@ async def speech_request(
     }
     reasons = {name: "it counts in the query" for name in _NAMES if name in (body or {}) and name != "text"}
     comes_in = "wav" if in_wav else "ogg" if audio_format is AudioFormat.OPUS else "none"
-    if container not in (None, comes_in):
+    if container not in ("", comes_in):
         reasons["container"] = "a WebSocket has none" if body is None else f"{encoding} has {comes_in}"
     if body is not None and _PRONUNCIATION.search(text_of(body)[:_MOST_CHARS]):
         reasons["pronounce"] = "no model here reads phonemes: the word is spoken"

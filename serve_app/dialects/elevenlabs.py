@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.errors import InvalidRequest, NotFound
 from serve_app.api import catalogue
-from serve_app.api.bodies.client_input import format_named, number, parse_object, text_of
+from serve_app.api.bodies.client_input import format_named, parse_object, switch, text_of
 from serve_app.api.bodies.forms import SentForm, read_form
 from serve_app.api.context import state_of
 from serve_app.api.records.request_record import Usage
@@ -235,14 +235,12 @@ async def speech_request(
         text = text_of(fields)
         sent["voice_id"] = voice
     overrides: dict[str, object] = {"input": text, "voice": voice, "sample_rate": sample_rate, "word_timestamps": words}
-    if str(sent.get("enable_ssml_parsing", "")).lower() == "true":
+    if switch(sent, "enable_ssml_parsing"):
         overrides["markup"] = "ssml"
     if sent.get("apply_text_normalization") == "auto":
         overrides["text_normalization"] = "off"  # the model reads figures
     if LOCATORS in sent:
         overrides["lexicon"] = await located(service, sent[LOCATORS], reasons)
-    if isinstance(seed := sent.get("seed"), str):
-        overrides["seed"] = number("seed", seed)
     match sent.get(_PREVIOUS):
         case [*_, str(previous)]:
             overrides[ignored_fields.PREVIOUS] = previous
@@ -279,7 +277,7 @@ async def located(service: SpeechService, locators: object, reasons: dict[str, s
 
 def output(name: str) -> tuple[AudioFormat, int, int | None]:
     """Format, rate in Hz and bits a second of a name such as mp3_22050_32. Raises InvalidRequest."""
-    kind, *numbers = name[:_LONGEST_NAME].split("_")
+    kind, *numbers = name[:_LONGEST_NAME].strip().split("_")
     audio_format = format_named("output_format", kind, FORMATS)
     if not 1 <= len(numbers) <= 2 or not all(
         number.isascii() and number.isdigit() and len(number) < 8 for number in numbers

@@ -4,8 +4,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serve_app.api import catalogue
-from serve_app.api.bodies.client_input import text_of
+from serve_app.api.bodies.client_input import switch, text_of
 from serve_app.api.bodies.forms import read_form
+from serve_app.api.context import done_if_head
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.speech_request import Delivery
 from serve_app.api.speech_service import SpeechService
@@ -31,15 +32,16 @@ async def preview_voices(service: SpeechService, request: Request) -> Response:
     """Three voices of one `voice_description`, that speak `text` or a text of ours."""
     fields = await service.read_fields(request)
     text_of(fields, "voice_description")
-    if fields.get("auto_generate_text") is True:
+    if switch(fields, "auto_generate_text"):
         fields.pop("text", None)
+    streams = switch(fields, "stream_previews")
     audio_format, sample_rate, bit_rate = output(request.query_params.get("output_format", DEFAULT_FORMAT))
     delivery = Delivery(audio_format, whole=True, sample_rate=sample_rate, bit_rate=bit_rate)
     speech = await speech_request(service, {**request.query_params, **fields}, _NAMES, delivery=delivery)
     designed = await candidates(service, request, speech)
     previews = [
         {
-            "audio_base_64": "" if fields.get("stream_previews") is True else encoded(audio),
+            "audio_base_64": "" if streams else encoded(audio),
             "generated_voice_id": design.id,
             "media_type": delivery.content_type(sample_rate),
             "duration_secs": design.take.seconds,
@@ -53,6 +55,7 @@ async def preview_voices(service: SpeechService, request: Request) -> Response:
 async def hear_preview(service: SpeechService, generated_voice_id: str) -> Response:
     """A preview's audio, as FLAC."""
     design = await find(service.voices, generated_voice_id, field="generated_voice_id")
+    done_if_head("audio/flac")
     return Response(await service.voices.recording(design, design.take), media_type="audio/flac")
 
 

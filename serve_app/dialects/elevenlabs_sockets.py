@@ -7,7 +7,8 @@ from typing import ClassVar
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api.error_replies import ErrorReply
+from serve_app.api.bodies.client_input import plain_number, switch
+from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.make_request import read_text, request_in_voice
 from serve_app.api.requests.speech_request import SpeechRequest
@@ -47,7 +48,7 @@ class _Contexts(ContextConnection, HandshakeConnection):
         self._draining: set[str] = set()
         self._words: dict[str, list[Word]] = {}  # that go out with the next audio, by context
         self._clocks_ms: dict[str, float] = {}  # from which each context's times count
-        self._is_cumulative = socket.query_params.get("sync_alignment") == "true"
+        self._is_cumulative = switch(socket.query_params, "sync_alignment")
 
     @classmethod
     async def speech_request(cls, socket: WebSocket, service: SpeechService) -> SpeechRequest:
@@ -58,9 +59,9 @@ class _Contexts(ContextConnection, HandshakeConnection):
 
     async def obey(self, fields: dict[str, object]) -> None:
         name = self.name_of(fields, _ONLY)
-        if fields.get("close_socket"):
+        if switch(fields, "close_socket"):
             await self.end()
-        elif fields.get("close_context"):
+        elif switch(fields, "close_context"):
             await self._close(name)
         else:
             await self._write(name, fields)
@@ -75,7 +76,7 @@ class _Contexts(ContextConnection, HandshakeConnection):
         return text
 
     async def _write(self, name: str, fields: Mapping[str, object]) -> None:
-        text = self._text(fields)
+        text, flush = self._text(fields), switch(fields, "flush")
         session = self.find(name)
         has_no_effect = name in self._draining if session else not text
         if has_no_effect:
@@ -84,9 +85,9 @@ class _Contexts(ContextConnection, HandshakeConnection):
             return  # a keepalive, or a message that comes too late
         session = session or await self._open(name, fields)
         session.append(text)
-        if fields.get("flush") and session.is_writing:
+        if flush and session.is_writing:
             session.flush()
-        if fields.get("flush") and not text.strip():
+        if flush and not text.strip():
             self._ending.add(name)
         elif text:
             self._ending.discard(name)
@@ -97,6 +98,7 @@ class _Contexts(ContextConnection, HandshakeConnection):
         reasons = {} if speech is self.speech else speech.ignored
         settings = fields.get("voice_settings")
         speed = settings.get("speed") if isinstance(settings, Mapping) else None
+        speed = plain_number(speed) if isinstance(speed, str) else speed
         if isinstance(speed, int | float) and 0.25 <= speed <= 4:
             session.configure(speed=float(speed))
         elif speed is not None:
@@ -141,6 +143,8 @@ class _Contexts(ContextConnection, HandshakeConnection):
                 await self._send_audio(name, data)
             case Flushed() if name in self._words:
                 await self._send_audio(name, b"")
+            case InvalidRequest() as refused:
+                await self._send_error(name, translate(refused))
             case Failed(error):
                 await self._send_error(name, self.failure(error, self.request_id))
                 await self._finish(name)
@@ -187,7 +191,7 @@ class _OneText(_Contexts):
     async def obey(self, fields: dict[str, object]) -> None:
         text = self._text(fields)
         await self._write(_ONLY, {**fields, "text": text})
-        if not text and not fields.get("flush"):
+        if not text and not switch(fields, "flush"):
             await self._close_when_spoken()
 
     async def _close_when_spoken(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 
 from deployments.errors import InvalidRequest
-from serve_app.api.bodies.client_input import number, text_of
+from serve_app.api.bodies.client_input import number, plain_number, text_of
 from serve_app.api.error_replies import ErrorReply
 from serve_app.api.sockets.connection import unknown_type
 from serve_app.api.sockets.session import Audio, Cleared, Event, Flushed, Started, Turn
@@ -87,6 +87,7 @@ class FluxSocket(TurnSocket):
             await self._session.clear(None if offset_ms is None else (offset_ms - self._interrupted_ms) / 1000)
 
     async def _configure(self, speed: object) -> None:
+        speed = plain_number(speed) if isinstance(speed, str) else speed
         if not isinstance(speed, int | float) or not _SLOWEST <= speed <= _FASTEST:
             code, why = "SPEED_OUT_OF_RANGE", f"speed must be from {_SLOWEST} to {_FASTEST}."
         elif abs(round(speed / _STEP) * _STEP - speed) > 1e-6:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.bodies.client_input import format_named
+from serve_app.api.bodies.client_input import format_named, switch
 from serve_app.api.context import state_of
 from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names
@@ -38,7 +38,7 @@ async def speak(service: SpeechService, request: Request, fields: Mapping[str, o
     audio_format = format_named("response_format", str(fields.get("response_format", "mp3")), _FORMATS)
     speech = await lenient_request(service.offer, fields, _NAMES, delivery=Delivery(audio_format))
     usage = state_of(request).record.usage
-    if fields.get("stream"):
+    if switch(fields, "stream"):
         events = StreamedAnswer(EVENT_STREAM, lambda audio, _: in_parts(audio, _delta, lambda: _done(usage)))
         return await respond(service, request, speech, events)
     return await respond(service, request, speech, WholeAnswer("application/json", _object))

@@ -62,7 +62,7 @@ class NariSocket(HandshakeConnection):
             raise InvalidRequest("The request has started already: one for each socket.", "type", "busy")
         sent = {name: value for name, value in fields.items() if name != "type"}
         reasons = ignored_fields.always_streamed(sent)
-        if sent.get("response_format") not in (None, AudioFormat.PCM):
+        if str(sent.get("response_format", "pcm")).strip().lower() != AudioFormat.PCM:
             reasons["response_format"] = "audio comes as pcm"
         if sent.get("word_timestamps"):
             reasons["word_timestamps"] = "this protocol tells none"

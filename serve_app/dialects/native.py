@@ -15,7 +15,7 @@ from serve_app.api.error_replies import Unauthorized, translate
 from serve_app.api.records.request_record import Usage
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.ignored_fields import Ignored
-from serve_app.api.requests.make_request import complete_request
+from serve_app.api.requests.make_request import complete_request, in_a_voice
 from serve_app.api.requests.model_choice import model_for
 from serve_app.api.requests.speech_body import SPEECH, parse_speech, validated
 from serve_app.api.requests.speech_request import Delivery, stored_voice
@@ -110,9 +110,10 @@ class SpeakMessage:
         delivery = Delivery(AudioFormat.PCM, speed=body.speed, sample_rate=body.sample_rate)
         self._format: dict[str, object] = {"sample_rate": delivery.rate(info), "channels": 1, "format": "pcm_s16le"}
         self._had = resumption.from_frame * info.frame_samples * delivery.rate(info) // info.sample_rate * SAMPLE_BYTES
+        body, chosen = await in_a_voice(service.offer, body, info)
         stored = await stored_voice(body, info, service.voices)
         speech = await complete_request(service.offer, body, info, delivery=delivery, ignored=ignored, stored=stored)
-        self._speech = speech
+        self._speech = speech = replace(speech, chosen_voice=chosen)
         session = service.session(
             self._connection.socket,
             replace(speech, ignored={}),

@@ -6,7 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.protocol import ModelInfo, ModelKind
-from serve_app.api.catalogue import Voice, all_voices, every_voice, means, not_loaded
+from serve_app.api.bodies.client_input import switch
+from serve_app.api.catalogue import Voice, all_voices, every_voice, means, not_loaded, unpinned
 from serve_app.api.responses.listing import Paging, json_apart
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import CLONE_ALIAS
@@ -33,7 +34,9 @@ async def show_model(service: SpeechService, model_id: str) -> Json:
     if model_id in names:
         return names[model_id]
     meant = next((info for info in known if means(model_id, info)), None)
-    if meant is None and model_id == CLONE_ALIAS:
+    if meant is None and (undated := unpinned(model_id)) in service.settings.model_aliases:
+        return {**names[undated], "id": model_id}
+    if meant is None and undated == CLONE_ALIAS:
         meant = next((info for info in known if info.kind is ModelKind.BASE), None)
     if meant is None:
         raise not_loaded(model_id, known, service.settings)
@@ -45,14 +48,17 @@ async def list_audio_models(service: SpeechService) -> Json:
     return {"models": [{"id": name, "name": name} for name in await _entries(service)]}
 
 
-async def list_voices(service: SpeechService, limit: str = "", after: str = "") -> Response:
-    """One answer for every client: some read `voices`, some `data`, some the languages."""
+async def list_voices(service: SpeechService, limit: str = "", after: str = "", legacy: str = "") -> Response:
+    """One answer for every client: some read `voices`, some `data`, some the languages; some ask for bare names."""
+    bare = switch({"legacy": legacy}, "legacy")
     loaded = await service.models.infos()
     voices = await all_voices(loaded, service.voices)
     paging = every_voice(voices, Paging(limit, after), service.settings.voices)
 
     def listed() -> Json:
-        known, has_more = paging.cut([{name: getattr(voice, name) for name in _VOICE_FIELDS} for voice in voices])
+        known, has_more = paging.cut([_entry_of(voice) for voice in voices])
+        if bare:
+            return {"voices": [voice["name"] for voice in known], "has_more": has_more}
         return {
             "object": "list",
             "voices": known,
@@ -63,6 +69,12 @@ async def list_voices(service: SpeechService, limit: str = "", after: str = "") 
         }
 
     return await json_apart(listed)
+
+
+def _entry_of(voice: Voice) -> Json:
+    """Clients send back the id or the name: of a model's own voice both are its id."""
+    fields_of_voice: Json = {name: getattr(voice, name) for name in _VOICE_FIELDS}
+    return fields_of_voice if voice.type == "stored" else {**fields_of_voice, "name": voice.id}
 
 
 async def _entries(service: SpeechService) -> dict[str, Json]:

@@ -235,8 +235,9 @@ def _settings(fields: Mapping[str, object]) -> Json:
         "voice": voice.get("id") if isinstance(voice, Mapping) else voice,
         "speed": sent.get("speed"),
     }
-    if settings["format"] is not None:
-        format_named("format", str(settings["format"]), _FORMATS)
+    if (name := settings["format"]) is not None:
+        format_named("format", str(name), _FORMATS)
+        settings["format"] = str(name).strip().lower()
     return {name: value for name, value in settings.items() if value is not None}
 
 

@@ -3,11 +3,10 @@
 import base64
 from collections.abc import Mapping
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.bodies.client_input import text_of
+from serve_app.api.bodies.client_input import switch, text_of
 from serve_app.api.bodies.forms import parse_form
 from serve_app.api.requests import field_names
 from serve_app.api.requests.make_request import lenient_request
@@ -31,32 +30,26 @@ _NAMES: field_names.Names = {
 
 async def generate(service: SpeechService, request: Request) -> Response:
     """Speaks `text` of a form, or of JSON; `audio` is a recording to clone."""
-    fields = await _form_fields(await service.read_body(request), request.headers)
+    fields = await _form_fields(request, await service.read_body(request))
     return await respond(service, request, await speech_request(service, fields))
 
 
 async def speech_request(service: SpeechService, fields: Mapping[str, object]) -> SpeechRequest:
     """`fields` under VoxServe's names. Raises InvalidRequest."""
+    is_whole = "streaming" in fields and not switch(fields, "streaming")
     return await lenient_request(
         service.offer,
         fields,
         _NAMES,
-        delivery=Delivery(AudioFormat.WAV, whole=_switch(fields.get("streaming")) is False),
-        overrides={"input": text_of(fields), "x_vector_only_mode": _switch(fields.get("x_vector_only_mode"))},
+        delivery=Delivery(AudioFormat.WAV, whole=is_whole),
+        overrides={"input": text_of(fields), "x_vector_only_mode": switch(fields, "x_vector_only_mode") or None},
     )
 
 
-async def _form_fields(content: bytes, headers: Headers) -> dict[str, object]:
+async def _form_fields(request: Request, content: bytes) -> dict[str, object]:
     """The fields of any form; a file becomes base64. Raises InvalidRequest."""
-    form = await parse_form(content, headers)
+    form = await parse_form(request, content)
     return form.fields | {file.field: base64.b64encode(file.data).decode() for file in form.files}
-
-
-def _switch(value: object) -> object:
-    """A boolean, which forms have as text. Another value stays, and is refused where it matters."""
-    if not isinstance(value, str):
-        return value
-    return {"true": True, "1": True, "false": False, "0": False}.get(value.lower(), value)
 
 
 DIALECT = Dialect(

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from deployments.protocol import ModelInfo
+from serve_app.api.bodies.client_input import switch
 from serve_app.api.requests.build_utterance import build_utterance
 from serve_app.api.requests.ignored_fields import Reasons
 from serve_app.api.requests.make_request import strict_request
@@ -112,7 +113,8 @@ async def planned(offer: Offer, fields: Mapping[str, object], store: JobStore, j
         raise InvalidRequest(f"inputs has {len(inputs)} entries, at most {MOST_PARTS} are allowed.", INPUTS)
     if misplaced := next((name for name in ("input", "text", CUSTOM_ID) if name in defaults), None):
         raise InvalidRequest(f'{misplaced} belongs into each entry of inputs: {{"input": "..."}}.', misplaced)
-    made = Planned(store, job_id, deterministic=_is_deterministic(defaults.pop(DETERMINISTIC, None)))
+    made = Planned(store, job_id, deterministic=switch(defaults, DETERMINISTIC))
+    defaults.pop(DETERMINISTIC, None)
     # A part may be longer than the text of a request.
     long = replace(offer, settings=settings.model_copy(update={"max_input_chars": settings.jobs.max_input_chars}))
     began_s = time.monotonic()
@@ -176,12 +178,6 @@ async def _add(made: Planned, long: Offer, settings: ApiSettings, fields: dict[s
     await made.add(part.model_copy(update={"custom_id": custom_id}), rules, manner)
     made.infos.setdefault(speech.info.route, speech.info)
     made.ignored |= speech.ignored | dict.fromkeys(at_fetch, "asked for when audio is fetched")
-
-
-def _is_deterministic(sent: object) -> bool:
-    if not isinstance(sent, bool | None):
-        raise InvalidRequest(f"{DETERMINISTIC} must be true or false.", DETERMINISTIC)
-    return bool(sent)
 
 
 def _part(utterance: Utterance, speech: SpeechRequest) -> Part:

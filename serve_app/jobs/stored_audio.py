@@ -56,7 +56,7 @@ class StoredAudio:
             self._format,
             track.sample_rate,
             frame_samples=track.frame_samples,
-            num_bytes=self._pcm_bytes,
+            num_bytes=None if self._format is AudioFormat.MP3 else self._pcm_bytes,  # MP3 would be kept until its end
             disclosed=self._disclosed,
         )
         for made in track.made:

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from serve_app.api.bodies.client_input import format_named, idempotency_key, read_body
+from serve_app.api.context import done_if_head
 from serve_app.api.headers import SAMPLE_RATE_HEADER
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.speech_request import CONTENT_TYPES, RAW, disclosure
@@ -60,6 +61,7 @@ async def remove(service: SpeechService, job_id: str) -> Json:
 
 async def list_parts(service: SpeechService, job_id: str, after: str = "", limit: str = "1000") -> Response:
     """How far each part of a job is, with its `custom_id` and its seed, as pages. `after` is the number of a part."""
+    done_if_head()
     page = await service.ask_jobs("parts", job_id, after, limit)
     return await json_apart(lambda: page)
 
@@ -75,6 +77,7 @@ async def part_audio(
 async def part_words(service: SpeechService, job_id: str, part: str) -> Response:
     """When each word and each segment of a finished part is heard."""
     track = await service.ask_jobs("track", job_id, _number(part))
+    done_if_head()
     return await json_apart(words_of, JobStore(service.voices.files()), job_id, int(part), track.made)
 
 
@@ -91,15 +94,16 @@ async def _audio(service: SpeechService, request: Request, track: Track, audio_f
     content_type = f"{kind};rate={track.sample_rate};channels=1" if audio_format in RAW else kind
     headers = {"content-type": content_type, SAMPLE_RATE_HEADER: str(track.sample_rate), **disclosure(disclosed)}
     size = audio.num_bytes
+    headers |= {"accept-ranges": "none"} if size is None else {"accept-ranges": "bytes", "content-length": str(size)}
+    done_if_head(headers=headers)
     if size is None:
-        return await _streamed(audio.encoded(), 200, {**headers, "accept-ranges": "none"})
-    headers["accept-ranges"] = "bytes"
+        return await _streamed(audio.encoded(), 200, headers)
     span = _span(request.headers.get("range"), size)
     if span is None:
-        return await _streamed(audio.read(0, size), 200, {**headers, "content-length": str(size)})
+        return await _streamed(audio.read(0, size), 200, headers)
     start, end = span
     if start >= end:
-        return Response(status_code=416, headers={**headers, "content-range": f"bytes */{size}"})
+        return Response(status_code=416, headers={**headers, "content-length": "0", "content-range": f"bytes */{size}"})
     partial = {"content-range": f"bytes {start}-{end - 1}/{size}", "content-length": str(end - start)}
     return await _streamed(audio.read(start, end), 206, {**headers, **partial})
 

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from deployments.errors import InvalidRequest
 from serve_app.api.bodies.client_input import parse_object
 from serve_app.api.bodies.forms import SentForm, read_form
-from serve_app.api.context import state_of
+from serve_app.api.context import done_if_head, state_of
 from serve_app.api.requests import ignored_fields
 from serve_app.api.responses.listing import json_apart, page_of
 from serve_app.api.responses.whole_audio import ByteQuota
@@ -85,6 +85,8 @@ async def remove_voice(service: SpeechService, voice_id: str) -> Json:
 async def export_voice(service: SpeechService, request: Request, voice_id: str) -> Response:
     """The voice as one file, which `talkray voice import` reads."""
     voice = await service.voices.get(voice_id)
+    headers = {"content-disposition": f'attachment; filename="{voice.id}{FILE_SUFFIX}"'}
+    done_if_head("application/zip", headers)
     store, state = service.voices.files(), state_of(request)
     quota = state.held.enter_context(ByteQuota(state.caller.name))
     quota.hold(max(take.num_bytes for take in voice.takes))
@@ -97,7 +99,6 @@ async def export_voice(service: SpeechService, request: Request, voice_id: str) 
             yield part
             part = await service.voices.aside(partial(next, parts, b""))
 
-    headers = {"content-disposition": f'attachment; filename="{voice.id}{FILE_SUFFIX}"'}
     return StreamingResponse(content(), media_type="application/zip", headers=headers)
 
 

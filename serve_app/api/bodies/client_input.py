@@ -1,15 +1,17 @@
 """What clients send: the body of an HTTP request, JSON, and the numbers, texts and formats in it."""
 
+import asyncio
 import json
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import AsyncGenerator, Mapping
 
 from pydantic_core import from_json
 from starlette.requests import Request
 
 from deployments.errors import InvalidRequest, PayloadTooLarge
 from serve_app.api.context import state_of
-from serve_app.api.error_replies import BodyTooSlow
+from serve_app.api.error_replies import BodyTooSlow, UnsupportedMedia
 from serve_app.client_audio.formats import AudioFormat
 from serve_app.text.characters import without_halves
 
@@ -21,7 +23,14 @@ _ABOVE_ALL_NUMBERS = 2**64  # a seed has 64 bits
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:[eE][+-]?[0-9]{1,2})?")
 _SEARCHED = 1 << 20  # bytes that are searched for a number with too many digits
 _MANY_DIGITS = re.compile(r"[0-9]{4000,}")
-_ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_HALF = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+_ENCODINGS = ("identity", "gzip", "x-gzip", "deflate")
+_STEP = 128 << 10  # bytes that are inflated at once
+_TOO_LARGE = f"The body is larger than {MAX_BODY_BYTES} bytes."
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+_UNPLAIN = re.compile(r"[^A-Za-z0-9_.:-]")
+_MOST_REPAIRED = 8  # fields that a header names
+_SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 _CUT_FIELDS = ("text", "transcript")  # the next message continues their text
 
 
@@ -34,15 +43,17 @@ def idempotency_key(request: Request) -> str | None:
 
 
 async def read_body(request: Request) -> bytes:
-    """The body, given up as soon as it is too large or too slow, whatever its Content-Length says."""
+    """The body without its Content-Encoding, given up as soon as it is too large or too slow, whatever its
+    Content-Length says.
+    """
     body = bytearray()
     upload = state_of(request).upload
     try:
         async with upload.arriving(BODY_TIMEOUT_S):
-            async for part in request.stream():
+            async for part in _unpacked(request):
                 body += part
                 if len(body) > MAX_BODY_BYTES:
-                    raise PayloadTooLarge(f"The body is larger than {MAX_BODY_BYTES} bytes.")
+                    raise PayloadTooLarge(_TOO_LARGE)
                 await upload.grow(len(body))
     except TimeoutError:
         if upload.is_stalled:
@@ -51,9 +62,52 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
+async def _unpacked(request: Request) -> AsyncGenerator[bytes, None]:
+    """The body in parts, each of at most _STEP bytes if it was compressed. Raises UnsupportedMedia, InvalidRequest."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in _ENCODINGS:
+        reason = "is not supported. Send JSON without compression, or with gzip or deflate"
+        raise UnsupportedMedia(f"Content-Encoding: {encoding[:40]!r} {reason}.")
+    inflating, num_sent = None, 0
+    try:
+        async for part in request.stream():
+            num_sent += len(part)
+            if num_sent > MAX_BODY_BYTES:
+                raise PayloadTooLarge(_TOO_LARGE)
+            if encoding == "identity" or not part:
+                yield part
+                continue
+            # Some clients send deflate without the header of zlib, whose first byte ends in 8.
+            bits = 31 if encoding.endswith("gzip") else 15 if part[0] & 15 == 8 else -15
+            inflating = inflating or zlib.decompressobj(bits)
+            while piece := inflating.decompress(part, _STEP):
+                part = inflating.unconsumed_tail
+                yield piece
+                await asyncio.sleep(0)  # other requests are answered meanwhile
+    except zlib.error:
+        inflating = zlib.decompressobj()
+    if inflating is not None and (not inflating.eof or inflating.unused_data):
+        raise InvalidRequest(f"Content-Encoding: the body is not valid {encoding}.", "Content-Encoding")
+
+
 async def read_object(request: Request) -> dict[str, object]:
-    """The JSON object that is the body. Raises InvalidRequest."""
-    return parse_object(await read_body(request))
+    """The JSON object that is the body. Raises InvalidRequest, UnsupportedMedia."""
+    return object_of(request, await read_body(request))
+
+
+def object_of(request: Request, content: bytes, *, most_values: int = _MOST_VALUES) -> dict[str, object]:
+    """The JSON object that is `content`, the body of `request`. Raises InvalidRequest, UnsupportedMedia."""
+    repaired: list[str] = []
+    try:
+        fields = parse_object(content, most_values=most_values, repaired=repaired)
+    except InvalidRequest as error:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if error.code == "invalid_json" and kind in _FORMS:
+            raise UnsupportedMedia(f"The body is a form ({kind}). Send JSON: Content-Type: application/json.") from None
+        raise
+    names = [_UNPLAIN.sub("?", name[:40]) for name in repaired[:_MOST_REPAIRED]]
+    state_of(request).repaired = "; ".join(f"{name} (half a surrogate pair, replaced by U+FFFD)" for name in names)
+    return fields
 
 
 def text_of(fields: Mapping[str, object], name: str = "text") -> str:
@@ -66,23 +120,36 @@ def text_of(fields: Mapping[str, object], name: str = "text") -> str:
 
 def format_named(param: str, value: str, choices: Mapping[str, AudioFormat]) -> AudioFormat:
     """The format that a dialect names `value`. Raises InvalidRequest with the valid names."""
-    if value not in choices:
+    if (known := value.strip().lower()) not in choices:
         raise InvalidRequest(f"{param}: {value[:40]!r} is none of {', '.join(choices)}.", param)
-    return choices[value]
+    return choices[known]
 
 
-def parse_object(raw: bytes | str, *, most_values: int = _MOST_VALUES) -> dict[str, object]:
+def switch(fields: Mapping[str, object], name: str) -> bool:
+    """A boolean, which may come as text or as 0 or 1; False where it is absent. Raises InvalidRequest."""
+    value = fields.get(name) or False
+    if (known := _SWITCHES.get(str(value).strip().lower())) is None:
+        raise InvalidRequest(f"{name}: {str(value)[:40]!r} is neither true nor false.", name)
+    return known
+
+
+def parse_object(
+    raw: bytes | str, *, most_values: int = _MOST_VALUES, repaired: list[str] | None = None
+) -> dict[str, object]:
     """A JSON object without its null fields. Raises InvalidRequest; its message names the field of a bad number.
 
-    `raw` is the bytes of a body or the text of a message. A message may cut a surrogate pair: see `_repaired_json`.
+    `raw` is the bytes of a body, in UTF-8 or UTF-16 and with or without a byte order mark, or the text of a message.
+    Either may have halves of surrogate pairs: see `_repaired_json`. `repaired` gets the names of fields that had some.
     """
     commas = raw.count(b",") if isinstance(raw, bytes) else raw.count(",")
     if commas >= most_values:
         raise InvalidRequest(f"The JSON has more than {most_values} values.", None, "invalid_json")
     try:
-        value = from_json(raw)
+        if isinstance(raw, bytes) and (encoding := json.detect_encoding(raw)) != "utf-8":
+            raw = raw.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
+        value = from_json(raw if isinstance(raw, bytes) else raw.removeprefix("\ufeff"))
     except ValueError as error:
-        value = _repaired_json(raw)
+        value = _repaired_json(raw, repaired if repaired is not None else [])
         if value is None:
             _check_digits(raw)
             raise InvalidRequest(f"Not valid JSON: {error}.", None, "invalid_json") from error
@@ -97,11 +164,19 @@ def number(param: str, value: object) -> int | float | None:
     if value is None or value == "":
         return None
     parsed = value
-    if isinstance(value, str) and _NUMBER.fullmatch(value):
-        parsed = int(value) if value.isdigit() else float(value)
+    if isinstance(value, str):
+        parsed = plain_number(value)
     if isinstance(parsed, bool) or not isinstance(parsed, int | float) or not _fits_a_field(parsed):
         raise _no_number(param, value)
     return parsed
+
+
+def plain_number(value: str) -> int | float | str:
+    """The number that a text is; the text itself where that is not certain."""
+    text = value.strip()
+    if not _NUMBER.fullmatch(text):
+        return value
+    return int(text) if text.isdigit() else float(text)
 
 
 def _fits_a_field(value: float) -> bool:
@@ -140,24 +215,24 @@ def _check_digits(raw: bytes | str) -> None:
             _check_numbers(value)
 
 
-def _repaired_json(raw: bytes | str) -> object:
-    """The object of a message with halves of surrogate pairs; None if the message is not JSON for another reason.
+def _repaired_json(raw: bytes | str, repaired: list[str]) -> object:
+    """The object of a body or a message with halves of surrogate pairs; None if it is not JSON for another reason.
 
-    JavaScript writes a half where it cuts a text. Fields of `_CUT_FIELDS` keep a half at their start and end, because
-    the neighbouring message has the other half. All other halves become U+FFFD.
+    JavaScript writes a half where it cuts a text. In a message, fields of `_CUT_FIELDS` keep a half at their start and
+    end, because the neighbouring message has the other half. All other halves become U+FFFD.
     """
-    if isinstance(raw, bytes) or not _ESCAPED_HALF.search(raw):
-        return None
+    cut_fields = () if isinstance(raw, bytes) else _CUT_FIELDS
     try:
-        value = json.loads(raw)
+        text = raw.decode("utf-8", "surrogatepass") if isinstance(raw, bytes) else raw
+        value = json.loads(text) if _HALF.search(text) else None
         if not isinstance(value, dict):
             return None
-        cut = {name: _repaired_inside(value.pop(name)) for name in _CUT_FIELDS if isinstance(value.get(name), str)}
-        rest = _repaired(value)
+        cut = {name: _repaired_inside(value.pop(name)) for name in cut_fields if isinstance(value.get(name), str)}
+        rest = {name: _repaired(item) for name, item in value.items()}
     except (ValueError, RecursionError):
         return None
-    assert isinstance(rest, dict)
-    return rest | cut
+    repaired += [name for name, item in value.items() if rest[name] != item or name != without_halves(name)]
+    return {without_halves(name): item for name, item in rest.items()} | cut
 
 
 def _repaired(value: object) -> object:

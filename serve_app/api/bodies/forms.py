@@ -10,7 +10,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from deployments.errors import InvalidRequest
-from serve_app.api.bodies.client_input import MAX_BODY_BYTES, parse_object, read_body
+from serve_app.api.bodies.client_input import MAX_BODY_BYTES, object_of, read_body
 from serve_app.client_audio.reference_doctor import PREPARATIONS, Preparation
 
 _MOST_FIELDS, _MOST_FILES = 32, 16
@@ -62,22 +62,22 @@ class SentForm:
 
 async def read_form(request: Request) -> SentForm:
     """The form that is the body, or the object of a JSON body. Raises InvalidRequest, PayloadTooLarge."""
-    return await parse_form(await read_body(request), request.headers)
+    return await parse_form(request, await read_body(request))
 
 
-async def parse_form(content: bytes, headers: Headers) -> SentForm:
+async def parse_form(request: Request, content: bytes) -> SentForm:
     """The form of a body in any of the three ways that clients send, or of none. Raises InvalidRequest."""
     if not content:
         return SentForm({})
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == "application/x-www-form-urlencoded":
         try:
             return SentForm(dict(parse_qsl(content.decode("utf-8", "replace"), max_num_fields=_MOST_FIELDS)))
         except ValueError as error:
             raise InvalidRequest(f"Not a valid form: {error}.", None, "invalid_form") from error
     if kind != "multipart/form-data":
-        return SentForm(parse_object(content))
-    return await _multipart(content, headers)
+        return SentForm(object_of(request, content))
+    return await _multipart(content, request.headers)
 
 
 async def _multipart(content: bytes, headers: Headers) -> SentForm:

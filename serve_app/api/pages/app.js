@@ -94,14 +94,15 @@ function fill(id, options) {
 }
 
 function showChoices(voices, kinds) {
-  const names = Object.fromEntries(voices.map((voice) => [voice.id, voice.name]));
+  const shown = ({ type, name }) => type === "stored" ? name : name.replace(/(^|_)(.)/g, (_, gap, char) => (gap && " ") + char.toUpperCase());
+  const names = Object.fromEntries(voices.map((voice) => [voice.id, shown(voice)]));
   const before = at("voice").value || kept.read("speak.voice");
   const designsOnly = kinds.has("voice_design") && kinds.size === 1;
   const groups = { stored: "Stored voices", builtin: "Voices", alias: "OpenAI's names for them" };
   const none = kinds.has("custom_voice") || !voices.length ? [] : [new Option("none", "")];
   at("voice").replaceChildren(...none, ...Object.entries(groups).flatMap(([type, label]) => {
     const listed = voices.filter((voice) => voice.type === type && !(designsOnly && type === "stored"));
-    const options = listed.map((voice) => new Option(voice.alias_of ? `${voice.name} is ${names[voice.alias_of]}` : voice.name, voice.id));
+    const options = listed.map((voice) => new Option(voice.alias_of ? `${shown(voice)} is ${names[voice.alias_of]}` : shown(voice), voice.id));
     return options.length ? [make("optgroup", { label }, ...options)] : [];
   }));
   if (before !== null && [...at("voice").options].some((option) => option.value === before)) at("voice").value = before;

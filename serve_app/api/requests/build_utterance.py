@@ -12,7 +12,7 @@ from serve_app.client_audio.reference_doctor import decode_prepared
 from serve_app.config import ApiSettings
 from serve_app.speech.segments import Segments, Utterance, draw_seed
 from serve_app.text.characters import clean, is_speakable
-from serve_app.text.languages import DETECT, detected, foreign_language, language_name
+from serve_app.text.languages import DETECT, detected, foreign_language, foreign_letters, language_name
 from serve_app.text.spoken_text import SpokenText, Stretch
 from serve_app.voices.library import Voices
 from serve_app.voices.stored_voice import StoredVoice
@@ -93,15 +93,18 @@ def _cleaned(param: str, text: str | None, settings: ApiSettings) -> str:
 
 def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings, spoken: SpokenText, speaker: str | None) -> str:
     """The text that the model reads. It may have nothing to speak."""
+    text = spoken.text
+    is_unspoken = not text and is_speakable(body.input)
+    if is_unspoken and (error := unspoken_script(spoken.sent, info, speaker)) is not None:
+        raise error
     if not body.any_language and language_name(body.language) in ("auto", DETECT):
         foreign = foreign_language(body.input, info.languages)
         if foreign is not None:
             raise _not_spoken("input", f"it is written in {foreign}", info, speaker)
-    text = spoken.text
-    if spoken.left_out and not text and is_speakable(body.input) and not body.any_language:
+    if is_unspoken and spoken.left_out and not body.any_language:
         names = ", ".join(spoken.left_out)
         raise InvalidRequest(f'input: all of it is left out ({names}); "markup": "none" reads it as it is.', "input")
-    if not clean(body.input) or (not text and is_speakable(body.input) and not body.any_language):
+    if not clean(body.input) or (is_unspoken and not spoken.left_out):
         raise InvalidRequest(f"input has no characters that can be spoken: {_speaks(info, speaker)}.", "input")
     if len(text) > (most := _MOST_GROWTH * settings.max_input_chars):
         message = f"input takes {len(text)} characters in words, at most {most} are allowed: send it in parts."
@@ -113,8 +116,7 @@ def _speaker(body: SpeechBody, info: ModelInfo) -> str | None:
     """The speaker that `voice` means. Models without speakers ignore it: OpenAI's clients cannot leave it out."""
     if info.kind is not ModelKind.CUSTOM_VOICE:
         return None
-    if body.voice is None:
-        raise _missing("voice", f"one of {catalogue.listing(info.voices)}")
+    assert body.voice is not None, "`in_a_voice` has chosen one"
     return catalogue.resolve(body.voice, info.voices)
 
 
@@ -125,6 +127,15 @@ def _language(body: SpeechBody, info: ModelInfo, speaker: str | None) -> str:
     if not body.any_language:
         raise _not_spoken("language", f"{body.language[:80]!r} is none of the loaded voice's", info, speaker)
     return "auto"
+
+
+def unspoken_script(text: str, info: ModelInfo, speaker: str | None) -> InvalidRequest | None:
+    """The error of a text of which nothing is spoken because of its script; None if that is not the reason."""
+    if not foreign_letters(text, info.languages):
+        return None
+    script = foreign_language(text, info.languages) or "letters of another script"
+    message = f"input: it is written in {script}, and none of it can be spoken; {_speaks(info, speaker)}."
+    return InvalidRequest(message, "input", "unsupported_language")
 
 
 def _not_spoken(param: str, reason: str, info: ModelInfo, speaker: str | None) -> InvalidRequest:
@@ -166,7 +177,10 @@ async def _reference(
         return await voices.reference(stored, take, info, x_vector_only=by_vector)
     if body.ref_audio is None:
         named = f"no voice {body.voice[:80]!r} is stored, and " if body.voice else ""
-        raise _missing("ref_audio", f"{named}the loaded model speaks with the voice of a recording, sent or stored")
+        raise _missing(
+            "ref_audio",
+            f"{named}the loaded model speaks with the voice of a recording: send one, or name a stored voice in voice",
+        )
     text = _cleaned("ref_text", body.ref_text, settings) or None
     if text is None and not by_vector:
         raise _missing("ref_text", "what ref_audio says, unless x_vector_only_mode is true")

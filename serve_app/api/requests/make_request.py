@@ -55,11 +55,21 @@ async def strict_request(
     if isinstance(options := fields.get("normalization_options"), dict) and set(options) - {"normalize"}:
         ignored.note("normalization_options", "of these only normalize has an effect")
     delivery = negotiate(body, accept, default=default)
+    body, chosen = await in_a_voice(offer, body, info)
     if body.word_timestamps and not delivery.events and "word_timestamps" not in overrides:
         ignored.note("word_timestamps", "only events carry words: stream_format")
         body = body.model_copy(update={"word_timestamps": False})
     stored = await stored_voice(body, info, offer.voices)
-    return await complete_request(offer, body, info, delivery=delivery, ignored=ignored, stored=stored)
+    speech = await complete_request(offer, body, info, delivery=delivery, ignored=ignored, stored=stored)
+    return replace(speech, chosen_voice=chosen)
+
+
+async def in_a_voice(offer: Offer, body: SpeechBody, info: ModelInfo) -> tuple[SpeechBody, str | None]:
+    """The body with a voice, and its name if the body named none; a recording, or a description, is the voice."""
+    if body.voice is not None or body.ref_audio is not None:
+        return body, None
+    chosen = (await _lenient_voice(offer, None, body, info)).name
+    return (body if chosen is None else body.model_copy(update={"voice": chosen})), chosen
 
 
 async def lenient_request(
@@ -99,7 +109,7 @@ async def lenient_request(
     speech = await complete_request(offer, body, info, delivery=delivery, ignored=ignored, stored=voice.stored)
     if delivery.bit_rate is not None:
         check_bit_rate(delivery.audio_format, delivery.bit_rate)
-    return speech
+    return speech if named else replace(speech, chosen_voice=voice.name)
 
 
 async def request_in_voice(offer: Offer, speech: SpeechRequest, voice: str) -> SpeechRequest:
@@ -108,7 +118,7 @@ async def request_in_voice(offer: Offer, speech: SpeechRequest, voice: str) -> S
     body = speech.body.model_copy(update={"voice": chosen.name})
     spoken, _ = await read_text(offer, body, speech.info, chosen.stored)
     ignored = {"voice": chosen.reason} if chosen.reason else {}
-    return replace(speech, body=body, ignored=ignored, spoken=spoken, stored=chosen.stored)
+    return replace(speech, body=body, ignored=ignored, spoken=spoken, stored=chosen.stored, chosen_voice=None)
 
 
 async def complete_request(

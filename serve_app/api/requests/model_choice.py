@@ -85,16 +85,18 @@ def choose_model(wanted: ModelHints, models: Sequence[ModelInfo], settings: ApiS
     chosen = _by_task(wanted.task_type, models) or _by_voice(wanted.voice, models, lenient=lenient)
     if chosen is None and wanted.instructions:
         return _of_kind(ModelKind.VOICE_DESIGN, models, "instructions without a voice", "instructions")
-    return chosen or models[0]
+    by_default = None if wanted.voice else _by_voice(settings.default_voice, models, lenient=True)
+    return chosen or by_default or models[0]
 
 
 def _by_model(
     name: str | None, models: Sequence[ModelInfo], settings: ApiSettings, *, lenient: bool
 ) -> ModelInfo | None:
     """None if `name` is missing or an alias such as "tts-1": other fields decide then."""
-    if name is None or catalogue.is_alias(name, settings):
+    is_own = any(catalogue.means(name, info) for info in models) if name else False
+    if name is None or (catalogue.is_alias(name, settings) and not is_own):
         return None
-    if name == CLONE_ALIAS:
+    if catalogue.unpinned(name) == CLONE_ALIAS and not is_own:
         return _of_kind(ModelKind.BASE, models, f"model {CLONE_ALIAS!r}", "model")
     named = next((info for info in models if info.name == name), None) or _only(
         [info for info in models if catalogue.means(name, info)], f"model {name[:80]!r}", models[0]

@@ -1,9 +1,12 @@
 """The body of a speech request: our own fields, other servers' spellings of them, the checks that need no model."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from enum import StrEnum
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     AliasChoices,
@@ -18,6 +21,7 @@ from pydantic import (
 
 from deployments.errors import InvalidRequest
 from deployments.protocol import Sampling
+from serve_app.api.bodies.client_input import plain_number, switch
 from serve_app.api.requests.field_names import Names
 from serve_app.client_audio.formats import AudioFormat, OutputRate
 from serve_app.client_audio.reference_doctor import Preparation
@@ -35,7 +39,7 @@ _KOKORO_LANGUAGES = {"a": "en-US", "b": "en-GB", "e": "es", "f": "fr", "i": "it"
 
 def _voice_name(value: object) -> object:
     """OpenAI sends a voice as its name or as {"id": name}."""
-    return value.get("id") if isinstance(value, dict) else value
+    return value.get("id", value) if isinstance(value, dict) else value
 
 
 def _joined_halves(value: object) -> object:
@@ -126,11 +130,11 @@ def in_our_spelling(fields: Mapping[str, object]) -> dict[str, object]:
     if code is not None and "language" not in ours:  # Kokoro-FastAPI
         ours["language"] = _KOKORO_LANGUAGES.get(code, code)
         del ours["lang_code"]
-    if ours.get("ssml") is True and "markup" not in ours:  # Kokoro-FastAPI
+    if switch(ours, "ssml") and "markup" not in ours:  # Kokoro-FastAPI
         ours["markup"] = "ssml"
     options = ours.get("normalization_options")
-    if isinstance(options, dict) and isinstance(options.get("normalize"), bool):  # Kokoro-FastAPI
-        ours.setdefault("text_normalization", "on" if options["normalize"] else "off")
+    if isinstance(options, dict) and options.get("normalize") is not None:  # Kokoro-FastAPI
+        ours.setdefault("text_normalization", "on" if switch(options, "normalize") else "off")
     model = ours.get("model")
     named = _WITH_LANGUAGE.fullmatch(model) if isinstance(model, str) else None
     if named and language_name(named[2]) != named[2]:
@@ -149,11 +153,40 @@ def parse_speech(fields: Mapping[str, object], settings: ApiSettings) -> SpeechB
 
 
 def validated(model: type[Model], fields: Mapping[str, object]) -> Model:
-    """`fields` as `model` has them. Raises InvalidRequest that names the first bad one."""
+    """`fields` as `model` has them. A number, a boolean or a choice may also come as text that can mean nothing else.
+    Raises InvalidRequest that names the first bad one.
+    """
+    types = _types_of(model)
+    plain = {name: _unquoted(value, types[name]) if name in types else value for name, value in fields.items()}
     try:
-        return model.model_validate(fields)
+        return model.model_validate(plain)
     except ValidationError as error:
         raise _invalid(error) from error
+
+
+@cache
+def _types_of(model: type[BaseModel]) -> dict[str, set[type]]:
+    """The types that each field's value may have."""
+    return {name: set(_types(field.annotation)) - {type(None)} for name, field in model.model_fields.items()}
+
+
+def _types(annotation: Any) -> Iterator[type]:
+    """Of a choice among strings: StrEnum."""
+    if get_origin(annotation) is Literal:
+        yield from (StrEnum if isinstance(value, str) else type(value) for value in get_args(annotation))
+    elif get_origin(annotation) in (Annotated, Union, UnionType):
+        yield from (kind for part in get_args(annotation) for kind in _types(part))
+    elif isinstance(annotation, type):
+        yield StrEnum if issubclass(annotation, StrEnum) else annotation
+
+
+def _unquoted(value: object, types: set[type]) -> object:
+    if not isinstance(value, str) or not types <= {int, float, bool, StrEnum}:
+        return value
+    known = value.strip().lower()
+    if types == {StrEnum}:
+        return known
+    return {"true": True, "false": False}.get(known, value) if types == {bool} else plain_number(value)
 
 
 def _invalid(error: ValidationError) -> InvalidRequest:

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from deployments.protocol import ModelInfo, ModelKind
-from serve_app.api.headers import SAMPLE_RATE_HEADER, SOURCE_HEADER, TAKE_HEADER, UNBUFFERED_HEADERS, WORD_TIMES_HEADER
+from serve_app.api.headers import (
+    CHOSEN_VOICE_HEADER,
+    SAMPLE_RATE_HEADER,
+    SOURCE_HEADER,
+    TAKE_HEADER,
+    UNBUFFERED_HEADERS,
+    WORD_TIMES_HEADER,
+)
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.client_audio.file_headers import SYNTHETIC
@@ -79,6 +86,7 @@ class SpeechRequest:
     spoken: SpokenText  # what is spoken of `body.input`, and the rules for text that comes later
     stored: StoredVoice | None = None  # that speaks
     is_tagged: bool = False  # whether a tag of the text chose its recording
+    chosen_voice: str | None = None  # that speaks because the request names none
     previous_field: str = ignored_fields.PREVIOUS  # the client's name of `previous_request_id`
 
     @property
@@ -99,13 +107,16 @@ class SpeechRequest:
         take = {} if self.voice_take is None else {TAKE_HEADER: quote(self.voice_take, safe=" (),:")}
         known = "exact" if self.info.word_times else "estimated"
         times = {WORD_TIMES_HEADER: known} if self.body.word_timestamps else {}
-        return {**ignored_fields.as_header(self.ignored), **take, **times, **disclosure(self.delivery.disclosed)}
+        chosen = {} if self.chosen_voice is None else {CHOSEN_VOICE_HEADER: quote(self.chosen_voice)}
+        notes = {**ignored_fields.as_header(self.ignored), **chosen, **take, **times}
+        return {**notes, **disclosure(self.delivery.disclosed)}
 
     def notes(self) -> dict[str, object]:
         """Fields of a socket's message that say what was ignored, which recording speaks, and that a machine does."""
         take = {} if self.voice_take is None else {"voice_take": self.voice_take}
         source = {"digital_source_type": SYNTHETIC} if self.delivery.disclosed else {}
-        return {**take, **source, **ignored_fields.in_message(self.ignored)}
+        chosen = {} if self.chosen_voice is None else {"voice": self.chosen_voice}
+        return {**chosen, **take, **source, **ignored_fields.in_message(self.ignored)}
 
 
 def negotiate(body: SpeechBody, accept: str, *, default: AudioFormat = AudioFormat.MP3) -> Delivery:

@@ -167,6 +167,8 @@ class Connection(ABC):
                 await self.end_for(error)
             case Done():
                 await self.finish()
+            case InvalidRequest() as refused:
+                await self.refuse(refused)
             case _:
                 await say(event)
 
@@ -324,7 +326,7 @@ class ContextConnection(Connection):
         super().__init__(socket, service)
         self._contexts: dict[str, tuple[Session, asyncio.Task[None]]] = {}
         self.pending_notes: dict[str, ignored_fields.Reasons] = {}  # by context: what its next message will say
-        self._takes: dict[str, str] = {}  # by context: `SpeechRequest.voice_take`, which its next message will say
+        self._voices: dict[str, dict[str, object]] = {}  # by context: what its next message will say of its voice
 
     @abstractmethod
     async def say_in(self, name: str, event: Event) -> None:
@@ -357,8 +359,7 @@ class ContextConnection(Connection):
             message = f"{MAX_CONTEXTS} contexts are open; close one before you open another."
             raise InvalidRequest(message, "context_id", "too_many_contexts")
         session = self.service.session(self.socket, speech, request_id=f"{self.request_id}-{name[:40]}")
-        if speech.voice_take is not None:
-            self._takes[name] = speech.voice_take
+        self._voices[name] = {note: told for note, told in speech.notes().items() if note in ("voice", "voice_take")}
         task = self.start(self._speak(name, session, is_first=not self._contexts))
         self._contexts[name] = session, task
         task.add_done_callback(lambda done: self._remove(name, done))
@@ -374,8 +375,7 @@ class ContextConnection(Connection):
 
     def notes(self, name: str) -> dict[str, object]:
         """What a message says of fields without effect and of the recording that speaks, once."""
-        take = self._takes.pop(name, None)
-        return {**({"voice_take": take} if take else {}), **ignored_fields.in_message(self.pending_notes.pop(name, {}))}
+        return {**self._voices.pop(name, {}), **ignored_fields.in_message(self.pending_notes.pop(name, {}))}
 
     async def _speak(self, name: str, session: Session, *, is_first: bool) -> None:
         async def say(event: Event) -> None:
@@ -391,7 +391,7 @@ class ContextConnection(Connection):
     def _remove(self, name: str, task: asyncio.Task[None]) -> None:
         if name in self._contexts and self._contexts[name][1] is task:
             del self._contexts[name]
-            self._takes.pop(name, None)
+            self._voices.pop(name, None)
             self.pending_notes.pop(name, None)
 
 

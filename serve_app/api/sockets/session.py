@@ -14,7 +14,7 @@ from deployments.protocol import FinishReason, PcmChunk
 from serve_app.api.context import RequestState
 from serve_app.api.error_replies import translate
 from serve_app.api.records.request_record import RequestRecord, Usage, start_marks
-from serve_app.api.requests.build_utterance import build_utterance
+from serve_app.api.requests.build_utterance import build_utterance, unspoken_script
 from serve_app.api.requests.speech_body import SpeechBody, check_length
 from serve_app.api.requests.speech_request import Offer, SpeechRequest, stored_voice
 from serve_app.speech.joints import Continuation
@@ -166,7 +166,8 @@ class Failed:
     error: Exception
 
 
-Event = Started | Audio | Words | Flushed | Cleared | Rest | Done | Failed
+# InvalidRequest: nothing of a turn can be spoken; it goes on to its end, with a moment of silence.
+Event = Started | Audio | Words | InvalidRequest | Flushed | Cleared | Rest | Done | Failed
 
 
 class Session:
@@ -361,6 +362,9 @@ class Session:
                         has_spoken = has_spoken or bool(chunk.pcm)
                         yield chunk
         if not has_spoken and turn.text.strip():
+            if (error := unspoken_script(turn.text, self._info, self._body.voice)) is not None:
+                turn.record.error = error.code
+                await self._events.put(error)
             yield silence(self._info)
 
     @asynccontextmanager
@@ -440,5 +444,5 @@ class Session:
         return [event for event in events if isinstance(event, Cleared)]
 
     def _end(self, turn: Turn, outcome: str | None = None) -> None:
-        turn.record.error, turn.record.characters = outcome, len(turn.text)
+        turn.record.error, turn.record.characters = outcome or turn.record.error, len(turn.text)
         turn.record.publish()

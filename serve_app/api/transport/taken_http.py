@@ -9,7 +9,7 @@ answer, and passes on none before it has the whole head.
 from asyncio.transports import BaseTransport, Transport
 from typing import Any, cast
 
-from uvicorn._types import ASGI3Application
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from serve_app.api.transport.bounded_websocket import ReaderClock
@@ -71,4 +71,19 @@ class TakenHttp(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answers.write_beginning()
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, _until_close(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
+
+
+def _until_close(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """`app` for a client of HTTP/1.0, which knows no chunks: the body is sent as it is and ends with the connection."""
+    cycle.chunked_encoding = False
+
+    async def unframed_app(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        async def send_unframed(message: ASGISendEvent) -> None:
+            if message["type"] == "http.response.body":
+                cycle.expected_content_length = len(message.get("body", b""))  # uvicorn counts it down to zero
+            await send(message)
+
+        await app(scope, receive, send_unframed)
+
+    return unframed_app

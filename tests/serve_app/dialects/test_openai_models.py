@@ -31,3 +31,8 @@ async def test_voices(client: httpx.AsyncClient) -> None:
     assert all(meant[name] == resolve(name, CUSTOM_VOICE.voices) for name in ALIASES)
     assert listed["languages"] == ["auto", *CUSTOM_VOICE.languages]
     assert listed["uploaded_voices"] == []
+    assert all(voice["name"] == voice["id"] for voice in listed["voices"])
+    legacy = (await client.get("/v1/audio/voices?legacy=true")).json()
+    assert legacy["voices"] == [voice["name"] for voice in listed["voices"]]
+    assert (await client.get("/v1/audio/voices?legacy=false")).json() == listed
+    assert (await client.get("/v1/audio/voices?legacy=maybe")).json()["error"]["param"] == "legacy"

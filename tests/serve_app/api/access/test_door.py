@@ -115,11 +115,33 @@ async def test_a_websocket_to_what_may_be_read_needs_a_key(file: Path, key: str,
         assert (await connection.next())["status"] == 401
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/models", "/v1", "/docs/nothing", "/v1/nothing", "/health/", "http://talkray//health"]
-)
+@pytest.mark.parametrize("path", ["/v1/models", "/v1", "/docs/nothing", "/v1/nothing", "/health/"])
 async def test_everything_else_does(file: Path, key: str, path: str) -> None:
     assert (await ask(surface(keys_file=file), "GET", path)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "path", ["//v1/audio/speech", "///v1//audio///speech", "/v1/audio/speech", "/health//../v1/audio/speech"]
+)
+async def test_no_spelling_of_a_path_goes_round_the_key_or_the_limit(file: Path, key: str, path: str) -> None:
+    settings = ApiSettings(
+        access=AccessSettings(keys_file=file), admission=AdmissionSettings(client_requests_per_minute=2)
+    )
+    api = one_api(FakeSynthesizer(script=utterance()), settings)
+    is_there = ".." not in path
+    for headers, status in (({}, 401), ({"xi-api-key": key}, 200 if is_there else 404), ({"xi-api-key": key}, 429)):
+        async with asgi.http(api, "POST", path, body=BODY, headers=headers) as connection:
+            assert (await connection.answer()).status == status
+
+
+async def test_slashes_collapse_before_a_public_path_is_looked_up(file: Path, key: str) -> None:
+    api = surface(keys_file=file)
+    spellings = {"//health": 200, "//v1//audio/voices": 200, "/": 200, "//": 200, "//v1/models": 401}
+    spellings |= {"/./health": 401, "/x/../health": 401, "/health/.": 401, "/%2Fhealth": 401, "/HEALTH": 401}
+    for path, status in spellings.items():
+        for method in ("GET", "HEAD"):
+            async with asgi.http(api, method, path, headers={}) as connection:
+                assert (await connection.answer()).status == status, path
 
 
 async def test_without_a_key_file_nobody_is_asked() -> None:

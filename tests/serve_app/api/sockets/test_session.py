@@ -187,7 +187,8 @@ async def test_text_that_yields_no_speech_is_a_moment_of_silence(text: str) -> N
         session.append(text)
         session.close()
         events = await events_of(session)
-    assert kinds(events) == ["Started", "Audio", "Flushed", "Done"]
+    refused = ["InvalidRequest"] if text.isalpha() else []
+    assert kinds(events) == [*refused, "Started", "Audio", "Flushed", "Done"]
     assert audio_of(events) == bytes(2 * 2400)
     assert synthesizer.requests == []
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPResponse
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ from tests.serve_app.proxy.test_guarded_haproxy import HAPROXY, SCRIPT
 
 NUM_REPLICAS = 3
 BOUND_S = 60.0
-# Answers `/` with its body once all of it is there. `/poison` ends it, whether as a request or as a handshake.
+# Answers `/` with its body once all of it is there, and `/parts` without a length. `/poison` ends it, whether as a
+# request or as a handshake.
 REPLICA = """
 import asyncio, os, sys
 import uvicorn
@@ -38,6 +40,11 @@ async def app(scope, receive, send):
     while more:
         message = await receive()
         body, more = body + message["body"], message["more_body"]
+    if scope["path"] == "/parts":
+        await send({"type": "http.response.start", "status": 200})
+        for part in (b"RIFF", b"", b"data: 1", b"end"):
+            await send({"type": "http.response.body", "body": part, "more_body": part != b"end"})
+        return
     length = str(len(body)).encode()
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
     await send({"type": "http.response.body", "body": body})
@@ -167,6 +174,19 @@ def test_a_client_that_waits_for_leave_to_send_gets_it(front: Front) -> None:
             assert [answers.readline(), answers.readline()] == [b"HTTP/1.1 100 Continue\r\n", b"\r\n"]
             raw.sendall(b"small")
             assert answers.readline() == b"HTTP/1.1 200 OK\r\n"
+
+
+def test_http_1_0_has_the_bytes_until_the_connection_closes(front: Front) -> None:
+    asked = [("1.0", ""), ("1.0", "Connection: keep-alive"), ("1.1", "Connection: close")]
+    for port, path, (version, more) in product((front.port, next(iter(front.replicas))), ("/parts", "/"), asked):
+        with socket.create_connection(("127.0.0.1", port), timeout=BOUND_S) as raw, raw.makefile("rb") as answers:
+            lines = [f"POST {path} HTTP/{version}", "Host: a", "Content-Length: 5", *filter(None, [more]), "", "small"]
+            raw.sendall("\r\n".join(lines).encode())
+            headers, _, body = answers.read().partition(b"\r\n\r\n")
+        is_chunked = version == "1.1" and path == "/parts"
+        assert headers.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert (b"chunked" in headers.lower()) == is_chunked
+        assert body == (b"RIFFdata: 1end" if path == "/parts" else b"small") or is_chunked
 
 
 def test_a_body_that_is_none_is_told_so(front: Front) -> None:

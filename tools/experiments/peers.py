@@ -1,0 +1,236 @@
+"""Runs the suites and benchmarks of other speech servers against Talkray: `make peers PEERS=FOLDER`.
+
+The folder has a clone of each project, under the name of its repository; what is missing is listed as not run. Each
+suite runs as it is, in the environment `.peers`. Only Kokoro's voices are replaced by one of ours. A failure that
+`BY_DESIGN` names is documented in docs/clients.md; any other one makes the exit status 1.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from serve_app.cli.ray_settings import free_ports
+
+PYTHON = Path(".peers/bin/python")
+PACKAGES = ("pytest", "httpx", "openai", "requests", "aiohttp", "numpy", "tqdm", "click", "jiwer", "pydantic")
+PACKAGES += ("whisper-normalizer", "faster-whisper")
+VOICE = "nora"
+TEXTS = ("Hello, this is a simple test.", "The rain in Spain falls mainly on the plain.", "Good morning.")
+READY_S, SUITE_S = 900.0, 1500.0
+NO_FOLDER = """PEERS names no folder. Clone the suites into one, and run `make peers PEERS=FOLDER`:
+{clones}
+Set WHISPER_MODEL to a Whisper model of faster-whisper for Kokoro-FastAPI's tests that transcribe."""
+
+# By suite: what fails, as a pattern of its tests, and why.
+BY_DESIGN = {
+    "Kokoro-FastAPI": {
+        r"roundtrip\[\w+-(es|fr|it|pt|hi|ja|zh)\]": "the embedded voice speaks English only",
+        r"rate_tag|alias_rate|prosody_rate": "its tags, aliases in a request and /dev/ssml are not served",
+    },
+    "sglang-omni": {r"^streamed": "it expects events of its own, with WAV in each: plain audio is streamed here"},
+    "chatterbox-tts-api": {
+        r"upload": "/v1/audio/speech/upload is not served: send JSON, or store the voice",
+        r"missing_input|empty_input|parameter_range": "a bad field is a 400, as in OpenAI's API, not a 422",
+        r"text_too_long|documentation": "a text may have 4,096 characters; there is no /redoc, /docs has the API",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outcome of one test, or of one request of a benchmark."""
+
+    name: str
+    outcome: str  # "passed", "failed" or "not run"
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """One project's suite. `run` is given its folder, an empty folder, and the server's address."""
+
+    name: str
+    repository: str
+    needs: str  # a path in the repository
+    run: Callable[[Path, Path, str], Iterator[Result]]
+
+
+def kokoro(folder: Path, work: Path, url: str) -> Iterator[Result]:
+    """The integration tests; their voices become ours."""
+    for file in (folder / "api/tests/integration").glob("*.py"):
+        (work / file.name).write_text(re.sub(r"\b[a-z][fm]_[a-z]+", VOICE, _one_voice_a_name(file.read_text())))
+    heard = os.environ.get("WHISPER_MODEL")
+    if not heard:
+        yield Result("test_tts_roundtrip", "not run", "WHISPER_MODEL is not set")
+    yield from _pytest(work, url, *([] if heard else ["--ignore", "test_tts_roundtrip.py"]))
+
+
+def _one_voice_a_name(source: str) -> str:
+    """The ids of the cases with their languages: their voices become one."""
+    return source.replace('ids=lambda c: f"{c.voice}-{c.lang}"', 'ids=lambda c: f"voice-{c.lang}"')
+
+
+def chatterbox(folder: Path, work: Path, url: str) -> Iterator[Result]:
+    for name in ("conftest.py", "test_api.py"):
+        (work / name).write_text((folder / "tests" / name).read_text())
+    yield from _pytest(work, url, "--runslow")
+
+
+def _pytest(work: Path, url: str, *options: str) -> Iterator[Result]:
+    report = work / "report.xml"
+    _run([str(PYTHON.absolute()), "-m", "pytest", "-q", f"--junitxml={report}", *options], work, url)
+    for case in ElementTree.parse(report).iter("testcase"):
+        bad = next((case.find(kind) for kind in ("failure", "error") if case.find(kind) is not None), None)
+        skipped = case.find("skipped")
+        outcome = "failed" if bad is not None else "not run" if skipped is not None else "passed"
+        reason = bad if bad is not None else skipped
+        yield Result(case.get("name", ""), outcome, "" if reason is None else reason.get("message", "")[:200])
+
+
+def sglang(folder: Path, work: Path, url: str) -> Iterator[Result]:
+    """`benchmark_tts_speed`, without recordings, whole and streamed."""
+    (work / "meta.lst").write_text("".join(f"{number}|x|x.wav|{text}\n" for number, text in enumerate(TEXTS)))
+    script = str(folder / "benchmarks/eval/benchmark_tts_speed.py")
+    for mode in ([], ["--stream"]):
+        output = work / f"results{len(mode)}"
+        options = ["--model", "tts-1", "--base-url", url, "--testset", str(work / "meta.lst"), "--no-ref-audio"]
+        _run([str(PYTHON.absolute()), script, *options, "--output-dir", str(output), *mode], work, url)
+        results = output / "speed_results.json"
+        for request in json.loads(results.read_text())["per_request"] if results.exists() else [{"id": "all"}]:
+            name = f"{'streamed' if mode else 'whole'}-{request['id']}"
+            yield Result(name, "passed" if request.get("is_success") else "failed", str(request.get("error"))[:200])
+
+
+def voxserve(folder: Path, work: Path, url: str) -> Iterator[Result]:
+    """`goodput` with its fixed text, which needs no data set."""
+    (work / "datasets.py").write_text("DatasetDict = load_dataset = None\n")
+    script, port = str(folder / "benchmark/goodput.py"), url.rpartition(":")[2]
+    options = ["--host", "127.0.0.1", "--port", port, "--rate", "0.2", "--duration", "20"]
+    printed = _run([str(PYTHON.absolute()), script, *options], work, url, PYTHONPATH=str(work))
+    counts = {name: int(count) for name, count in re.findall(r"(Successful|Failed)[^:|\d]*[:|]\s*(\d+)", printed)}
+    for name, outcome in (("Successful", "passed"), ("Failed", "failed")):
+        yield from (Result(f"request-{number}", outcome) for number in range(counts.get(name, 0)))
+    if not counts:
+        yield Result("goodput", "failed", printed[-200:])
+
+
+def nari(folder: Path, work: Path, url: str) -> Iterator[Result]:
+    """`tts_bench`, as each of the servers that it knows."""
+    (work / "texts.jsonl").write_text("".join(json.dumps({"id": text[:9], "text": text}) + "\n" for text in TEXTS))
+    for target, transport in (*((each, "http") for each in _TARGETS), ("nari", "websocket")):
+        output = work / f"{target}-{transport}"
+        options = ["--target", target, "--transport", transport, "--base-url", url, "--model", "tts-1"]
+        options += ["--voice", VOICE, "--dataset", str(work / "texts.jsonl"), "--rps", "0.2", "--warmup", "0s"]
+        command = [str(PYTHON.absolute()), "-m", "tts_bench", "run", *options, "--duration", "15s"]
+        printed = _run([*command, "--output", str(output)], work, url, PYTHONPATH=str(folder / "tts_bench/src"))
+        records = output / "requests.jsonl"
+        lines = records.read_text().splitlines() if records.exists() else []
+        for request in map(json.loads, lines):
+            name = f"{target}-{transport}-{request.get('sample_id', request.get('request_id'))}"
+            reason = f"{request.get('error_kind')}: {request.get('error_message')}"[:200]
+            yield Result(name, "passed" if request.get("success") else "failed", reason)
+        if not lines:
+            yield Result(f"{target}-{transport}", "failed", printed[-200:])
+
+
+_TARGETS = ("vllm-omni", "sglang-omni", "voxserve", "nari")
+SUITES = (
+    Suite("Kokoro-FastAPI", "remsky/Kokoro-FastAPI", "api/tests/integration", kokoro),
+    Suite("chatterbox-tts-api", "travisvn/chatterbox-tts-api", "tests/test_api.py", chatterbox),
+    Suite("sglang-omni", "sgl-project/sglang-omni", "benchmarks/eval/benchmark_tts_speed.py", sglang),
+    Suite("vox-serve", "vox-serve/vox-serve", "benchmark/goodput.py", voxserve),
+    Suite("benchmarks", "nari-labs/benchmarks", "tts_bench/src/tts_bench", nari),
+)
+
+
+def _run(command: list[str], work: Path, url: str, **variables: str) -> str:
+    """What it printed."""
+    addresses = dict.fromkeys(("KOKORO_BASE_URL", "CHATTERBOX_TEST_URL"), url)
+    environment = {**os.environ, **addresses, "NO_PROXY": "127.0.0.1", **variables}
+    pipe, joined = subprocess.PIPE, subprocess.STDOUT
+    done = subprocess.run(
+        command, cwd=work, env=environment, stdout=pipe, stderr=joined, text=True, timeout=SUITE_S, check=False
+    )
+    (work / f"{len(list(work.iterdir()))}.log").write_text(done.stdout)
+    return done.stdout
+
+
+def reason_of(suite: str, result: Result) -> str | None:
+    """Why a failure is by design; None if it is not."""
+    known = BY_DESIGN.get(suite, {})
+    return next((reason for pattern, reason in known.items() if re.search(pattern, result.name)), None)
+
+
+def run_all(folder: Path, url: str) -> int:
+    """Runs the suites that are there, and prints a line for each result that did not pass. The exit status."""
+    num_unexpected = 0
+    for suite in SUITES:
+        home = folder / suite.repository.rpartition("/")[2]
+        if not (home / suite.needs).exists():
+            print(f"{suite.repository}: not run, {home / suite.needs} is not there", flush=True)
+            continue
+        results = list(suite.run(home.absolute(), Path(tempfile.mkdtemp(prefix="peers-")), url))
+        counts = {
+            outcome: sum(each.outcome == outcome for each in results) for outcome in ("passed", "failed", "not run")
+        }
+        print(
+            f"{suite.repository}: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()), flush=True
+        )
+        for result in results:
+            if result.outcome != "passed":
+                reason = reason_of(suite.name, result) if result.outcome == "failed" else result.detail
+                num_unexpected += reason is None
+                print(f"  {result.outcome}: {result.name}: {reason or 'UNEXPECTED: ' + result.detail}", flush=True)
+    print(f"{num_unexpected} failures that docs/clients.md does not explain")
+    return min(num_unexpected, 1)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, help="with a clone of each project")
+    parser.add_argument("--url", help="of a server with the embedded voice; without it one is started")
+    options = parser.parse_args(arguments)
+    if options.folder is None or not options.folder.is_dir():
+        clones = "\n".join(f"  git clone https://github.com/{suite.repository}" for suite in SUITES)
+        print(NO_FOLDER.format(clones=clones), file=sys.stderr)
+        return 2
+    if not PYTHON.exists():
+        subprocess.run([sys.executable, "-m", "venv", PYTHON.parents[1]], check=True)
+        subprocess.run([PYTHON, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
+    if options.url:
+        return run_all(options.folder, options.url.rstrip("/"))
+    [port] = free_ports(1)
+    command = [sys.executable, "-m", "serve_app", "serve", "--model", "embedded", "--port", str(port)]
+    server = subprocess.Popen(command)
+    try:
+        _await_ready(f"http://127.0.0.1:{port}/ready", server)
+        return run_all(options.folder, f"http://127.0.0.1:{port}")
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _await_ready(url: str, server: "subprocess.Popen[bytes]") -> None:
+    """Raises SystemExit if the server ends, or is not ready within READY_S."""
+    opener, until_s = urllib.request.build_opener(urllib.request.ProxyHandler({})), time.monotonic() + READY_S
+    while server.poll() is None and time.monotonic() < until_s:
+        try:
+            with opener.open(url, timeout=5):
+                return
+        except OSError:
+            time.sleep(1)
+    raise SystemExit(f"the server did not become ready within {READY_S:g} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
