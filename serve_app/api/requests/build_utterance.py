@@ -13,7 +13,7 @@ from serve_app.config import ApiSettings
 from serve_app.speech.segments import Segments, Utterance, draw_seed
 from serve_app.text.characters import clean, is_speakable
 from serve_app.text.languages import DETECT, detected, foreign_language, language_name
-from serve_app.text.spoken_text import SpokenText, Stretch
+from serve_app.text.spoken_text import UNSPOKEN, SpokenText, Stretch
 from serve_app.voices.library import Voices
 from serve_app.voices.stored_voice import StoredVoice
 
@@ -98,8 +98,8 @@ def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings, spoken: Spok
         if foreign is not None:
             raise _not_spoken("input", f"it is written in {foreign}", info, speaker)
     text = spoken.text
-    if spoken.left_out and not text and is_speakable(body.input) and not body.any_language:
-        names = ", ".join(spoken.left_out)
+    names = ", ".join(kind for kind in spoken.left_out if kind != UNSPOKEN)
+    if names and not text and is_speakable(body.input) and not body.any_language:
         raise InvalidRequest(f'input: all of it is left out ({names}); "markup": "none" reads it as it is.', "input")
     if not clean(body.input) or (not text and is_speakable(body.input) and not body.any_language):
         raise InvalidRequest(f"input has no characters that can be spoken: {_speaks(info, speaker)}.", "input")
