@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from httpx import ASGITransport, AsyncClient
 
+from deployments.embedded_voice.english import spoken_english
 from serve_app.cli.say import SayRequest, show_text
 from serve_app.config import ApiSettings, TextSettings
 from tests.serve_app.dialects.test_interruptions import serving
@@ -64,6 +65,11 @@ async def test_what_is_spoken_of_marks(sent: str, spoken: str) -> None:
     status, told = await shown(input=sent.replace("<br>", "\n"))
     assert (status, told["spoken"]) == (200, spoken)
     assert (await shown(input=sent, markup="none"))[1]["spoken"] == sent
+
+
+@pytest.mark.parametrize(("kind", "sent", "said"), rows("kind", "sent", "read"))
+def test_what_is_read_of_english(kind: str, sent: str, said: str) -> None:
+    assert spoken_english(sent) == said
 
 
 @pytest.mark.parametrize(("lexicon", "sent", "spoken"), rows("lexicon", "sent", "spoken"))

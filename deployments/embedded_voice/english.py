@@ -2,80 +2,108 @@
 
 # ruff: noqa: RUF001 (characters that look like others are what a part of this file is about)
 
+import calendar
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
-from deployments.embedded_voice.numbers import speak_numbers
+from deployments.embedded_voice.numbers import SIGNS, ordinal, speak_numbers, table, year
 
 _FOLDED = {
     **dict.fromkeys("‘’‚‛′ʼ´", "'"),
     **dict.fromkeys("“”„‟″«»", '"'),
     **dict.fromkeys("—―⸺", " - "),
     **dict.fromkeys("•·‣", ", "),
-    **dict.fromkeys("。｡।", ". "),
+    **dict.fromkeys("。｡।", ". "), **dict.fromkeys("™®©", " "),
     **dict.fromkeys("、，､؛；", ", "),
-    **dict.fromkeys("™®©", " "),
-    **{kept: kept for kept in "£€¥₹°μ"},
-    "؟": "?", "\u2212": "-", "…": "... ", "×": " times ", "÷": " divided by ", "±": " plus or minus ",
+    **{kept: kept for kept in f"{SIGNS}¢‰°×²³"},
+    "\r": " ", "؟": "?", "\u2212": " minus ", "…": "... ", "÷": " divided by ", "±": " plus or minus ",
     "≈": " about ", "≠": " is not equal to ", "≤": " at most ", "≥": " at least ", "→": " to ", "§": " section ",
-    "№": "No. ", "²": " squared", "³": " cubed", "⁄": "/", "ß": "ss", "æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe",
+    "№": "No. ", "∞": " infinity ", "√": " square root of ", "⁄": "/", "ß": "ss",
+    "æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe",
     "ø": "o", "Ø": "O", "đ": "d", "Đ": "D", "ł": "l", "Ł": "L", "þ": "th", "Þ": "Th", "ð": "d", "Ð": "D", "ı": "i",
 }  # fmt: skip
+_RAISED = re.compile(r"[⁺⁻][²³⁰¹⁴-⁹]*|[⁰¹⁴-⁹][²³⁰¹⁴-⁹]*|[²³][²³⁰¹⁴-⁹]++")
+_RAISED_FIGURES = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+_GREEK = re.compile(r"[Α-ΡΣ-Ωα-ω]")
+_GREEK_WORD = re.compile(r"[Ͱ-Ͽἀ-῿]{3,}")  # shorter ones are signs
 
-_MARKUP = (
-    (re.compile(r"```\w*"), "\n"),
-    (re.compile(r"!?\[([^\[\]]*)\]\([^()\[\]]*\)"), r" \1 "),  # links and images leave their text
-    (re.compile(r"</?[A-Za-z][^<>]*>|<\|[^<>|]*\|>"), " "),
-    (re.compile(r"(?<!\S)[:;=]-?[)(DPp](?!\S)"), " "),
+Rules = tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
+
+_LINES: Rules = (
+    (re.compile(r"(?<=[A-Za-z])`(?=(?:ll|t|s|re|ve|d|m)\b)"), "'"),
+    (re.compile(r"(?<=[A-Za-z])(?<!\bwell)(?<!\bself)(?<!\bhalf)(?<!\bhigh)(?<!\blong)-\n(?=[a-z])"), ""),
+    (re.compile(r"(?<=\w)-\n(?=\w)"), "-"),
+    (re.compile(r"\n\s*\n"), ". "),
+    (re.compile(r"<\|[^<>|]*\|>|(?<!\S)[:;=]-?[)(DPp](?!\S)|```\w*|\n"), " "),
 )
-_LINE_MARK = re.compile(r"\s*+(?:>\s*+)*+(?:#{1,6}\s++|[-*+]\s++(?:\[[ xX]\]\s++)?|\d{1,3}\)\s++)?")
-_WORD = re.compile(r"[^\W_]")
 
-_TOP_LEVELS = "com|org|net|io|ai|dev|app|edu|gov|co|uk|eu|de"
+_TOP_LEVELS = "com|org|net|io|ai|dev|app|edu|gov|co|uk|eu|de|fr|es|nl|ch|ca|au|jp|info|tv|xyz|tech|cloud|online|shop"
+_IN_PATH = r"[^\s<>\"'()\[\]{}|\\^`*]"
 _ADDRESSES = (
-    re.compile(r"(?<![\w@/.])(?:https?://|www\.)[^\s<>\"'()\[\]{}|\\^`*]+(?<![.,;:!?])"),
+    re.compile(rf"(?<![\w@/.])(?:(?:https?|ftp|file)://|www\.){_IN_PATH}+(?<![.,;:!?])"),
     re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+"),
-    re.compile(rf"(?<![\w.@-])(?:[A-Za-z0-9-]+\.)+(?:{_TOP_LEVELS})\b(?:/[\w/.-]*\w)?"),
+    re.compile(
+        rf"(?<![\w.@-])(?:(?:[A-Za-z0-9-]+\.)+(?:{_TOP_LEVELS})\b|(?:[A-Za-z][A-Za-z0-9-]*\.)++[a-z]{{2,4}}(?=/\w)|"
+        rf"localhost(?=[:/])|\d{{1,3}}(?:\.\d{{1,3}}){{3}}(?=:\d+/))(?::\d+)?(?:[/?#]{_IN_PATH}*(?<![.,;:!?]))?"
+    ),
 )
-_SCHEME = re.compile(r"^(?:https?://)?(?:www\.)?")
-_SPELLED_LABEL = re.compile(r"(?<=\.)(?:ai|eu|io|uk|de)\b")
-_IN_ADDRESSES = {".": " dot ", "@": " at ", "/": " slash ", "-": " dash ", "_": " underscore ", "+": " plus "}
+_SCHEME = re.compile(r"^(?:(?:https?|ftp)://|(file):///?)?(?:www\.)?")
+_SPELLED_LABEL = re.compile(r"(?<=\.)(?:ai|eu|io|uk|de|fr|es|nl|ch|ca|au|tv)\b|(?<=[/=])(?:api|id|url)\b")
+_IN_ADDRESSES = {
+    ".": " dot ", "@": " at ", "/": " slash ", "-": " dash ", "_": " underscore ", "+": " plus ", ":": " port ",
+    "?": " question mark ", "=": " equals ", "&": " and ", "#": " hash ", "%": " percent ", "~": " tilde ",
+}  # fmt: skip
 
-_PUNCTUATION = (
-    (re.compile(r"(?<=\d)'s\b"), "s"),
-    (re.compile(r"[-=]+>"), " to "),
-    (re.compile(r"\((\d{3})\) ?(?=\d)"), r" \1 "),
+_DAY = r"\b(Mon|Tues?|Wed|Thu|Thurs|Fri|Sat|Sun)\b\.?"
+_WEEKDAYS = {name[:3]: name for name in calendar.day_name}
+_PUNCTUATION: Rules = (
+    (re.compile(r"(?<=\d0)'s\b"), "s"),
+    (re.compile(r"(?<![-=])[-=]++>"), " to "),
+    (re.compile(r"\((\d{3})\)[ -]?(?=\d)|(?<=\d) ?\((0|[a-z])\)"), r" \1\2 "),
+    (re.compile(r"(?<=\d)[x×](?=\d)|(?<=\d) x (?=\d)"), " by "),
+    (re.compile(r"×|(?<=\d)x(?= [a-z]{3})|(?<=\d) ?\* ?(?=\d)"), " times "),
+    (re.compile(r"(?<=[A-Za-z]{4})\^"), " "),
+    (re.compile(r"\^([23])(?!\d)"), lambda power: "²³"[power[1] == "3"]),
+    (re.compile(r"(?<=[²³]) ?- ?(?=\w)"), " minus "),
+    (re.compile(r"\^(?:st|nd|rd|th)\b"), lambda match: match[0][1:]),
+    (re.compile(r"(?<=[\w)])\^[({]?([+-]?)(?=\w)"), lambda match: f" to the power of {'minus ' * (match[1] == '-')}"),
+    (re.compile(r"(?<![\w'])(\d)(?:'| ft )(\d\d?)(?:\"| in\b)?(?![\w'])"), r"\1 feet \2 inches"),
+    (re.compile(r"(?<=\b[aA] )(\d++(?:\.\d++)?)\"(?= )"), r"\1-inch"),
+    (re.compile(rf"{_DAY} ?- ?{_DAY}"), lambda match: f"{_WEEKDAYS[match[1][:3]]} to {_WEEKDAYS[match[2][:3]]}"),
     (re.compile(r"[()\[\]{}|]"), ", "),
-    (re.compile(r"(?<=\d) ?\* ?(?=\d)"), " times "),
-    (re.compile(r"~(?=[$£€¥₹]?\d)"), " about "),
+    (re.compile(r"(?<=\d) ?- ?(?=\d[\d. +*/-]{0,30}=)|(?<== \d) ?- ?(?=\d)"), " minus "),
+    (re.compile(r"(\d ?[aApP]\.?[mM]\.?|\d%|\d:\d\d|\d(?:st|nd|rd|th)|\d0s) ?- ?(?='?\d)"), r"\1 to "),
+    (re.compile(r"(?<=\d) ?~ ?(?=\d)"), "-"),
+    (re.compile(rf"~(?=[{SIGNS}]?\d)"), " about "),
     (re.compile(r"\*"), ""),
     (re.compile(r'["`_~^]'), " "),
 )
 
 
 def plain_line(text: str) -> str:
-    """`text` in ASCII and the signs £€¥₹°μ, on one line.
-
-    Accents, emphasis, links, code fences, tags and emoji go, other scripts become spaces, web and mail addresses
-    words, list items and headings sentences, brackets commas.
-    """
-    text = _join_lines(_substitute("".join(map(_fold, text)), _MARKUP))
+    """`text` on one line, in ASCII, the signs that `_FOLDED` keeps and Greek letters; addresses become words."""
+    text = _substitute(_folded(text), _LINES)
     for address in _ADDRESSES:
         text = address.sub(_speak_address, text)
     return _substitute(text, _PUNCTUATION)
 
 
-def is_marked(line: str) -> bool:
-    """Whether a line begins as list items, headings and quotations do: it ends like a sentence."""
-    line = _substitute("".join(map(_fold, line)), _MARKUP).strip()
-    return _LINE_MARK.sub("", line, count=1).strip() != line
+def unspoken(text: str) -> int:
+    """How many letters, figures and signs of `text` the voice has no words for."""
+    text = "" if text.isascii() else _GREEK_WORD.sub(lambda word: "日" * len(word[0]), text)
+    return sum(unicodedata.category(char)[0] in "LNS" and not _fold(char).strip() for char in text if char not in "™®©")
+
+
+def _folded(text: str) -> str:
+    text = _RAISED.sub(lambda run: f"^{run[0].translate(_RAISED_FIGURES)}", _GREEK_WORD.sub(" ", text))
+    return "".join(map(_fold, text))
 
 
 @lru_cache(maxsize=4096)
 def _fold(char: str) -> str:
-    if char.isascii() and char.isprintable():
+    if (char.isascii() and char.isprintable()) or _GREEK.match(char):
         return char
     if char in _FOLDED:
         return _FOLDED[char]
@@ -92,73 +120,69 @@ def _fold(char: str) -> str:
     return " " if plain == char else (" " if "⁄" in plain else "") + "".join(map(_fold, plain))
 
 
-def _substitute(text: str, rules: tuple[tuple[re.Pattern[str], str], ...]) -> str:
+def _substitute(text: str, rules: Rules) -> str:
     for pattern, replacement in rules:
         text = pattern.sub(replacement, text)
     return text
 
 
-def _join_lines(text: str) -> str:
-    """One line; paragraphs, headings and list items end like sentences."""
-    parts: list[str] = []
-    pause = False
-    for line in text.split("\n"):
-        content = _LINE_MARK.sub("", line, count=1).strip()
-        if not _WORD.search(content):  # an empty line, or a drawn one
-            pause = True
-            continue
-        marked = content != line.strip()
-        if parts and (pause or marked):
-            parts.append(".")
-        parts.append(content)
-        pause = marked
-    return " ".join(parts)
-
-
 def _speak_address(match: re.Match[str]) -> str:
-    address = _SCHEME.sub("", match[0]).split("?")[0].split("#")[0].rstrip("/")
+    address = _SCHEME.sub(lambda scheme: f"{scheme[1]}/" if scheme[1] else "", match[0]).rstrip("/")
     address = _SPELLED_LABEL.sub(lambda label: label[0].upper(), address)
     return "".join(_IN_ADDRESSES.get(char, char) for char in address)
 
 
-_ABBREVIATIONS = {
-    "Mr": "Mister", "Mrs": "Missus", "Ms": "Miz", "Dr": "Doctor", "mr": "mister", "mrs": "missus",
-    "dr": "doctor", "nth": "enth", "St": "Street", "vs": "versus", "etc": "et cetera",
-    "Jr": "Junior", "Sr": "Senior", "Inc": "Incorporated", "Ltd": "Limited", "Corp": "Corporation",
-    "e.g": "for example", "i.e": "that is", "a.m": "AM", "p.m": "PM", "A.M": "AM", "P.M": "PM", "Ph.D": "P H D",
-}  # fmt: skip
-_DOTTED_ABBREVIATIONS = {  # without the dot they are other words, or names
-    "Prof": "Professor", "Gen": "General", "Sgt": "Sergeant", "Capt": "Captain", "Lt": "Lieutenant", "Rev": "Reverend",
-    "Mt": "Mount", "Ft": "Fort", "Ave": "Avenue", "Blvd": "Boulevard", "Rd": "Road",
-    "approx": "approximately", "dept": "department", "Dept": "Department",
-}  # fmt: skip
-_MAY_END_A_SENTENCE = ("etc", "Jr", "Sr", "Inc", "Ltd", "Corp", "a.m", "p.m", "A.M", "P.M", "St", "Ave", "Blvd", "Rd")
-_BEFORE_NUMBERS = {
-    "No": "number", "Nos": "numbers", "Fig": "figure", "fig": "figure", "Figs": "figures", "Vol": "volume",
-    "vol": "volume", "p": "page", "pp": "pages", "Ch": "chapter", "ch": "chapter", "ca": "about", "Sec": "section",
-}  # fmt: skip
+_ABBREVIATIONS = table(
+    "Mr:Mister Mrs:Missus Ms:Miz Dr:Doctor mr:mister mrs:missus dr:doctor nth:enth n-th:enth St:Street vs:versus "
+    "Jr:Junior etc:et_cetera Sr:Senior Inc:Incorporated Ltd:Limited Corp:Corporation Esq:Esquire e.g:for_example "
+    "i.e:that_is a.m:AM p.m:PM A.M:AM P.M:PM Ph.D:P_H_D PhD:P_H_D Ave:Avenue Blvd:Boulevard Pkwy:Parkway Hwy:Highway "
+    "Expy:Expressway Rd:Road Ct:Court Ln:Lane Tues:Tuesday Thurs:Thursday"
+)
+_DOTTED_ABBREVIATIONS = table(  # without the dot they are other words, or names
+    "Prof:Professor Gen:General Sgt:Sergeant Capt:Captain Lt:Lieutenant Col:Colonel Maj:Major Cpl:Corporal Adm:Admiral "
+    "Rev:Reverend Hon:Honorable Gov:Governor Sen:Senator Rep:Representative Pres:President Fr:Father Mt:Mount Ft:Fort "
+    "Sq:Square Pl:Place Apt:Apartment Bldg:Building Univ:University Dept:Department dept:department Assoc:Association "
+    "Bros:Brothers Co:Company approx:approximately incl:including excl:excluding max:maximum est:established "
+    "cf:compare misc:miscellaneous temp:temperature Tel:telephone tel:telephone Ext:extension ext:extension "
+    "Jan:January Feb:February Aug:August Sept:September Oct:October Nov:November Dec:December Mon:Monday Tue:Tuesday "
+    "Wed:Wednesday Thu:Thursday Fri:Friday resp:respectively viz:namely"
+)
+_MAY_END = "etc Jr Sr Inc Ltd Corp a.m p.m A.M P.M St Ave Blvd Rd Ct Ln Sq Pl Esq Co Bros Pkwy Hwy Expy PhD Ph.D misc"
+_MAY_END_A_SENTENCE = frozenset(_MAY_END.split())
+_BEFORE_NUMBERS = table(
+    "No:number no:number Nos:numbers Fig:figure fig:figure Figs:figures Vol:volume vol:volume p:page pp:pages "
+    "Ch:chapter ch:chapter ca:about c:circa Sec:section Art:article Eq:equation"
+)
 # Capitals that are read as words. Others of up to five letters are spelled.
 _WORDS_IN_CAPITALS = (
     "NASA NATO UNESCO UNICEF OPEC ASAP COVID AIDS SIM PIN RAM ROM GIF JPEG JSON CUDA SWAT LASER RADAR SCUBA FIFA YOLO "
-    "AN AND ANY ARE AS BE BEST BIG BUT BY CAN DAY DO EVEN EVER EVERY FOR FREE FROM GET GO GOOD GREAT HAVE HE "
-    "HELLO HELP HER HERE HI HIS HOW IF IN IS ITS JUST KNOW LIKE LOOK LOVE MAY ME MORE MOST MUCH MUST MY NEVER NEW NEXT "
-    "NO NOT NOTE NOW OF OFF OLD ON ONE ONLY OR OUR OUT OVER READ REAL SALE SAY SEE SHE SO STAY STOP SUCH THAN THAT THE "
+    "AN AND ANY ARE AS BE BEST BIG BUT BY CAN DAY DO EVEN EVER EVERY FOR FREE FROM GET GO GOOD GREAT HAVE HE HELLO "
+    "HELP HER HERE HI HIS HOW IF IN IS ITS JUST KNOW LIKE LOOK LOVE MAY ME MORE MOST MUCH MUST MY NEVER NEW NEXT NO "
+    "NOT NOTE NOW OF OFF OLD ON ONE ONLY OR OUR OUT OVER READ REAL SALE SAY SEE SHE SO STAY STOP SUCH THAN THAT THE "
     "THEIR THEM THEN THERE THEY THIS TIME TO TODAY TOO TRUE TWO UP VERY WAIT WANT WAS WAY WE WERE WHAT WHEN WHERE WHO "
-    "WHY WILL WITH WOW YEAR YES YOU YOUR"
+    "WHY WILL WITH WOW YEAR YES YOU YOUR PART"
 )
 _READ_AS_WORDS = frozenset(_WORDS_IN_CAPITALS.split())
 _SPELLED_LETTERS = 5
-_IN_CAPITALS = {
-    "II": "two", "III": "three", "IV": "four", "VI": "six", "VII": "seven", "VIII": "eight", "IX": "nine",
-    "OK": "okay",
-}  # fmt: skip
 _INTERJECTIONS = ("hm", "hmm", "hmmm", "hmph", "mm", "mmm", "sh", "shh", "psst", "tsk", "brr", "grr", "pfft", "zzz")
 _SYMBOLS = {
     "&": "and", "+": "plus", "=": "equals", "@": "at", "%": "percent", "/": "slash", "\\": "backslash",
     "$": "dollar", "£": "pound", "€": "euro", "¥": "yen", "₹": "rupee", "°": "degrees", "<": "less than",
-    ">": "greater than", "#": "hash", "μ": "micro", ">=": "at least", "<=": "at most", "==": "equals",
-    "!=": "is not equal to",
+    ">": "greater than", "#": "hash", ">=": "at least", "<=": "at most", "==": "equals", "!=": "is not equal to",
+    "²": "squared", "³": "cubed", "‰": "per mille", "¢": "cents", "₩": "won", "₿": "bitcoin",
 }  # fmt: skip
+_IN_CAPITALS = {"OK": "okay", "WWI": "World War one", "WWII": "World War two"}
+_ROMAN = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
+_COUNTED = (  # what is numbered; names have ordinals
+    "Chapter Part Act Scene Section Volume Book War Phase Vol Wars Bowl Type Stage Level Grade Class Title Article "
+    "Rocky Fantasy Apollo Mark Table Figure Appendix Episode Season Psalm Version Unit Lesson Step Round Category "
+    "Model Series Division Group Plan Item Rule Corps Canto Page Pentium Saturn Gemini Panel Zone Region Line Schedule "
+    "Theorem Quest"
+)
+_NUMBERED = frozenset(_COUNTED.split())
+_NUMBERED_ALONE = frozenset(_COUNTED.split()[:9])  # also by a single letter
+_REGNAL = "Charles Henry George James Edward Philip Louis Leo Pius Frederick Gustav Carl"
+_KINGS = frozenset(_REGNAL.split())
 _STRONGEST_FIRST = "?!.;:,"
 _SHOUTED_WORDS = 3
 
@@ -167,19 +191,55 @@ def _any_of(words: Iterable[str]) -> str:
     return "|".join(sorted(map(re.escape, words), key=len, reverse=True))
 
 
+# Words that begin another sentence behind what may be an abbreviation.
+_BEGUN = "The|It|He|She|We|They|You|I|A|An|In|On|At|But|And|So|If|When|What|Then|This|That|There|Turn|My|For|No|Yes"
+_GOES_ON = rf"(?! (?!.\.)(?:{_BEGUN})\b)"
 _OPTIONAL_DOT = rf"({_any_of(_ABBREVIATIONS)})(?![A-Za-z'])(\.?)"
 _DOTTED = rf"({_any_of(_DOTTED_ABBREVIATIONS)})(\.)"
 _ABBREVIATION = re.compile(rf"(?<![A-Za-z'])(?:{_OPTIONAL_DOT}|{_DOTTED})(?= ?([A-Z])?)")
-_BEFORE_NUMBER = re.compile(rf"(?<![A-Za-z'])({_any_of(_BEFORE_NUMBERS)})\. ?(?=\d)")
 _INITIALS = re.compile(r"(?<![A-Za-z'.])(?:[A-Za-z]\.)+[A-Za-z](?![A-Za-z'])\.?")
-_PER = re.compile(r"/ ?(?=(?:second|minute|hour|hr|day|night|week|month|year|person|user|item|kg|km|mile)\b)")
+_SLASHED = {"w/o": "without", "w/": "with", "b/c": "because", "y/o": "years old"}
+_DIRECTIONS = {"N": "North", "S": "South", "E": "East", "W": "West"}
+_ZONE = re.compile(r"(?<=[aApP])\.?[mM]\.? ?((?i:[ecmp][sd]t|et|cet|gmt|utc|bst|cest|ist|jst))\b")
+
+
+_SHORT: Rules = (
+    (re.compile(r"(?<![\w/])(w/o|w/(?= )|b/c|y/o)(?![\w/])"), lambda match: _SLASHED[match[1]]),
+    (_ZONE, lambda match: f"m {match[1].upper()}"),
+    (re.compile(r"(?<=\d)(?=(?:[ECMP][SD]T|GMT|UTC)\b)"), " "),
+    (re.compile(r"\b(UTC|GMT) ?-(?=\d)"), r"\1 minus "),
+    (
+        re.compile(rf"{_DAY},? (?=[A-Z][a-z]{{2,8}}\.? \d|\d{{1,2}} [A-Z])"),
+        lambda match: f"{_WEEKDAYS[match[1][:3]]}, ",
+    ),
+    (re.compile(r"(?<=\d )([NSEW])\.?(?= (?:[A-Z][a-z]|\d))"), lambda match: _DIRECTIONS[match[1]]),
+    (re.compile(rf"(?<![A-Za-z'])St\b\.?{_GOES_ON} ?(?=[A-Z])"), "Saint "),
+    (re.compile(rf"\b([A-Z][a-z]+) Dr\b(?:\.(?= [a-z])|(?=\.?(?:$|[,;!?]| [a-z]| (?:{_BEGUN})\b)))"), r"\1 Drive"),
+    (re.compile(rf"(?<![\w'.])(?<!\b[A-Za-z] )([A-Z])\.{_GOES_ON}(?= [A-Z][.a-z])"), r"\1"),
+    (re.compile(r"\bA-Z\b"), "A to Z"),
+    (re.compile(r"\b([CF])#"), r"\1 sharp "),
+    (re.compile(r"#(?=[A-Z]?\d)"), " number "),
+    (re.compile(r"#(?=[A-Za-z])"), " hashtag "),
+    (re.compile(r"/ ?(?=(?:second|minute|hour|day|night|week|month|year|person|user|item|mile)\b)"), " per "),
+    (
+        re.compile(rf"(?<![A-Za-z'.])({_any_of(_BEFORE_NUMBERS)})\. ?(?=\d)"),
+        lambda short: f" {_BEFORE_NUMBERS[short[1]]} ",
+    ),
+    (re.compile(r"\bv\.? ?(?=\d+\.\d)"), "version "),
+)
+_ROMAN_NUMBER = re.compile(
+    r"(?:\b((?:(?:King|Queen|Pope|Emperor|Tsar|Prince) )?[A-Za-z]++) )?\b([IVXLCDM]++)\b(?!'[^s])"
+)
+_VALID_ROMAN = re.compile(r"M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
 _SYMBOL = re.compile(_any_of(_SYMBOLS))
 _CAPITALS_IN_WORD = re.compile(r"(?<=[a-z])(?=[A-Z]{2})|(?<=[A-Z]{2})(?=[A-Z](?:[a-rt-z]|s[a-z]))")
 _CAPITALS = re.compile(r"(?<![A-Za-z])([A-Z]{2,})(s?)(?![A-Za-z])")
-_CONSONANTS = re.compile(rf"(?<![A-Za-z'])[bcdfghjklmnpqrstvwxz]{{2,{_SPELLED_LETTERS}}}(?![A-Za-z'])")
-_MINUS = r"[$£€¥₹]?\.?\d"  # characters that may follow a minus sign
-_TIDY = (
-    (re.compile(r"(?<![A-Za-z])'|'(?![A-Za-z])"), " "),
+_SPELLED = re.compile(
+    rf"(?<![A-Za-z'])(?:[bcdfghjklmnpqrstvwxz]{{2,{_SPELLED_LETTERS}}}|api|url|cpu|gpu|usb|otp|faq)(?![A-Za-z'])"
+)
+_MINUS = rf"[{SIGNS}]?\.?\d"  # characters that may follow a minus sign
+_TIDY: Rules = (
+    (re.compile(r"(?<![A-Za-z\d])'|(?<=\d)'(?!s\b)|'(?![A-Za-z])"), " "),
     (re.compile(rf"(?<=\d) - (?={_MINUS})"), " to "),
     (re.compile(r"-{2,}|(?<=\s)-(?=\s)"), ", "),
     (re.compile(rf"-(?![A-Za-z]|{_MINUS})|(?<![A-Za-z\d])-(?=[A-Za-z])"), " "),
@@ -201,33 +261,32 @@ def spoken_english(text: str) -> str:
     if _shouted(text):
         text = text.lower()
     text = _CAPITALS_IN_WORD.sub(" ", text)
-    text = speak_numbers(_speak_signs(_expand_abbreviations(text)))
+    text = speak_numbers(_expand_abbreviations(text))
     text = _spell(_SYMBOL.sub(lambda symbol: f" {_SYMBOLS[symbol[0]]} ", text))
+    text = _GREEK.sub(lambda letter: f" {unicodedata.name(letter[0]).split()[-1].lower().replace('md', 'mbd')} ", text)
     text = _tidy(re.sub(r"[^A-Za-z' .,?!;:-]+", " ", text))
     return spoken_english(text.lower()) if _shouted(text) else text
 
 
 def _tidy(text: str) -> str:
     """Lone marks dropped, runs of punctuation reduced to the strongest, a full stop after text that ends without."""
-    for pattern, replacement in _TIDY:
-        text = pattern.sub(replacement, text)
-    text = text.strip()
+    text = _substitute(text, _TIDY).strip()
     return text if not text or text[-1] in ".?!" else text.rstrip(",;: ") + "."
 
 
 def _shouted(text: str) -> bool:
     """Whether all letters are capitals, so that capitals say nothing about the words."""
-    return not re.search(r"[a-z]", text) and len(_CAPITALS.findall(text)) >= _SHOUTED_WORDS
+    words = [] if re.search(r"[a-z]", text) else _CAPITALS.findall(text)
+    return len(words) >= _SHOUTED_WORDS and max(len(word) for word, _ in words) > _SHOUTED_WORDS
 
 
 def _expand_abbreviations(text: str) -> str:
     """Afterwards no word contains a full stop, and one that ends a sentence is followed by a space."""
-    text = _BEFORE_NUMBER.sub(lambda match: f" {_BEFORE_NUMBERS[match[1]]} ", text)
-    text = re.sub(r"(?<![A-Za-z'])St(?![A-Za-z'])\.? ?(?=[A-Z])", " Saint ", text)
-    text = _ABBREVIATION.sub(_expand, text)
+    text = _ABBREVIATION.sub(_expand, _substitute(text, _SHORT))
     text = _INITIALS.sub(lambda match: f" {' '.join(match[0].replace('.', '').upper())} ", text)
+    text = _ROMAN_NUMBER.sub(_speak_roman, text)
     text = re.sub(r"(?<=[A-Za-z\d])\.(?=[a-z])", " dot ", text)
-    return re.sub(r"(?<=[.,?!;:])(?=[A-Za-z])", " ", text)
+    return re.sub(r" {2,}|(?<=[.,?!;:])(?=[A-Za-z])", " ", text)
 
 
 def _expand(match: re.Match[str]) -> str:
@@ -236,16 +295,33 @@ def _expand(match: re.Match[str]) -> str:
     return f" {words}{'.' if ends and short in _MAY_END_A_SENTENCE else ''} "
 
 
-def _speak_signs(text: str) -> str:
-    """Signs that mean something else before a number or a word than alone."""
-    text = re.sub(r"\b([CF])#", r"\1 sharp ", text)
-    text = re.sub(r"#(?=\d)", " number ", text)
-    return _PER.sub(" per ", re.sub(r"#(?=[A-Za-z])", " hashtag ", text))
+def _speak_roman(match: re.Match[str]) -> str:
+    """Counted behind a word such as Chapter, an ordinal behind a name or in front of "century"."""
+    before, figures = match[1] or "", match[2]
+    title, _, name = before.rpartition(" ")
+    counted = name.capitalize() in _NUMBERED
+    of_century = match.string.startswith(" century", match.end())
+    values = [_ROMAN[figure] for figure in figures]
+    if len(values) == 1:
+        is_number = figures in "IVX" and (bool(title) or name in _NUMBERED_ALONE or (name in _KINGS and figures != "I"))
+    else:
+        is_number = (
+            counted
+            or of_century
+            or (set(figures) <= set("IVX") and figures not in ("XX", "XXX"))
+            or values[0] + len(values) > 1004
+        )
+    if not is_number or not _VALID_ROMAN.fullmatch(figures):
+        return match[0]
+    number = sum(-one if one < max(values[place:]) else one for place, one in enumerate(values))
+    if of_century or (name.istitle() and not counted and name not in _BEGUN.split("|")):
+        return f"{before} {'' if of_century else 'the '}{ordinal(number)}"
+    return f"{before} {year(number)}"
 
 
 def _spell(text: str) -> str:
     text = _CAPITALS.sub(_spell_capitals, text)
-    return _CONSONANTS.sub(lambda match: match[0] if match[0] in _INTERJECTIONS else " ".join(match[0].upper()), text)
+    return _SPELLED.sub(lambda match: match[0] if match[0] in _INTERJECTIONS else " ".join(match[0].upper()), text)
 
 
 def _spell_capitals(match: re.Match[str]) -> str:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Self
@@ -77,6 +78,8 @@ class LiveText(Segments):
         self._reader = TextReader(rules)
         self._speed = 1.0
         self._check = SsmlCheck("text") if rules.markup == "ssml" else None
+        if self._check is not None:
+            self._check.without_effect = self._reader.left_out
         self._split = LiveSplit(min(info.max_segment_chars, rules.max_segment_chars or info.max_segment_chars))
         self._waiting = ""  # text that has not become spoken text yet
         self._next_take_in: asyncio.Handle | None = None  # the iteration of the event loop that takes in more of it
@@ -154,6 +157,11 @@ class LiveText(Segments):
     def spoken(self) -> str:
         """The text so far as it is spoken."""
         return "".join(part.spoken for part in self.parts)
+
+    @property
+    def left_out(self) -> Counter[str]:
+        """As in SpokenText, of the text so far: it goes on counting."""
+        return self._reader.left_out
 
     async def is_plenty(self) -> None:
         """Wait until the text is long enough for first audio, whatever the client writes next."""

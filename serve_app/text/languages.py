@@ -76,21 +76,15 @@ def language_code(name: str) -> str | None:
     return next((code for code, known in _CODES.items() if known == name), None)
 
 
-def foreign_letters(text: str, languages: tuple[str, ...]) -> Counter[str]:
-    """How many letters of `text` are in which script, of scripts that none of `languages` is written in."""
-    if text.isascii() or not languages:
-        return Counter()
-    read = {"LATIN"}.union(*(_SCRIPTS.get(language, ()) for language in languages))
-    return Counter({script: count for script, count in _scripts(text).items() if script not in read})
-
-
 def foreign_language(text: str, languages: tuple[str, ...]) -> str | None:
     """The language or script of `text`, where it is clear and none of `languages`.
 
     None where nothing is clear, or the voice's languages are unknown.
     """
-    foreign = foreign_letters(text, languages)
-    if foreign and foreign.total() * 2 > _scripts(text).total():
+    read = {"LATIN"}.union(*(_SCRIPTS.get(language, ()) for language in languages))
+    scripts = Counter() if text.isascii() or not languages else _scripts(text)
+    foreign = Counter({script: count for script, count in scripts.items() if script not in read})
+    if foreign and foreign.total() * 2 > scripts.total():
         script = foreign.most_common(1)[0][0]
         return _SCRIPT_NAMES.get(script, f"{script.title()} letters")
     likely, matches, known, share = _likely(text, languages)

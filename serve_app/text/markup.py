@@ -53,7 +53,7 @@ _BEGUN_FENCE_END = re.compile(r"[ \t]*[`~]*[ \t\r]*\Z")
 _RULE = re.compile(
     r"[ \t]*(?:(?:-[ \t]*){3,}|(?:\*[ \t]*){3,}|(?:_[ \t]*){3,}|=+[ \t]*|\|?[ \t:|-]*-[ \t:|-]*\|[ \t:|-]*)(?:\n|\Z)"
 )
-_LINE_MARK = re.compile(r"[ \t]*(?:>[ \t]?)*[ \t]*(?:#{1,6}[ \t]+|[-*+•][ \t]+(?:\[[ xX]\][ \t]+)?)?")
+_LINE_MARK = re.compile(r"[ \t]*(?:>(?![\d=])[ \t]?)*[ \t]*(?:#{1,6}[ \t]+|[-*+•][ \t]+(?:\[[ xX]\][ \t]+)?)?")
 _BEGUN_LINE = re.compile(r"[ \t\r>#*+•=_~`|:-]*(?:\[[ xX]?\]?[ \t]*|\d{1,3}[.)]?)?\Z")
 _BEGUN_FENCE = re.compile(r"[ \t]*(?:```|~~~)[^\n]*\Z")
 _NUMBERED = re.compile(r"[ \t]*\d{1,3}[.)][ \t]")
@@ -68,13 +68,18 @@ _PROSE = {
 }
 _PARAGRAPHS = frozenset(["p", "paragraph"])
 _BLOCKS = _PARAGRAPHS | {"s", "br", "h1", "h2", "h3", "h4", "h5", "h6", "li", "tr", "div", "speak", "sentence", "title"}
+_THOUGHTS = frozenset(["think", "thinking", "thought", "reasoning"])
 _UNHEARD = frozenset(["desc", "script", "style", "metadata"])  # with all that is in them
-_OBEYED = frozenset(["speak", "break", "sub", "say-as", "spell", "p", "s", "prosody", "paragraph", "sentence"])
+_OBEYED = frozenset(["speak", "break", "sub", "say-as", "spell", "p", "s", "prosody", "paragraph", "sentence", "sup"])
+_HYPHENS = ("-", "\u2010")  # a word may go on in the next line
+# Lines that end as sentences do: of capitals, or of one word.
+_SHORT_LINES = re.compile(r"[A-Z0-9][^\n]{0,29}[^\W_]\n[A-Z0-9]|[a-z]{2,15}\n[a-z]")
 _ENDS = ".,;:!?…。！？、，；："  # noqa: RUF001
 _NO_WORDS = _ENDS + " \t\r\n"
 _CLOSES = tuple(".,;:!?…)")
 
 MARKS, LINK, CODE, EMOJI, CUE = "marks of Markdown", "link target", "code block", "emoji", "direction in brackets"
+THOUGHT = "reasoning of a language model"
 TOO_LONG = f"pause beyond {MAX_PAUSE_S:g} s, or {MAX_PAUSES_S:g} s in all"
 
 
@@ -106,6 +111,8 @@ class LiveMarkup:
         self._has_spoken = self._is_border = False  # whether a paragraph has ended, and nothing was spoken since
         self._paused_s = 0.0
         self._fence = ""  # of the code block around this place
+        self._thought = ""  # the tag of a language model's reasoning around this place
+        self._line = ""  # what is spoken of this line, as far as a short one goes
         self._spaces: list[Token] = []  # that wait for the next word, and what is left out between
         self._unheard = 0  # tags around this place whose text is not spoken
         self._replaced = self._spelled = ""  # the tag whose content is not heard, or letter by letter
@@ -125,6 +132,7 @@ class LiveMarkup:
             at += len(token.written)
             self._before = token.written[-1:] or self._before
             self._last = token.spoken[-1:] or self._last
+            self._line = (self._line + token.spoken)[:40] if not token.is_end else self._line
             self._last_mark = token.spoken.rstrip()[-1:] or self._last_mark
             self._give(token, tokens)
         self._rest = self._rest[at:]
@@ -160,6 +168,8 @@ class LiveMarkup:
             return self._as_written(rest, final=final)
         if self._fence:
             return self._code(rest, final=final)
+        if self._thought:
+            return self._reasoning(rest, final=final)
         if self._at_line_start:
             return self._line_start(rest, final=final)
         match rest[0]:
@@ -218,6 +228,15 @@ class LiveMarkup:
         self._at_line_start = bool(newline)
         return Token(line + newline)
 
+    def _reasoning(self, rest: str, *, final: bool) -> Token | None:
+        before, mark, _ = rest.partition("<")
+        end = re.match(rf"</(?:\w+:)?{self._thought}\s*>", rest, re.I)
+        if end:
+            self._thought = ""
+        elif not before and not final and _BEGUN_TAG.match(rest):
+            return None
+        return Token(end[0] if end else before or mark)
+
     def _line_start(self, rest: str, *, final: bool) -> Token | None:
         """Marks of lists, headings, quotations, tables, code; the text before ends like a sentence."""
         fence = _FENCE.match(rest)
@@ -237,7 +256,8 @@ class LiveMarkup:
         self._in_table = rest[end : end + 1] == "|"
         end += self._in_table
         self._is_marked = bool(rest[:end].strip()) or bool(_NUMBERED.match(rest))
-        between = self._between(ends=self._is_marked or self._ends_before)
+        is_listed, self._line = _SHORT_LINES.fullmatch(f"{self._line}\n{rest[:1]}") is not None, ""
+        between = self._between(ends=self._is_marked or self._ends_before or is_listed)
         self._at_line_start = self._ends_before = False
         return Token(rest[:end], between, left_out=MARKS if rest[:end].strip() else "", is_end=True)
 
@@ -248,11 +268,13 @@ class LiveMarkup:
         """The separator of two lines or blocks: a space, or the end of a sentence."""
         if ends and self._last_mark and self._last_mark not in _ENDS:
             return self._heard(". ")
-        return self._heard(" ") if self._last.strip() else ""
+        return self._heard("\n" if self._last in _HYPHENS else " ") if self._last.strip() else ""
 
     def _tag(self, rest: str, *, final: bool) -> Token | None:
         if comment := _COMMENT.match(rest):
             return Token(comment[0], left_out="comment")
+        if not final and rest.lower() == "<sup>":
+            return None
         if tag := _TAG.match(rest):
             return self._meant(tag)
         if link := _AUTOLINK.match(rest):
@@ -268,6 +290,9 @@ class LiveMarkup:
         values = attributes(tag[3])
         left_out = "" if name in _OBEYED else f"tag {name[:20]}"
         spoken, speed = self._between(ends=True) if name in _BLOCKS else "", None
+        if name in _THOUGHTS and not closes and not is_empty and self._markup == "auto":
+            self._thought = name
+            return Token(tag[0], self._between(ends=True), left_out=THOUGHT, is_end=True)
         if name in _PARAGRAPHS:
             self._end_paragraph()
         if name == "break" and not closes:
@@ -287,6 +312,8 @@ class LiveMarkup:
         elif name == "speed" and (factor := rate({"rate": values.get("ratio", "")})) != self._speeds[0]:  # Cartesia's
             speed = self._speeds[0] = min(FASTEST, max(SLOWEST, factor))
             left_out = ""
+        elif name == "sup" and self._before.isalnum() and re.match(r"[+\u2212-]?\d", tag.string[tag.end() :]):
+            spoken = self._heard("^")
         elif not is_empty:
             self._unheard += name in _UNHEARD
             if name == "spell" or (name == "say-as" and values.get("interpret-as") in SPELLED):
@@ -333,6 +360,8 @@ class LiveMarkup:
         if not final and run.end() == len(rest):
             return None
         behind = rest[run.end() : run.end() + 1]
+        if run[0] == "`" and self._before.isalpha() and behind in tuple("ltsrvdm"):
+            return self._prose("`", "'")
         is_sign = {
             "*": (self._before.isdigit() and behind.isdigit()) or (self._before == " " == behind),
             "_": self._before.isalnum() and behind.isalnum(),

@@ -13,15 +13,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from deployments.embedded_voice.english import spoken_english
+from deployments.embedded_voice.english import spoken_english, unspoken
 from deployments.embedded_voice.live_english import LiveEnglish, TextPart
 from serve_app.text.characters import clean, is_speakable
 from serve_app.text.lexicon import Lexicon, LiveLexicon
-from serve_app.text.markup import LiveMarkup, Markup
+from serve_app.text.markup import LiveMarkup, Markup, Token
 from serve_app.text.normalisation import LiveNormaliser
 from serve_app.text.ssml import SsmlCheck
 
 LEFT_OUT = "\ue000"  # of no script
+UNSPOKEN = "characters that the voice cannot speak"
 CHARS_AT_ONCE = 256  # become spoken text in one iteration of the event loop, which takes milliseconds
 _LONGEST_CLUSTER = 64  # characters to search for a boundary; Unicode's stream-safe format stacks at most 30 marks
 _LONGEST_REST = 1024  # characters without a boundary that are kept; ordinary text has far fewer
@@ -106,6 +107,8 @@ def read(sent: str, rules: TextRules, *, field: str = "input") -> SpokenText:
         left_out += check.without_effect
     tokens = _new_markup(rules).feed(sent, is_last=True)
     left_out.update(token.left_out for token in tokens if token.left_out)
+    if rules.spoken_form == "english" and (lost := unspoken("".join(token.spoken for token in tokens))):
+        left_out[UNSPOKEN] = lost
     stretches: list[Stretch] = []
     prose: list[str] = []
     pause_s, speed = 0.0, 1.0
@@ -153,6 +156,8 @@ class TextReader:
     def __init__(self, rules: TextRules) -> None:
         self._rules = rules
         self._markup = _new_markup(rules)
+        self.left_out: Counter[str] = Counter()  # as in SpokenText, of the text so far
+        self._uncounted = ""  # the word in which the text so far ends
         self._begin()
 
     @property
@@ -165,6 +170,7 @@ class TextReader:
         pieces: list[SpokenPiece] = []
         prose: list[TextPart] = []
         for token in self._markup.feed(text, is_last=is_last):
+            self._count(token)
             if token.pause_s or token.speed is not None:
                 pieces += self._end([*prose, TextPart("", token.spoken)] if token.spoken else prose)
                 pieces.append(SpokenPiece(token.written, self._space(), pause_s=token.pause_s, speed=token.speed))
@@ -172,7 +178,14 @@ class TextReader:
             else:
                 is_heard = (token.spoken and not token.is_end) or token.written.isspace()
                 prose.append(TextPart(token.written if is_heard else LEFT_OUT * len(token.written), token.spoken))
+        self._count(Token("", " " if is_last else ""))
         return pieces + (self._end(prose) if is_last else self._pass(prose, is_last=False))
+
+    def _count(self, token: Token) -> None:
+        self.left_out.update([token.left_out] if token.left_out else [])
+        *words, self._uncounted = re.split(r"(?<=\s)", self._uncounted + token.spoken)
+        if self._rules.spoken_form == "english" and (lost := sum(map(unspoken, words))):
+            self.left_out[UNSPOKEN] += lost
 
     def _begin(self) -> None:
         """A stretch follows."""

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
@@ -41,6 +42,7 @@ class Usage:
     model: str | None = None  # of the request
     voice: str | None = None  # of the request
     trail: Marks = ()  # as in PcmChunk, of all chunks
+    left_out: Counter[str] = field(default_factory=Counter)  # of a socket's turn, as in SpokenText
 
     @property
     def tokens(self) -> dict[str, int]:
@@ -51,7 +53,8 @@ class Usage:
     @property
     def answer(self) -> dict[str, object]:
         """What answers say of the speech, to make it again."""
-        answer = {"seed": self.seed, "model": self.model, "voice": self.voice}
+        unread = [{"what": kind, "count": count} for kind, count in self.left_out.items()]
+        answer = {"seed": self.seed, "model": self.model, "voice": self.voice, "left_out": unread or None}
         return {name: value for name, value in answer.items() if value is not None}
 
     def headers(self) -> dict[str, str]:

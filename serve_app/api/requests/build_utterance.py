@@ -12,8 +12,8 @@ from serve_app.client_audio.reference_doctor import decode_prepared
 from serve_app.config import ApiSettings
 from serve_app.speech.segments import Segments, Utterance, draw_seed
 from serve_app.text.characters import clean, is_speakable
-from serve_app.text.languages import DETECT, detected, foreign_language, foreign_letters, language_name
-from serve_app.text.spoken_text import SpokenText, Stretch
+from serve_app.text.languages import DETECT, detected, foreign_language, language_name
+from serve_app.text.spoken_text import UNSPOKEN, SpokenText, Stretch
 from serve_app.voices.library import Voices
 from serve_app.voices.stored_voice import StoredVoice
 
@@ -101,10 +101,10 @@ def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings, spoken: Spok
         foreign = foreign_language(body.input, info.languages)
         if foreign is not None:
             raise _not_spoken("input", f"it is written in {foreign}", info, speaker)
-    if is_unspoken and spoken.left_out and not body.any_language:
-        names = ", ".join(spoken.left_out)
+    names = ", ".join(kind for kind in spoken.left_out if kind != UNSPOKEN)
+    if names and is_unspoken and not body.any_language:
         raise InvalidRequest(f'input: all of it is left out ({names}); "markup": "none" reads it as it is.', "input")
-    if not clean(body.input) or (is_unspoken and not spoken.left_out):
+    if not clean(body.input) or (is_unspoken and not names):
         raise InvalidRequest(f"input has no characters that can be spoken: {_speaks(info, speaker)}.", "input")
     if len(text) > (most := _MOST_GROWTH * settings.max_input_chars):
         message = f"input takes {len(text)} characters in words, at most {most} are allowed: send it in parts."
@@ -131,9 +131,8 @@ def _language(body: SpeechBody, info: ModelInfo, speaker: str | None) -> str:
 
 def unspoken_script(text: str, info: ModelInfo, speaker: str | None) -> InvalidRequest | None:
     """The error of a text of which nothing is spoken because of its script; None if that is not the reason."""
-    if not foreign_letters(text, info.languages):
+    if (script := foreign_language(text, info.languages)) is None:
         return None
-    script = foreign_language(text, info.languages) or "letters of another script"
     message = f"input: it is written in {script}, and none of it can be spoken; {_speaks(info, speaker)}."
     return InvalidRequest(message, "input", "unsupported_language")
 

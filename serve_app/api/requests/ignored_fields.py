@@ -8,7 +8,7 @@ from deployments.protocol import DRAWING_OPTIONS, SUBTALKER, ModelInfo, ModelKin
 from serve_app.api.headers import IGNORED_HEADER
 from serve_app.api.requests.field_names import Names
 from serve_app.api.requests.speech_body import SpeechBody
-from serve_app.text.languages import DETECT, foreign_letters, has_region, language_name, looks_foreign
+from serve_app.text.languages import DETECT, has_region, language_name, looks_foreign
 from serve_app.text.spoken_text import SpokenText
 from serve_app.voices.stored_voice import StoredVoice
 
@@ -131,12 +131,9 @@ def _without_effect(body: SpeechBody, info: ModelInfo) -> Iterator[tuple[str, st
         yield "language", f"the text looks {foreign}, the loaded voice speaks {', '.join(info.languages)}: read so"
 
 
-def of_text(spoken: SpokenText, info: ModelInfo) -> Reasons:
+def of_text(spoken: SpokenText) -> Reasons:
     """The parts of the text that are not read aloud, as the reason of `input`."""
-    notes = [left_out(spoken)] if spoken.left_out else []
-    if info.spoken_form is not None and (foreign := foreign_letters(spoken.sent, info.languages)):
-        notes.append(f"letters that the voice cannot speak: {foreign.total()}")
-    return {"input": "; ".join(notes)} if notes else {}
+    return {"input": left_out(spoken)} if spoken.left_out else {}
 
 
 def left_out(spoken: SpokenText) -> str:

@@ -178,7 +178,7 @@ async def read_text(
     )
     is_long = rules.normalised is not None or len(body.input) > _LONG_CHARS
     spoken = await asyncio.to_thread(read, body.input, rules) if is_long else read(body.input, rules)
-    return spoken, reasons | ignored_fields.of_text(spoken, info)
+    return spoken, reasons | ignored_fields.of_text(spoken)
 
 
 async def _language_of_figures(body: SpeechBody, info: ModelInfo, stored: StoredVoice | None) -> str | None:

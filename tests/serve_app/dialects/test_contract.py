@@ -264,6 +264,17 @@ async def _goes_on_or_closes(client: Client, row: SocketRow, code: int | None) -
 
 
 @socket_rows
+async def test_the_last_message_names_what_is_left_out(row: SocketRow) -> None:
+    synthesizer = FakeSynthesizer(script=utterance())
+    async with connected(row, synthesizer) as client:
+        client.send(*row.speak("<think>Hm.</think>Hello \U0001f600 there."))
+        messages, _ = await spoken(client, row)
+    assert set(synthesizer.texts) == {"Hello there."}
+    assert "reasoning of a language model" in json.dumps(messages[-1])
+    assert "emoji" in json.dumps(messages[-1])
+
+
+@socket_rows
 async def test_a_text_without_words_is_silence(row: SocketRow) -> None:
     synthesizer = FakeSynthesizer(script=utterance())
     async with connected(row, synthesizer) as client:

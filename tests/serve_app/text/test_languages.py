@@ -4,7 +4,7 @@ import pytest
 
 from deployments.errors import InvalidRequest
 from serve_app.text import languages
-from serve_app.text.languages import detected, foreign_language, foreign_letters, language_name, looks_foreign
+from serve_app.text.languages import detected, foreign_language, language_name, looks_foreign
 
 ENGLISH = ("english",)
 RELEASED = (
@@ -134,11 +134,6 @@ def test_english_is_let_through(text: str) -> None:
 @pytest.mark.parametrize("text", [*SPOKEN.values(), "今天天气很好。", TEXTS[0]])
 def test_a_voice_of_which_no_language_is_known_is_let_try(text: str) -> None:
     assert foreign_language(text, ()) is None
-
-
-def test_letters_are_counted() -> None:
-    assert foreign_letters("Hello 今天, Привет!", ENGLISH) == {"CJK": 2, "CYRILLIC": 6}
-    assert foreign_letters("Hello 今天, Привет!", RELEASED) == {}
 
 
 def known_lines() -> list[tuple[str, str]]:

@@ -71,7 +71,7 @@ def in_parts(text: str, cuts: Iterable[int], markup: Markup) -> Heard:
         ('<sub alias="World Wide Web">W3C</sub> x', "World Wide Web x"),
         ('<say-as interpret-as="characters">AB</say-as>', "A B"),
         ("a <!-- not --> b<style>c {}</style> <desc>d</desc>e", "a  b e"),
-        ("<think>hm</think> [laughs] [1] [softly laughing] no", "hm  [1]  no"),
+        ("<think>hm</think> [laughs] [1] [softly laughing] no", "[1]  no"),
         ("an unclosed <b and [ and ` and &", "an unclosed <b and [ and  and &"),
         ("", ""),
     ],
