@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,10 @@ from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.deployment import CodecReplica
 from deployments.config import CodecConfig
+from deployments.protocol import SynthesisRequest
 from deployments.serving import ray_private
+from tests.deployments.serving.test_handles import Handle
+from tests.serve_app.fake import CUSTOM_VOICE
 
 WORKERS = 3
 
@@ -39,17 +43,38 @@ def task(deadline_s: float, frames: int) -> DecodeTask:
     return DecodeTask(np.zeros((frames, 16), np.int16), DecoderState(0, ()), deadline_s)
 
 
-@pytest.mark.anyio
-async def test_all_workers_decode_at_once(
-    tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By itself `@serve.batch` begins a batch when the one before has ended."""
+@pytest.fixture
+def make(tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Callable[[object], CodecReplica]:
+    """A replica whose talkers are asked by this handle."""
     settings = SimpleNamespace(
         _deployment_config=SimpleNamespace(max_ongoing_requests=256), deployment="Codec", replica_tag="1"
     )
     monkeypatch.setattr(serve, "get_replica_context", lambda: settings)
     monkeypatch.setattr(ray_private, "this_replica", lambda: None)
-    replica = CodecReplica(str(tiny_checkpoint("CustomVoice")), CodecConfig(workers=WORKERS), {"": None}, {})
+    checkpoint = str(tiny_checkpoint("CustomVoice"))
+    return lambda talkers: CodecReplica(checkpoint, CodecConfig(workers=WORKERS), {"": talkers}, {})  # type: ignore[dict-item]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("on_gpu", [True, False])
+async def test_where_its_talkers_run_is_asked_once(make: Callable[[object], CodecReplica], on_gpu: bool) -> None:
+    talkers = Handle(replace(CUSTOM_VOICE, talker_on_gpu=on_gpu))
+    replica = make(talkers)
+    assert not replica._service.placement.talker_on_gpu
+    for _ in range(2):
+        await (await replica.synthesize(SynthesisRequest("r", "Hello."))).aclose()
+        assert talkers.calls == [("describe", False), ()]
+    assert replica._service.placement.talker_on_gpu is on_gpu
+    collected = weakref.ref(replica)
+    del replica
+    gc.collect()
+    assert collected() is None  # as below
+
+
+@pytest.mark.anyio
+async def test_all_workers_decode_at_once(make: Callable[[object], CodecReplica]) -> None:
+    """By itself `@serve.batch` begins a batch when the one before has ended."""
+    replica = make(None)
     held = Held(replica)
     replica._service.decode_batch = held.decode_batch  # type: ignore[method-assign]
     # Of different lengths, which are different calls; two of one length share theirs.

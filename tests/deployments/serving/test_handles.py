@@ -1,6 +1,7 @@
 import asyncio
 import gc
 import pickle
+import time
 import weakref
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -219,6 +220,20 @@ async def test_a_replica_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPat
         with pytest.raises(TalkerLost, match="silent"):
             await anext(items)
     assert handle.response.cancelled
+
+
+async def test_what_came_while_this_process_could_not_run_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.serving.handles._PEER_TIMEOUT_S", 0.05)
+    came = asyncio.Event()
+    async with aclosing(read_replica(Handle("a", came, "b"), "generate", "request", lost=TalkerLost)) as items:
+        assert await anext(items) == "a"
+        reading = asyncio.create_task(anext(items))
+        await asyncio.sleep(0)
+        time.sleep(0.1)  # noqa: ASYNC251, the whole process stands still
+        for _ in range(3):
+            await asyncio.sleep(0)
+        came.set()
+        assert await reading == "b"
 
 
 async def test_a_call_that_no_replica_takes_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,6 +246,35 @@ async def test_a_full_store_pauses_and_the_job_goes_on(tmp_path: Path, monkeypat
         assert len(speaker.requests) == 4  # what was made was kept in memory
 
 
+async def test_what_cannot_be_read_pauses_and_the_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "_LOOK_S", 0.05)
+    speaker = Speaker()
+    speaker.errors = [StoreFailed("the voice cannot be read")] * 2
+    async with serving(tmp_path, speaker) as (_, client):
+        job = await started(client, "One.")
+        assert (await until(client, job, "paused"))["reason"] == "the voice cannot be read"
+        assert (await until(client, job, "completed"))["reason"] is None
+        assert len(speaker.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "is_same"),
+    [({"fingerprint": "2"}, False), ({"name": "other"}, False), ({"fingerprint": "1", "word_times": False}, True)],
+)
+async def test_a_job_goes_on_with_the_model_that_began_it(
+    tmp_path: Path, change: dict[str, object], is_same: bool
+) -> None:
+    made_for = replace(FOLLOWED, fingerprint="1")
+    speaker = Speaker(made_for)
+    async with serving(tmp_path, speaker) as (server, client):
+        server.hindrance = "not yet"
+        job = await started(client, "One.")
+        speaker.info = replace(made_for, **change)  # type: ignore[arg-type]
+        server.hindrance = None
+        reason = (await until(client, job, "completed" if is_same else "failed"))["reason"]
+        assert is_same or "load that model, and resume" in str(reason)
+
+
 async def test_the_same_key_is_the_same_job(tmp_path: Path) -> None:
     async with serving(tmp_path, Speaker()) as (server, _), server.client(**{"idempotency-key": "one"}) as client:
         job, again = await started(client, "One."), await started(client, "One.")

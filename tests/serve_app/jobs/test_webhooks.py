@@ -12,7 +12,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from deployments.errors import EngineError, StartError
+from deployments.errors import EngineError, InvalidRequest, StartError
 from serve_app.config import JobSettings
 from serve_app.jobs import desk
 from serve_app.jobs.job_store import JobStore
@@ -149,7 +149,10 @@ async def test_only_hosts_of_the_settings_are_called(tmp_path: Path) -> None:
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "webhook"), url
 
 
-def test_no_host_is_called_without_a_secret(tmp_path: Path) -> None:
+def test_no_host_is_called_without_settings_and_a_secret(tmp_path: Path) -> None:
+    for url in ("https://169.254.169.254/x", "https://hooks.example.com/", "http://127.0.0.1/"):
+        with pytest.raises(InvalidRequest, match="webhook_hosts"):
+            Webhooks(JobSettings()).checked(url)
     with pytest.raises(ValueError, match="webhook_secret_file"):
         JobSettings(webhook_hosts=("hooks.example.com",))
     with pytest.raises(StartError, match="24 to 64 bytes"):

@@ -352,6 +352,28 @@ async def test_deleting_clears_what_is_derived(folder: Path) -> None:
         assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})).status_code == 400
 
 
+async def test_voices_that_are_deleted_while_replicas_do_not_answer_are_all_forgotten(folder: Path) -> None:
+    are_away, forgotten = True, set[bytes]()
+
+    async def forget(voices: tuple[bytes, ...]) -> None:
+        if are_away:
+            raise NotReady("not yet")
+        forgotten.update(voices)
+
+    server = Server(folder, forget=forget)
+    async with server.client() as client:
+        stored = [(await store(client, name, seed=seed))["id"] for seed, name in enumerate(("ada", "bob"))]
+        voices = [server.voices.known(str(voice_id)) for voice_id in stored]
+        for voice_id in stored:
+            await client.delete(f"/v1/audio/voices/{voice_id}")
+        are_away = False
+        await server.voices._forget_gone()
+        assert forgotten == {voice.key_prefix for voice in voices if voice}
+        forgotten.clear()
+        await server.voices._forget_gone()
+        assert not forgotten
+
+
 async def test_what_was_derived_outlives_a_restart(folder: Path) -> None:
     server = Server(folder)
     async with server.client() as client:
