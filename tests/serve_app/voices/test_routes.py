@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 import httpx2
 import numpy as np
@@ -233,6 +234,25 @@ async def test_a_tag_at_the_beginning_chooses_a_take(folder: Path, sent: str, sp
     assert [request.text for request in server.synthesizer.requests] == [spoken_text] * 3
     texts = {request.reference.text for request in server.synthesizer.requests if request.reference}
     assert texts == {"Ha!" if take.startswith("whispering") else "Neutral."}
+
+
+@pytest.mark.parametrize("text", ["囁き", "é" * 80, "囁" * 300, "x" * 300, "two\r\nlines"])
+async def test_headers_carry_text_of_clients_and_owners(folder: Path, text: str) -> None:
+    server, style = Server(folder), text.replace("\r\n", "")[:80]
+    async with server.client() as client:
+        voice = await with_a_take(client, style)
+        body = {"input": f"<{text}>Hi.</{text}> [{text}]", "voice": voice, "instructions": f"{style}.", text: 1}
+        speech = await client.post(SPEECH, json=body, headers={"x-request-id": text.encode()})
+        unknown = await client.post(SPEECH, json={"input": "Hi.", "voice": text})
+    assert (speech.status_code, unknown.status_code) == (200, 400)
+    assert unquote(speech.headers["x-voice-take"]) == f"{style} (instructions)"
+    assert "unknown field" in speech.headers["x-ignored"]
+    async with asgi.websocket(server.api, f"/v1/speak?model=aura&{quote(text)}=1&encoding={quote(text)}") as connection:
+        start = await connection.next()
+    assert start["status"] == 400
+    sent = [*speech.headers.raw, *unknown.headers.raw, *start["headers"]]
+    assert any(name == b"dg-error" for name, _ in sent)
+    assert all(len(value) < 1000 and value.decode("ascii").isprintable() for _, value in sent)
 
 
 async def test_a_tag_comes_before_instructions(folder: Path) -> None:
