@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -34,6 +34,7 @@ MUTATED = (
 _GPU_ONLY = re.compile("triton|graphs")  # files that unit tests do not run
 _LEFT_OUT = ("RemoveDecorator", "NumberReplacer")  # fail at import; tune constants
 _TWIN_S, _FOLDER_S = 90.0, 60.0
+_MOST_ALWAYS_RED = 5  # tests of a stage that fail without the mutant too
 _FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s].*?)(?: - .*)?$", re.MULTILINE)
 _HANGS = "it takes too long"
 _MARKS = "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz"
@@ -54,11 +55,11 @@ class Mutant:
 
 
 class _Essence(ast.NodeTransformer):
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:  # noqa: N802, ast's name
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         is_log = ast.unparse(node).startswith("logger.")
         return None if is_log or isinstance(node.value, ast.Constant) else self.generic_visit(node)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:  # noqa: N802
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         node.annotation = ast.Constant(None)
         return self.generic_visit(node)
 
@@ -66,15 +67,15 @@ class _Essence(ast.NodeTransformer):
         node.annotation = None
         return node
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:  # noqa: N802
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         node.decorator_list = []  # slots
         return self.generic_visit(node)
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:  # noqa: N802
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.returns = None
         return self.generic_visit(node)
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:  # noqa: N802
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
         node.returns = None
         return self.generic_visit(node)
 
@@ -162,9 +163,10 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def failed(copy: Path, tests: list[str], within_s: float) -> str | None:
-    """The first test that fails, or that it takes too long."""
+def failed(copy: Path, tests: list[str], within_s: float, *, without: Sequence[str] = ()) -> str | None:
+    """The first test that fails, but for those `without`; or that it takes too long."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-rfE", "-p", "no:cacheprovider", "-m", _MARKS, *tests]
+    command += [f"--deselect={name}" for name in without]
     with subprocess.Popen(
         command, cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -184,18 +186,22 @@ def killer(copy: Path, mutant: Mutant) -> str | None:
     file = copy / mutant.path
     before = file.read_text(encoding="utf-8")
 
-    def red(tests: list[str], within_s: float, *, mutated: bool) -> str | None:
+    def red(tests: list[str], within_s: float, *, mutated: bool, without: Sequence[str] = ()) -> str | None:
         file.write_text(mutant.source if mutated else before, encoding="utf-8")
-        return failed(copy, tests, within_s)
+        return failed(copy, tests, within_s, without=without)
 
     try:
         for number, (tests, within_s) in enumerate(stages(mutant.path)):
-            found = red(tests, within_s, mutated=True)
-            if found is None or (number and found is _HANGS):
-                continue
-            again = [found] if "::" in found else tests
-            if red(again, within_s, mutated=False) is None:
-                return found
+            always_red: list[str] = []
+            while (found := red(tests, within_s, mutated=True, without=always_red)) is not None:
+                if number and found is _HANGS:
+                    break
+                again = [found] if "::" in found else tests
+                if red(again, within_s, mutated=False) is None:
+                    return found
+                if "::" not in found or len(always_red) == _MOST_ALWAYS_RED:
+                    break
+                always_red.append(found)
         return None
     finally:
         file.write_text(before, encoding="utf-8")
