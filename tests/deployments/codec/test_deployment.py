@@ -11,11 +11,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from ray import serve
+from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import BackPressureError
 
 from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.deployment import CodecReplica
+from deployments.codec.pool import service
+from deployments.codec.pool.service import Placement
 from deployments.config import CodecConfig
+from deployments.errors import NotReady
 from deployments.protocol import SynthesisRequest
 from deployments.serving import ray_private
 from tests.deployments.serving.test_handles import Handle
@@ -44,37 +49,48 @@ def task(deadline_s: float, frames: int) -> DecodeTask:
 
 
 @pytest.fixture
-def make(tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Callable[[object], CodecReplica]:
-    """A replica whose talkers are asked by this handle."""
+def placement(monkeypatch: pytest.MonkeyPatch) -> Placement:
+    """That of a service which decodes nothing."""
+    placed = Placement(CodecConfig())
+    nothing = SimpleNamespace(placement=placed, frame_s=0.08, failure=None, decode_stream=None)
+    monkeypatch.setattr(service, "CodecService", lambda *_, **__: nothing)
+    return placed
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("on_gpu", [True, False])
+async def test_where_its_talkers_run_is_asked_once(placement: Placement, on_gpu: bool) -> None:
+    talkers = Handle(replace(CUSTOM_VOICE, talker_on_gpu=on_gpu))
+    replica = CodecReplica("model", CodecConfig(), {"": talkers}, {})  # type: ignore[dict-item]
+    assert not placement.talker_on_gpu
+    for _ in range(2):
+        await replica.synthesize(SynthesisRequest("r", "Hello."))
+        assert talkers.calls == [("describe", False), ()]
+    assert placement.talker_on_gpu is on_gpu
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("error", [ActorDiedError(), BackPressureError(1, 1), NotReady("not yet")])
+async def test_a_start_meets_the_talkers_once_and_goes_on_without_them(placement: Placement, error: Exception) -> None:
+    talkers = Handle(error)
+    replica = CodecReplica("model", CodecConfig(), {"": talkers}, {})  # type: ignore[dict-item]
+    for _ in range(2):
+        await replica.check_health()
+        assert talkers.calls == [("describe", False), ()]
+    assert not placement.talker_on_gpu
+
+
+@pytest.mark.anyio
+async def test_all_workers_decode_at_once(
+    tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself `@serve.batch` begins a batch when the one before has ended."""
     settings = SimpleNamespace(
         _deployment_config=SimpleNamespace(max_ongoing_requests=256), deployment="Codec", replica_tag="1"
     )
     monkeypatch.setattr(serve, "get_replica_context", lambda: settings)
     monkeypatch.setattr(ray_private, "this_replica", lambda: None)
-    checkpoint = str(tiny_checkpoint("CustomVoice"))
-    return lambda talkers: CodecReplica(checkpoint, CodecConfig(workers=WORKERS), {"": talkers}, {})  # type: ignore[dict-item]
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("on_gpu", [True, False])
-async def test_where_its_talkers_run_is_asked_once(make: Callable[[object], CodecReplica], on_gpu: bool) -> None:
-    talkers = Handle(replace(CUSTOM_VOICE, talker_on_gpu=on_gpu))
-    replica = make(talkers)
-    assert not replica._service.placement.talker_on_gpu
-    for _ in range(2):
-        await (await replica.synthesize(SynthesisRequest("r", "Hello."))).aclose()
-        assert talkers.calls == [("describe", False), ()]
-    assert replica._service.placement.talker_on_gpu is on_gpu
-    collected = weakref.ref(replica)
-    del replica
-    gc.collect()
-    assert collected() is None  # as below
-
-
-@pytest.mark.anyio
-async def test_all_workers_decode_at_once(make: Callable[[object], CodecReplica]) -> None:
-    """By itself `@serve.batch` begins a batch when the one before has ended."""
-    replica = make(None)
+    replica = CodecReplica(str(tiny_checkpoint("CustomVoice")), CodecConfig(workers=WORKERS), {"": None}, {})
     held = Held(replica)
     replica._service.decode_batch = held.decode_batch  # type: ignore[method-assign]
     # Of different lengths, which are different calls; two of one length share theirs.

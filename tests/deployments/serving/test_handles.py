@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import numpy as np
 import pytest
+from grpc import RpcError
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -16,7 +17,7 @@ from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overl
 from deployments.limits import Rate
 from deployments.protocol import FinishReason, FrameChunk
 from deployments.serving.failover import with_failover
-from deployments.serving.handles import ItemReader, ask_replica, from_ray_error, read_replica
+from deployments.serving.handles import ItemReader, ask_all_replicas, ask_replica, from_ray_error, read_replica
 from tests.deployments.serving.test_failover import Asking
 
 pytestmark = pytest.mark.anyio
@@ -210,6 +211,35 @@ async def test_a_plain_call_returns_or_raises_one_of_ours() -> None:
     assert handle.calls == [("describe", False), ()]
     with pytest.raises(TalkerLost):
         await ask_replica(Handle(ActorDiedError()), "describe", lost=TalkerLost)
+
+
+class Everybody:
+    """A handle whose replicas all answer, or one of them fails."""
+
+    deployment_name = "Talker"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.asked: list[object] = []
+
+    def broadcast(self, *call: object) -> "Everybody":
+        self.asked.append(call)
+        return self
+
+    async def results_async(self, *, timeout_s: float) -> list[int]:
+        if self.error is not None:
+            raise self.error
+        return [1, 2]
+
+
+async def test_all_replicas_answer_or_it_is_not_ready() -> None:
+    handle = Everybody()
+    assert await ask_all_replicas(handle, "forget", "voices") == [1, 2]
+    assert handle.asked == [("forget", "voices")]
+    unavailable = DeploymentUnavailableError(DeploymentID("Talker", "default"))
+    for error in (TimeoutError(), ActorDiedError(), from_replica(KeyError("a bug")), RpcError(), unavailable):
+        with pytest.raises(NotReady, match="Talker: not every replica has answered forget"):
+            await ask_all_replicas(Everybody(error), "forget", "voices")
 
 
 async def test_a_replica_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.stored_job import JobState, MadeSegment
 from serve_app.voices import clocks
 from serve_app.voices.voice_store import StoreFailed, VoiceStore
+from serve_app.jobs.segment_maker import JobStopped
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED
 from tests.serve_app.jobs.desk import Server, Speaker, files_in, serving, so, started, until
 from tests.serve_app.voices.speakers import store
@@ -370,6 +371,56 @@ async def test_a_refusal_waits_and_an_engine_that_fails_again_and_again_ends_the
         speaker.errors = [EngineError("broken")] * 3
         told = await until(client, await started(client, "Two."), "failed")
         assert told["reason"] == "part 0, segment 0: broken"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (KeyError("a bug"), "the server failed, see its log"),
+        (InvalidRequest("too long"), "too long"),
+        (Damaged("the voice is damaged"), "the voice is damaged"),
+        (JobStopped("load that model"), "load that model"),
+    ],
+)
+async def test_what_a_retry_cannot_mend_ends_a_job_until_it_is_resumed(
+    tmp_path: Path, error: Exception, reason: str
+) -> None:
+    speaker = Speaker()
+    speaker.errors = [error]
+    async with serving(tmp_path, speaker) as (_, client):
+        job = await started(client, "One.")
+        assert (await until(client, job, "failed"))["reason"] == f"part 0, segment 0: {reason}"
+        await client.post(f"/v1/audio/jobs/{job['id']}/resume")
+        assert (await until(client, job, "completed"))["reason"] is None
+
+
+async def test_a_job_is_kept_until_long_after_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "_LOOK_S", 0.01)
+    speaker = Speaker()
+    async with serving(tmp_path, speaker, JobSettings(retention_s=1000)) as (server, client):
+        over = await started(client, "One.")
+        ended_at = int(str((await until(client, over, "completed"))["ended_at"]))
+        speaker.gate.clear()
+        open_job = await started(client, "Two.")
+        for age_s, kept in ((1000, 2), (1001, 1)):
+            monkeypatch.setattr(desk, "now", lambda age_s=age_s: ended_at + age_s)
+            await server.desk._clean_up()
+            assert len((await client.get("/v1/audio/jobs")).json()["data"]) == kept
+        await so(lambda: not [file for file in files_in(tmp_path) if str(over["id"]) in str(file)])
+        speaker.gate.set()
+        await until(client, open_job, "completed")
+
+
+async def test_a_job_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    async with serving(tmp_path, Speaker()) as (_, client):
+        damaged, whole = [await started(client, text) for text in ("One.", "Two.")]
+        await until(client, damaged, "completed")
+    [file] = [
+        file for file in files_in(tmp_path) if file.name == f"{damaged['id']}.json" and file.parent.name == "jobs"
+    ]
+    file.write_text("{")
+    async with serving(tmp_path, Speaker()) as (_, client):
+        assert [job["id"] for job in (await client.get("/v1/audio/jobs")).json()["data"]] == [whole["id"]]
 
 
 async def test_a_segment_that_ends_badly_is_drawn_again_once_and_reported(tmp_path: Path) -> None:

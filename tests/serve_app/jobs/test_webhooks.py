@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import httpx
 import openai
 import pytest
@@ -15,6 +16,7 @@ from aiohttp import web
 from deployments.errors import EngineError, InvalidRequest, StartError
 from serve_app.config import JobSettings
 from serve_app.jobs import desk
+from serve_app.jobs import webhooks as module
 from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.webhooks import Webhooks
 from serve_app.voices.voice_store import VoiceStore
@@ -31,9 +33,12 @@ class Receiver:
     def __init__(self) -> None:
         self.answers: list[web.Response] = []
         self.calls: list[tuple[bytes, dict[str, str]]] = []
+        self.wait = asyncio.Event()  # before each answer
+        self.wait.set()
 
     async def receive(self, request: web.Request) -> web.Response:
         self.calls.append((await request.read(), dict(request.headers)))
+        await self.wait.wait()
         return self.answers.pop(0) if self.answers else web.Response()
 
 
@@ -126,6 +131,22 @@ async def test_a_job_that_fails_is_told_and_calls_are_given_up(tmp_path: Path, m
         told = (await client.get(f"/v1/audio/jobs/{job['id']}")).json()["webhook"]
         assert told == {"url": url, "calls": 2, "error": "it answered 500", "delivered": False}
         assert json.loads(receiver.calls[0][0])["type"] == "audio.job.failed"
+
+
+async def test_a_call_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = {"id": "job_1", "status": "completed", "ended_at": 1}
+    webhooks = Webhooks(allowing(tmp_path))
+    async with receiving() as (receiver, url):
+        receiver.answers = [web.Response(status=204), web.Response(status=299), web.Response(status=300)]
+        assert [await webhooks.notify(url, job) for _ in range(3)] == [None, None, "it answered 300"]
+        assert "webhook_hosts" in str(await Webhooks(JobSettings()).notify(url, job))  # settings of a later start
+        assert len(receiver.calls) == 3
+        monkeypatch.setattr(module, "_TIMEOUT", aiohttp.ClientTimeout(total=0.05))
+        monkeypatch.setattr(receiver, "wait", asyncio.Event())
+        assert await webhooks.notify(url, job) == "it did not answer within 0.05 s"
+        receiver.wait.set()
+    monkeypatch.undo()
+    assert str(await webhooks.notify(url, job)).startswith("it cannot be reached: ")
 
 
 URLS: list[object] = [

@@ -21,9 +21,10 @@ from serve_app.client_audio.recordings import decode_file, decode_reference
 from serve_app.client_audio.reference_doctor import decode_prepared
 from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.visitor import EVERYBODY, VISITOR, Visitor
+from serve_app.voices import library
 from serve_app.voices.library import SentRecording, Voices
 from serve_app.voices.stored_voice import StoredVoice
-from serve_app.voices.voice_store import Record, VoiceStore
+from serve_app.voices.voice_store import Record, StoreFailed, VoiceStore
 from tests.serve_app import asgi
 from tests.serve_app.dialects.client import Client
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
@@ -392,6 +393,31 @@ async def test_voices_that_are_deleted_while_replicas_do_not_answer_are_all_forg
         forgotten.clear()
         await server.voices._forget_gone()
         assert not forgotten
+
+
+async def test_a_store_that_fails_keeps_the_voices_and_is_told_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, looked = Server(folder), asyncio.Event()
+    failures, marks = ["away", "away", "gone"], VoiceStore.marks
+
+    def failing(files: VoiceStore) -> dict[str, str]:
+        if failures:
+            raise StoreFailed(failures.pop(0))
+        loop.call_soon_threadsafe(looked.set)
+        return marks(files)
+
+    async with server.client() as client:
+        await store(client, "ada")
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(library, "POLL_S", 0.001)
+    monkeypatch.setattr(VoiceStore, "marks", failing)
+    following = asyncio.create_task(server.voices._look_again())
+    await looked.wait()
+    following.cancel()
+    kept = [record.getMessage() for record in caplog.records if "keeping the voices" in record.message]
+    assert [line.rpartition(": ")[2] for line in kept] == ["away", "gone"]
+    assert server.voices.known("ada") is not None
 
 
 async def test_what_was_derived_outlives_a_restart(folder: Path) -> None:
