@@ -22,11 +22,13 @@ from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.gpu import asleep
 from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, Mailbox, SynthesisRequest
+from deployments.recording_cache import Lookups
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from deployments.talker.deployment import TalkerReplica
 from deployments.talker.engine import startup
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
+from deployments.talker.process import channel
 from deployments.talker.process import engine_process as process
 from deployments.talker.process.engine_client import EngineClient, _next_chunk
 from talkray_tools.random_checkpoint import Options, write_checkpoint
@@ -251,6 +253,25 @@ async def test_text_without_words_is_refused_when_it_ends(client: EngineClient) 
     with pytest.raises(InvalidRequest):
         await listen(client, replace(request, mailbox=server.share("token", text)))
     await server.aclose()
+
+
+def test_what_the_engine_counts_is_recorded_once(fed: list[tuple[str, float, dict[str, str]]]) -> None:
+    client = EngineClient.__new__(EngineClient)
+    client.load, client._streams = channel.EngineLoad(), {}
+    chunk = FrameChunk(np.zeros((1, 16), np.int16), 3)
+    load = channel.EngineLoad(1, 7, 0.5, speakers=Lookups(1, 0), references=Lookups(0, 2), repaired=3)
+    client._deliver(channel.Produced(((0, chunk), (1, chunk)), 0.01, load))
+    client._deliver(channel.Produced((), 0.0, channel.EngineLoad(1, 6, 0.25, repaired=5)))
+    talker = {"pool": "talker"}
+    assert fed == [
+        *(("step_seconds", 0.01, talker), ("batch_size", 2, talker)),
+        *(("kv_blocks_used_ratio", 0.5, {}), ("queue_depth", 7, talker)),
+        ("reference_lookups_total", 1, {"wanted": "speaker", "known": "yes"}),
+        ("reference_lookups_total", 2, {"wanted": "codes", "known": "no"}),
+        ("codec_repairs_total", 3, talker),
+        *(("kv_blocks_used_ratio", 0.25, {}), ("queue_depth", 6, talker)),
+        ("codec_repairs_total", 2, talker),
+    ]
 
 
 async def test_the_prompt_of_a_recording_is_in_the_chunk_of_what_has_arrived() -> None:

@@ -397,7 +397,7 @@ def test_a_large_command_is_read_to_its_end_but_not_waited_for() -> None:
         assert time.monotonic() - began_s < 5
 
 
-def test_a_request_on_which_the_engine_fails_ends_alone(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_on_which_the_engine_fails_ends_alone(start: EngineStart, monkeypatch: pytest.MonkeyPatch) -> None:
     add = Engine.add
 
     def adding(engine: Engine, number: int, request: SynthesisRequest) -> None:
@@ -406,7 +406,7 @@ def test_a_request_on_which_the_engine_fails_ends_alone(model: str, monkeypatch:
         add(engine, number, request)
 
     monkeypatch.setattr(Engine, "add", adding)
-    with loaded(starts(model, CONFIG)) as replica:
+    with loaded(start) as replica:
         replica.send(*(channel.Submit(number, ask(frames=6)) for number in range(2)))
         reports = replica.until(is_last(0))
     [failed] = [report for report in reports if isinstance(report, channel.RequestFailed)]
