@@ -37,6 +37,7 @@ _TWIN_S, _FOLDER_S = 90.0, 60.0
 _MOST_ALWAYS_RED = 5  # tests of a stage that fail without the mutant too
 _FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s].*?)(?: - .*)?$", re.MULTILINE)
 _HANGS = "it takes too long"
+_UNDECIDED = "undecided: the tests take too long without the mutant too"
 _MARKS = "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz"
 
 
@@ -182,7 +183,7 @@ def failed(copy: Path, tests: list[str], within_s: float, *, without: Sequence[s
 
 
 def killer(copy: Path, mutant: Mutant) -> str | None:
-    """The test that fails for a mutant and not without it; None if it survives."""
+    """The test that fails for a mutant and not without it; None if it survives. On a busy machine _UNDECIDED."""
     file = copy / mutant.path
     before = file.read_text(encoding="utf-8")
 
@@ -197,8 +198,11 @@ def killer(copy: Path, mutant: Mutant) -> str | None:
                 if number and found is _HANGS:
                     break
                 again = [found] if "::" in found else tests
-                if red(again, within_s, mutated=False) is None:
+                without_it = red(again, within_s, mutated=False)
+                if without_it is None:
                     return found
+                if without_it is _HANGS:
+                    return _UNDECIDED
                 if "::" not in found or len(always_red) == _MOST_ALWAYS_RED:
                     break
                 always_red.append(found)
@@ -225,15 +229,17 @@ def main() -> None:
                 found = killer(copy, mutant)
             finally:
                 copies.put(copy)
-            print(f"{mutant.path}:{mutant.line}: {f'killed: {found}' if found else 'SURVIVED'}", flush=True)
+            print(f"{mutant.path}:{mutant.line}: {found or 'SURVIVED'}", flush=True)
             return found
 
         sample = [next(mutants) for _ in range(options.count)]
-        survivors = [mutant for mutant, found in zip(sample, pool.map(judge, sample), strict=True) if found is None]
-    for mutant in survivors:
-        print(f"\n{mutant.path}:{mutant.line}\n{mutant.diff()}")
-    killed = options.count - len(survivors)
-    print(f"\nseed {options.seed}: {killed} of {options.count} killed in {time.monotonic() - began_s:.0f} s")
+        verdicts = list(pool.map(judge, sample))
+    for mutant, found in zip(sample, verdicts, strict=True):
+        if found is None:
+            print(f"\n{mutant.path}:{mutant.line}\n{mutant.diff()}")
+    survived, undecided = verdicts.count(None), verdicts.count(_UNDECIDED)
+    killed = f"{options.count - survived - undecided} of {options.count} killed, {undecided} undecided"
+    print(f"\nseed {options.seed}: {killed}, in {time.monotonic() - began_s:.0f} s")
 
 
 if __name__ == "__main__":

@@ -49,3 +49,12 @@ def test_a_test_that_fails_without_the_mutant_kills_none(tmp_path: Path, monkeyp
         monkeypatch.setattr(mutants, "stages", lambda path, folder=folder: [(["tests/a"], 1), ([folder], 1)])
         assert mutants.killer(tmp_path, changed) == killer
         assert (tmp_path / "code.py").read_text() == "x = 1\n"
+
+
+def test_what_takes_too_long_without_the_mutant_too_is_undecided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "code.py").write_text("x = 1\n")
+    monkeypatch.setattr(mutants, "failed", lambda *_, **__: mutants._HANGS)
+    monkeypatch.setattr(mutants, "stages", lambda path: [(["tests"], 1)])
+    assert mutants.killer(tmp_path, mutants.Mutant("code.py", 1, "x = 2\n")) == mutants._UNDECIDED
