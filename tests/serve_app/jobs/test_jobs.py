@@ -11,16 +11,16 @@ from types import SimpleNamespace
 import pytest
 import soundfile
 
-from deployments.errors import CodecLost, EngineError, Moved, Overloaded, ReplicaLost, TalkerLost
+from deployments.errors import CodecLost, EngineError, InvalidRequest, Moved, Overloaded, ReplicaLost, TalkerLost
 from deployments.protocol import FinishReason, ModelInfo
 from serve_app.api.access.keys import create_key, revoke_keys
 from serve_app.config import AccessSettings, JobSettings
 from serve_app.jobs import desk, job_store, planning
 from serve_app.jobs.job_store import JobStore
+from serve_app.jobs.segment_maker import JobStopped
 from serve_app.jobs.stored_job import JobState, MadeSegment
 from serve_app.voices import clocks
-from serve_app.voices.voice_store import StoreFailed, VoiceStore
-from serve_app.jobs.segment_maker import JobStopped
+from serve_app.voices.voice_store import Damaged, StoreFailed, VoiceStore
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED
 from tests.serve_app.jobs.desk import Server, Speaker, files_in, serving, so, started, until
 from tests.serve_app.voices.speakers import store
@@ -253,7 +253,7 @@ async def test_what_cannot_be_read_pauses_and_the_job_goes_on(tmp_path: Path, mo
     speaker.errors = [StoreFailed("the voice cannot be read")] * 2
     async with serving(tmp_path, speaker) as (_, client):
         job = await started(client, "One.")
-        assert (await until(client, job, "paused"))["reason"] == "the voice cannot be read"
+        assert (await until(client, job, "paused"))["reason"] == "The store of jobs fails. It is tried again."
         assert (await until(client, job, "completed"))["reason"] is None
         assert len(speaker.requests) == 3
 
@@ -378,7 +378,7 @@ async def test_a_refusal_waits_and_an_engine_that_fails_again_and_again_ends_the
     [
         (KeyError("a bug"), "the server failed, see its log"),
         (InvalidRequest("too long"), "too long"),
-        (Damaged("the voice is damaged"), "the voice is damaged"),
+        (Damaged("the path"), "its text or its voice is missing or damaged in the store"),
         (JobStopped("load that model"), "load that model"),
     ],
 )
@@ -392,23 +392,6 @@ async def test_what_a_retry_cannot_mend_ends_a_job_until_it_is_resumed(
         assert (await until(client, job, "failed"))["reason"] == f"part 0, segment 0: {reason}"
         await client.post(f"/v1/audio/jobs/{job['id']}/resume")
         assert (await until(client, job, "completed"))["reason"] is None
-
-
-async def test_a_job_is_kept_until_long_after_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "_LOOK_S", 0.01)
-    speaker = Speaker()
-    async with serving(tmp_path, speaker, JobSettings(retention_s=1000)) as (server, client):
-        over = await started(client, "One.")
-        ended_at = int(str((await until(client, over, "completed"))["ended_at"]))
-        speaker.gate.clear()
-        open_job = await started(client, "Two.")
-        for age_s, kept in ((1000, 2), (1001, 1)):
-            monkeypatch.setattr(desk, "now", lambda age_s=age_s: ended_at + age_s)
-            await server.desk._clean_up()
-            assert len((await client.get("/v1/audio/jobs")).json()["data"]) == kept
-        await so(lambda: not [file for file in files_in(tmp_path) if str(over["id"]) in str(file)])
-        speaker.gate.set()
-        await until(client, open_job, "completed")
 
 
 async def test_a_job_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:

@@ -138,15 +138,17 @@ async def test_a_call_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Mo
     webhooks = Webhooks(allowing(tmp_path))
     async with receiving() as (receiver, url):
         receiver.answers = [web.Response(status=204), web.Response(status=299), web.Response(status=300)]
-        assert [await webhooks.notify(url, job) for _ in range(3)] == [None, None, "it answered 300"]
-        assert "webhook_hosts" in str(await Webhooks(JobSettings()).notify(url, job))  # settings of a later start
+        assert [await webhooks.notify(url, "ada", job) for _ in range(3)] == [None, None, "it answered 300"]
+        assert "webhook_hosts" in str(
+            await Webhooks(JobSettings()).notify(url, "ada", job)
+        )  # settings of a later start
         assert len(receiver.calls) == 3
         monkeypatch.setattr(module, "_TIMEOUT", aiohttp.ClientTimeout(total=0.05))
         monkeypatch.setattr(receiver, "wait", asyncio.Event())
-        assert await webhooks.notify(url, job) == "it did not answer within 0.05 s"
+        assert await webhooks.notify(url, "ada", job) == "it did not answer within 0.05 s"
         receiver.wait.set()
     monkeypatch.undo()
-    assert str(await webhooks.notify(url, job)).startswith("it cannot be reached: ")
+    assert str(await webhooks.notify(url, "ada", job)).startswith("it cannot be reached: ")
 
 
 URLS: list[object] = [

@@ -17,7 +17,7 @@ import torch
 
 from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
-from deployments.protocol import FrameChunk, Reference
+from deployments.protocol import FrameChunk, Reference, SynthesisRequest
 from deployments.talker.engine import intake
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.engine.startup import build_engine
