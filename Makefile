@@ -5,7 +5,7 @@ PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint unit unit-avx2 cross-compilers kernels e2e scale metrics faults hostile fleet cluster-check docs clients peers examples page fuzz audit listen parity step-load overload simulate-check clean
+.PHONY: help install run test lint unit unit-avx2 cross-compilers kernels e2e scale metrics faults hostile fleet cluster-check docs clients peers examples page fuzz audit listen parity step-load overload simulate-check clean mutants
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -88,6 +88,10 @@ page: $(VENV)/.installed-dev ## The page at `/` in Chromium and Firefox, against
 
 fuzz: $(VENV)/.installed-dev ## At least 10,000 hostile requests of each kind (TALKRAY_FUZZ_SEED=1 for others)
 	TALKRAY_FUZZ_CASES=$${TALKRAY_FUZZ_CASES:-10000} $(BIN)/python -m pytest -q -s -o faulthandler_timeout=0 tests/fuzz
+
+mutants: $(VENV)/.installed-dev ## Change the code at random places and list the changes that no unit test notices (make mutants SEED=1 COUNT=40: ten minutes on two cores)
+	$(PIP) "cosmic-ray>=8.7,<9"
+	nice $(BIN)/python -m tools.mutants --seed $(or $(SEED),1) --count $(or $(COUNT),40)
 
 audit: $(BIN)/python ## Known vulnerabilities of the pinned versions; needs the network
 	$(PIP) pip-audit

@@ -67,6 +67,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_exception_interact() -> None:
+    """Once a test has failed, warnings of objects that are collected are no failures of others: the failed test may
+    have left a process or a socket open, and pytest would raise that in a later test, or behind its summary.
+    """
+    sys.unraisablehook = lambda unraisable: None
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from deployments.serving import metrics
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from tests.deployments.interpreter import INTERPRETED, accept_numpy_scalars
@@ -19,6 +20,20 @@ def device() -> torch.device:
     if not INTERPRETED and not torch.cuda.is_available():
         pytest.skip("needs a GPU or TRITON_INTERPRET=1: make kernels")
     return torch.device("cpu" if INTERPRETED else "cuda")
+
+
+@pytest.fixture
+def fed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, dict[str, str]]]:
+    """What reaches Talkray's metrics in place of Ray: names without their prefix, values, tags."""
+    records: list[tuple[str, float, dict[str, str]]] = []
+    for instrument in metrics.INSTRUMENTS:
+        name = instrument.name.removeprefix("talkray_")
+
+        def record(value: float, tags: dict[str, str] | None = None, name: str = name) -> None:
+            records.append((name, value, dict(tags or {})))
+
+        monkeypatch.setattr(instrument, "record", record)
+    return records
 
 
 @pytest.fixture(scope="session")

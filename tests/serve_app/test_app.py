@@ -24,7 +24,7 @@ from serve_app.config import (
     ServedModel,
     TalkerScalingConfig,
 )
-from serve_app.scaling.policies import CodecPolicy, TalkerPolicy
+from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy
 
 
 def built(config: AppConfig) -> BuiltApplication:
@@ -74,6 +74,32 @@ def test_each_pool_gets_its_own_settings() -> None:
     assert (talker.num_replicas, talker.max_ongoing_requests, talker.max_queued_requests) == (3, 10, 9)
     assert talker.ray_actor_options is not None
     assert (talker.ray_actor_options["num_cpus"], talker.ray_actor_options["num_gpus"]) == (4, 0.5)
+
+
+def test_a_pool_in_serves_words() -> None:
+    pool = PoolConfig(replicas=3, num_cpus=2, num_gpus=0.5, label_selector={"a": "b"}, max_queued_requests=9)
+    common = {
+        "max_ongoing_requests": 7,
+        "max_queued_requests": 9,
+        "graceful_shutdown_timeout_s": 120.0,
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "health_check_period_s": 2.0,
+        "health_check_timeout_s": 5.0,
+        "ray_actor_options": {"num_cpus": 2, "num_gpus": 0.5, "label_selector": {"a": "b"}},
+    }
+    assert options(pool, 7) == {"num_replicas": 3, **common}
+    sizes = [(1, 2, 2), (5, 9, 5), (1, 9, 3), (0, 1000, 3)]
+    for least, most, initial in sizes:
+        scaling = CodecScaling(min_replicas=least, max_replicas=most, scale_down_window_s=60.0)
+        scaled = options(pool, 7, scaling=scaling, callers=500)
+        asked = scaled.pop("autoscaling_config")
+        assert scaled == {**common, "health_check_period_s": max(2.0, most / 200)}
+        assert (asked.min_replicas, asked.max_replicas, asked.initial_replicas) == (least, most, initial)
+        interval_s = (most + 500) / 500
+        assert (asked.metrics_interval_s, asked.look_back_period_s) == (interval_s, 2 * interval_s)
+        told = asked.policy.policy_kwargs
+        assert told["scale_down_window_s"] == 60.0
+        assert not {"min_replicas", "max_replicas"} & set(told), "Serve's bounds count"
 
 
 def test_a_talker_has_a_codec_decoder_where_a_stream_may_ask_it_for_audio() -> None:

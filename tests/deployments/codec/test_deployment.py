@@ -4,18 +4,27 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from ray import serve
+from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import BackPressureError
 
 from deployments.codec.batch import Decoded, DecodeTask
 from deployments.codec.decoder_state import DecoderState
 from deployments.codec.deployment import CodecReplica
+from deployments.codec.pool import service
+from deployments.codec.pool.service import Placement
 from deployments.config import CodecConfig
+from deployments.errors import NotReady
+from deployments.protocol import SynthesisRequest
 from deployments.serving import ray_private
+from tests.deployments.serving.test_handles import Handle
+from tests.serve_app.fake import CUSTOM_VOICE
 
 WORKERS = 3
 
@@ -37,6 +46,38 @@ class Held:
 
 def task(deadline_s: float, frames: int) -> DecodeTask:
     return DecodeTask(np.zeros((frames, 16), np.int16), DecoderState(0, ()), deadline_s)
+
+
+@pytest.fixture
+def placement(monkeypatch: pytest.MonkeyPatch) -> Placement:
+    """That of a service which decodes nothing."""
+    placed = Placement(CodecConfig())
+    nothing = SimpleNamespace(placement=placed, frame_s=0.08, failure=None, decode_stream=None)
+    monkeypatch.setattr(service, "CodecService", lambda *_, **__: nothing)
+    return placed
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("on_gpu", [True, False])
+async def test_where_its_talkers_run_is_asked_once(placement: Placement, on_gpu: bool) -> None:
+    talkers = Handle(replace(CUSTOM_VOICE, talker_on_gpu=on_gpu))
+    replica = CodecReplica("model", CodecConfig(), {"": talkers}, {})  # type: ignore[dict-item]
+    assert not placement.talker_on_gpu
+    for _ in range(2):
+        await replica.synthesize(SynthesisRequest("r", "Hello."))
+        assert talkers.calls == [("describe", False), ()]
+    assert placement.talker_on_gpu is on_gpu
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("error", [ActorDiedError(), BackPressureError(1, 1), NotReady("not yet")])
+async def test_a_start_meets_the_talkers_once_and_goes_on_without_them(placement: Placement, error: Exception) -> None:
+    talkers = Handle(error)
+    replica = CodecReplica("model", CodecConfig(), {"": talkers}, {})  # type: ignore[dict-item]
+    for _ in range(2):
+        await replica.check_health()
+        assert talkers.calls == [("describe", False), ()]
+    assert not placement.talker_on_gpu
 
 
 @pytest.mark.anyio

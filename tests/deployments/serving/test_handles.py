@@ -1,12 +1,14 @@
 import asyncio
 import gc
 import pickle
+import time
 import weakref
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import numpy as np
 import pytest
+from grpc import RpcError
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -15,7 +17,7 @@ from deployments.errors import CodecLost, InvalidRequest, Moved, NotReady, Overl
 from deployments.limits import Rate
 from deployments.protocol import FinishReason, FrameChunk
 from deployments.serving.failover import with_failover
-from deployments.serving.handles import ItemReader, ask_replica, from_ray_error, read_replica
+from deployments.serving.handles import ItemReader, ask_all_replicas, ask_replica, from_ray_error, read_replica
 from tests.deployments.serving.test_failover import Asking
 
 pytestmark = pytest.mark.anyio
@@ -211,6 +213,35 @@ async def test_a_plain_call_returns_or_raises_one_of_ours() -> None:
         await ask_replica(Handle(ActorDiedError()), "describe", lost=TalkerLost)
 
 
+class Everybody:
+    """A handle whose replicas all answer, or one of them fails."""
+
+    deployment_name = "Talker"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.asked: list[object] = []
+
+    def broadcast(self, *call: object) -> "Everybody":
+        self.asked.append(call)
+        return self
+
+    async def results_async(self, *, timeout_s: float) -> list[int]:
+        if self.error is not None:
+            raise self.error
+        return [1, 2]
+
+
+async def test_all_replicas_answer_or_it_is_not_ready() -> None:
+    handle = Everybody()
+    assert await ask_all_replicas(handle, "forget", "voices") == [1, 2]
+    assert handle.asked == [("forget", "voices")]
+    unavailable = DeploymentUnavailableError(DeploymentID("Talker", "default"))
+    for error in (TimeoutError(), ActorDiedError(), from_replica(KeyError("a bug")), RpcError(), unavailable):
+        with pytest.raises(NotReady, match="Talker: not every replica has answered forget"):
+            await ask_all_replicas(Everybody(error), "forget", "voices")
+
+
 async def test_a_replica_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.serving.handles._PEER_TIMEOUT_S", 0.05)
     handle = Handle("a", asyncio.Event())
@@ -219,6 +250,20 @@ async def test_a_replica_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPat
         with pytest.raises(TalkerLost, match="silent"):
             await anext(items)
     assert handle.response.cancelled
+
+
+async def test_what_came_while_this_process_could_not_run_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.serving.handles._PEER_TIMEOUT_S", 0.05)
+    came = asyncio.Event()
+    async with aclosing(read_replica(Handle("a", came, "b"), "generate", "request", lost=TalkerLost)) as items:
+        assert await anext(items) == "a"
+        reading = asyncio.create_task(anext(items))
+        await asyncio.sleep(0)
+        time.sleep(0.1)  # noqa: ASYNC251, the whole process stands still
+        for _ in range(3):
+            await asyncio.sleep(0)
+        came.set()
+        assert await reading == "b"
 
 
 async def test_a_call_that_no_replica_takes_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

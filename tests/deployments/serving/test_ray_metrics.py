@@ -75,29 +75,86 @@ def test_nothing_is_recorded_before_it_is_installed() -> None:
     subprocess.run([sys.executable, "-c", UNINSTALLED], check=True)
 
 
-def test_every_instrument_takes_what_is_recorded(recorded: Recorded) -> None:
-    metrics.refused("full")
+def test_every_instrument_gets_values_in_its_unit_with_its_labels(recorded: Recorded) -> None:
+    metrics.refused("full", model="m")
     metrics.failed_over("TalkerLost", 0.1)
-    metrics.ttfb(0.1)
-    metrics.ttfp(0.1)
-    metrics.ttfa(0.1, onset_s=0.1)
-    metrics.stages((("one", 1), ("two", 2)))
-    metrics.audio(0.1, late_s=0.2)
-    metrics.stalled(0.0)
-    metrics.finished(1.0, audio_s=2.0, reason=FinishReason.STOP)
-    metrics.redrawn(None)
-    metrics.ingress_load(1, most=2)
-    metrics.replicas("talker", wanted=2, running=1)
-    metrics.died("talker", 1)
-    metrics.talker_step(0.01, 1, 0.5, waiting=0)
+    metrics.ttfb(0.2)
+    metrics.ttfp(0.3, model="m")
+    metrics.ttfa(0.4, onset_s=0.05, model="m")
+    metrics.stages((("one", 1_000_000_000), ("two", 1_250_000_000), ("three", 1_750_000_000)))
+    metrics.audio(1.5, late_s=0.25, model="m")
+    metrics.audio(0.5, late_s=0.0)
+    metrics.stalled(0.75, model="m")
+    metrics.finished(1.0, audio_s=4.0, reason=FinishReason.STOP, model="m")
+    metrics.finished(1.0, audio_s=0.0, reason=None)
+    metrics.redrawn(None, model="m")
+    metrics.ingress_load(3, most=4, model="m")
+    metrics.replicas("talker", wanted=3, running=2, model="m")
+    metrics.died("talker", 5, model="m")
+    metrics.talker_step(0.01, 6, 0.5, waiting=7)
+    metrics.talker_step(0.01, 0, 0.25, waiting=8)
     metrics.codec_precision("codec", "float32")
-    metrics.codec_repaired("codec", 1)
-    metrics.codec_lag(0.1)
-    metrics.codec_call(0.01, 1, waiting=0, lag_s=0.1)
-    metrics.decoded("codec", 1.0)
-    metrics.references("codes", Lookups(hits=1, misses=1))
-    metrics.used("ada", "ryan", "OpenAI", counts=dict.fromkeys(metrics.USED, 1))
-    assert {name for name, _, _ in recorded.take()} == {instrument.name for instrument in metrics.INSTRUMENTS}
+    metrics.codec_repaired("talker", 9)
+    metrics.codec_repaired("codec", 0)
+    metrics.codec_lag(0.6)
+    metrics.codec_call(0.02, 10, waiting=11, lag_s=0.7)
+    metrics.decoded("codec", 1.5)
+    metrics.decoded("talker", 0.0)
+    metrics.references("codes", Lookups(hits=12, misses=13))
+    metrics.references("prompt", Lookups(hits=0, misses=0))
+    counts = {name: number for number, name in enumerate(metrics.USED, 20)}
+    metrics.used("ada", "ryan", "OpenAI", counts={**counts, "failed": 0.0}, model="m")
+    metrics.used("", "", "", counts={"failed": 2.0})
+    ours, talker, codec = {"model": "m"}, {"pool": "talker"}, {"pool": "codec"}
+    user = {"key": "ada", "voice": "ryan", "dialect": "OpenAI", **ours}
+    expected: dict[str, list[tuple[float, dict[str, str]]]] = {
+        "refusals_total": [(1, {"reason": "full", **ours})],
+        "failovers_total": [(1, {"reason": "TalkerLost"})],
+        "failover_gap_seconds": [(0.1, {"reason": "TalkerLost"})],
+        "ttfb_seconds": [(0.2, {})],
+        "ttfp_seconds": [(0.3, ours)],
+        "ttfa_seconds": [(0.4, ours)],
+        "onset_seconds": [(0.05, ours)],
+        "stage_seconds": [(0.25, {"stage": "two"}), (0.5, {"stage": "three"})],
+        "chunk_lateness_seconds": [(0.25, ours), (0.0, {})],
+        "underruns_total": [(1, ours)],
+        "audio_seconds_total": [(1.5, ours), (0.5, {})],
+        "stall_seconds": [(0.75, ours)],
+        "endings_total": [(1, {"reason": "stop", **ours})],
+        "rtf": [(0.25, ours)],
+        "redrawn_total": [(1, {"reason": "none", **ours})],
+        "ingress_streams": [(3, ours)],
+        "ingress_used_ratio": [(0.75, ours)],
+        "replicas_wanted": [(3, {**talker, **ours})],
+        "replicas_running": [(2, {**talker, **ours})],
+        "replicas_died": [(5, {**talker, **ours})],
+        "step_seconds": [(0.01, talker), (0.02, codec)],
+        "batch_size": [(6, talker), (10, codec)],
+        "kv_blocks_used_ratio": [(0.5, {}), (0.25, {})],
+        "queue_depth": [(7, talker), (8, talker), (11, codec)],
+        "codec_precision": [(1, {**codec, "precision": "float32"})],
+        "codec_repairs_total": [(9, talker)],
+        "codec_lag_seconds": [(0.6, {}), (0.7, {})],
+        "decoded_seconds_total": [(1.5, codec)],
+        "reference_lookups_total": [
+            (12, {"wanted": "codes", "known": "yes"}),
+            (13, {"wanted": "codes", "known": "no"}),
+        ],
+        "usage_requests_total": [(20, user)],
+        "usage_characters_total": [(21, user)],
+        "usage_audio_seconds_total": [(22, user)],
+        "usage_codes_total": [(23, user)],
+        "usage_refused_total": [(24, user)],
+        "usage_failed_total": [(2, {"key": "", "voice": "", "dialect": ""})],
+    }
+    assert {f"talkray_{name}" for name in expected} == {instrument.name for instrument in metrics.INSTRUMENTS}
+    seen: dict[str, list[tuple[float, dict[str, str]]]] = {name: [] for name in expected}
+    for name, value, tags in recorded.take():
+        seen[name.removeprefix("talkray_")].append((value, tags or {}))
+    assert seen == {
+        name: [(pytest.approx(value), {"model": "", **tags}) for value, tags in records]
+        for name, records in expected.items()
+    }
 
 
 def test_the_last_value_of_each_set_of_tags_is_set_again(recorded: Recorded) -> None:

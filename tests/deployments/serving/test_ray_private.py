@@ -131,6 +131,41 @@ def test_a_node_waits_for_its_parts(
     assert set(limits) == {100 if given else None}, "no thread runs while Ray waits for a port"
 
 
+def test_a_part_that_has_ended_is_named_with_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    def part(status: int | None) -> SimpleNamespace:
+        return SimpleNamespace(process=SimpleNamespace(poll=lambda: status, returncode=status, pid=7))
+
+    parts = {"gcs_server": [part(None)], "raylet": [part(None), part(-9)], "dashboard": [part(3)]}
+    monkeypatch.setattr(ray._private.worker, "_global_node", SimpleNamespace(all_processes=parts))
+    ended = [ended_part(names) for names in (["gcs_server"], ["raylet"], ["gcs_server", "dashboard"], ["none"])]
+    killed, ended_itself = "Ray's raylet (process 7) was killed by signal 9", "Ray's dashboard (process 7) ended with"
+    assert ended == [None, killed, f"{ended_itself} status 3", None]
+
+
+def test_pools_are_those_of_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    def replica(state: object, actor: str | None) -> dict[str, object]:
+        return {"state": state, "actor_id": actor}
+
+    talkers = [
+        replica(SimpleNamespace(value="PENDING_MIGRATION"), "a"),
+        replica("RUNNING", None),
+        replica("UPDATING", "c"),
+    ]
+    details = {"applications": {"talkray": {"deployments": {"Talker": {"replicas": talkers}}}}}
+    client = SimpleNamespace(get_serve_details=lambda: details)
+    monkeypatch.setattr(ray_private, "_get_global_client", lambda: client)
+    assert ray_private.pools("talkray") == {"Talker": Pool(3, ("a",))}
+    assert ray_private.pools("another") == {}
+
+
+@pytest.mark.parametrize(("told", "lives"), [({"State": "ALIVE"}, True), ({"State": "DEAD"}, False), ({}, False)])
+def test_a_replica_lives_while_the_control_store_says_so(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, str], lives: bool
+) -> None:
+    monkeypatch.setattr(ray._private.state, "actors", lambda actor_id: told if actor_id == "a" else None)
+    assert ray_private.is_alive("a") is lives
+
+
 def test_all_processes_have_the_key_of_the_first_that_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     store: dict[str, bytes] = {}
 

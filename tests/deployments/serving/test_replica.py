@@ -64,6 +64,27 @@ async def test_a_running_replica_keeps_its_streams(serve: Serve) -> None:
         await asyncio.sleep(0.001)
 
 
+@pytest.mark.parametrize(
+    ("application", "states", "others"),
+    [
+        ("talkray", {"RUNNING": 2}, True),
+        ("talkray", {"RUNNING": 1, "STOPPING": 1}, True),
+        ("talkray", {"STARTING": 1, "STOPPING": 2}, False),
+        ("talkray", None, False),
+        ("another", {"RUNNING": 2}, False),
+    ],
+)
+def test_others_run_where_serve_counts_one(
+    monkeypatch: pytest.MonkeyPatch, application: str, states: dict[str, int] | None, others: bool
+) -> None:
+    deployments = {} if states is None else {"Talker": SimpleNamespace(replica_states=states)}
+    status = SimpleNamespace(applications={application: SimpleNamespace(deployments=deployments)})
+    context = SimpleNamespace(app_name="talkray", deployment="Talker")
+    monkeypatch.setattr(module.serve, "status", lambda: status)
+    monkeypatch.setattr(module.serve, "get_replica_context", lambda: context)
+    assert module._others_run() is others
+
+
 async def test_outside_serve_there_is_no_departure_and_no_end() -> None:
     replica = healthy()
     replica.check()

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
+import yaml
 
 from deployments.protocol import SAMPLING_DEFAULTS, ModelInfo
 from serve_app.api.requests import build_utterance as speech_request
@@ -51,139 +52,88 @@ class Dialect:
     over: Json = field(default_factory=dict)  # the message with which a socket has answered all; none over HTTP
 
 
+def fields(text: str) -> Json:
+    """Fields as YAML writes them in a line."""
+    read: Json = yaml.safe_load(f"{{{text}}}")
+    return read
+
+
 SAMPLING: Json = {
     name: not value if value is True else type(value)(value / 2) for name, value in SAMPLING_DEFAULTS.items()
 }
 QWEN: Json = {
-    "instructions": "Softly.",
-    "instruct": "Softly.",
-    "language": "German",
-    "seed": 5,
-    "task_type": "Base",
-    "ref_audio": "AAAA",
-    "ref_text": "Hi.",
-    "x_vector_only_mode": True,
-    "non_streaming_mode": True,
     **SAMPLING,
+    **fields(
+        "instructions: Softly., instruct: Softly., language: German, seed: 5, task_type: Base, "
+        "ref_audio: AAAA, ref_text: Hi., x_vector_only_mode: true, non_streaming_mode: true"
+    ),
 }
-OPENAI: Json = {
-    "model": "other",
-    "input": "Bye.",
-    "voice": "ryan",
-    "instructions": "Softly.",
-    "response_format": "wav",
-    "speed": 2.0,
-    "stream_format": "sse",
-}
+OPENAI: Json = fields(
+    "model: other, input: Bye., voice: ryan, instructions: Softly., response_format: wav, "
+    "speed: 2.0, stream_format: sse"
+)
 OPENAI_SPEECH: Json = {
     **OPENAI,
     **QWEN,
-    "text": "Bye.",
-    "speaker": "ryan",
-    "sample_rate": 8000,
-    "stream": False,
+    **fields(
+        "text: Bye., speaker: ryan, sample_rate: 8000, stream: false, ignore_eos: true, "
+        "leading_silence: true, instruction: Softly., lang_code: z, speaker_embedding: [0.5], "
+        "initial_codec_chunk_frames: 1, extra_params: {x: 1}, references: [], volume_multiplier: 2, "
+        "download_format: mp3, return_download_link: true, allow_voice_tags: true, voice_aliases: {}"
+    ),
     "any_language": Sent(True, {"language": "fr"}),
-    "ignore_eos": True,
-    "leading_silence": True,
     "word_timestamps": Sent(True, {"stream_format": "sse"}),
-    "instruction": "Softly.",
-    "lang_code": "z",
-    "speaker_embedding": [0.5],
-    "initial_codec_chunk_frames": 1,
-    "extra_params": {"x": 1},
-    "references": [],
-    "volume_multiplier": 2,
     "normalization_options": Sent({"normalize": True}, {"input": "3 kg", "language": "english"}),
     "text_normalization": Sent("on", {"input": "3 kg", "language": "english"}),
-    "download_format": "mp3",
-    "return_download_link": True,
-    "allow_voice_tags": True,
-    "voice_aliases": {},
     "ssml": Sent(True, {"input": "*a*"}),
     "markup": Sent("none", {"input": "*a*"}),
     "lexicon": Sent({"a": "b"}, {"input": "a"}),
     "max_segment_chars": Sent(50, {"input": "A sentence that is thirty long. " * 2}),
 }
 SPOKEN = {"input": "Hello.", "voice": "alloy"}
-VOICE_SETTINGS: Json = {
-    "stability": 0.5,
-    "similarity_boost": 0.5,
-    "style": 0.5,
-    "use_speaker_boost": True,
-    "speed": 2.0,
-}
+VOICE_SETTINGS: Json = fields("stability: 0.5, similarity_boost: 0.5, style: 0.5, use_speaker_boost: true, speed: 2.0")
 ELEVEN_QUERY: Json = {"output_format": "pcm_8000", "enable_logging": "false", "optimize_streaming_latency": "1"}
 ELEVEN_BODY: Json = {
-    "text": "Bye.",
-    "model_id": "eleven_v3",
-    "language_code": "de",
-    "seed": 5,
-    "previous_text": "A.",
-    "next_text": "B.",
-    "previous_request_ids": ["a"],
+    **fields(
+        "text: Bye., model_id: eleven_v3, language_code: de, seed: 5, previous_text: A., next_text: B., "
+        "previous_request_ids: [a], pronunciation_dictionary_locators: [{pronunciation_dictionary_id: a}]"
+    ),
     "apply_text_normalization": Sent("on", {"text": "3 kg", "language_code": "en"}),
-    "pronunciation_dictionary_locators": [{"pronunciation_dictionary_id": "a"}],
 }
 # These change no text without marks and figures: test_text_fields.py has enable_ssml_parsing, and what becomes figures.
-ELEVEN_SOCKET: Json = {
-    "model_id": "eleven_v3",
-    "language_code": "de",
-    "enable_logging": "false",
-    "output_format": "pcm_8000",
-    "inactivity_timeout": "5",
-    "sync_alignment": "true",
-    "auto_mode": "true",
-    "seed": "5",
-}
-ELEVEN_FIRST: Json = {
-    "voice_settings": {},
-    "generation_config": {"chunk_length_schedule": [50]},
-    "pronunciation_dictionary_locators": [{"pronunciation_dictionary_id": "a"}],
-    "xi_api_key": "key",
-    "authorization": "key",
-    "try_trigger_generation": True,
-}
+ELEVEN_SOCKET: Json = fields(
+    "model_id: eleven_v3, language_code: de, enable_logging: 'false', output_format: pcm_8000, "
+    "inactivity_timeout: '5', sync_alignment: 'true', auto_mode: 'true', seed: '5'"
+)
+ELEVEN_FIRST: Json = fields(
+    "voice_settings: {}, generation_config: {chunk_length_schedule: [50]}, "
+    "pronunciation_dictionary_locators: [{pronunciation_dictionary_id: a}], xi_api_key: key, "
+    "authorization: key, try_trigger_generation: true"
+)
 CONTEXT = {"context_id": "one"}
 CARTESIA: list[Place] = [
     Place(
-        {
-            "model_id": "sonic-3",
-            "voice": "nobody",
-            "language": "de",
-            "add_timestamps": True,
-            "add_phoneme_timestamps": True,
-            "use_normalized_timestamps": True,
-            "pronunciation_dict_id": "a",
-            "speed": "fast",
-            "save": True,
-        }
+        fields(
+            "model_id: sonic-3, voice: nobody, language: de, add_timestamps: true, "
+            "add_phoneme_timestamps: true, use_normalized_timestamps: true, "
+            "pronunciation_dict_id: a, speed: fast, save: true"
+        )
     ),
     Place({"id": "ryan", "mode": "embedding", "embedding": [0.5]}, inside="voice"),
     Place({"encoding": "pcm_mulaw", "sample_rate": 8000, "bit_rate": 32000}, inside="output_format"),
     Place({"speed": 2.0, "volume": 1.5, "emotion": "sad"}, inside="generation_config"),
 ]
 DASHSCOPE: Json = {
-    "voice": "ryan",
-    "response_format": "mp3",
-    "sample_rate": 8000,
-    "language_type": "German",
-    "speech_rate": 2.0,
-    "pitch_rate": 1.5,
-    "volume": 80,
+    **fields(
+        "voice: ryan, response_format: mp3, sample_rate: 8000, language_type: German, speech_rate: 2.0, "
+        "pitch_rate: 1.5, volume: 80, instructions: Softly., optimize_instructions: true, enable_tn: true"
+    ),
     "bit_rate": Sent(64, {"response_format": "opus"}),
-    "instructions": "Softly.",
-    "optimize_instructions": True,
-    "enable_tn": True,
 }
-DEEPGRAM: Json = {
-    "model": "aura-2-ryan-en",
-    "encoding": "mulaw",
-    "sample_rate": "8000",
-    "speed": "1.5",
-    "mip_opt_out": "true",
-    "tag": "a",
-    "expressivity": "1",
-}
+DEEPGRAM: Json = fields(
+    "model: aura-2-ryan-en, encoding: mulaw, sample_rate: '8000', speed: '1.5', mip_opt_out: 'true', "
+    "tag: a, expressivity: '1'"
+)
 DEEPGRAM_REST: Json = {
     **DEEPGRAM,
     "container": Sent("none", {"encoding": "linear16"}),
@@ -192,24 +142,12 @@ DEEPGRAM_REST: Json = {
     "callback_method": "PUT",
 }
 REALTIME_OUTPUT: Json = {"voice": "ryan", "speed": 1.5}
-REALTIME: Json = {
-    "instructions": "Be kind.",
-    "output_modalities": ["text"],
-    "modalities": ["text"],
-    "voice": "ryan",
-    "output_audio_format": "g711_ulaw",
-    "input_audio_format": "pcm16",
-    "input_audio_transcription": {},
-    "turn_detection": {"type": "server_vad"},
-    "tools": [],
-    "tool_choice": "auto",
-    "temperature": 0.8,
-    "max_output_tokens": 5,
-    "prompt": {"id": "a"},
-    "tracing": "auto",
-    "truncation": "auto",
-    "metadata": {"a": "b"},
-}
+REALTIME: Json = fields(
+    "instructions: Be kind., output_modalities: [text], modalities: [text], voice: ryan, "
+    "output_audio_format: g711_ulaw, input_audio_format: pcm16, input_audio_transcription: {}, "
+    "turn_detection: {type: server_vad}, tools: [], tool_choice: auto, temperature: 0.8, "
+    "max_output_tokens: 5, prompt: {id: a}, tracing: auto, truncation: auto, metadata: {a: b}"
+)
 ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello."}]}
 
 DIALECTS = {
@@ -220,15 +158,10 @@ DIALECTS = {
         [{"input": "Hello.", "voice_id": "serena"}],
         [
             Place(
-                {
-                    "model": "voxtral",
-                    "voice_id": "ryan",
-                    "ref_audio": "AAAA",
-                    "response_format": "pcm",
-                    "stream": True,
-                    "prompt_cache_key": "a",
-                    "metadata": {"a": 1},
-                }
+                fields(
+                    "model: voxtral, voice_id: ryan, ref_audio: AAAA, response_format: pcm, "
+                    "stream: true, prompt_cache_key: a, metadata: {a: 1}"
+                )
             )
         ],
     ),
@@ -283,16 +216,11 @@ DIALECTS = {
             Place(
                 {
                     **QWEN,
-                    "model": "other",
-                    "voice": "ryan",
-                    "speaker": "ryan",
-                    "response_format": "pcm",
-                    "speed": 2.0,
-                    "speaker_embedding": [0.5],
-                    "stream_audio": False,
-                    "word_timestamps": True,
-                    "split_granularity": "clause",
-                    "initial_codec_chunk_frames": 1,
+                    **fields(
+                        "model: other, voice: ryan, speaker: ryan, response_format: pcm, speed: 2.0, "
+                        "speaker_embedding: [0.5], stream_audio: false, word_timestamps: true, "
+                        "split_granularity: clause, initial_codec_chunk_frames: 1"
+                    ),
                 }
             )
         ],
@@ -309,17 +237,12 @@ DIALECTS = {
             Place(
                 {
                     **QWEN,
-                    "model": "other",
-                    "voice": "ryan",
-                    "response_format": "wav",
-                    "stream": False,
-                    "speed": 2.0,
-                    "request_id": "mine",
-                    "skip_fixed_bootstrap_audio": False,
-                    "stream_chunk_schedule": [1],
-                    "stream_first_chunk_frames": 1,
-                    "stream_steady_chunk_frames": 1,
-                    "stream_chunk_frames": 1,
+                    **fields(
+                        "model: other, voice: ryan, response_format: wav, stream: false, speed: 2.0, "
+                        "request_id: mine, skip_fixed_bootstrap_audio: false, "
+                        "stream_chunk_schedule: [1], stream_first_chunk_frames: 1, "
+                        "stream_steady_chunk_frames: 1, stream_chunk_frames: 1"
+                    ),
                 }
             )
         ],
@@ -331,16 +254,10 @@ DIALECTS = {
         [{"text": "Hello."}],
         [
             Place(
-                {
-                    "text": "Bye.",
-                    "audio": "AAAA",
-                    "streaming": False,
-                    "language": "german",
-                    "speaker": "ryan",
-                    "ref_text": "Hi.",
-                    "instruct": "Softly.",
-                    "x_vector_only_mode": True,
-                }
+                fields(
+                    "text: Bye., audio: AAAA, streaming: false, language: german, speaker: ryan, "
+                    "ref_text: Hi., instruct: Softly., x_vector_only_mode: true"
+                )
             )
         ],
     ),

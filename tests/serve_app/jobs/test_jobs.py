@@ -11,15 +11,16 @@ from types import SimpleNamespace
 import pytest
 import soundfile
 
-from deployments.errors import CodecLost, EngineError, Moved, Overloaded, ReplicaLost, TalkerLost
+from deployments.errors import CodecLost, EngineError, InvalidRequest, Moved, Overloaded, ReplicaLost, TalkerLost
 from deployments.protocol import FinishReason, ModelInfo
 from serve_app.api.access.keys import create_key, revoke_keys
 from serve_app.config import AccessSettings, JobSettings
 from serve_app.jobs import desk, job_store, planning
 from serve_app.jobs.job_store import JobStore
+from serve_app.jobs.segment_maker import JobStopped
 from serve_app.jobs.stored_job import JobState, MadeSegment
 from serve_app.voices import clocks
-from serve_app.voices.voice_store import StoreFailed, VoiceStore
+from serve_app.voices.voice_store import Damaged, StoreFailed, VoiceStore
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED
 from tests.serve_app.jobs.desk import Server, Speaker, files_in, serving, so, started, until
 from tests.serve_app.voices.speakers import store
@@ -246,6 +247,35 @@ async def test_a_full_store_pauses_and_the_job_goes_on(tmp_path: Path, monkeypat
         assert len(speaker.requests) == 4  # what was made was kept in memory
 
 
+async def test_what_cannot_be_read_pauses_and_the_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "_LOOK_S", 0.05)
+    speaker = Speaker()
+    speaker.errors = [StoreFailed("the voice cannot be read")] * 2
+    async with serving(tmp_path, speaker) as (_, client):
+        job = await started(client, "One.")
+        assert (await until(client, job, "paused"))["reason"] == "The store of jobs fails. It is tried again."
+        assert (await until(client, job, "completed"))["reason"] is None
+        assert len(speaker.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "is_same"),
+    [({"fingerprint": "2"}, False), ({"name": "other"}, False), ({"fingerprint": "1", "word_times": False}, True)],
+)
+async def test_a_job_goes_on_with_the_model_that_began_it(
+    tmp_path: Path, change: dict[str, object], is_same: bool
+) -> None:
+    made_for = replace(FOLLOWED, fingerprint="1")
+    speaker = Speaker(made_for)
+    async with serving(tmp_path, speaker) as (server, client):
+        server.hindrance = "not yet"
+        job = await started(client, "One.")
+        speaker.info = replace(made_for, **change)  # type: ignore[arg-type]
+        server.hindrance = None
+        reason = (await until(client, job, "completed" if is_same else "failed"))["reason"]
+        assert is_same or "load that model, and resume" in str(reason)
+
+
 async def test_the_same_key_is_the_same_job(tmp_path: Path) -> None:
     async with serving(tmp_path, Speaker()) as (server, _), server.client(**{"idempotency-key": "one"}) as client:
         job, again = await started(client, "One."), await started(client, "One.")
@@ -341,6 +371,39 @@ async def test_a_refusal_waits_and_an_engine_that_fails_again_and_again_ends_the
         speaker.errors = [EngineError("broken")] * 3
         told = await until(client, await started(client, "Two."), "failed")
         assert told["reason"] == "part 0, segment 0: broken"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (KeyError("a bug"), "the server failed, see its log"),
+        (InvalidRequest("too long"), "too long"),
+        (Damaged("the path"), "its text or its voice is missing or damaged in the store"),
+        (JobStopped("load that model"), "load that model"),
+    ],
+)
+async def test_what_a_retry_cannot_mend_ends_a_job_until_it_is_resumed(
+    tmp_path: Path, error: Exception, reason: str
+) -> None:
+    speaker = Speaker()
+    speaker.errors = [error]
+    async with serving(tmp_path, speaker) as (_, client):
+        job = await started(client, "One.")
+        assert (await until(client, job, "failed"))["reason"] == f"part 0, segment 0: {reason}"
+        await client.post(f"/v1/audio/jobs/{job['id']}/resume")
+        assert (await until(client, job, "completed"))["reason"] is None
+
+
+async def test_a_job_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    async with serving(tmp_path, Speaker()) as (_, client):
+        damaged, whole = [await started(client, text) for text in ("One.", "Two.")]
+        await until(client, damaged, "completed")
+    [file] = [
+        file for file in files_in(tmp_path) if file.name == f"{damaged['id']}.json" and file.parent.name == "jobs"
+    ]
+    file.write_text("{")
+    async with serving(tmp_path, Speaker()) as (_, client):
+        assert [job["id"] for job in (await client.get("/v1/audio/jobs")).json()["data"]] == [whole["id"]]
 
 
 async def test_a_segment_that_ends_badly_is_drawn_again_once_and_reported(tmp_path: Path) -> None:

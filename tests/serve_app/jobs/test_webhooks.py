@@ -7,14 +7,16 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import httpx
 import openai
 import pytest
 from aiohttp import web
 
-from deployments.errors import EngineError, StartError
+from deployments.errors import EngineError, InvalidRequest, StartError
 from serve_app.config import JobSettings
 from serve_app.jobs import desk
+from serve_app.jobs import webhooks as module
 from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.webhooks import Webhooks
 from serve_app.voices.voice_store import VoiceStore
@@ -31,9 +33,12 @@ class Receiver:
     def __init__(self) -> None:
         self.answers: list[web.Response] = []
         self.calls: list[tuple[bytes, dict[str, str]]] = []
+        self.wait = asyncio.Event()  # before each answer
+        self.wait.set()
 
     async def receive(self, request: web.Request) -> web.Response:
         self.calls.append((await request.read(), dict(request.headers)))
+        await self.wait.wait()
         return self.answers.pop(0) if self.answers else web.Response()
 
 
@@ -128,6 +133,24 @@ async def test_a_job_that_fails_is_told_and_calls_are_given_up(tmp_path: Path, m
         assert json.loads(receiver.calls[0][0])["type"] == "audio.job.failed"
 
 
+async def test_a_call_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = {"id": "job_1", "status": "completed", "ended_at": 1}
+    webhooks = Webhooks(allowing(tmp_path))
+    async with receiving() as (receiver, url):
+        receiver.answers = [web.Response(status=204), web.Response(status=299), web.Response(status=300)]
+        assert [await webhooks.notify(url, "ada", job) for _ in range(3)] == [None, None, "it answered 300"]
+        assert "webhook_hosts" in str(
+            await Webhooks(JobSettings()).notify(url, "ada", job)
+        )  # settings of a later start
+        assert len(receiver.calls) == 3
+        monkeypatch.setattr(module, "_TIMEOUT", aiohttp.ClientTimeout(total=0.05))
+        monkeypatch.setattr(receiver, "wait", asyncio.Event())
+        assert await webhooks.notify(url, "ada", job) == "it did not answer within 0.05 s"
+        receiver.wait.set()
+    monkeypatch.undo()
+    assert str(await webhooks.notify(url, "ada", job)).startswith("it cannot be reached: ")
+
+
 URLS: list[object] = [
     "https://other.example.com/",
     "https://hooks.example.com.evil.com/",
@@ -149,7 +172,10 @@ async def test_only_hosts_of_the_settings_are_called(tmp_path: Path) -> None:
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "webhook"), url
 
 
-def test_no_host_is_called_without_a_secret(tmp_path: Path) -> None:
+def test_no_host_is_called_without_settings_and_a_secret(tmp_path: Path) -> None:
+    for url in ("https://169.254.169.254/x", "https://hooks.example.com/", "http://127.0.0.1/"):
+        with pytest.raises(InvalidRequest, match="webhook_hosts"):
+            Webhooks(JobSettings()).checked(url)
     with pytest.raises(ValueError, match="webhook_secret_file"):
         JobSettings(webhook_hosts=("hooks.example.com",))
     with pytest.raises(StartError, match="24 to 64 bytes"):

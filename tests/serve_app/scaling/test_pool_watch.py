@@ -206,13 +206,14 @@ def test_a_model_without_a_talker_is_told_apart_from_the_others(monkeypatch: pyt
     monkeypatch.setattr(PoolWatch, "_watch", lambda watch: None)
     monkeypatch.setattr(ray_private, "is_alive", lambda actor: True)
     monkeypatch.setattr(ray_private, "get_note", notes.get)
-    recorded: list[tuple[str, str]] = []
+    recorded, died = list[tuple[str, str]](), list[tuple[str, int, str]]()
+    monkeypatch.setattr(metrics, "died", lambda pool, count, *, model: died.append((pool, count, model)))
     monkeypatch.setattr(metrics, "replicas", lambda pool, *, wanted, running, model: recorded.append((pool, model)))
     models = {name: (f"Talker-{name}", "Codec") for name in ("custom", "base", "design")}
     watch = PoolWatch("talkray", models)
-    watch._use(
-        Seen({"talker custom": ONE, "talker base": STARTING, "talker design": NONE, "codec": Pool(1, ("b",))}, {})
-    )
+    pools = {"talker custom": ONE, "talker base": STARTING, "talker design": NONE, "codec": Pool(1, ("b",))}
+    watch._use(Seen(pools, {"talker base": 2, "codec": 1}))
+    assert died == [("talker", 2, "base"), ("codec", 1, "")]
     watch._ask_who_lives()
     watch._read_starts(running=False)
     assert recorded == [("talker", "custom"), ("talker", "base"), ("talker", "design"), ("codec", "")]

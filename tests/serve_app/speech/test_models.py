@@ -7,6 +7,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from deployments.errors import TalkerLost
 from deployments.protocol import ModelKind
 from deployments.serving import metrics
 from deployments.serving.reports import Start
@@ -152,6 +153,17 @@ async def test_a_model_that_cannot_be_described_yet_is_listed_by_its_name() -> N
     assert "kind" not in listed["clone"]
     assert listed["custom"]["kind"] == "custom_voice"
     assert (await server.speak(voice="vivian")).status_code == 200
+
+
+async def test_a_model_that_fails_is_no_model_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail() -> None:
+        raise TalkerLost("it has died")
+
+    server = Several()
+    monkeypatch.setattr(server.speakers["clone"], "describe", fail)
+    for path in ("/v1/models", "/v1/audio/voices"):
+        answer = await server.http.get(path)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "replica_lost"), path
 
 
 async def test_each_model_has_its_own_limit() -> None:

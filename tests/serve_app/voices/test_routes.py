@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 import httpx2
 import numpy as np
@@ -20,9 +21,10 @@ from serve_app.client_audio.recordings import decode_file, decode_reference
 from serve_app.client_audio.reference_doctor import decode_prepared
 from serve_app.config import ApiSettings, VoiceSettings
 from serve_app.visitor import EVERYBODY, VISITOR, Visitor
+from serve_app.voices import library
 from serve_app.voices.library import SentRecording, Voices
 from serve_app.voices.stored_voice import StoredVoice
-from serve_app.voices.voice_store import Record, VoiceStore
+from serve_app.voices.voice_store import Record, StoreFailed, VoiceStore
 from tests.serve_app import asgi
 from tests.serve_app.dialects.client import Client
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, utterance
@@ -235,6 +237,25 @@ async def test_a_tag_at_the_beginning_chooses_a_take(folder: Path, sent: str, sp
     assert texts == {"Ha!" if take.startswith("whispering") else "Neutral."}
 
 
+@pytest.mark.parametrize("text", ["囁き", "é" * 80, "囁" * 300, "x" * 300, "two\r\nlines"])
+async def test_headers_carry_text_of_clients_and_owners(folder: Path, text: str) -> None:
+    server, style = Server(folder), text.replace("\r\n", "")[:80]
+    async with server.client() as client:
+        voice = await with_a_take(client, style)
+        body = {"input": f"<{text}>Hi.</{text}> [{text}]", "voice": voice, "instructions": f"{style}.", text: 1}
+        speech = await client.post(SPEECH, json=body, headers={"x-request-id": text.encode()})
+        unknown = await client.post(SPEECH, json={"input": "Hi.", "voice": text})
+    assert (speech.status_code, unknown.status_code) == (200, 400)
+    assert unquote(speech.headers["x-voice-take"]) == f"{style} (instructions)"
+    assert "unknown field" in speech.headers["x-ignored"]
+    async with asgi.websocket(server.api, f"/v1/speak?model=aura&{quote(text)}=1&encoding={quote(text)}") as connection:
+        start = await connection.next()
+    assert start["status"] == 400
+    sent = [*speech.headers.raw, *unknown.headers.raw, *start["headers"]]
+    assert any(name == b"dg-error" for name, _ in sent)
+    assert all(len(value) < 1000 and value.decode("ascii").isprintable() for _, value in sent)
+
+
 async def test_a_tag_comes_before_instructions(folder: Path) -> None:
     async with Server(folder).client() as client:
         await with_a_take(client, "whispering")
@@ -350,6 +371,53 @@ async def test_deleting_clears_what_is_derived(folder: Path) -> None:
         await server.voices._forget_gone()  # as the next look does
         assert forgotten == [b"", reference.key[:16]]
         assert (await client.post(SPEECH, json={"input": "Hi.", "voice": "ada"})).status_code == 400
+
+
+async def test_voices_that_are_deleted_while_replicas_do_not_answer_are_all_forgotten(folder: Path) -> None:
+    are_away, forgotten = True, set[bytes]()
+
+    async def forget(voices: tuple[bytes, ...]) -> None:
+        if are_away:
+            raise NotReady("not yet")
+        forgotten.update(voices)
+
+    server = Server(folder, forget=forget)
+    async with server.client() as client:
+        stored = [(await store(client, name, seed=seed))["id"] for seed, name in enumerate(("ada", "bob"))]
+        voices = [server.voices.known(str(voice_id)) for voice_id in stored]
+        for voice_id in stored:
+            await client.delete(f"/v1/audio/voices/{voice_id}")
+        are_away = False
+        await server.voices._forget_gone()
+        assert forgotten == {voice.key_prefix for voice in voices if voice}
+        forgotten.clear()
+        await server.voices._forget_gone()
+        assert not forgotten
+
+
+async def test_a_store_that_fails_keeps_the_voices_and_is_told_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, looked = Server(folder), asyncio.Event()
+    failures, marks = ["away", "away", "gone"], VoiceStore.marks
+
+    def failing(files: VoiceStore) -> dict[str, str]:
+        if failures:
+            raise StoreFailed(failures.pop(0))
+        loop.call_soon_threadsafe(looked.set)
+        return marks(files)
+
+    async with server.client() as client:
+        await store(client, "ada")
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(library, "POLL_S", 0.001)
+    monkeypatch.setattr(VoiceStore, "marks", failing)
+    following = asyncio.create_task(server.voices._look_again())
+    await looked.wait()
+    following.cancel()
+    kept = [record.getMessage() for record in caplog.records if "keeping the voices" in record.message]
+    assert [line.rpartition(": ")[2] for line in kept] == ["away", "gone"]
+    assert server.voices.known("ada") is not None
 
 
 async def test_what_was_derived_outlives_a_restart(folder: Path) -> None:

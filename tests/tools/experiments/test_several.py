@@ -1,7 +1,3 @@
-import contextlib
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +7,6 @@ from loadtest.arrivals import Phase, place
 from loadtest.measure import Result
 from loadtest.metrics import Limits
 from loadtest.traces import Failure, PcmLayout, Trace
-from serve_app.cli.ray_settings import free_port
-from serve_app.cli.serve.local_server import why_unusable
-from serve_app.config import AppConfig
-from tools.experiments.gpu import several
 from tools.experiments.gpu.several import Bench, Row, application, main, must, parsed, table
 
 OPTIONS = ["--model", "embedded", "--out", "results", "--cpu"]
@@ -92,83 +84,6 @@ def test_what_one_carries_is_the_last_rate_in_time() -> None:
 def test_a_first_rate_that_is_too_high_is_said() -> None:
     with pytest.raises(SystemExit, match="give a lower --start"):
         Carrying(70.0).one_carries()
-
-
-@contextlib.contextmanager
-def speaking() -> Iterator[str]:
-    """The URL of the load test's server without a model."""
-    port = free_port()
-    server = subprocess.Popen([sys.executable, "-m", "tools.experiments.fake_server", str(port)])
-    try:
-        while why_unusable("127.0.0.1", port) is None:
-            assert server.poll() is None
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait()
-
-
-class Stub:
-    """A service of two talkers, which are processes that sleep."""
-
-    def __init__(self, url: str, app: AppConfig) -> None:
-        self.url, self.app = url, app
-        self.talkers = [self._talker(), self._talker()]
-
-    def _talker(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(["sleep", "600"])
-
-    def processes(self, name: str) -> list[int]:
-        return [talker.pid for talker in self.talkers if talker.poll() is None]
-
-    def num_running(self, name: str) -> int:
-        return len(self.processes(name))
-
-    def wait_for(self, name: str, replicas: int) -> None:
-        self.talkers += [self._talker() for _ in range(replicas - self.num_running(name))]
-
-    def replace(self, *_: object) -> None:
-        self.end()
-        self.talkers = [self._talker(), self._talker()]
-
-    def end(self) -> None:
-        for talker in self.talkers:
-            talker.kill()
-            talker.wait()
-
-
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    options = parsed([*OPTIONS, "--processes", "1", "--settle", "0", "--speech-s", "1"])
-    options.out, options.config = tmp_path, Path(__file__).parents[3] / options.config
-    options.fault_duration = options.roll_duration = 1.0
-    with speaking() as url:
-        service = Stub(url, application(options, talkers=2, placement="inline"))
-        monkeypatch.setattr(several, "redeploy", service.replace)
-        yield Bench(service, options, placement="inline", talkers=2)
-        service.end()
-
-
-def test_a_talker_is_killed_under_load_and_nothing_is_lost(bench: Bench) -> None:
-    before = bench.service.processes("Talker")
-    row = bench.killed(20.0)
-    assert (row.what, row.lost, row.result.summary.failed) == ("talker killed", 0, 0)
-    assert row.result.summary.succeeded == row.result.summary.sent > 10
-    assert "longest" in row.note
-    assert len(bench.service.processes("Talker")) == 2
-    assert bench.service.processes("Talker") != before
-
-
-def test_all_talkers_are_replaced_under_load(bench: Bench) -> None:
-    row = bench.rolled(20.0)
-    assert (row.lost, row.result.summary.failed) == (0, 0)
-    assert "all replaced after" in row.note
-
-
-def test_talkers_that_are_not_replaced_in_time_are_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(several, "redeploy", lambda app, sizes: None)
-    row = bench.rolled(20.0)
-    assert (row.lost, row.note) == (2, "2 of 2 not replaced in time")
 
 
 def test_without_a_rate_the_first_is_one_talker(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """What a codec replica says of its load."""
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict, replace
@@ -137,6 +138,25 @@ async def test_busy_cores_are_a_moving_mean(clock: Clock) -> None:
     assert 1.5 < load.record().busy_cores < 2.0  # a pause between two chunks is not an idle core
     clock.now_s += 60
     assert load.record().busy_cores == pytest.approx(0.0, abs=0.01)
+
+
+async def test_a_call_is_recorded_unless_it_is_a_jobs(
+    clock: Clock, fed: list[tuple[str, float, dict[str, str]]]
+) -> None:
+    load = CodecLoad(CodecConfig(workers=1), frame_s=FRAME_S)
+
+    async def decode() -> str:
+        clock.now_s += 0.02
+        return "decoded"
+
+    assert await load.measure_call(decode(), [task(math.inf)], waiting=9) == "decoded"
+    assert fed == []
+    assert await load.measure_call(decode(), [task(60.0), task(math.inf)], waiting=4) == "decoded"
+    codec = {"pool": "codec"}
+    assert fed == [
+        *(("step_seconds", pytest.approx(0.02), codec), ("batch_size", 2, codec)),
+        *(("queue_depth", 4, codec), ("codec_lag_seconds", 0.0, {})),
+    ]
 
 
 async def test_a_call_that_fails_is_over_and_its_error_passes() -> None:

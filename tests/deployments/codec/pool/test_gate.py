@@ -58,8 +58,9 @@ class FakeDecoder:
         for deadline in deadlines:
             self.running.pop(deadline).set_result(Decoded(np.full(1, code(deadline), np.int16), NOWHERE))
 
-    def fail(self, deadline: float, error: Exception) -> None:
-        self.running.pop(deadline).set_exception(error)
+    def fail(self, deadline: float, error: BaseException) -> None:
+        running = self.running.pop(deadline)
+        running.cancel() if isinstance(error, asyncio.CancelledError) else running.set_exception(error)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -315,13 +316,15 @@ async def test_every_worker_gets_a_batch(fake: FakeDecoder) -> None:
     assert fake.calls == [[1.0], [2.0], [3.0]], "each batch is gathered by itself"
 
 
-async def test_an_error_reaches_its_own_caller_only(fake: FakeDecoder) -> None:
+@pytest.mark.parametrize("error", [EngineError("bad codes"), asyncio.CancelledError()])
+async def test_an_error_reaches_its_own_caller_only(fake: FakeDecoder, error: BaseException) -> None:
     gate = gate_of(fake)
     decoding = [send(gate, deadline) for deadline in (1.0, 2.0)]
     await until(lambda: len(fake.running) == 2)
-    fake.fail(1.0, EngineError("bad codes"))
+    fake.fail(1.0, error)
     fake.finish(2.0)
-    with pytest.raises(EngineError, match="bad codes"):
+    await until(decoding[0].done)
+    with pytest.raises(type(error)):
         await decoding[0]
     assert (await decoding[1]).pcm[0] == 2
     again = send(gate, 3.0)

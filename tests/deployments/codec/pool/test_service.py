@@ -352,3 +352,14 @@ def test_a_replica_that_has_just_started_knows_how_many_streams_it_carries(
     with ExitStack() as streams:
         asked = [streams.enter_context(service.placement.admit(service.gate.capacity)) for _ in range(12)]
     assert sum(frames < ALL_FRAMES for frames in asked) == 7
+
+
+async def test_each_repair_is_recorded_once(fed: list[tuple[str, float, dict[str, str]]]) -> None:
+    service = CodecService.__new__(CodecService)
+    decoder = SimpleNamespace(repaired=0)
+    service._codec, service._processes, service._repaired = SimpleNamespace(decoder=decoder), None, 0  # type: ignore[assignment]
+    service.workers = SimpleNamespace(run=lambda *_: asyncio.sleep(0, []))  # type: ignore[assignment]
+    service.gate = SimpleNamespace(note_gathered=lambda: None)  # type: ignore[assignment]
+    for decoder.repaired in (2, 2, 5):
+        await service.decode_batch([])
+    assert fed == [("codec_repairs_total", count, {"pool": "codec"}) for count in (2, 3)]

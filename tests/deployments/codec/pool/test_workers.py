@@ -1,11 +1,15 @@
 import asyncio
 import threading
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from deployments.codec.batch import DecodeTask, decode_batch
+from deployments.codec.decoder_state import DecoderState
 from deployments.codec.pool.workers import Workers, out_of_memory
-from deployments.errors import CodecLost
+from deployments.errors import CodecLost, EngineError
 
 pytestmark = pytest.mark.anyio
 
@@ -60,6 +64,10 @@ async def test_without_memory_another_replica_may_have_some(error: Exception, is
 
     with pytest.raises(CodecLost if is_memory else RuntimeError):
         await Workers(1, on_gpu=False).run(fail)
+    decoder = SimpleNamespace(decode=lambda codes, states: fail())
+    tasks = [DecodeTask(np.zeros((1, 16), np.int16), DecoderState(0, ()), 0.0)] * 2
+    outcomes = decode_batch(decoder, tasks)  # type: ignore[arg-type]
+    assert [type(outcome) for outcome in outcomes] == [CodecLost if is_memory else EngineError] * 2
 
 
 def test_memory_can_really_run_out() -> None:

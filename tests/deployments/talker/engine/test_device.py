@@ -1,3 +1,4 @@
+import math
 import os
 import threading
 from pathlib import Path
@@ -7,7 +8,9 @@ import pytest
 import torch
 
 from deployments.talker.engine import device
-from deployments.talker.engine.device import turn_on_gpu
+from deployments.talker.engine.device import MAX_LEAD_S, EngineDevice, turn_on_gpu
+from deployments.talker.engine.engine import Engine
+from tests.deployments.talker.conftest import CONFIG
 
 
 @pytest.mark.parametrize(
@@ -38,6 +41,12 @@ def test_an_engine_runs_on_the_cpus_near_its_gpu(
     said = device._use_cpus_near(torch.device("cuda"))
     assert pinned == ([] if used is None else [used])
     assert said == (None if used is None else f"{len(used)} of {len(set(allowed))} CPUs, those near GPU 0001:9b:00.0")
+
+
+@pytest.mark.parametrize(("name", "lead_s"), [("cuda", MAX_LEAD_S), ("cpu", math.inf)])
+def test_only_on_a_gpu_those_far_ahead_sit_steps_out(name: str, lead_s: float, engine: Engine) -> None:
+    assert EngineDevice(CONFIG, name).max_lead_s == lead_s
+    assert engine.scheduler._pacing._max_lead_s == EngineDevice(CONFIG).max_lead_s == math.inf
 
 
 def test_engines_of_one_gpu_start_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.protocol import ALL_FRAMES, Codes, FinishReason, FrameChunk, Reference, Sampling, SynthesisRequest
 from deployments.recording_cache import Lookups
+from deployments.talker.engine import engine as engine_module
 from deployments.talker.engine import outgoing
 from deployments.talker.engine.engine import Engine, StepOutput
 from deployments.talker.engine.intake import complete
 from deployments.talker.engine.startup import build_engine, warm_up
+from deployments.talker.engine.step_maker import StepInFlight
 from deployments.talker.model.talker import CodePredictor, Talker
 from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.networks.frame_networks import FrameNetworks
@@ -439,6 +442,22 @@ def test_a_frame_leaves_before_the_talker_reads_it(engine: Engine, monkeypatch: 
     assert engine.is_idle
     engine.step()
     assert len(read) == 1  # nobody goes on
+
+
+def test_a_step_that_took_long_puts_the_next_ones_off_only_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a lane `advance` takes longer. The next start follows the mean then, and a quick step at once."""
+    monkeypatch.setattr(engine, "_advance_ns", {})
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(perf_counter_ns=lambda: 0))
+    starts_ns = []
+    for measured_ns in (1_000_000, 9_000_000, 1_000_000, 900_000):
+        before = SimpleNamespace(sequences=[], advance_ns=lambda measured_ns=measured_ns: measured_ns)
+        queued: Any = SimpleNamespace(sequences=[], result=lambda: np.zeros((0, 4), np.int16))
+        step = StepInFlight(queued, engine.runner, [], before)  # type: ignore[arg-type]
+        engine._collect(step)
+        starts_ns.append(step.next_start_ns + 800_000)
+    assert starts_ns == [1_000_000, 2_000_000, 1_000_000, 900_000]
 
 
 def test_aborting_everything_leaves_an_idle_engine(engine: Engine) -> None:

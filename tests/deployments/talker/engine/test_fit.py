@@ -19,6 +19,7 @@ from deployments.codec.codec_config import SpeechTokenizerConfig
 from deployments.config import TalkerConfig
 from deployments.errors import EngineError
 from deployments.protocol import Sampling, SynthesisRequest
+from deployments.talker.engine import fit as module
 from deployments.talker.engine.fit import Fit, choose, main, predict
 from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.talker.model.model_config import ModelConfig
@@ -29,6 +30,7 @@ from talkray_tools.unfolded_codec import DecoderNetwork
 
 ONE_GPU = TalkerConfig(max_num_seqs=64, max_num_waiting=64)
 INSTALLED = TalkerConfig(max_num_seqs=256, max_num_waiting=128, gpu_memory_fraction=0.85)  # one-gpu.yaml
+ENCODER_FLOATS = 50_000_000
 WITHIN = [("0.6B-CustomVoice", 8e9), ("1.7B-CustomVoice", 12e9)]
 
 
@@ -59,8 +61,10 @@ def shaped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         with torch.device("meta"):
             talker = Talker(ModelConfig.load(directory))
             codec = DecoderNetwork(SpeechTokenizerConfig.load(directory / "speech_tokenizer").decoder)
+            encoder = nn.Linear(1000, ENCODER_FLOATS // 1000, bias=False)
         write_headers(directory / "model.safetensors", talker, "talker.", 2)
-        write_headers(directory / "speech_tokenizer" / "model.safetensors", codec, "decoder.", 4)
+        both = nn.ModuleDict({"decoder": codec, "encoder": encoder})
+        write_headers(directory / "speech_tokenizer" / "model.safetensors", both, "", 4)
         return directory
 
     return write
@@ -72,6 +76,16 @@ def test_released_shapes_fit_small_gpus(name: str, total: float, shaped: Callabl
     assert fit.usual >= 4
     assert fit.longest >= 1
     assert fit.loaded + fit.kv < total
+
+
+@pytest.mark.parametrize(("name", "counted"), [("0.6B-Base", True), ("0.6B-CustomVoice", False)])
+def test_the_encoder_counts_for_models_that_clone(
+    name: str, counted: bool, shaped: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_encoder = predict(shaped(name), ONE_GPU, int(8e9), int(8e9)).loaded
+    count = module._count
+    monkeypatch.setattr(module, "_count", lambda shapes, prefix: (prefix != "encoder.") * count(shapes, prefix))
+    assert with_encoder - predict(shaped(name), ONE_GPU, int(8e9), int(8e9)).loaded == 4 * ENCODER_FLOATS * counted
 
 
 def test_what_does_not_fit_is_told_as_the_engine_tells_it(

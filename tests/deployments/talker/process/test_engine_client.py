@@ -22,11 +22,13 @@ from deployments.config import TalkerConfig
 from deployments.errors import CheckpointError, EngineError, InvalidRequest, Overloaded, TalkerLost
 from deployments.gpu import asleep
 from deployments.protocol import ClonePrompt, FinishReason, FrameChunk, Mailbox, SynthesisRequest
+from deployments.recording_cache import Lookups
 from deployments.serving.mailbox import MailboxServer, WrittenText
 from deployments.talker.deployment import TalkerReplica
 from deployments.talker.engine import startup
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import build_engine
+from deployments.talker.process import channel
 from deployments.talker.process import engine_process as process
 from deployments.talker.process.engine_client import EngineClient, _next_chunk
 from talkray_tools.random_checkpoint import Options, write_checkpoint
@@ -253,6 +255,25 @@ async def test_text_without_words_is_refused_when_it_ends(client: EngineClient) 
     await server.aclose()
 
 
+def test_what_the_engine_counts_is_recorded_once(fed: list[tuple[str, float, dict[str, str]]]) -> None:
+    client = EngineClient.__new__(EngineClient)
+    client.load, client._streams = channel.EngineLoad(), {}
+    chunk = FrameChunk(np.zeros((1, 16), np.int16), 3)
+    load = channel.EngineLoad(1, 7, 0.5, speakers=Lookups(1, 0), references=Lookups(0, 2), repaired=3)
+    client._deliver(channel.Produced(((0, chunk), (1, chunk)), 0.01, load))
+    client._deliver(channel.Produced((), 0.0, channel.EngineLoad(1, 6, 0.25, repaired=5)))
+    talker = {"pool": "talker"}
+    assert fed == [
+        *(("step_seconds", 0.01, talker), ("batch_size", 2, talker)),
+        *(("kv_blocks_used_ratio", 0.5, {}), ("queue_depth", 7, talker)),
+        ("reference_lookups_total", 1, {"wanted": "speaker", "known": "yes"}),
+        ("reference_lookups_total", 2, {"wanted": "codes", "known": "no"}),
+        ("codec_repairs_total", 3, talker),
+        *(("kv_blocks_used_ratio", 0.25, {}), ("queue_depth", 6, talker)),
+        ("codec_repairs_total", 2, talker),
+    ]
+
+
 async def test_the_prompt_of_a_recording_is_in_the_chunk_of_what_has_arrived() -> None:
     prompt, codes = ClonePrompt(np.zeros(4, np.float32)), np.zeros((1, 16), np.int16)
     queue: asyncio.Queue[FrameChunk | Exception] = asyncio.Queue()
@@ -280,21 +301,24 @@ async def test_the_engine_process_says_how_much_it_has_forgotten(client: EngineC
 
 @pytest.fixture
 async def sleeper(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[tuple[str, int]]]:
-    """The client leaves its GPU, which is played, after a fifth of a second: what was asked of the driver."""
+    """What was asked of the driver, which is played. The client leaves its GPU from `falls_asleep` on."""
     calls: list[tuple[str, int]] = []
     monkeypatch.setattr(asleep, "send_to_sleep", lambda process: calls.append(("sleep", process)))
     monkeypatch.setattr(asleep, "wake", lambda process: calls.append(("wake", process)))
     await client.attach()
-    monkeypatch.setattr(client, "_keep_alive_s", 0.2)
     yield calls
-    client._asleep = False
+    client._keep_alive_s = None
+    async with client._changing:  # a change that is under way would set it again
+        client._asleep = False
 
 
 async def falls_asleep(client: EngineClient) -> None:
     slept, loop = asyncio.Event(), asyncio.get_running_loop()
     client.on_sleep = lambda is_asleep: loop.call_soon_threadsafe(slept.set) if is_asleep else None
+    client._keep_alive_s = client._keep_alive_s or 0.2
     async with asyncio.timeout(20):
-        await slept.wait()
+        if not client._asleep:  # a busy machine may have let the whole time pass before this
+            await slept.wait()
 
 
 async def test_an_idle_engine_leaves_its_gpu_and_is_back_for_the_next_request(
@@ -365,6 +389,7 @@ async def test_an_engine_stays_where_the_driver_cannot_move_it(
         raise EngineError("keep_alive needs an NVIDIA driver 570 or newer")
 
     monkeypatch.setattr(asleep, "send_to_sleep", fail)
+    client._keep_alive_s = 0.2
     async with asyncio.timeout(20):
         await tried.wait()
     assert len(await listen(client, ask("Hello.", frames=3))) > 0

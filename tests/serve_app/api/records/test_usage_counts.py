@@ -82,6 +82,24 @@ def test_what_a_store_does_not_take_is_written_later(tmp_path: Path, monkeypatch
     assert [hour for hour, *_ in summed(store)] == ["2026-11-02T08", "2026-11-02T09"]
 
 
+@pytest.mark.parametrize(
+    ("samples", "error", "counted"),
+    [
+        (24000, None, Used(1, 5, audio_s=0.5, codes=12)),
+        (24000, "engine_error", Used(1, 5, audio_s=0.5, codes=12, failed=1)),
+        (24000, LEFT, Used(1, 5, audio_s=0.5, codes=12)),
+        (0, None, Used()),
+        (0, LEFT, Used()),
+        (0, "invalid_value", Used(failed=1)),
+        *((0, code, Used(refused=1)) for code in ("rate_limit_exceeded", "not_ready", "invalid_api_key", "forbidden")),
+        (0, "headers_too_large", Used(refused=1)),
+    ],
+)
+def test_a_request_counts_as_what_became_of_it(samples: int, error: str | None, counted: Used) -> None:
+    usage = Usage(samples=samples, frames=12)
+    assert Used.of(RequestRecord("r", 0, characters=5, samples_per_s=48_000, usage=usage, error=error)) == counted
+
+
 def test_rows_are_bounded_and_nothing_is_left_out() -> None:
     rows, one = Bounded(4), Used(requests=1)
     for number in range(50):

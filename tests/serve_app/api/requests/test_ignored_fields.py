@@ -1,5 +1,6 @@
 import difflib
 import json
+from collections import Counter
 from dataclasses import replace
 
 import httpx
@@ -8,7 +9,7 @@ import pytest
 from deployments.protocol import ModelInfo
 from serve_app.api.bodies.client_input import parse_object
 from serve_app.api.requests import ignored_fields
-from serve_app.api.requests.ignored_fields import Ignored, Reasons, as_header, of_text
+from serve_app.api.requests.ignored_fields import Ignored, Reasons, as_header, left_out, of_text
 from serve_app.api.requests.speech_body import SPEECH, parse_speech
 from serve_app.config import ApiSettings
 from serve_app.text.spoken_text import TextRules, read
@@ -68,6 +69,14 @@ def test_hostile_names_fit_a_header() -> None:
     assert len(line) < 1000
     assert line.isascii()
     assert line.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "told"), [(8, ", kind7 2"), (9, ", kind7 2 and 1 more"), (11, ", kind7 2 and 3 more")]
+)
+def test_kinds_of_text_beyond_the_eighth_are_counted(kinds: int, told: str) -> None:
+    spoken = replace(read("", TextRules("auto")), left_out=Counter({f"kind{number}": 2 for number in range(kinds)}))
+    assert left_out(spoken).endswith(told)
 
 
 def test_no_header_where_nothing_was_ignored() -> None:

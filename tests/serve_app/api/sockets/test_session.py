@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, Overloaded
 from deployments.protocol import FinishReason, ModelInfo, PcmChunk, SynthesisRequest
@@ -15,6 +16,7 @@ from serve_app.api.context import RequestState
 from serve_app.api.records.request_record import RequestRecord
 from serve_app.api.requests.speech_body import SpeechBody
 from serve_app.api.requests.speech_request import Delivery, Offer, SpeechRequest
+from serve_app.api.sockets.connection import IDLE_TIMEOUT_S, Connection
 from serve_app.api.sockets.session import (
     MAX_UNSPOKEN_CHARS,
     Audio,
@@ -491,3 +493,28 @@ async def test_of_a_spoken_turn_little_is_kept(word_timestamps: bool) -> None:
         cleared = await session.clear(0.0)
     assert cleared.heard is not None
     assert (cleared.heard.number, cleared.heard.text) == (1, text)
+
+
+class Quiet(Connection):
+    """A socket whose client sends nothing."""
+
+    async def obey(self, fields: dict[str, object]) -> None:
+        raise AssertionError
+
+
+async def test_what_the_server_sends_keeps_a_socket_from_being_idle() -> None:
+    """A conversation is not busy between turns: its time begins anew with each event, and only then."""
+    scope = {"type": "websocket", "state": {"talkray": RequestState(RequestRecord("talk", 0))}}
+    socket = Quiet(WebSocket(scope, *[None] * 2), None)  # type: ignore[arg-type]
+    remaining_s: list[float] = []
+
+    async def say(event: Event) -> None:
+        remaining_s.append(socket._remaining_s())
+        socket._active_s -= 500.0  # so much time passes
+
+    async with open_session(FakeSynthesizer(script=utterance(2))) as session:
+        session.append("Hello.")
+        session.close()
+        await socket.pass_on(session, say)
+    assert len(remaining_s) > 3
+    assert all(left_s > IDLE_TIMEOUT_S - 60.0 for left_s in (*remaining_s, socket._remaining_s()))

@@ -1,0 +1,246 @@
+"""Mutants of the code, sampled by a seed, and the tests that kill them: `make mutants SEED=1 COUNT=40`.
+
+cosmic-ray makes the mutants. A draw is uniform over the lines of the files, then over the positions of a file and over
+the operators of a position. Each mutant is applied in a copy of the tree. Its twin runs first, then the rest of the
+twin's folder for at most _FOLDER_S seconds. A test that also fails without the mutant does not count. The report lists
+the survivors, each with its diff. They are a list to read: some change nothing that anyone can observe.
+"""
+
+import argparse
+import ast
+import difflib
+import os
+import queue
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MUTATED = (
+    "serve_app/api", "serve_app/speech", "serve_app/jobs", "serve_app/voices", "serve_app/scaling", "serve_app/app.py",
+    "serve_app/config.py", "deployments/serving", "deployments/codec", "deployments/talker/engine",
+    "deployments/talker/state", "deployments/talker/audio", "deployments/talker/process",
+)  # fmt: skip
+_GPU_ONLY = re.compile("triton|graphs")  # files that unit tests do not run
+_LEFT_OUT = ("RemoveDecorator", "NumberReplacer")  # fail at import; tune constants
+_TWIN_S, _FOLDER_S = 90.0, 60.0
+_MOST_ALWAYS_RED = 5  # tests of a stage that fail without the mutant too
+_FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s].*?)(?: - .*)?$", re.MULTILINE)
+_HANGS = "it takes too long"
+_UNDECIDED = "undecided: the tests take too long without the mutant too"
+_MARKS = "not e2e and not gpu and not scale and not prometheus and not faults and not fleet and not docs and not fuzz"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A changed file."""
+
+    path: str  # relative to the root
+    line: int
+    source: str  # of the whole file
+
+    def diff(self) -> str:
+        before = (ROOT / self.path).read_text(encoding="utf-8").splitlines()
+        lines = difflib.unified_diff(before, self.source.splitlines(), self.path, self.path, lineterm="", n=2)
+        return "\n".join(lines)
+
+
+class _Essence(ast.NodeTransformer):
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        is_log = ast.unparse(node).startswith("logger.")
+        return None if is_log or isinstance(node.value, ast.Constant) else self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        node.annotation = ast.Constant(None)
+        return self.generic_visit(node)
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.annotation = None
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        node.decorator_list = []  # slots
+        return self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+
+def essence(source: str) -> str:
+    """The source without annotations, docstrings and log lines: a mutant that changes only these is none."""
+    return ast.dump(_Essence().visit(ast.parse(source)))
+
+
+def twin(path: str) -> str | None:
+    """The test file of a module."""
+    file = Path(path)
+    name = f"tests/{file.parent}/test_{file.name}"
+    return name if (ROOT / name).exists() else None
+
+
+def stages(path: str) -> Iterator[tuple[list[str], float]]:
+    """Tests that may kill a mutant of this file and their time: the twin or the tests that import it, then a folder."""
+    module = path.removesuffix(".py").replace("/", ".")
+    tests = sorted((ROOT / "tests").rglob("test_*.py"))
+    importers = [str(test.relative_to(ROOT)) for test in tests if module in test.read_text(encoding="utf-8")]
+    own, folder = twin(path), ROOT / "tests" / Path(path).parent
+    yield ([own] if own else importers[:3]) or [f"tests/{Path(path).parts[0]}"], _TWIN_S
+    while not folder.is_dir():
+        folder = folder.parent
+    yield [*importers, str(folder.relative_to(ROOT))], _FOLDER_S
+
+
+def drawn(rng: random.Random) -> Iterator[Mutant]:
+    """Mutants without end."""
+    places = [ROOT / place for place in MUTATED]
+    files = sorted(file for place in places for file in (place.rglob("*.py") if place.is_dir() else [place]))
+    files = [file for file in files if not _GPU_ONLY.search(file.name)]
+    weights = [len(file.read_text(encoding="utf-8").splitlines()) for file in files]
+    while True:
+        file = rng.choices(files, weights)[0]
+        if (mutant := _mutant(file, rng)) is not None:
+            yield mutant
+
+
+@cache
+def _positions(file: Path) -> dict[tuple[int, int], list[tuple[str, int]]]:
+    """The operators by position, each with its number among those of the operator."""
+    from cosmic_ray import plugins
+    from cosmic_ray.ast import ast_nodes, get_ast
+
+    nodes = list(ast_nodes(get_ast(file.read_text(encoding="utf-8"))))
+    found = defaultdict(list)
+    for name in plugins.operator_names():
+        kind = plugins.get_operator(name)
+        if kind.arguments() or any(left_out in name for left_out in _LEFT_OUT):
+            continue
+        operator = kind()
+        positions = [start for node in nodes for start, _ in operator.mutation_positions(node)]
+        for number, start in enumerate(positions):
+            found[start].append((name, number))
+    return found
+
+
+def _mutant(file: Path, rng: random.Random) -> Mutant | None:
+    from cosmic_ray import plugins
+    from cosmic_ray.mutating import mutate_code
+
+    if not (positions := _positions(file)):
+        return None
+    line, column = rng.choice(sorted(positions))
+    name, number = rng.choice(positions[line, column])
+    before = file.read_text(encoding="utf-8")
+    source = mutate_code(before, plugins.get_operator(name)(), number)
+    try:
+        is_other = source is not None and essence(source) != essence(before)
+    except SyntaxError:
+        return None
+    return Mutant(str(file.relative_to(ROOT)), line, source) if is_other else None
+
+
+def copied(folder: Path) -> Path:
+    """The tree as it is, with what was compiled."""
+    listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
+    compiled = (str(file.relative_to(ROOT)) for file in (ROOT / "deployments").rglob("*.so"))
+    for name in filter(None, (*listed, *compiled)):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def failed(copy: Path, tests: list[str], within_s: float, *, without: Sequence[str] = ()) -> str | None:
+    """The first test that fails, but for those `without`; or that it takes too long."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-rfE", "-p", "no:cacheprovider", "-m", _MARKS, *tests]
+    command += [f"--deselect={name}" for name in without]
+    with subprocess.Popen(
+        command, cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as running:  # fmt: skip
+        try:
+            output, _ = running.communicate(timeout=within_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, 9)
+            return _HANGS
+    if running.returncode in (0, 5):  # 5: no test is there
+        return None
+    return match[1] if (match := _FAILED.search(output)) else "the tests do not start"
+
+
+def killer(copy: Path, mutant: Mutant) -> str | None:
+    """The test that fails for a mutant and not without it; None if it survives. On a busy machine _UNDECIDED."""
+    file = copy / mutant.path
+    before = file.read_text(encoding="utf-8")
+
+    def red(tests: list[str], within_s: float, *, mutated: bool, without: Sequence[str] = ()) -> str | None:
+        file.write_text(mutant.source if mutated else before, encoding="utf-8")
+        return failed(copy, tests, within_s, without=without)
+
+    try:
+        for number, (tests, within_s) in enumerate(stages(mutant.path)):
+            always_red: list[str] = []
+            while (found := red(tests, within_s, mutated=True, without=always_red)) is not None:
+                if number and found is _HANGS:
+                    break
+                again = [found] if "::" in found else tests
+                without_it = red(again, within_s, mutated=False)
+                if without_it is None:
+                    return found
+                if without_it is _HANGS:
+                    return _UNDECIDED
+                if "::" not in found or len(always_red) == _MOST_ALWAYS_RED:
+                    break
+                always_red.append(found)
+        return None
+    finally:
+        file.write_text(before, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.mutants")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=40)
+    options = parser.parse_args()
+    mutants = drawn(random.Random(options.seed))
+    workers, began_s = os.cpu_count() or 1, time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="talkray-mutants-") as folder, ThreadPoolExecutor(workers) as pool:
+        copies = queue.SimpleQueue[Path]()
+        for number in range(workers):
+            copies.put(copied(Path(folder) / str(number)))
+
+        def judge(mutant: Mutant) -> str | None:
+            copy = copies.get()
+            try:
+                found = killer(copy, mutant)
+            finally:
+                copies.put(copy)
+            print(f"{mutant.path}:{mutant.line}: {found or 'SURVIVED'}", flush=True)
+            return found
+
+        sample = [next(mutants) for _ in range(options.count)]
+        verdicts = list(pool.map(judge, sample))
+    for mutant, found in zip(sample, verdicts, strict=True):
+        if found is None:
+            print(f"\n{mutant.path}:{mutant.line}\n{mutant.diff()}")
+    survived, undecided = verdicts.count(None), verdicts.count(_UNDECIDED)
+    killed = f"{options.count - survived - undecided} of {options.count} killed, {undecided} undecided"
+    print(f"\nseed {options.seed}: {killed}, in {time.monotonic() - began_s:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
