@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import shlex
 import sys
 from collections.abc import Coroutine, Iterator, Sequence
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from loadtest.arrivals import Phase, SpeechLengths, Texts, settled
 from loadtest.charts import simulation_charts
+from loadtest.command_app import CommandApp
 from loadtest.comparison import Compared, Side, TurnPlan, compare
 from loadtest.comparison_page import leaving_table, overload_table, side_table, verdict, write_comparison
 from loadtest.dialects import DIALECTS
@@ -29,17 +31,12 @@ from loadtest.traces import LoadTestError, TraceFolder
 
 T = TypeVar("T")
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = CommandApp("Measure how a speech server holds up under load. Works with any OpenAI-compatible server.")
 
 Out = Annotated[Path, typer.Option(file_okay=False, help="New folder for the results.")]
 MinRequests = Annotated[int, typer.Option(min=0, help="A low rate is measured until it had about so many.")]
 USUAL_LENGTHS = SpeechLengths(5.7, 0.35)  # of answers
 Rate = Annotated[float, typer.Option(callback=positive, help="Requests per second.")]
-
-
-@app.callback()
-def loadtest() -> None:
-    """Measure how a speech server holds up under load. Works with any OpenAI-compatible server."""
 
 
 @contextlib.contextmanager
@@ -381,8 +378,8 @@ def say_where(folder: TraceFolder) -> None:
     """Where the results are, and what can be done with them."""
     python = Path(sys.executable)  # as it can be typed here: a shell may know no `python`, or another one
     shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
-    report = shlex.join([str(shown), "-m", "loadtest", "report", str(folder.path)])
-    typer.echo(f"\nResults are in {folder.path}. A report: {report}")
+    typed = os.environ.get("TALKRAY_TYPED") or f"{shlex.quote(str(shown))} -m loadtest"
+    typer.echo(f"\nResults are in {folder.path}. A report: {typed} report {shlex.quote(str(folder.path))}")
 
 
 if __name__ == "__main__":
