@@ -128,6 +128,9 @@ def sweep_command(
     held: Annotated[float, typer.Option(min=0, max=1, help="Share of good requests of a rate that is held.")] = 0.95,
     collapsed: Annotated[float, typer.Option(min=0, max=1, help="Share at which the sweep ends.")] = 0.5,
     refine: Annotated[int, typer.Option(min=0, help="Rates tried between held and not held.")] = 2,
+    most_s: Annotated[
+        float | None, typer.Option("--for", callback=positive, help="Seconds for all rates: no rate ends later.")
+    ] = None,
     min_requests: MinRequests = 30,
 ) -> None:
     """Rising rates until most requests miss a limit; the highest rate that was held is the capacity.
@@ -138,7 +141,7 @@ def sweep_command(
         raise typer.BadParameter(
             f"--from {first_rate:g} is above --to {max_rate:g}: a sweep rises; give the lower first"
         )
-    plan = Plan(first_rate, max_rate, factor, duration, settle, held, collapsed, refine, min_requests)
+    plan = Plan(first_rate, max_rate, factor, duration, settle, held, collapsed, refine, min_requests, most_s=most_s)
     carry_out(sweep_rates(settings, plan, TraceFolder(out), titles=(*BRIEF, "RTF p50", "in time", "audio s/s")))
 
 
@@ -363,6 +366,8 @@ async def sweep_rates(settings: Settings, plan: Plan, folder: TraceFolder, *, ti
     async with screen.shown():
         done, is_complete = await sweep(settings, plan, folder=folder, show=screen.show, done=screen.done)
     show_sweep(done, titles, output_console())
+    if done.is_cut_short:
+        typer.echo(f"--for {plan.most_s:g} ended the sweep: a longer one would try more rates.")
     say_where(folder)
     return is_complete and all(step.summary.succeeded == step.summary.sent for step in done.steps)
 

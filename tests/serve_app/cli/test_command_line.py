@@ -140,17 +140,6 @@ def test_the_version() -> None:
     assert done.stdout.startswith("talkray 0.")
 
 
-@pytest.mark.parametrize("command", ["", "voice add", "plan", "loadtest sweep", "bench encoders"])
-def test_help_is_the_same_everywhere(command: str) -> None:
-    done = talkray(*command.split(), "-h", COLUMNS="80")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[1].startswith(" Usage: ")
-    assert any(line.startswith("╭─ Options ─") for line in lines)
-    assert "<bool>" not in done.stdout
-    assert max(map(len, lines)) <= 80
-
-
 @pytest.mark.parametrize(
     "excluded",
     [
