@@ -3,7 +3,9 @@
 set -e
 url=${TALKRAY_URL:-http://127.0.0.1:8000} key=${TALKRAY_API_KEY:-none}
 ask() { curl --fail-with-body -sS -H "Authorization: Bearer $key" "$@"; }
-field() { python3 -c "import json, sys; print(json.load(sys.stdin)['$1'])"; }
+field() { python3 -c "import json, sys; told = json.load(sys.stdin); print(told.get('$1') or sys.exit(f'no $1: {told}'))"; }
+answers() { curl -s -o /dev/null "$url/health"; }
+answers || { echo "$url does not answer: start \`talkray serve\`, or set TALKRAY_URL" >&2; exit 1; }
 
 cat > texts.jsonl <<'END'
 {"custom_id": "open", "method": "POST", "url": "/v1/audio/speech", "body": {"input": "We are open until five.", "voice": "nora"}}
