@@ -129,17 +129,13 @@ def serve(
     model: Model = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
-    keys_file: Annotated[
-        Path | None, typer.Option("--keys", help="Ask for the API keys of this file (see `talkray key`).")
-    ] = None,
+    keys_file: Annotated[Path | None, typer.Option("--keys", help="Ask for keys of this file: `talkray key`.")] = None,
     allow_origin: Annotated[
         list[str] | None,
         typer.Option(help="A web page that may use the API, such as https://app.example.com; more than once for more."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for each request.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print requests as JSON, a line each, and all else to standard error.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print requests as JSON lines, all else to stderr.")] = False,
 ) -> None:
     """Serve speech on this machine until Ctrl-C. Prints a line for each request: client and outcome."""
     report = sys.stderr if as_json else sys.stdout
@@ -177,14 +173,10 @@ def say(
     ] = None,
     play: Annotated[bool, typer.Option("--play", help="Play it as it comes, instead of writing a file.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Speak nothing: print what of the text is spoken.")] = False,
-    url: Annotated[
-        str | None, typer.Option(help="A server. Without: the one that runs here, else one is started for this.")
-    ] = None,
+    url: Annotated[str | None, typer.Option(help="A server. Without: the one that runs here, or a new one.")] = None,
     voice: Annotated[str | None, typer.Option(help="A voice of /v1/audio/voices.")] = None,
     speed: Annotated[float, typer.Option(help="Times as fast.", min=0.25, max=4)] = 1.0,
-    instructions: Annotated[
-        str | None, typer.Option(help="How to say it, for models that follow instructions.")
-    ] = None,
+    instructions: Annotated[str | None, typer.Option(help="How to say it, for models that follow it.")] = None,
     model: Annotated[str | None, typer.Option(help="Start a server with this model, even if another one runs.")] = None,
 ) -> None:
     """Write speech to a new file (speech.wav, speech-2.wav, ...) or to --output, or play it."""
@@ -262,10 +254,7 @@ def wyoming(
 def doctor(
     config: Config = None,
     model: Model = None,
-    port: Annotated[
-        int | None,
-        typer.Option(help="The port that `serve` would use. Without: that of the server that runs here, or 8000."),
-    ] = None,
+    port: Annotated[int | None, typer.Option(help="Without: that of the server that runs here, or 8000.")] = None,
 ) -> None:
     """Check Python, Ray, torch, GPU, attention, weights and ports."""
     all_ok = True
@@ -332,9 +321,8 @@ def _run_module(context: typer.Context) -> None:
 
 
 for _name, (_panel, _, _help) in _MODULES.items():
-    (cli if _panel else bench).command(_name, context_settings=_PASS_ON, help=_help, rich_help_panel=_panel or None)(
-        _run_module
-    )
+    _group = cli if _panel else bench
+    _group.command(_name, context_settings=_PASS_ON, help=_help, rich_help_panel=_panel or None)(_run_module)
 
 
 def main() -> None:
