@@ -4,6 +4,11 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# For a command that is silent for minutes: every five seconds how long it runs, and how much of .venv is there.
+SHOWN = began=$$(date +%s); while sleep 5 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do \
+  echo "  $$(($$(date +%s) - began)) s: $$(du -sm $(VENV) | cut -f1) MB in $(VENV)"; done & \
+  ticker=$$!; trap "kill $$ticker 2>/dev/null" EXIT; trap "exit 130" INT TERM;
+
 .DEFAULT_GOAL := help
 .PHONY: help install run test lint unit unit-avx2 cross-compilers kernels e2e scale metrics faults hostile fleet cluster-check docs clients peers examples page fuzz audit listen parity step-load overload simulate-check clean mutants
 
@@ -127,11 +132,11 @@ READ_BY_INSTALLS := pyproject.toml constraints.txt deployments/c_library.h deplo
   deployments/talker/networks/cpu_networks.c deployments/talker/sampling/c_sampler.c
 
 $(VENV)/.installed: $(BIN)/python $(READ_BY_INSTALLS)
-	@echo "installing into $(VENV): takes a minute or two, torch is large"
-	$(PIP) --editable .
+	@echo "installing 1.7 GB into $(VENV), most of it torch: takes two to four minutes"
+	@$(SHOWN) $(PIP) --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: $(BIN)/python $(READ_BY_INSTALLS)
-	@echo "installing into $(VENV), with the development tools: takes two minutes or three"
-	$(PIP) --editable '.[dev]'
+	@echo "installing 2.8 GB into $(VENV), with the development tools: takes three to five minutes"
+	@$(SHOWN) $(PIP) --editable '.[dev]'
 	@touch $(VENV)/.installed $@

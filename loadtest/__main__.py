@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import shlex
 import sys
 from collections.abc import Coroutine, Iterator, Sequence
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from loadtest.arrivals import Phase, SpeechLengths, Texts, settled
 from loadtest.charts import simulation_charts
+from loadtest.command_app import CommandApp
 from loadtest.comparison import Compared, Side, TurnPlan, compare
 from loadtest.comparison_page import leaving_table, overload_table, side_table, verdict, write_comparison
 from loadtest.dialects import DIALECTS
@@ -29,17 +31,12 @@ from loadtest.traces import LoadTestError, TraceFolder
 
 T = TypeVar("T")
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = CommandApp("Measure how a speech server holds up under load. Works with any OpenAI-compatible server.")
 
 Out = Annotated[Path, typer.Option(file_okay=False, help="New folder for the results.")]
 MinRequests = Annotated[int, typer.Option(min=0, help="A low rate is measured until it had about so many.")]
 USUAL_LENGTHS = SpeechLengths(5.7, 0.35)  # of answers
 Rate = Annotated[float, typer.Option(callback=positive, help="Requests per second.")]
-
-
-@app.callback()
-def loadtest() -> None:
-    """Measure how a speech server holds up under load. Works with any OpenAI-compatible server."""
 
 
 @contextlib.contextmanager
@@ -131,6 +128,9 @@ def sweep_command(
     held: Annotated[float, typer.Option(min=0, max=1, help="Share of good requests of a rate that is held.")] = 0.95,
     collapsed: Annotated[float, typer.Option(min=0, max=1, help="Share at which the sweep ends.")] = 0.5,
     refine: Annotated[int, typer.Option(min=0, help="Rates tried between held and not held.")] = 2,
+    most_s: Annotated[
+        float | None, typer.Option("--for", callback=positive, help="Seconds for all rates: no rate ends later.")
+    ] = None,
     min_requests: MinRequests = 30,
 ) -> None:
     """Rising rates until most requests miss a limit; the highest rate that was held is the capacity.
@@ -141,7 +141,7 @@ def sweep_command(
         raise typer.BadParameter(
             f"--from {first_rate:g} is above --to {max_rate:g}: a sweep rises; give the lower first"
         )
-    plan = Plan(first_rate, max_rate, factor, duration, settle, held, collapsed, refine, min_requests)
+    plan = Plan(first_rate, max_rate, factor, duration, settle, held, collapsed, refine, min_requests, most_s=most_s)
     carry_out(sweep_rates(settings, plan, TraceFolder(out), titles=(*BRIEF, "RTF p50", "in time", "audio s/s")))
 
 
@@ -366,6 +366,8 @@ async def sweep_rates(settings: Settings, plan: Plan, folder: TraceFolder, *, ti
     async with screen.shown():
         done, is_complete = await sweep(settings, plan, folder=folder, show=screen.show, done=screen.done)
     show_sweep(done, titles, output_console())
+    if done.is_cut_short:
+        typer.echo(f"--for {plan.most_s:g} ended the sweep: a longer one would try more rates.")
     say_where(folder)
     return is_complete and all(step.summary.succeeded == step.summary.sent for step in done.steps)
 
@@ -381,8 +383,8 @@ def say_where(folder: TraceFolder) -> None:
     """Where the results are, and what can be done with them."""
     python = Path(sys.executable)  # as it can be typed here: a shell may know no `python`, or another one
     shown = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
-    report = shlex.join([str(shown), "-m", "loadtest", "report", str(folder.path)])
-    typer.echo(f"\nResults are in {folder.path}. A report: {report}")
+    typed = os.environ.get("TALKRAY_TYPED") or f"{shlex.quote(str(shown))} -m loadtest"
+    typer.echo(f"\nResults are in {folder.path}. A report: {typed} report {shlex.quote(str(folder.path))}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Rate after rate, each a run of its own: given rates, or those between which the server stops to keep up."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
@@ -28,6 +29,7 @@ class Plan:
     refinements: int = 2  # rates tried between the last that was held and the first that was not
     min_requests: int = 0  # a rate is tried for longer where it would not bring so many
     rates: tuple[float, ...] = ()  # these in their order, instead of searching
+    most_s: float | None = None  # for all rates: none begins that would end later
 
     def phases(self, rate: float) -> tuple[Phase, ...]:
         return settled(rate, max(self.duration_s, self.min_requests / rate), settle_s=self.settle_s)
@@ -44,6 +46,7 @@ class Sweep:
     title: str
     plan: Plan
     steps: tuple[Result, ...]
+    is_cut_short: bool = False  # by `plan.most_s`
 
     @property
     def capacity_per_s(self) -> float | None:
@@ -95,15 +98,18 @@ async def sweep(
     """Measure rate after rate, each in a folder of its own, and give each to `done`; False if Ctrl-C ended it early."""
     folder.check_unused()
     steps: list[Result] = []
-    is_complete = True
+    is_complete, is_cut_short, began_s = True, False, time.monotonic()
     while is_complete and (rate := next_rate(steps, plan)) is not None:
+        ends_s = time.monotonic() - began_s + sum(phase.duration_s for phase in plan.phases(rate))
+        if is_cut_short := bool(steps) and plan.most_s is not None and ends_s > plan.most_s:
+            break
         warmup = 0 if steps else settings.warmup
         own = replace(settings, phases=plan.phases(rate), seed=settings.seed + len(steps), warmup=warmup)
         name = f"{len(steps):02d}-rate-{round(rate, 2):g}"
         result, is_complete = await measure(own, TraceFolder(folder.path / name), show=show)
         steps.append(result)
         done(steps[-1])
-    swept = Sweep(folder.path.name, plan, tuple(sorted(steps, key=lambda step: step.rate)))
+    swept = Sweep(folder.path.name, plan, tuple(sorted(steps, key=lambda step: step.rate)), is_cut_short)
     steps_record = [{"rate": step.rate, "folder": step.title, **flat(step.summary)} for step in swept.steps]
     record = {"plan": asdict(plan), "capacity_per_s": swept.capacity_per_s}
     folder.write_json("sweep.json", record | {"steps": steps_record})

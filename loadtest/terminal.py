@@ -101,9 +101,7 @@ def simulated_time(title: str, total_s: float, console: Console) -> Iterator[Cal
     """What shows how far a simulation is: a bar on a terminal, else a line every PLAIN_PERIOD_S."""
 
     def line(now_s: float) -> str:
-        return f"{title}: {now_s:.0f} s" + (
-            f" of {total_s:.0f}" if now_s <= total_s else ", the last streams are ending"
-        )
+        return f"{title}: " + (f"{now_s / total_s:.0%}" if now_s <= total_s else "the last streams are ending")
 
     if console.is_terminal:
         with Progress(console=console, transient=True) as progress:

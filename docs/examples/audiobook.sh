@@ -2,6 +2,8 @@
 # An audiobook with chapters, captions and one loudness. Ctrl-C stops it, and the same command goes on where it was; after
 # a change of the text only the changed paragraphs are spoken again. It runs beside live requests, behind them.
 set -e
+command -v talkray >/dev/null || PATH=$(cd "$(dirname "$0")" && pwd)/../../.venv/bin:$PATH
+command -v talkray >/dev/null || { echo "talkray is missing: run \`make install\`, or put it on PATH" >&2; exit 1; }
 cat > harbour.md <<'END'
 # The Harbour
 

@@ -9,10 +9,14 @@ interruption, the conversation has the words that were heard, and no others.
 """
 
 import os
+import sys
 
-import aiohttp
-from livekit.agents import Agent, AgentServer, AgentSession, JobContext, cli, inference
-from livekit.plugins import cartesia, openai
+try:
+    import aiohttp
+    from livekit.agents import Agent, AgentServer, AgentSession, JobContext, cli, inference
+    from livekit.plugins import cartesia, openai
+except ModuleNotFoundError as error:
+    sys.exit(f"{error.name} is missing: pip install livekit-agents livekit-plugins-openai livekit-plugins-cartesia")
 
 TALKRAY = os.environ.get("TALKRAY_URL", "http://127.0.0.1:8000")
 OPENAI_URL = os.environ.get("OPENAI_URL", "https://api.openai.com/v1")

@@ -12,10 +12,14 @@ import asyncio
 import base64
 import json
 import os
+import sys
 from collections.abc import AsyncIterator
 
-import aiohttp
-from aiohttp import web
+try:
+    import aiohttp
+    from aiohttp import web
+except ModuleNotFoundError as error:
+    sys.exit(f"{error.name} is missing: pip install aiohttp")
 
 TALKRAY = os.environ.get("TALKRAY_URL", "http://127.0.0.1:8000").replace("http", "ws", 1)
 SPEECH = f"{TALKRAY}/v2/speak?model=flux-{os.environ.get('VOICE', 'nora')}-en&encoding=mulaw&sample_rate=8000"
@@ -120,8 +124,11 @@ async def call(request: web.Request) -> web.WebSocketResponse:
     carrier = web.WebSocketResponse()
     await carrier.prepare(request)
     headers = {"Authorization": f"Token {os.environ.get('TALKRAY_API_KEY', 'none')}"}
-    async with aiohttp.ClientSession() as http, http.ws_connect(SPEECH, headers=headers) as speech:
-        await Call(carrier, speech).run()
+    try:
+        async with aiohttp.ClientSession() as http, http.ws_connect(SPEECH, headers=headers) as speech:
+            await Call(carrier, speech).run()
+    except aiohttp.ClientError as error:
+        print(f"{TALKRAY} does not answer ({error}): start `talkray serve`, or set TALKRAY_URL", file=sys.stderr)
     return carrier
 
 

@@ -10,18 +10,25 @@ interruption the conversation has the words that were heard, and no others.
 
 import asyncio
 import os
+import sys
 
-from pipecat.audio.vad.silero import SileroVADAnalyzer
-from pipecat.pipeline.pipeline import Pipeline
-from pipecat.pipeline.worker import PipelineParams, PipelineWorker
-from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair, LLMUserAggregatorParams
-from pipecat.serializers.protobuf import ProtobufFrameSerializer
-from pipecat.services.cartesia.tts import CartesiaTTSService
-from pipecat.services.openai.llm import OpenAILLMService
-from pipecat.services.openai.stt import OpenAISTTService
-from pipecat.transports.websocket.server import SingleClientWebsocketServerParams, SingleClientWebsocketServerTransport
-from pipecat.workers.runner import WorkerRunner
+try:
+    from pipecat.audio.vad.silero import SileroVADAnalyzer
+    from pipecat.pipeline.pipeline import Pipeline
+    from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+    from pipecat.processors.aggregators.llm_context import LLMContext
+    from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair, LLMUserAggregatorParams
+    from pipecat.serializers.protobuf import ProtobufFrameSerializer
+    from pipecat.services.cartesia.tts import CartesiaTTSService
+    from pipecat.services.openai.llm import OpenAILLMService
+    from pipecat.services.openai.stt import OpenAISTTService
+    from pipecat.transports.websocket.server import (
+        SingleClientWebsocketServerParams,
+        SingleClientWebsocketServerTransport,
+    )
+    from pipecat.workers.runner import WorkerRunner
+except ModuleNotFoundError as error:
+    sys.exit(f'{error.name} is missing: pip install "pipecat-ai[openai,cartesia,websocket]"')
 
 TALKRAY = os.environ.get("TALKRAY_URL", "http://127.0.0.1:8000").replace("http", "ws", 1)
 VOICE = os.environ.get("VOICE", "nora")

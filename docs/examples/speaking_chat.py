@@ -13,7 +13,10 @@ import os
 import sys
 from collections.abc import AsyncIterator
 
-import aiohttp
+try:
+    import aiohttp
+except ModuleNotFoundError as error:
+    sys.exit(f"{error.name} is missing: pip install aiohttp")
 
 TALKRAY = os.environ.get("TALKRAY_URL", "http://127.0.0.1:8000").replace("http", "ws", 1)
 VOICE = os.environ.get("VOICE", "nora")
@@ -56,6 +59,8 @@ class SpeakingChat:
                 print(piece, end="", file=sys.stderr, flush=True)
                 await self.speech.send_json({"type": "Speak", "text": piece})
             await self.speech.send_json({"type": "Flush"})  # the turn's text ends here
+        except aiohttp.ClientError as error:
+            print(f"{LLM_URL} does not answer ({error}): set LLM_URL and LLM_MODEL", file=sys.stderr)
         finally:
             print(file=sys.stderr)
             self.messages.append({"role": "assistant", "content": text})
@@ -96,4 +101,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except aiohttp.ClientError as error:
+        sys.exit(f"{TALKRAY} does not answer ({error}): start `talkray serve`, or set TALKRAY_URL")

@@ -4,6 +4,9 @@
 set -e
 url=${TALKRAY_URL:-http://127.0.0.1:8000} key=${TALKRAY_API_KEY:-none}
 ask() { curl --fail-with-body -sS -H "Authorization: Bearer $key" "$@"; }
+answers() { curl -s -o /dev/null "$url/health"; }
+answers || { echo "$url does not answer: start \`talkray serve\`, or set TALKRAY_URL" >&2; exit 1; }
+[ -f "$1" ] && [ -n "$2" ] || { echo 'usage: sh stored_voice.sh RECORDING.wav "What it says."' >&2; exit 2; }
 
 # Store it once. The answer says what was done to the recording, and what to record better.
 ask "$url/v1/audio/voices" -F name=ada -F audio_sample=@"$1" -F ref_text="$2" -F consent="agreed in writing"

@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from deployments.errors import StartError
+from loadtest.command_app import CommandApp
 from serve_app.api.access.keys import KeyRecord, create_key, read_keys, revoke_keys
 
-keys = typer.Typer(help="Create, list and revoke API keys. Running servers notice at once.", no_args_is_help=True)
+keys = CommandApp("Create, list and revoke API keys. Running servers notice at once.")
 _KEY_FILE = "~/.config/talkray/keys.json"
 
 

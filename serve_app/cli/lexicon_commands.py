@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deployments.errors import InvalidRequest, StartError
+from loadtest.command_app import CommandApp
 from serve_app.cli.voice_commands import Store, read_file, with_voices
 
 if TYPE_CHECKING:  # they import what decodes recordings
@@ -14,7 +15,7 @@ if TYPE_CHECKING:  # they import what decodes recordings
 
 _NAME = "server"
 
-lexicon = typer.Typer(help="How words are said, for every request.", no_args_is_help=True)
+lexicon = CommandApp("How words are said, for every request.")
 
 Word = Annotated[str, typer.Argument(help="As it is written; in small letters it is meant in any case.")]
 

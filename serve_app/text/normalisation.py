@@ -31,7 +31,7 @@ _LONGEST_NUMBER = 15  # digits; longer ones are read one by one
 _MACRO = re.compile(r"<(\w+)>")
 _BLANK = re.compile(r"\{(\d)(?::([^{}]*))?\}")
 _MINUS = ("-", "\u2212")
-_ROMAN = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
+_ROMAN = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
 _SHORTENED = re.compile(r"[A-Za-z]{1,4}\.$")
 
 Read = Callable[[str], list[TextPart]]
@@ -212,7 +212,7 @@ class Readings:
 
     def _number(self, written: str, name: str, variant: str) -> str:
         if name in ("r", "ro"):
-            written, name = str(_roman(written)), "o" if name == "ro" else "n"
+            written, name = str(roman_value(written)), "o" if name == "ro" else "n"
         digits = re.sub(r"\D", "", written)
         if name == "t":
             return f" {self._number(written, 'n', variant)}" if digits.strip("0") else ""
@@ -242,6 +242,6 @@ class Readings:
         return f"{minus}{self._varied('cardinal', int(abs(value)), '')} {self._point} {behind}"
 
 
-def _roman(written: str) -> int:
+def roman_value(written: str) -> int:
     values = [_ROMAN[letter] for letter in written]
     return sum(-value if value < max(values[place:]) else value for place, value in enumerate(values))

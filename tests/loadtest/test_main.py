@@ -126,5 +126,5 @@ def test_a_simulation_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
         show(30.0)
         show(61.0)
     first, second = console.export_text().splitlines()
-    assert first == "simulating 9 requests: 30 s of 60"
-    assert second == "simulating 9 requests: 61 s, the last streams are ending"
+    assert first == "simulating 9 requests: 50%"
+    assert second == "simulating 9 requests: the last streams are ending"

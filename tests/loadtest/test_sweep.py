@@ -105,6 +105,18 @@ def test_a_low_rate_is_measured_for_longer() -> None:
     assert [plan.phases(rate)[0].duration_s for rate in plan.rates] == [30.0, 10.0]
 
 
+@pytest.mark.parametrize(("most_s", "tried"), [(None, 3), (60.0, 3), (0.5, 1), (0.01, 1)])
+async def test_a_sweep_ends_in_time_behind_its_first_rate(tmp_path: Path, most_s: float | None, tried: int) -> None:
+    async with serving(speak_at_once) as target:
+        settings = Settings(target.url, (), lengths=SpeechLengths(1.0, 0.1), texts=Texts.ONE_SENTENCE)
+        plan = Plan(rates=(20.0, 10.0, 5.0), duration_s=0.3, most_s=most_s)
+        done: list[Result] = []
+        swept, _ = await sweep(
+            settings, plan, folder=TraceFolder(tmp_path), show=lambda progress: None, done=done.append
+        )
+    assert (len(done), swept.is_cut_short) == (tried, tried < 3)
+
+
 async def test_each_rate_has_a_folder_and_a_row(tmp_path: Path) -> None:
     async with serving(speak_at_once) as target:
         settings = Settings(target.url, (), lengths=SpeechLengths(1.0, 0.1), texts=Texts.ONE_SENTENCE)

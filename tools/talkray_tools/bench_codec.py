@@ -29,7 +29,7 @@ from deployments.codec.plan import GPU_RAMP
 from deployments.errors import EngineError
 from deployments.protocol import Pcm
 from deployments.talker.engine.startup import prepare_nothing
-from talkray_tools.arguments import checkpoint
+from talkray_tools.arguments import CommandParser, checkpoint
 from talkray_tools.random_codec import Stress, randomize_decoder
 from talkray_tools.released import SHAPES
 from talkray_tools.unfolded_codec import DecoderNetwork
@@ -318,11 +318,11 @@ def _device_name(device: str) -> str:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="talkray bench codec", description=__doc__)
+    parser = CommandParser(prog="talkray bench codec", description=__doc__)
     parser.add_argument(
         "--model", type=checkpoint, help="a checkpoint directory, a released name, or embedded; random without"
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="that decodes")
     parser.add_argument(
         "--precision",
         nargs="+",
@@ -335,7 +335,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--threads", type=int, nargs="*", default=[], help="also: so many at once, of one process (CPU)"
     )
     parser.add_argument("--processes", type=int, nargs="*", default=[], help="also: so many at once (CPU)")
-    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=10, help="of each call")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--smoke", action="store_true", help="tiny weights, one repetition: does it run?")
     options = parser.parse_args(arguments)

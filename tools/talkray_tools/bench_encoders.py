@@ -6,7 +6,6 @@ Audio is a chord whose loudness changes as speech's does, in frames of 80 ms as 
 this thread's CPU, but for the first bytes, which somebody waits for.
 """
 
-import argparse
 import json
 import platform
 import statistics
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from serve_app.client_audio.formats import AudioFormat, CompressedEncoder, RawEncoder, open_encoder
+from talkray_tools.arguments import CommandParser
 
 Row = dict[str, Any]
 _RATE, _FRAME_SAMPLES = 24000, 1920
@@ -31,10 +31,10 @@ FORMATS: tuple[tuple[AudioFormat, int | None], ...] = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print a table; `--out` keeps the rows as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(prog="talkray bench encoders", description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="of audio for each encoder and run")
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--runs", type=int, default=5, help="of each encoder")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
     options = parser.parse_args(arguments)
     pcm = speech_like(options.seconds)
     print("| format | opening, ms | first bytes, ms | audio they need, ms | CPU, ms a second of audio | kbit/s |")

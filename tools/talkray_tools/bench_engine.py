@@ -30,7 +30,7 @@ from deployments.protocol import ALL_FRAMES, Codes, ModelKind, Sampling, Synthes
 from deployments.talker.engine.engine import Engine
 from deployments.talker.engine.startup import StartClock, load_engine
 from deployments.talker.state.kv_cache import KVCache
-from talkray_tools.arguments import checkpoint
+from talkray_tools.arguments import CommandParser, checkpoint
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from talkray_tools.step_profile import Busy, Share, profile_load, profile_step
@@ -331,13 +331,13 @@ def measure(
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="talkray bench engine", description="Measure the talker engine.")
+    parser = CommandParser(prog="talkray bench engine", description="Measure the talker engine.")
     parser.add_argument("--model", type=checkpoint, help="a checkpoint directory, a released name, or embedded")
     parser.add_argument("--random", metavar="NAME", default="1.7B-CustomVoice", help="random weights of this shape")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 48, 64])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 48, 64], help="rows of a step")
     parser.add_argument("--steps", type=int, default=40, help="steps that a measurement repeats")
-    parser.add_argument("--max-num-seqs", type=int, default=64)
-    parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--max-num-seqs", type=int, default=64, help="rows that the engine has")
+    parser.add_argument("--max-model-len", type=int, default=4096, help="positions of a row")
     parser.add_argument("--deterministic", action="store_true", help="one configuration for every batch")
     parser.add_argument("--arrivals", type=float, nargs="+", default=[], help="rates (r/s): are codes those of 1 r/s?")
     parser.add_argument("--streams", type=int, default=40, help="streams that arrive")

@@ -43,11 +43,12 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "count_gpus", lambda: 0)
 
 
-def test_help_lists_the_commands() -> None:
-    result = RUNNER.invoke(cli, ["--help"])
-    assert result.exit_code == 0
-    for command in ("serve", "say", "doctor", "env", "random-checkpoint", "verify", "loadtest", "usage", "logs"):
-        assert command in result.output
+def test_help_lists_the_commands_in_panels() -> None:
+    result = RUNNER.invoke(cli, ["--help"], env={"COLUMNS": "80"})
+    lines = result.output.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("╭")] == ["Options", *module.PANELS]
+    shown = {line.split()[1] for line in lines if line.startswith("│ ") and line[2] != " "}
+    assert shown >= {"serve", "say", "book", "voice", "loadtest", "bench", "usage", "key", "env"}
     assert all(find_spec(name) is not None for _, name, _ in module._MODULES.values())
 
 
@@ -62,6 +63,31 @@ def test_env_asks_for_no_more_connections_than_files_can_be_open(monkeypatch: py
     monkeypatch.setattr(ray_settings.resource, "getrlimit", lambda _: (1024, 4096))
     result = RUNNER.invoke(cli, ["env"])
     assert "export RAY_SERVE_HAPROXY_MAXCONN=1365" in result.output.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("running", "arguments", "port"), [(None, (), 8000), (8321, (), 8321), (8321, ("--port", "8001"), 8001)]
+)
+def test_doctor_looks_at_the_server_that_say_finds(
+    monkeypatch: pytest.MonkeyPatch, running: int | None, arguments: tuple[str, ...], port: int
+) -> None:
+    asked: list[Address] = []
+    monkeypatch.setattr(module, "examine", lambda config, address: asked.append(address) or [])
+    monkeypatch.setattr(module, "find_server", lambda: running and f"http://127.0.0.1:{running}")
+    RUNNER.invoke(cli, ["doctor", *arguments], catch_exceptions=False)
+    assert asked == [Address("127.0.0.1", port)]
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"), [("/usr/bin/talkray", "talkray"), (".venv/bin/talkray", ".venv/bin/talkray"), ("x.py", None)]
+)
+def test_a_command_knows_what_was_typed(monkeypatch: pytest.MonkeyPatch, typed: str, shown: str | None) -> None:
+    called: list[dict[str, str]] = []
+    monkeypatch.setattr(module.subprocess, "call", lambda command, env: called.append(env) or 0)
+    monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(module.sys, "argv", [typed])
+    RUNNER.invoke(cli, ["loadtest", "run"])
+    assert called[0].get("TALKRAY_TYPED") == (shown and f"{shown} loadtest")
 
 
 @pytest.mark.parametrize(("ok", "exit_code"), [(True, 0), (False, 1)])
@@ -101,7 +127,7 @@ def test_with_a_gpu_the_talker_makes_audio_too(monkeypatch: pytest.MonkeyPatch) 
 
 def test_other_modules_get_their_arguments_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[str]] = []
-    monkeypatch.setattr(module.subprocess, "call", lambda command: calls.append(command) or 3)
+    monkeypatch.setattr(module.subprocess, "call", lambda command, env: calls.append(command) or 3)
     result = RUNNER.invoke(cli, ["loadtest", "run", "--url", "U", "--help"])
     assert result.exit_code == 3
     assert calls[0][1:] == ["-m", "loadtest", "run", "--url", "U", "--help"]

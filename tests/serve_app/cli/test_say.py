@@ -18,7 +18,7 @@ from aiohttp import web
 from deployments.errors import InvalidRequest
 from serve_app.cli import say
 from serve_app.cli.ray_settings import free_port
-from serve_app.cli.say import RefusedError, SayRequest, announced, find_server, play_speech, write_speech
+from serve_app.cli.say import RefusedError, SayRequest, announced, find_server, free_name, play_speech, write_speech
 
 
 def wav_of(seconds: float) -> bytes:
@@ -149,10 +149,47 @@ def test_a_player_gets_a_stream(server: Server, only_player: Path, tmp_path: Pat
     assert (server.asked[0]["response_format"], server.asked[0]["stream"]) == ("wav", True)
 
 
-def test_a_player_that_fails_is_told(server: Server, only_player: Path) -> None:
-    write_program(only_player, "raise SystemExit(3)")
-    with pytest.raises(RefusedError, match="mpv failed with status 3"):
+READ = "import os, sys; sys.stdin.buffer.read(); "
+
+
+@pytest.mark.parametrize("player", ["aplay", "ffplay", "mpv", "play"])
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise SystemExit(3)", "failed with status 3"),
+        (f"{READ} sys.exit('main:830: audio open error: No such file')", "failed with status 1: main:830: audio open"),
+        (f"{READ} os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+        (
+            f"{READ} sys.stderr.write('No more combinations to try, audio open failed\\n')",
+            "did not play all .*open failed",
+        ),
+        (f"{READ} sys.stderr.write('Could not open/initialize audio device -> no sound.\\n')", "did not play all"),
+        ("pass", "did not play all of the audio"),
+    ],
+)
+def test_a_player_that_fails_is_told(server: Server, only_player: Path, player: str, code: str, said: str) -> None:
+    server.content = wav_of(10)  # more than a pipe holds
+    write_program(only_player.with_name(player), code)
+    with pytest.raises(RefusedError, match=f"^{player} {said}.*Write a file with -o"):
         play_speech(server.url, SayRequest("hi"))
+
+
+@pytest.mark.parametrize(
+    "said", ["play WARN alsa: can't encode 0-bit", "ALSA lib pcm.c: cannot find card '0'", "underrun!!!"]
+)
+def test_a_player_that_only_complains_has_played(
+    server: Server, only_player: Path, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_program(only_player, f"{READ} sys.stderr.write({said!r})")
+    assert play_speech(server.url, SayRequest("hi")) == "played with mpv"
+    assert said in capsys.readouterr().err
+
+
+def test_the_next_free_name(tmp_path: Path) -> None:
+    for name in ("speech.wav", "speech-2.wav", "speech-3.wav"):
+        file = free_name(tmp_path / "speech.wav")
+        assert file.name == name
+        file.touch()
 
 
 def test_of_a_refusal_no_player_hears(server: Server, only_player: Path) -> None:

@@ -33,6 +33,24 @@ def test_estimated_times_make_a_sentence_each() -> None:
     assert [each.text for each in captions] == re.split(r"(?<=[.?]) ", TEXT)
 
 
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["It was 5:30 p.m. on March 3rd.", "Dr. Smith paid $12."],
+        ["Mr. J. R. Brown met Mrs. Jones, e.g. today...", "“Go!” he said.", "Then No. 5 left."],
+        ["Version 2.6.10 is out.", "Is it?", "Yes!"],
+    ],
+)
+def test_captions_end_where_sentences_do(sentences: list[str]) -> None:
+    said = told(" ".join(sentences), estimated=True)
+    assert [each.text for each in captions_of(said, 0.0)] == sentences
+
+
+def test_of_faster_audio_the_times_are_shorter() -> None:
+    [caption] = captions_of(told("One two", step_s=0.5), 10.0, 1.25)
+    assert (caption.start_s, caption.end_s) == (10.0, pytest.approx(10.6))
+
+
 def test_a_border_of_segments_ends_a_caption() -> None:
     said = told("One two three four", estimated=True)
     said["segments"] = [{"text": "One two", "start": 0.0, "end": 0.6}, {"text": "three four", "start": 0.6, "end": 1.2}]

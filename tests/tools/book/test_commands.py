@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from deployments.errors import InvalidRequest
 from talkray_tools import dataset, job_client
 from talkray_tools.arguments import run_command
 from talkray_tools.book import __main__ as command
@@ -160,6 +161,51 @@ def test_an_epub_with_estimated_times(fake: FakeJobs, tmp_path: Path, capsys: py
     assert "speaking: 4 of 4 parts" in told
 
 
+SUBTITLES = (
+    "1\n00:00:01,000 --> 00:00:02,000\nOne two three.\n\n2\n00:00:02,000 --> 00:00:02,200\nMuch too long here.\n"
+)
+
+
+def test_subtitles_at_their_times(fake: FakeJobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second cue has 0.2 s for 0.38 s of speech."""
+    file, out = tmp_path / "film.srt", tmp_path / "film.wav"
+    file.write_bytes(b"\xef\xbb\xbf" + SUBTITLES.replace("\n", "\r\n").encode())
+    arguments = [str(file), "--url", fake.url, "--timed", "-o", str(out), "--captions"]
+    with pytest.raises(InvalidRequest, match="--captions would overwrite"):
+        run_command(command.book, "talkray book", [*arguments, "srt"])
+    assert run_command(command.book, "talkray book", [*arguments, "vtt"]) == 0
+    assert fake.spoken == ["One two three.", "Much too long here."]
+    audio, rate = soundfile.read(out)
+    heard = np.flatnonzero(np.abs(audio) > 0.01) / rate
+    assert (heard[0], heard[-1]) == (pytest.approx(1.0, abs=0.01), pytest.approx(2 + 0.38 / 1.3, abs=0.03))
+    assert heard[heard > 1.5][0] == pytest.approx(2.0, abs=0.01)
+    assert "cue 2 (line 6): 0.1 s too long at 1.3x" in capsys.readouterr().out
+    report = json.loads(out.with_suffix(".report.json").read_text())
+    assert [each["cue"] for each in report["unfit_cues"]] == ["cue 2 (line 6)"]
+    assert "00:00:02.000 --> 00:00:02.2" in out.with_suffix(".vtt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.srt", SUBTITLES, "1 chapters, 33 characters"),
+        ("a.txt", SUBTITLES, "1 chapters, 33 characters"),
+        ("a.txt", "Caf\xe9.", "note: a.txt is not UTF-8: read as windows-1252"),
+        ("a.ass", "[Script Info]", "convert it to SubRip (.srt) first"),
+        ("a.fb2", "<x/>", "convert it to EPUB first"),
+        ("a.md", "# A\nx.", "1 chapters, 3 characters"),
+    ],
+)
+def test_kinds_of_files(name: str, content: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / name).write_text(content, encoding="cp1252")
+    said = ""
+    try:
+        run_command(command.book, "talkray book", [str(tmp_path / name), "--show"])
+    except InvalidRequest as refused:
+        said = refused.message
+    assert told in said + capsys.readouterr().out
+
+
 def test_a_stopped_command_goes_on(fake: FakeJobs, file: Path) -> None:
     """Ctrl-C after three of six parts: the second run fetches the other three of the same job."""
     fake.stops_after = 3
@@ -259,6 +305,7 @@ def test_many_parts_are_several_jobs(fake: FakeJobs, file: Path, monkeypatch: py
         (["--voice-of", "Bob=x", "--voice-of", "Eve=y"], "--voice-of Eve: the book has no such speaker; it has Bob"),
         (["--voice-of", "Bob"], "write NAME=VOICE"),
         (["--voice-of", "Bob=x", "-o", "a.aac"], r"a.aac: its ending must be one of .m4b, .mp3"),
+        (["--voice-of", "Bob=x", "--timed"], r"--timed is for subtitles \(.srt, .vtt\): .*night.txt has no times"),
         (["--voice-of", "Bob=x", "--lexicon", "night.txt"], "night.txt is neither PLS nor JSON"),
     ],
 )

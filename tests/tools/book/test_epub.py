@@ -154,10 +154,65 @@ def test_entities_are_refused_in_pages_package_and_navigation(tmp_path: Path) ->
     assert "container.xml declares entities" in refusal(tmp_path / "c.epub")
 
 
-def test_a_page_that_is_no_xml_is_refused_with_its_place(tmp_path: Path) -> None:
-    file = write_epub(tmp_path / "a.epub", {"a.xhtml": page("<p>x</b>")})
-    with pytest.raises(InvalidRequest, match=r"a\.xhtml is no XML: mismatched tag: line 4, column"):
-        read(file)
+LOOSE = [
+    ("<p>One<br>two & three<p>Next &eacute;&nbsp;x<hr>After", ["One\ntwo & three", "Next é x", "", "After"]),
+    ("<P>Upper<P>Case <B>bold</P><P>rest</B> more</P>", ["Upper", "Case bold", "rest more"]),
+    ("<p>a<div>b</div>c</p>d</span></b>", ["a", "b", "c", "d"]),
+    ("<ul><li>One<li>Two<ul><li>in</ul><li>Three</ul>tail", ["One", "Two", "in", "Three", "tail"]),
+    ("<table><td>Name<td>Age<tr><td>Ann<td>4</table>After", ["Name, Age.", "Ann, 4.", "After"]),
+    ("<dl><dt>Term<dd>Meaning<dt>Other<dd>Too</dl>", ["Term", "Meaning", "Other", "Too"]),
+    ("<h1>Head</h2>Text<p>x<a href='#n'><sup>1</sup></a> y <img src=a.png>", ["Head", "Text", "x y"]),
+    ("<script>if (a<b) x</script><style>p{}</style><!-- c & d --><p>ok<p/>then<a name=x />", ["ok", "then"]),
+    ("<font><center><p>In old tags</font></center><i>and unclosed", ["In old tags", "and unclosed"]),
+    ("<p>1 < 2 && 3 > 2 &copy; &#8212; &bogus;", ["1 < 2 && 3 > 2 © — &bogus;"]),
+]
+
+
+@pytest.mark.parametrize(("body", "texts"), LOOSE)
+@pytest.mark.parametrize("head", ["<html><head><title>T<body>", "<title>T</title>", page("").partition("</body>")[0]])
+def test_loose_html_is_read_as_browsers_read_it(head: str, body: str, texts: list[str]) -> None:
+    found = pages.read_page((head + body + "<br>").encode(), "a.xhtml", notes=False, tables=True)
+    assert [each.text for each in found.paragraphs] == texts
+    assert found.not_xml.startswith("a.xhtml is not XML: ")
+
+
+@pytest.mark.parametrize(
+    ("head", "encoding"),
+    [
+        ("", "utf-8"),
+        ("", "cp1252"),
+        ("", "utf-16"),
+        ('<?xml version="1.0" encoding="iso-8859-2"?>', "iso-8859-2"),
+        ("<meta content='text/html; charset=windows-1251'>", "cp1251"),
+        ("<meta charset=latin1>", "cp1252"),
+    ],
+)
+def test_encodings_of_loose_html(tmp_path: Path, head: str, encoding: str) -> None:
+    text = {"cp1251": "Да", "iso-8859-2": "Říp"}.get(encoding, "Né “à”")
+    content = f"{head}<h1>One</h1><p>{text}<br>".encode(encoding)
+    book = read(write_epub(tmp_path / "a.epub", {"a.xhtml": content, "b.xhtml": page("<p>x</p>")}))
+    assert shape(book)[0] == ("One", ["One", text])
+    assert book.remarks[0].startswith("read as loose HTML: 1 of 2 pages, first OEBPS/a.xhtml is not XML: ")
+
+
+def test_the_package_may_have_bare_ampersands_and_a_broken_table_of_contents(tmp_path: Path) -> None:
+    body = {"a.xhtml": page("<h1>Fish</h1><p>x.</p>")}
+    extra = {"OEBPS/toc.ncx": ncx(point("a.xhtml", "Fish & Chips"))}
+    book = read(write_epub(tmp_path / "a.epub", body, extra=extra, title="Salt & Vinegar"))
+    assert (book.title, book.chapters[0].title) == ("Salt & Vinegar", "Fish & Chips")
+    book = read(write_epub(tmp_path / "b.epub", body, extra={"OEBPS/toc.ncx": "<ncx><navMap></ncx>"}))
+    assert book.chapters[0].title == "Fish"
+    assert book.left_out == {"table of contents OEBPS/toc.ncx: it is not XML": 1}
+
+
+def test_the_licence_of_project_gutenberg_is_left_out(tmp_path: Path) -> None:
+    body = {
+        "a.xhtml": page('<section class="pg-boilerplate" id="pg-header"><p>Licence</p></section><h1>A</h1><p>x.</p>'),
+        "b.xhtml": page("<p>y.</p><p>*** END OF THE PROJECT GUTENBERG EBOOK A ***</p><p>Terms.</p>"),
+    }
+    book = read(write_epub(tmp_path / "a.epub", body))
+    assert [each.text for _, each in book.spoken()] == ["A", "x.", "Page 2", "y."]
+    assert book.left_out == {"licence of Project Gutenberg": 2}
 
 
 def test_other_encodings(tmp_path: Path) -> None:

@@ -37,6 +37,40 @@ def test_lines_that_begin_chapters(line: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "chapters"),
+    [
+        ("A note.\n\nI\n\nA.\n\nII.\n\nB.", [("T", "A note."), ("I", "1", "A."), ("II.", "2", "B.")]),
+        ("- 1 -\n\nA.\n\n2)\n\nB.", [("- 1 -", "1", "A."), ("2)", "2", "B.")]),
+        ("XIX\n\nA.\n\nxx\n\nB.", [("XIX", "19", "A."), ("xx", "20", "B.")]),
+        ("TWENTY\n\na.\n\nTwenty-One\n\nb.", [("TWENTY", "TWENTY", "a."), ("Twenty-One", "Twenty-One", "b.")]),
+        ("九\n\n甲。\n\n十\n\n乙。", [("九", "九", "甲。"), ("十", "十", "乙。")]),
+        ("1\nA.\n2\nB.", [("1", "1", "A."), ("2", "2", "B.")]),
+        (
+            "Part One\n\nI\n\nRain\n\na.\n\nII\n\nSnow\n\nb.",
+            [("Part One", "Part One"), ("I: Rain", "1: Rain", "a."), ("II: Snow", "2: Snow", "b.")],
+        ),
+        ("I\n\nalone.", [("T", "I", "alone.")]),
+        ("1914\n\nA year.\n\n1939\n\nAnother.", [("T", "1914", "A year.", "1939", "Another.")]),
+        (
+            "It began in\n\n12\n\nthe year and\n\n13\n\nwent on.",
+            [("T", "It began in", "12", "the year and", "13", "went on.")],
+        ),
+        ("Chapter 1\n\na.\n\nI\n\nb.\n\nII\n\nc.", [("Chapter 1", "Chapter 1", "a.", "I", "b.", "II", "c.")]),
+        ("CHAPTER I.\nDown the Rabbit-Hole\n\nA.", [("CHAPTER I. Down the Rabbit-Hole",) * 2 + ("A.",)]),
+        ("CHAPTER II.\n\nTHE POOL OF TEARS.\n\nB.", [("CHAPTER II. THE POOL OF TEARS.",) * 2 + ("B.",)]),
+        ("Chapter 3\n\nThe End\n\nIt was.", [("Chapter 3: The End", "Chapter 3: The End", "It was.")]),
+        ("Chapter 4\n\nYes.\n\nNo.", [("Chapter 4", "Chapter 4", "Yes.", "No.")]),
+        ("Chapter 5\nIt was dark and\nwet.\n\nb.", [("Chapter 5", "Chapter 5", "It was dark and wet.", "b.")]),
+        ("Chapter 6: Rain\n\nThe Sun\n\nx.", [("Chapter 6: Rain", "Chapter 6: Rain", "The Sun", "x.")]),
+        ("第一章\n\n开始\n\n很长。", [("第一章: 开始", "第一章: 开始", "很长。")]),
+        ("# A\n\na.\n\nB\n===\n\nb.\n\nC\n---\n\nc.", [("A", "A", "a."), ("B", "B", "b."), ("C", "C", "c.")]),
+    ],
+)  # fmt: skip
+def test_numerals_and_titles_below_begin_chapters(text: str, chapters: list[tuple[str, ...]]) -> None:
+    assert [(title, *texts) for title, texts in shape(plain_book(text, "T"))] == chapters
+
+
+@pytest.mark.parametrize(
     "line", ["Part of it was dry.", "Book it now", "Chapter one was long, he said.", "Introduction to it"]
 )
 def test_lines_that_do_not(line: str) -> None:
@@ -111,9 +145,54 @@ def test_markdown_with_chapters_at_the_first_level() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "titles"),
+    [
+        ("# One\n\nx.\n\nSetext Two\n==========\n\ny.", ["One", "Setext Two"]),
+        ("One\n===\nx.\n\nTwo\n---\ny.", ["One", "Two"]),
+        ("A title of\ntwo lines\n===\nx.\n\nTwo lines\nof it\n-----\ny.", ["A title of two lines", "Two lines of it"]),
+        ("## One\nText.\n\n---\n\nMore.", ["One"]),
+        ("# A\n- item\n---\n> quoted\n---\n\n| a |\n|---|\n\n    code\n    ---", ["A"]),
+        (f"# A\n{'A wrapped paragraph, ' * 3}\n{'that ends with a break. ' * 3}\n---\nx.", ["A"]),
+        ("# I\nx.\n# II\ny.\n# C# #\nz.", ["I", "II", "C#"]),
+        ("```\nnone\n===\n```\n# A\nx.", ["A"]),
+    ],
+)
+def test_underlined_headings(text: str, titles: list[str]) -> None:
+    book = markdown_book(text, "T", 2)
+    assert [title for title, _ in shape(book)] == titles
+    assert "==" not in "".join(paragraph.text for _, paragraph in book.spoken())
+
+
+START, END = "*** START OF THE PROJECT GUTENBERG EBOOK A ***", "*** END OF THE PROJECT GUTENBERG EBOOK A ***"
+
+
+@pytest.mark.parametrize(
+    ("text", "spoken", "count"),
+    [
+        (f"The Project Gutenberg eBook\n\n{START}\n\nIt rained.\n\n{END}\n\nSection 1. You may.", ["It rained."], 2),
+        (
+            f"Chapter 1\n\nIt rained.\n\nEnd of Project Gutenberg's A, by B\n\n{END}\n\nx",
+            ["Chapter 1", "It rained."],
+            1,
+        ),
+        ("*END*THE SMALL PRINT! FOR PUBLIC DOMAIN ETEXTS*Ver.04.29.93*END*\n\nIt rained.", ["It rained."], 1),
+        ("He read of Project Gutenberg.\n\nThe end of it.", ["He read of Project Gutenberg.", "The end of it."], 0),
+    ],
+)
+def test_the_licence_of_project_gutenberg_is_left_out(text: str, spoken: list[str], count: int) -> None:
+    for book in (plain_book(text, "T"), markdown_book(text, "T", 1)):
+        assert [each.text for _, each in book.spoken()] == spoken
+        assert sum(book.left_out.values()) == count
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"caf\xe9", "byte 3 is no utf-8-sig: save it as UTF-8"),
+        ("Привет, мир".encode("cp1251"), "byte 0 is not UTF-8, and the file is not windows-1252"),
+        ("春はあけぼの。やうやう".encode("shift-jis"), "not windows-1252"),
+        ("Où est le café ?".encode() + b"\xe9", "byte 18 is not UTF-8"),
+        (b"\x89PNG\x1a\xff\x03", "not windows-1252"),
+        (b"caf\xe9 \x81", "byte 3 is not UTF-8"),
         (b"a\0b", "it has zero bytes"),
     ],
 )
@@ -121,14 +200,17 @@ def test_files_that_are_no_text(tmp_path: Path, content: bytes, message: str) ->
     file = tmp_path / "a.txt"
     file.write_bytes(content)
     with pytest.raises(InvalidRequest, match=message):
-        read_text(file)
+        read_text(file, [])
 
 
-def test_encodings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-8", "cp1252"])
+def test_encodings(tmp_path: Path, encoding: str) -> None:
     file = tmp_path / "a.txt"
-    for encoding in ("utf-8-sig", "utf-16", "utf-8"):
-        file.write_bytes("é\r\nx".encode(encoding))
-        assert read_text(file) == "é\nx"
+    file.write_bytes("“Né à 5 €”\r\nx".encode(encoding))
+    remarks: list[str] = []
+    assert read_text(file, remarks) == "“Né à 5 €”\nx"
+    said = ["a.txt is not UTF-8: read as windows-1252. Save it as UTF-8 if letters are wrong"]
+    assert remarks == (said if encoding == "cp1252" else [])
 
 
 def test_a_text_without_words_is_refused() -> None:

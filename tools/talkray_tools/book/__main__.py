@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,7 +18,6 @@ from talkray_tools.arguments import run_command
 from talkray_tools.book.assembly import (
     Sound,
     Tags,
-    Timeline,
     book_format,
     chapter_starts,
     gains,
@@ -28,6 +27,7 @@ from talkray_tools.book.assembly import (
 )
 from talkray_tools.book.captions import captions_of, srt, vtt
 from talkray_tools.book.epub import EpubRules, epub_book
+from talkray_tools.book.subtitles import dub, is_timed, subtitle_book
 from talkray_tools.book.text import Book, Paragraph, markdown_book, plain_book, read_text
 from talkray_tools.job_client import Fields, PartFolder, PartList, fetch
 from talkray_tools.job_progress import JobLine, length, stopped
@@ -35,6 +35,9 @@ from talkray_tools.job_progress import JobLine, length, stopped
 _TURN_S, _HEADING_S, _BREAK_S, _CHAPTER_S = 0.3, 0.9, 1.2, 2.0  # of silence: between turns, after a heading, ...
 _MOST_LISTED = 12  # problems, and what is left out, in the terminal; the report has all
 _MARKDOWN = (".md", ".markdown")
+_SUBTITLES = (".srt", ".vtt")
+_OTHER_BOOKS = (".pdf", ".mobi", ".azw", ".azw3", ".fb2", ".docx", ".doc", ".odt", ".rtf", ".html", ".htm", ".xhtml")
+_OTHER_SUBTITLES = (".ass", ".ssa", ".sub", ".sbv", ".ttml", ".dfxp", ".smi", ".stl", ".lrc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Speaking:
 
 
 def book(
-    file: Annotated[Path, typer.Argument(help="An EPUB, a Markdown file (.md), or plain text.")],
+    file: Annotated[Path, typer.Argument(help="EPUB, Markdown (.md), subtitles (.srt, .vtt), or plain text.")],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="m4b, mp3, opus, flac or wav. Without: FILE.m4b.")
     ] = None,
@@ -65,6 +68,9 @@ def book(
     lexicon: Annotated[Path | None, typer.Option(help='How words are said: {"word": "respelling"}, or PLS.')] = None,
     seed: Annotated[int | None, typer.Option(help="Makes it repeatable; bad ends are not drawn again then.")] = None,
     captions: Annotated[Literal["srt", "vtt"] | None, typer.Option(help="Write captions beside the audio.")] = None,
+    timed: Annotated[
+        bool, typer.Option("--timed", help="Place each cue of subtitles at its time, without other pauses.")
+    ] = False,
     loudness: Annotated[
         float | None, typer.Option(help="LUFS that each voice is brought to, such as -18.", min=-40, max=-8)
     ] = None,
@@ -81,11 +87,13 @@ def book(
 ) -> None:
     """Make an audiobook with a running server. Ctrl-C stops it, and the same command goes on."""
     console = Console(highlight=False, soft_wrap=True)
-    found = _read(file, EpubRules(depth, notes == "read", tables == "rows"))
+    found = _read(file, EpubRules(depth, notes == "read", tables == "rows"), timed=timed)
     found.title, found.author = title or found.title, author or found.author
     _check_cover(found, None if cover is None else read_file(cover))
     target = output or file.with_suffix(".m4b")
     book_format(target)
+    if captions is not None and target.with_suffix(f".{captions}").absolute() == file.absolute():
+        raise InvalidRequest(f"--captions would overwrite {file}: name another file with -o", "captions")
     voices = _voices(voice_of or [], found, required=not show)
     _describe(console, found)
     if show:
@@ -122,6 +130,9 @@ def _make(
     if ignored:
         console.print(f"the server ignored {ignored}", markup=False)
     sounds = _sounds(found, work, folder, speaking)
+    unfit: list[Mapping[str, Any]] = []
+    if found.is_timed:
+        sounds, unfit = dub([paragraph for _, paragraph in found.spoken()], sounds)
     told = Tags(found.title, found.author, found.date, found.publisher, found.language, found.cover)
     titles = [chapter.title for chapter in found.chapters]
     factors = None if loudness is None else gains(sounds, loudness)
@@ -129,10 +140,13 @@ def _make(
         write_book(target, sounds, titles, tags=told, factors=factors, report=line.counted(len(sounds)))
     times = timeline(sounds)
     if captions is not None:
-        told_parts = enumerate(map(folder.told, work.names))
-        lines = [caption for number, said in told_parts for caption in captions_of(said, times.start_s(number))]
+        lines = [
+            caption
+            for number, (name, sound) in enumerate(zip(work.names, sounds, strict=True))
+            for caption in captions_of(folder.told(name), times.start_s(number), sound.speed)
+        ]
         _write(target.with_suffix(f".{captions}"), srt(lines) if captions == "srt" else vtt(lines))
-    paragraphs = _paragraphs(found, work, folder, times)
+    paragraphs = _paragraphs(found, work, folder, sounds)
     report: dict[str, Any] = {
         "length_s": round(times.length_s, 3),
         "chapters": [
@@ -140,24 +154,30 @@ def _make(
             for number, start_s in chapter_starts(sounds, times).items()
         ],
         "problems": [{**each, **problem} for each in paragraphs for problem in folder.problems(each["part"])],
+        "unfit_cues": unfit,
         "left_out": dict(found.left_out),
+        "remarks": found.remarks,
         "paragraphs": paragraphs,
     }
     report_file = target.with_suffix(".report.json")
     _write(report_file, json.dumps(report, ensure_ascii=False, indent=1))
     console.print(f"wrote {target} ({length(times.length_s)}, {len(report['chapters'])} chapters)", markup=False)
     _warn(console, report["problems"])
+    for each in unfit:
+        late = f", begins {each['late_s']:.1f} s late" if each["late_s"] else ""
+        console.print(f"{each['cue']}: {each['over_s']:.1f} s too long at {each['speed']:g}x{late}", markup=False)
     console.print(f"report: {report_file}; parts are kept in {folder.folder} until you delete it", markup=False)
 
 
-def _paragraphs(found: Book, work: PartList, folder: PartFolder, times: Timeline) -> list[dict[str, Any]]:
+def _paragraphs(found: Book, work: PartList, folder: PartFolder, sounds: Sequence[Sound]) -> list[dict[str, Any]]:
     """What is spoken where, in seconds of the book; `part` is the name of its file among the parts."""
+    times = timeline(sounds)
     return [
         {
             "chapter": found.chapters[chapter].title,
             "text": paragraph.text,
             "start_s": round(times.start_s(number), 3),
-            "end_s": round(times.start_s(number) + float(folder.told(name)["duration_s"]), 3),
+            "end_s": round(times.start_s(number) + float(folder.told(name)["duration_s"]) / sounds[number].speed, 3),
             "part": name,
         }
         for number, ((chapter, paragraph), name) in enumerate(zip(found.spoken(), work.names, strict=True))
@@ -171,13 +191,27 @@ def _write(file: Path, content: str) -> None:
         raise RefusedError(f"{file} cannot be written: {error.strerror}") from None
 
 
-def _read(file: Path, rules: EpubRules) -> Book:
-    if file.suffix.lower() == ".epub":
-        return epub_book(file, rules)
-    if file.suffix.lower() in (".pdf", ".mobi", ".azw", ".azw3", ".docx", ".doc", ".odt", ".html"):
-        raise InvalidRequest(f"{file}: only EPUB, Markdown and plain text are read; convert it to EPUB first", "file")
-    text, name = read_text(file), file.stem
-    return markdown_book(text, name, rules.depth) if file.suffix.lower() in _MARKDOWN else plain_book(text, name)
+def _read(file: Path, rules: EpubRules, *, timed: bool) -> Book:
+    suffix = file.suffix.lower()
+    if suffix in (*_OTHER_BOOKS, *_OTHER_SUBTITLES):
+        form = "EPUB" if suffix in _OTHER_BOOKS else "SubRip (.srt)"
+        known = "EPUB, Markdown, SubRip, WebVTT and plain text"
+        raise InvalidRequest(f"{file}: only {known} are read; convert it to {form} first", "file")
+    if suffix == ".epub":
+        found = epub_book(file, rules)
+    else:
+        remarks: list[str] = []
+        text = read_text(file, remarks)
+        if suffix in _SUBTITLES or (suffix not in _MARKDOWN and is_timed(text)):
+            found = subtitle_book(text, file.stem, timed=timed)
+        elif suffix in _MARKDOWN:
+            found = markdown_book(text, file.stem, rules.depth)
+        else:
+            found = plain_book(text, file.stem)
+        found.remarks += remarks
+    if timed and not found.is_timed:
+        raise InvalidRequest(f"--timed is for subtitles (.srt, .vtt): {file} has no times", "timed")
+    return found
 
 
 def _check_cover(found: Book, given: bytes | None) -> None:
@@ -287,6 +321,8 @@ def _describe(console: Console, found: Book) -> None:
         console.print(f"{number:4}  {chapter.title} ({own:,} characters)", markup=False)
     if speakers := found.speakers():
         console.print(f"speakers: {', '.join(speakers)}", markup=False)
+    for remark in found.remarks:
+        console.print(f"note: {remark}", markup=False)
     for reason, count in list(found.left_out.items())[:_MOST_LISTED]:
         console.print(f"left out: {reason}{f' ({count})' if count > 1 else ''}", markup=False)
     if len(found.left_out) > _MOST_LISTED:

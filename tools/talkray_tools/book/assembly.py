@@ -67,6 +67,7 @@ class Sound:
     voice: str
     pause_s: float
     chapter: int
+    speed: float = 1.0  # that the audio was brought to
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any
 
+from serve_app.text.splitting import sentence_ends
+
 MAX_CHARS = 84  # of one caption with known times: two lines of 42
 _LINE_CHARS = 42
 _SLACK_CHARS = 10  # a part ends behind a word's middle
 _LONGEST_PAUSE_S = 0.7  # within a caption with known times
-_END = re.compile(r"[.!?。！？…][\"'”’»)\]」』]*$")  # noqa: RUF001
 _NO_SPACE = re.compile(r"[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]")
 
 
@@ -33,8 +34,9 @@ class TimedWord:
     end_s: float
 
 
-def captions_of(told: Mapping[str, Any], start_s: float) -> list[Caption]:
-    """Of one part that begins at `start_s` of the book; `told` is what the job says of its words and segments.
+def captions_of(told: Mapping[str, Any], start_s: float, speed: float = 1.0) -> list[Caption]:
+    """Of one part that begins at `start_s` of the book and was made `speed` times as fast; `told` is what the job says
+    of its words and segments.
 
     Estimated words end captions at sentences only, and never cross the border of a segment, whose time is known.
     """
@@ -48,24 +50,27 @@ def captions_of(told: Mapping[str, Any], start_s: float) -> list[Caption]:
         spans = [_caption(run) for run in _runs(words, borders, math.inf if is_estimated else _LONGEST_PAUSE_S)]
         if not is_estimated:
             spans = [_caption(part) for run in _runs(words, borders, _LONGEST_PAUSE_S) for part in _short(run)]
-    return [Caption(each.text, start_s + each.start_s, start_s + each.end_s) for each in spans]
+    return [Caption(each.text, start_s + each.start_s / speed, start_s + each.end_s / speed) for each in spans]
 
 
 def _runs(words: Sequence[TimedWord], borders: Sequence[float], longest_pause_s: float) -> Iterator[list[TimedWord]]:
     """Sentences, cut at borders of segments and at pauses."""
+    texts = list(accumulate((word.text for word in words), joined))
+    ends = set(sentence_ends(texts[-1], 0, len(texts[-1])))
     run: list[TimedWord] = []
-    for word in words:
-        if run and (_ends(run[-1], word, borders) or word.start_s - run[-1].end_s > longest_pause_s):
-            yield run
-            run = []
+    for number, word in enumerate(words):
+        if run:
+            is_end = len(texts[number - 1]) in ends or _crosses(run[-1], word, borders)
+            if is_end or word.start_s - run[-1].end_s > longest_pause_s:
+                yield run
+                run = []
         run.append(word)
     if run:
         yield run
 
 
-def _ends(word: TimedWord, following: TimedWord, borders: Sequence[float]) -> bool:
-    crosses = any(word.end_s - 0.001 <= border <= following.start_s + 0.001 for border in borders)
-    return crosses or _END.search(word.text) is not None
+def _crosses(word: TimedWord, following: TimedWord, borders: Sequence[float]) -> bool:
+    return any(word.end_s - 0.001 <= border <= following.start_s + 0.001 for border in borders)
 
 
 def _short(run: Sequence[TimedWord]) -> Iterator[list[TimedWord]]:

@@ -5,6 +5,7 @@ name. Nothing outside of the archive is opened.
 """
 
 import posixpath
+import re
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,8 +14,8 @@ from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 
 from deployments.errors import InvalidRequest
-from talkray_tools.book.pages import PageContent, parse_xml, read_page
-from talkray_tools.book.text import Book, Chapter, merged, paragraphs_of
+from talkray_tools.book.pages import NotXml, PageContent, parse_xml, read_page
+from talkray_tools.book.text import Book, Chapter, finished, paragraphs_of
 
 MAX_ENTRIES = 10_000
 MAX_ENTRY_BYTES = 32 << 20  # of a page, or of the package
@@ -31,6 +32,7 @@ _RIGHTS = {
 _FONTS_ONLY = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC")  # fonts that are made unreadable
 _PAGES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml")
 _PICTURES = ": pictures only"
+_BARE = re.compile(rb"&(?!#?\w+;)")
 _NCX = "application/x-dtbncx+xml"
 
 
@@ -81,13 +83,15 @@ def epub_book(file: Path, rules: EpubRules) -> Book:
     except OSError as error:
         raise InvalidRequest(f"{file} cannot be read: {error.strerror or error}", "file") from None
     book = package.book
-    book.chapters = merged(book.chapters)
-    if not any(True for _ in book.spoken()):
+    try:
+        return finished(book)
+    except InvalidRequest:
         pictures = (
             ", some of which are pictures only" if any(each.endswith(_PICTURES) for each in book.left_out) else ""
         )
-        raise InvalidRequest(f"{file} has no text to speak on its {len(package.spine)} pages{pictures}", "file")
-    return book
+        raise InvalidRequest(
+            f"{file} has no text to speak on its {len(package.spine)} pages{pictures}", "file"
+        ) from None
 
 
 class _Archive:
@@ -129,8 +133,14 @@ class _Archive:
         return content
 
     def xml(self, path: str) -> ElementTree.Element:
+        """Also with an & that is none of XML, as titles have it. Raises NotXml."""
+        content, name = self.read(path), f"{self._file}: {path}"
         builder = ElementTree.TreeBuilder()
-        parse_xml(self.read(path), f"{self._file}: {path}", builder)
+        try:
+            parse_xml(content, name, builder)
+        except NotXml:
+            builder = ElementTree.TreeBuilder()
+            parse_xml(_BARE.sub(b"&amp;", content), name, builder)
         return builder.close()
 
     def refuse_protection(self) -> None:
@@ -180,10 +190,13 @@ def _read_package(archive: _Archive) -> _Package:
     ncx = items.get("" if spine is None else spine.get("toc", "")) or next(
         (item for item in items.values() if item.media_type == _NCX), None
     )
-    if navigation is not None and navigation.path in archive:
-        read.entries = list(_of_navigation(archive.xml(navigation.path), navigation.path))
-    if not read.entries and ncx is not None and ncx.path in archive:
-        read.entries = list(_of_ncx(archive.xml(ncx.path), ncx.path))
+    for contents, entries_of in ((navigation, _of_navigation), (ncx, _of_ncx)):
+        if contents is None or read.entries or contents.path not in archive:
+            continue
+        try:
+            read.entries = list(entries_of(archive.xml(contents.path), contents.path))
+        except NotXml:
+            read.book.left_out[f"table of contents {contents.path}: it is not XML"] += 1
     return read
 
 
@@ -254,18 +267,22 @@ def _fill(package: _Package, archive: _Archive, rules: EpubRules) -> None:
     """The book's chapters. Without a navigation each page is one, named by its first heading."""
     book, pages = package.book, {item.path for item in package.spine}
     entries = [entry for entry in package.entries if entry.level <= rules.depth and entry.path in pages]
+    loose = []
     for item in package.spine:
         if item.media_type not in _PAGES:
             book.left_out[f"page {item.path}: it is {item.media_type or 'of no type'}"] += 1
             continue
         page = read_page(archive.read(item.path), item.path, notes=rules.notes, tables=rules.tables)
         book.left_out += page.left_out
+        loose += [page.not_xml] if page.not_xml else []
         if not page.paragraphs and page.num_pictures:
             book.left_out[f"page {item.path}{_PICTURES}"] += 1
         own = [entry for entry in entries if entry.path == item.path]
         if not entries:
             own = [_Entry(page.heading or f"Page {len(book.chapters) + 1}", item.path, "", 1)]
         _add(book, page, own)
+    if loose:
+        book.remarks.append(f"read as loose HTML: {len(loose)} of {len(package.spine)} pages, first {loose[0]}")
 
 
 def _add(book: Book, page: PageContent, entries: list[_Entry]) -> None:

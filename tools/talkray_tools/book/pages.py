@@ -1,17 +1,18 @@
 """A page of an EPUB as paragraphs: headings, text, breaks, tables row by row; without notes, code and pictures.
 
-Pages are XHTML, which is XML.
+Pages are XHTML, which is XML. Those that are not are read as browsers read HTML: `_LooseHtml`.
 """
 
 import re
 from collections import Counter
 from dataclasses import dataclass, field
 from html.entities import html5
+from html.parser import HTMLParser
 from typing import Protocol
 from xml.parsers import expat
 
 from deployments.errors import InvalidRequest
-from talkray_tools.book.text import Kind, Paragraph, paragraphs_of
+from talkray_tools.book.text import LICENCE, Kind, Paragraph, paragraphs_of
 
 MAX_DEPTH = 1000
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
@@ -38,7 +39,7 @@ _BLOCKS = (
 # Elements that are not read, and what the report calls them; empty: nothing to report.
 _SILENT = {
     **dict.fromkeys(
-        ("head", "script", "style", "template", "rt", "rp", "audio", "video", "object", "iframe", "svg"), ""
+        ("head", "title", "script", "style", "template", "rt", "rp", "audio", "video", "object", "iframe", "svg"), ""
     ),
     "pre": "code blocks",
     "math": "formulas",
@@ -48,6 +49,21 @@ _NOTE_ROLES = {"doc-footnote", "doc-endnote", "doc-endnotes"}
 _REFERENCES = {"noteref", "doc-noteref", "backlink", "doc-backlink"}
 _UNREAD_TYPES = {"pagebreak", "toc", "page-list", "landmarks", "index", "doc-pagebreak", "doc-toc", "doc-index"}
 _SPACE = re.compile(r"\s+")
+# HTML as it is written by hand. Elements without an end, elements that end where another begins, and elements in which
+# an end does not look further.
+_VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"}
+_IN_HEAD = {"title", "meta", "link", "style", "script", "base", "template", "noscript", "object"}
+_CELLS = ("td", "th")
+_ENDED_BY = {
+    "li": ("li",),
+    **dict.fromkeys(("dt", "dd"), ("dt", "dd")),
+    **dict.fromkeys(_CELLS, _CELLS),
+    **dict.fromkeys(("tr", "tbody", "thead", "tfoot"), ("tr", "tbody", "thead", "tfoot", "td", "th", "caption")),
+    **dict.fromkeys(_HEADINGS, _HEADINGS),
+    **dict.fromkeys((*_BLOCKS, "pre"), ()),
+}
+_SCOPES = {"li": ("ul", "ol"), "dt": ("dl",), "dd": ("dl",)}
+_META_CHARSET = re.compile(rb"""<(?:meta|\?xml)\b[^>]*?(?:charset|encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.I)
 _ENDS = (".", "!", "?", ":", ";", "。", "！", "？", "…")  # noqa: RUF001
 
 
@@ -59,6 +75,7 @@ class PageContent:
     anchors: dict[str, int] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     num_pictures: int = 0
+    not_xml: str = ""  # why it was read as loose HTML
 
     @property
     def heading(self) -> str:
@@ -107,7 +124,11 @@ def parse_xml(content: bytes, name: str, target: XmlTarget) -> None:
     try:
         parser.Parse(content, True)
     except (expat.ExpatError, ValueError) as error:  # ValueError: an encoding that is not known
-        raise InvalidRequest(f"{name} is no XML: {error}: a program that repairs EPUBs may help", "file") from None
+        raise NotXml(f"{name} is not XML: {error}", "file") from None
+
+
+class NotXml(InvalidRequest):
+    """The message says where."""
 
 
 def _plain(name: str) -> str:
@@ -115,11 +136,107 @@ def _plain(name: str) -> str:
 
 
 def read_page(content: bytes, name: str, *, notes: bool, tables: bool) -> PageContent:
-    """Raises InvalidRequest as `parse_xml` does."""
+    """Raises InvalidRequest as `parse_xml` does, but for what is no XML: that is read as HTML."""
     reader = _Reader(notes=notes, tables=tables)
-    parse_xml(content, name, reader)
+    try:
+        parse_xml(content, name, reader)
+    except NotXml as error:
+        reader = _Reader(notes=notes, tables=tables)
+        loose = _LooseHtml(reader, name)
+        loose.feed(_html_text(content, name))
+        loose.finish()
+        reader.content.not_xml = error.message
     reader.end_block()
     return reader.content
+
+
+def _html_text(content: bytes, name: str) -> str:
+    """By its mark or its declaration, else UTF-8, else windows-1252. Raises InvalidRequest."""
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return content.decode("utf-16", "replace")
+    declared = _META_CHARSET.search(content[:2048])
+    for encoding in ("utf-8-sig", declared[1].decode() if declared else "cp1252", "cp1252"):
+        try:
+            return content.decode("cp1252" if encoding.lower() in ("iso-8859-1", "latin1") else encoding)
+        except (UnicodeDecodeError, LookupError):
+            continue
+    raise InvalidRequest(f"{name} is text in no encoding that is known: save it as UTF-8", "file")
+
+
+class _LooseHtml(HTMLParser):
+    """Calls `target` with elements that are closed in their order, as an XML parser does.
+
+    An element without an end ends where HTML says, an end without an element is passed over, and `<p/>` is empty.
+    """
+
+    def __init__(self, target: XmlTarget, name: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self._target, self._name = target, name
+        self._open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        tag = _plain(tag)
+        if tag not in _IN_HEAD:
+            self._end("head", "title", until=("svg",))
+        if tag in _ENDED_BY:
+            self._end("p", until=("table", *_CELLS))
+            while self._end(*_ENDED_BY[tag], until=_SCOPES.get(tag, ("table",))):
+                pass
+        if tag in _CELLS and self._last("tr") <= self._last("table"):
+            self._start("tr", {})
+        values = {"epub:type" if key.endswith(":type") else _plain(key): value or "" for key, value in attrs}
+        self._start(tag, values)
+        if tag in _VOID:
+            self._end_through(len(self._open) - 1)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if _plain(tag) not in _VOID:
+            self._end_through(len(self._open) - 1)
+
+    def handle_endtag(self, tag: str) -> None:
+        tag = _plain(tag)
+        if tag == "br":
+            self.handle_starttag(tag, [])
+        elif tag in ("body", "html"):
+            return  # what is behind them is read, too
+        elif tag == "p" and self._last("p") < 0:
+            self.handle_startendtag(tag, [])
+        elif tag in _BLOCKS or tag in ("tr", "tbody", "thead", "tfoot", "head"):
+            self._end(*(_HEADINGS if tag in _HEADINGS else (tag,)), until=() if tag == "table" else ("table",))
+        elif tag in _CELLS:
+            self._end(tag, until=("table",))
+        else:  # of a phrase: it ends no block
+            self._end(tag, until=(*_BLOCKS, *_CELLS))
+
+    def handle_data(self, data: str) -> None:
+        if self._open[-1:] == ["head"] and data.strip():
+            self._end("head", until=())
+        self._target.data(data)
+
+    def finish(self) -> None:
+        self.close()
+        self._end_through(0)
+
+    def _start(self, tag: str, values: dict[str, str]) -> None:
+        if len(self._open) >= MAX_DEPTH:
+            raise InvalidRequest(f"{self._name} has elements more than {MAX_DEPTH} deep in each other", "file")
+        self._open.append(tag)
+        self._target.start(tag, values)
+
+    def _end(self, *tags: str, until: tuple[str, ...]) -> bool:
+        """The innermost open one of `tags`, with all in it, unless it is outside of one of `until`."""
+        place = max(map(self._last, tags), default=-1)
+        if is_found := place >= 0 and place >= max(map(self._last, until), default=-1):
+            self._end_through(place)
+        return is_found
+
+    def _last(self, tag: str) -> int:
+        return next((place for place in range(len(self._open) - 1, -1, -1) if self._open[place] == tag), -1)
+
+    def _end_through(self, place: int) -> None:
+        while len(self._open) > place:
+            self._target.end(self._open.pop())
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +332,8 @@ class _Reader:
     def _unread(self, tag: str, values: dict[str, str]) -> str | None:
         """Why an element is not read: what the report counts it as, empty for nothing; None where it is read."""
         types = {*values.get("epub:type", "").split(), *values.get("role", "").split()}
+        if values.get("id") in ("pg-header", "pg-footer") or "pg-boilerplate" in values.get("class", "").split():
+            return LICENCE
         if "hidden" in values or values.get("aria-hidden") == "true" or types & _UNREAD_TYPES:
             return ""
         is_raised = bool(self._open) and {tag, self._open[-1].name} == {"a", "sup"}

@@ -3,16 +3,18 @@
 # ruff: noqa: RUF001 (characters that look like others begin chapters)
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import yaml
+from num2words import num2words
 
 from deployments.errors import InvalidRequest
 from serve_app.text.characters import is_ideograph, is_speakable
+from serve_app.text.normalisation import roman_value
 from serve_app.text.splitting import split_text
 
 Kind = Literal["heading", "text", "break"]
@@ -20,7 +22,12 @@ Kind = Literal["heading", "text", "break"]
 MAX_FILE_BYTES = 64 << 20  # of a text
 _MOST_PART_CHARS = 2000  # of one text that is sent
 _MARK = re.compile(r"^\[([^\W\d][^\[\]\n]{0,40})\]:(?!\s*(?:https?://|<|/|#))[ \t]*", re.M)
-_HEADING = re.compile(r"^(#{1,6})[ \t]+(.*?)[ \t]*#*$")
+_HEADING = re.compile(r"^(#{1,6})[ \t]+(.*?)(?:[ \t]+#+)?[ \t]*$")
+_UNDERLINE = re.compile(r"^ {0,3}(=+|-+)[ \t]*$")
+_NO_HEADING = re.compile(
+    r"^(?:[ \t]*(?:[-*+>|#]|\d+[.)])(?:[ \t]|$)|[ \t]*[>|]| {4}|\t)"
+)  # a list, a quotation, a table, code
+_MOST_WRAPPED_TITLE = 100  # characters of several lines above ---, which else is a break
 _FENCE = re.compile(r"^[ \t]*(```+|~~~+).*?^[ \t]*\1[`~]*[ \t]*$", re.M | re.S)
 _COMMENT = re.compile(r"<!--.*?-->", re.S)
 _FRONT_MATTER = re.compile(r"\A---\n(.*?\n)---\n", re.S)
@@ -33,11 +40,45 @@ _NUMBER = (
     r"(?:\d{1,4}|[ivxlcdm]{1,7}|(?:the[ \t]+)?(?:one|two|three|four|five|six|seven|eight|nine|ten|first|second|third))"
 )
 _REST = r"[ \t]*(?:[.:–—-][ \t]*[\w.,:'’ –—-]{0,70})?"
+_CHINESE = r"第[ \t]*[\d〇零一二三四五六七八九十百千两]{1,6}[ \t]*[章回节卷部篇]"
 _TITLE = re.compile(
     rf"(?:{_CHAPTERS}|{_PARTS})[ \t]+{_NUMBER}{_REST}|(?:{_CHAPTERS})[ \t]+[\w:'’ –—-]{{1,70}}|(?:{_ALONE})[.:]?"
-    r"|第[ \t]*[\d〇零一二三四五六七八九十百千两]{1,6}[ \t]*[章回节卷部篇].{0,40}",
+    rf"|{_CHINESE}.{{0,40}}",
     re.I,
 )
+_UNTITLED = re.compile(rf"(?:{_CHAPTERS}|{_PARTS})[ \t]+(?:{_NUMBER}|[\w-]{{3,15}})[ \t]*[.:]?|{_CHINESE}", re.I)
+_OF_CHAPTER = re.compile(rf"(?:{_CHAPTERS})\b|第", re.I)
+_NUMERAL = re.compile(
+    r"[-–—*_ \t]*\b([ivxlcdm]{1,8}|[\d]{1,4}|[a-z]+(?:[- ][a-z]+)?|[一二三四五六七八九十]{1,3})\b[.:)]?[-–—*_ \t]*",
+    re.I,
+)
+_ROMAN = re.compile(r"(?=.)m{0,3}(?:cm|cd|d?c{0,3})(?:xc|xl|l?x{0,3})(?:ix|iv|v?i{0,3})", re.I)
+_IN_WORDS = {num2words(number): number for number in range(1, 100)}
+_TENS = ("", *(f"{digit}十".removeprefix("一") for digit in "一二三四五六七八九"))
+_IN_CHINESE = {
+    ten + one: 10 * a + b for a, ten in enumerate(_TENS) for b, one in enumerate(["", *"一二三四五六七八九"])
+}
+_MOST_TITLE_CHARS = 70
+_SENTENCE_END = (".", "!", "?", "…", ",", ";", ":", '"', "”", "»", "'", "’", "。", "！", "？", "，", "：", "」")
+LICENCE = "licence of Project Gutenberg"
+_LICENCE_END = re.compile(r"\W*(?:START OF (?:THE |THIS )?PROJECT GUTENBERG|END\W+THE SMALL PRINT)", re.I)
+_LICENCE_START = re.compile(r"\W*END OF (?:THE |THIS )?PROJECT GUTENBERG", re.I)
+_FOREIGN_RUN = re.compile(r"[^\W\d_a-zA-Z]{3,}")
+_MOST_FOREIGN, _MOST_IN_RUNS = 0.4, 0.1  # of the letters of a text in windows-1252: those outside of ASCII
+
+
+@dataclass(frozen=True, slots=True)
+class Cue:
+    """A text of a film and when it is spoken; its name says where it is in its file."""
+
+    name: str
+    text: str
+    start_s: float
+    end_s: float
+
+    @property
+    def is_empty(self) -> bool:
+        return self.end_s <= self.start_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +88,7 @@ class Paragraph:
     text: str
     kind: Kind = "text"
     speaker: str = ""  # named by a mark; empty: the narrator
+    cue: Cue | None = None  # whose times it keeps
 
 
 @dataclass(slots=True)
@@ -70,6 +112,12 @@ class Book:
     markup: Literal["none", "auto"] = "none"  # of the paragraphs
     chapters: list[Chapter] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
+    remarks: list[str] = field(default_factory=list)  # how the file was read, where that may be wrong
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether its paragraphs keep the times of cues."""
+        return any(each.cue is not None for _, each in self.spoken())
 
     def speakers(self) -> list[str]:
         """That marks name, in their order."""
@@ -95,43 +143,166 @@ def paragraphs_of(text: str, kind: Kind = "text") -> list[Paragraph]:
     ]
 
 
-def read_text(file: Path) -> str:
-    """UTF-8, or UTF-16 with its mark. Raises InvalidRequest."""
+def read_text(file: Path, remarks: list[str]) -> str:
+    """UTF-8, UTF-16 with its mark, else windows-1252, which adds a remark. Raises InvalidRequest."""
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
             raise InvalidRequest(f"{file} has more than {MAX_FILE_BYTES >> 20} MiB: it is no text of a book", "file")
-        return decoded(file.read_bytes(), str(file))
+        content = file.read_bytes()
     except OSError as error:
         raise InvalidRequest(f"{file} cannot be read: {error.strerror}", "file") from None
-
-
-def decoded(content: bytes, name: str) -> str:
-    """Raises InvalidRequest that says where the text is not in its encoding."""
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
         text = content.decode(encoding)
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{name}: byte {error.start} is no {encoding}: save it as UTF-8", "file") from None
+        if encoding == "utf-16" or not _is_western(content):
+            place = f"{file}: byte {error.start} is not {encoding.removesuffix('-sig').upper()}"
+            raise InvalidRequest(f"{place}, and the file is not windows-1252 text: save it as UTF-8", "file") from None
+        text = content.decode("cp1252")
+        remarks.append(f"{file.name} is not UTF-8: read as windows-1252. Save it as UTF-8 if letters are wrong")
     if "\0" in text:
-        raise InvalidRequest(f"{name} is no text: it has zero bytes", "file")
+        raise InvalidRequest(f"{file} is no text: it has zero bytes", "file")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+def _is_western(content: bytes) -> bool:
+    """Whether it may be windows-1252: mostly ASCII letters, no control characters, no UTF-8 with a damaged byte."""
+    try:
+        text = content.decode("cp1252")
+    except UnicodeDecodeError:
+        return False
+    letters = [char for char in text if char.isalpha()]
+    num_foreign = sum(not char.isascii() for char in letters)
+    num_in_runs = sum(map(len, _FOREIGN_RUN.findall(text)))  # which no western language has
+    is_foreign = num_in_runs > _MOST_IN_RUNS * len(letters) or num_foreign > max(_MOST_FOREIGN * len(letters), 9)
+    as_utf8 = [char for char in content.decode("utf-8", "replace") if not char.isascii()]
+    is_utf8 = 2 * as_utf8.count("\ufffd") < len(as_utf8)
+    return not (is_foreign or is_utf8 or re.search(r"[\x00-\x08\x0e-\x1f]", text))
+
+
 def plain_book(text: str, title: str) -> Book:
-    """Blank lines part paragraphs; in a text without any, each line is one. A line of its own such as "Chapter 3" or
-    "第三章" begins a chapter.
+    """Blank lines part paragraphs; in a text without any, each line is one. A line such as "Chapter 3", "第三章" or
+    "# Three", or one of several numerals in order, begins a chapter; its title may be on the next line.
     """
     book = Book(title)
     has_blanks = re.search(r"\n[ \t]*\n", text.strip()) is not None
-    for block in re.split(r"\n[ \t]*\n\s*" if has_blanks else r"\n", text.strip()):
-        stripped = block.strip()
-        if _TITLE.fullmatch(stripped):
-            book.chapters.append(Chapter(stripped, paragraphs_of(stripped, "heading")))
-        elif _RULE.match(stripped):
+    blocks = re.split(r"\n[ \t]*\n\s*" if has_blanks else r"\n", text.strip())
+    marks = deque(_chapter_marks([block.strip() for block in blocks]))
+    while marks:
+        mark = marks.popleft()
+        text = mark.rest
+        if mark.line:
+            is_next = (
+                not text
+                and len(marks) > 1
+                and not (marks[0].line or marks[1].line or (not has_blanks and marks[1].rest[:1].islower()))
+            )
+            below = marks[0].rest if is_next else text
+            if not (mark.is_untitled and _is_title(below)):
+                below = ""
+            elif is_next:
+                marks.popleft()
+            book.chapters.append(
+                Chapter(_titled(mark.line, below), paragraphs_of(_titled(mark.said, below), "heading"))
+            )
+            text = "" if below else text
+        if _RULE.match(text):
             _chapter(book).paragraphs.append(Paragraph("", "break"))
         else:
-            _chapter(book).paragraphs += paragraphs_of(_unwrapped(stripped))
-    return _checked(book)
+            _chapter(book).paragraphs += paragraphs_of(unwrapped(text))
+    return finished(book)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """A block of plain text: the line that begins a chapter, if there is one, how it is spoken, and what is below."""
+
+    line: str = ""
+    rest: str = ""
+    is_untitled: bool = False  # the title may be below
+    said: str = ""
+
+
+def _chapter_marks(blocks: Sequence[str]) -> list[_Mark]:
+    marks = [_mark(block) for block in blocks]
+    if not any(_OF_CHAPTER.match(mark.line) for mark in marks):
+        for number, said in _numerals(blocks).items():
+            line, _, rest = blocks[number].partition("\n")
+            marks[number] = marks[number] if marks[number].line else _Mark(line.strip(), rest.strip(), True, said)
+    return marks
+
+
+def _mark(block: str) -> _Mark:
+    head, _, rest = block.partition("\n")
+    head = head.strip()
+    if _TITLE.fullmatch(block):
+        return _Mark(block, "", _UNTITLED.fullmatch(block) is not None, block)
+    if rest and _UNTITLED.fullmatch(head) and _TITLE.fullmatch(head):
+        return _Mark(head, rest, True, head)
+    if not rest and (found := _HEADING.match(head)):
+        return _Mark(found[2], "", False, found[2])
+    if _UNDERLINE.match(rest) and is_speakable(head) and not _NO_HEADING.match(head):
+        return _Mark(head, "", False, head)
+    return _Mark("", block)
+
+
+def _numerals(blocks: Sequence[str]) -> dict[int, str]:
+    """Blocks that begin with a line of a numeral only, which follows the one before or comes before the next; and how
+    to say them. None where a text goes on behind one in lower case: those are the numbers of pages.
+    """
+    found: dict[str, list[tuple[int, int]]] = {}
+    for number, block in enumerate(blocks):
+        head, _, rest = block.partition("\n")
+        if numeral := _numeral(head):
+            kind, value = numeral
+            behind = rest or "".join(blocks[number + 1 : number + 2])
+            before = blocks[number - 1] if number else "."
+            if behind[:1].islower() and not (before.endswith(_SENTENCE_END) or _TITLE.fullmatch(before)):
+                return {}
+            found.setdefault(kind, []).append((number, value))
+    return {
+        number: blocks[number].partition("\n")[0] if kind == "words" else str(value)
+        for kind, each in found.items()
+        for at, (number, value) in enumerate(each)
+        if value - 1 in (other for _, other in each[max(0, at - 1) : at])
+        or value + 1 in (other for _, other in each[at + 1 : at + 2])
+    }
+
+
+def _numeral(line: str) -> tuple[str, int] | None:
+    """How the number of a line is written, and its value."""
+    if (found := _NUMERAL.fullmatch(line.strip())) is None:
+        return None
+    text = found[1].lower()
+    if text.isascii() and text.isdigit():
+        return "digits", int(text)
+    if _ROMAN.fullmatch(text):
+        return "Roman", roman_value(text.upper())
+    if line.strip().endswith("."):  # a sentence
+        return None
+    value = _IN_WORDS.get(text.replace(" ", "-")) or _IN_CHINESE.get(text)
+    return None if value is None else ("words", value)
+
+
+def _is_title(line: str) -> bool:
+    """Whether a line below the number of a chapter is its title: short, and no sentence, unless in capitals."""
+    line = line.strip()
+    if (
+        not line
+        or "\n" in line
+        or len(line) > _MOST_TITLE_CHARS
+        or _MARK.match(line)
+        or not line[0].isalnum()
+        or _numeral(line)
+    ):
+        return False
+    words = [word for word in line.split() if len(word) > 3 or word == line.split()[0]]
+    is_capital = line.isupper() or (len(line.split()) > 1 and all(not word[0].islower() for word in words))
+    return not line.endswith(_SENTENCE_END) or (is_capital and line.endswith((".", "!", "?")))
+
+
+def _titled(line: str, below: str) -> str:
+    return f"{line}{' ' if line.endswith(('.', ':', ')')) else ': '}{below}" if below else line
 
 
 def markdown_book(text: str, title: str, depth: int) -> Book:
@@ -145,6 +316,7 @@ def markdown_book(text: str, title: str, depth: int) -> Book:
     for pattern, name in ((_COMMENT, "comments"), (_FENCE, "code blocks"), (_NOTE, "notes")):
         text, count = pattern.subn("", text)
         book.left_out += Counter({name: count} if count else {})
+    text = "\n\n".join(map(_with_marks, re.split(r"\n[ \t]*\n", text)))
     blocks = [block for block in re.split(r"\n[ \t]*\n|(?m:(?=^#{1,6}[ \t]))", text) if block.strip()]
     levels = [len(found[1]) for block in blocks if (found := _HEADING.match(block.strip().split("\n")[0]))]
     is_titled = bool(levels) and levels.count(1) == 1 and levels[0] == 1 and len(levels) > 1
@@ -163,7 +335,26 @@ def markdown_book(text: str, title: str, depth: int) -> Book:
             _chapter(book).paragraphs += paragraphs_of(found[2], "heading")
         if rest.strip():
             _add_markdown(book, rest.strip())
-    return _checked(book)
+    return finished(book)
+
+
+def _with_marks(block: str) -> str:
+    """Headings that are underlined with = or - as headings with #. A longer text above --- ends with a break."""
+    lines, done = block.strip("\n").split("\n"), 0  # lines that belong to no heading
+    for number, line in enumerate(lines):
+        if _HEADING.match(line):
+            done = number + 1
+        if number <= done or not (found := _UNDERLINE.match(line)):
+            continue
+        title = " ".join(each.strip() for each in lines[done:number] if each)
+        if _NO_HEADING.match(lines[done]) or (
+            found[1][0] == "-" and number > done + 1 and len(title) > _MOST_WRAPPED_TITLE
+        ):
+            lines[number] = f"\n{line}\n" if len(found[1]) > 2 and found[1][0] == "-" else line
+        else:
+            lines[done : number + 1] = [*[""] * (number - done), f"{'#' if found[1][0] == '=' else '##'} {title}\n"]
+        done = number + 1
+    return "\n".join(lines)
 
 
 def _add_markdown(book: Book, block: str) -> None:
@@ -192,7 +383,7 @@ def _chapter(book: Book) -> Chapter:
     return book.chapters[-1]
 
 
-def _unwrapped(block: str) -> str:
+def unwrapped(block: str) -> str:
     """Lines of a paragraph that was wrapped; a speaker's mark keeps its line."""
     text = ""
     for line in (each.strip() for each in block.split("\n")):
@@ -201,13 +392,19 @@ def _unwrapped(block: str) -> str:
     return text
 
 
-def _checked(book: Book) -> Book:
-    book.chapters = merged(book.chapters)
+def finished(book: Book) -> Book:
+    """Without chapters that have nothing to say, and without Project Gutenberg's licence. One that has a heading only
+    is kept: "Part One". Raises InvalidRequest for a book without text.
+    """
+    texts = [paragraph.text for chapter in book.chapters for paragraph in chapter.paragraphs]
+    begin = max((number + 1 for number, text in enumerate(texts) if _LICENCE_END.match(text)), default=0)
+    ends = (number for number, text in enumerate(texts) if number >= begin and _LICENCE_START.match(text))
+    end, at = next(ends, len(texts)), 0
+    book.left_out += Counter({LICENCE: (begin > 0) + (end < len(texts))})
+    for chapter in book.chapters:
+        at, before = at + len(chapter.paragraphs), at
+        chapter.paragraphs = chapter.paragraphs[max(0, begin - before) : max(0, end - before)]
+    book.chapters = [each for each in book.chapters if any(part.kind != "break" for part in each.paragraphs)]
     if not any(True for _ in book.spoken()):
         raise InvalidRequest("the file has no text to speak", "file")
     return book
-
-
-def merged(chapters: Iterable[Chapter]) -> list[Chapter]:
-    """Without chapters that have nothing to say. One that has a heading only is kept: "Part One"."""
-    return [each for each in chapters if any(paragraph.kind != "break" for paragraph in each.paragraphs)]

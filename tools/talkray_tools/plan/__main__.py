@@ -20,7 +20,7 @@ from loadtest.metrics import Limits
 from loadtest.options import positive
 from loadtest.simulate import Simulated
 from loadtest.tables import Table
-from loadtest.terminal import output_console, print_table, simulated_time
+from loadtest.terminal import print_table, simulated_time
 from loadtest.traces import LoadTestError
 from serve_app.cli.main import ONE_GPU
 from serve_app.config import AppConfig, read_config
@@ -93,12 +93,21 @@ def plan(
         *_checks(sizing, day, length_s),
         *_costs(sizing, price),
     ]
-    print_table(Table(("", "", "from"), [(each.what, each.value, each.source) for each in figures]), output_console())
+    _show(figures)
     if out is not None:
         notes = [f"{each.what}: {each.value} ({each.source})" for each in figures]
         write_config(sizing, model=model, gpu=kind, file=out, notes=["Made by `talkray plan`.", *notes])
         how = "talkray serve --config" if sizing.nodes == 1 else "serve deploy"
         print(f"\n{out} is ready: {how} {out}")
+
+
+def _show(figures: Sequence[Figure]) -> None:
+    """The source of each number by a mark, so that 80 columns are enough."""
+    marks = {source: f"[{number}]" for number, source in enumerate(dict.fromkeys(each.source for each in figures), 1)}
+    console = Console()  # of 80 columns where that is no terminal
+    print_table(Table(("", "", ""), [(each.what, each.value, marks[each.source]) for each in figures]), console)
+    console.print()
+    print_table(Table(("", ""), [(mark, source) for source, mark in marks.items()]), console)
 
 
 def _check(*, calls: float | None, rate: float | None, model: str, out: Path | None) -> None:
