@@ -66,7 +66,7 @@ async def test_the_version_and_the_icon_are_filled_in() -> None:
         page, docs = [(await http.get(path, headers=BROWSER)).text for path in ("/", "/docs")]
     [icon] = re.findall(r'rel="icon" href="(data:image/svg[^"]+)"', page)
     assert f'"{icon}"' in docs
-    assert f'<footer class="soft">Talkray {importlib.metadata.version("talkray")} · ' in page
+    assert f'<footer class="soft">Talkray {version()} · ' in page
     assert "$" not in page
 
 
