@@ -9,6 +9,9 @@ from loadtest.metrics import FEW_ANSWERS, MAX_CLIENT_LAG_S, Distribution, Summar
 from loadtest.sweep import Sweep
 
 MS = 1000.0
+MAX_SHOWN = 8
+# Columns of a page that has room for few; the others are behind a switch.
+IMPORTANT = ("TTFB p50/p95/p99, ms", "good", "goodput/s", "refused", "failed", "in time", "stall p95, ms", "answers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,15 @@ class Table:
 
     titles: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+    @property
+    def shown(self) -> set[int]:
+        """The columns that a page shows first: those that name the row, then the most important ones."""
+        return set(sorted(range(len(self.titles)), key=lambda column: _rank(self.titles[column]))[:MAX_SHOWN])
+
+
+def _rank(title: str) -> int:
+    return -1 if title not in COLUMNS else (*IMPORTANT, title).index(title)
 
 
 def number(value: float | None, digits: int) -> str:

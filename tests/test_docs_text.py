@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,29 @@ async def test_the_dry_run() -> None:
     status, told = await shown(**json.loads(example))
     assert status == 200
     assert {name: told[name] for name in json.loads(answer)} == json.loads(answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "unspoken"),
+    [
+        ("A plain text, 2 * 3.", []),
+        ("*a* **b**", ["*", "*", "**", "**"]),
+        ("😀 𝒳 `c` 😀", ["😀", "`", "`", "😀"]),  # positions are in code points
+        ("<b>a</b><!-- b -->", ["<b>", "</b><!-- b -->"]),
+    ],
+)
+async def test_what_is_not_spoken_has_its_place(text: str, unspoken: list[str]) -> None:
+    _, told = await shown(input=text)
+    assert [text[start:end] for start, end in told["unspoken"]] == unspoken  # type: ignore[attr-defined]
+
+
+async def test_letters_that_the_voice_cannot_speak_are_unspoken() -> None:
+    info = replace(CUSTOM_VOICE, spoken_form="english", languages=("english",))
+    async with AsyncClient(
+        transport=ASGITransport(one_api(FakeSynthesizer(info), ApiSettings())), base_url="http://a"
+    ) as client:
+        told = (await client.post("/v1/audio/text", json={"voice": "alloy", "input": "The café at Δx, 你好."})).json()
+    assert [told["sent"][start:end] for start, end in told["unspoken"]] == ["Δ", "你好"]
 
 
 async def test_the_command_prints_the_same() -> None:

@@ -48,14 +48,14 @@ RELEASED = {
     "sohee": Character("korean", "female", "Warm voice with rich emotion"),
 }
 EMBEDDED = {
-    "nora": Character("english", "female", "Clear voice; a small model for demonstrations"),
-    "felix": Character("english", "male", "Deeper voice; a small model for demonstrations"),
-    "iris": Character("english", "female", "Bright voice; a small model for demonstrations"),
-    "hugo": Character("english", "male", "Large voice; a small model for demonstrations"),
-    "otto": Character("english", "male", "Deepest voice; a small model for demonstrations"),
-    "miles": Character("english", "male", "Lively lower voice; a small model for demonstrations"),
-    "lily": Character("english", "female", "High, bright voice; a small model for demonstrations"),
-    "edith": Character("english", "female", "Older, slower voice; a small model for demonstrations"),
+    "nora": Character("english", "female", "Clear voice"),
+    "felix": Character("english", "male", "Deeper voice"),
+    "iris": Character("english", "female", "Bright voice"),
+    "hugo": Character("english", "male", "Large voice"),
+    "otto": Character("english", "male", "Deepest voice"),
+    "miles": Character("english", "male", "Lively lower voice"),
+    "lily": Character("english", "female", "High, bright voice"),
+    "edith": Character("english", "female", "Older, slower voice"),
 }
 UNKNOWN = Character("", "", "")
 # How vendors pin a model: gpt-4o-mini-tts-2025-12-15, tts-1-1106, qwen-tts-latest, NAME@20251215.

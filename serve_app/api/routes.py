@@ -40,6 +40,7 @@ from serve_app.voices.library import Voices
 logger = logging.getLogger(__name__)
 
 _OWN_METRIC = re.compile(rb"(# (HELP|TYPE) )?ray_talkray_")
+OWN_TAGS = ("Speech", "Models and voices", "Stored voices", "Jobs", "OpenAI's batches", "Codec frames", "This server")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -81,8 +82,14 @@ def create_api(
     models = SpeechModels(
         {name: _speech_model(name, *pools, node=node, tails=tails) for name, pools in synthesizers.items()}
     )
-    # FastAPI's page loads its scripts from a CDN.
-    api = FastAPI(title="Talkray", version=version(), docs_url=None, redoc_url=None)
+    api = FastAPI(
+        title="Talkray",
+        version=version(),
+        description=_about(page=settings.page),
+        openapi_tags=[{"name": tag} for tag in OWN_TAGS],  # other services' follow
+        docs_url=None,  # FastAPI's page loads its scripts from a CDN
+        redoc_url=None,
+    )
     api.add_middleware(HeadAsGet)
     key_headers = tuple(name for dialect in DIALECTS for name in dialect.key_headers)
     key_protocols = tuple(prefix for dialect in DIALECTS for prefix in dialect.key_protocols)
@@ -100,7 +107,7 @@ def create_api(
     api.add_exception_handler(TalkrayError, _answer_error)
     api.add_exception_handler(HTTPException, _answer_error)
     clients = {dialect.name: dialect.sample.clients for dialect in DIALECTS if dialect.sample is not None}
-    api.include_router(page_routes(api.title, clients if settings.page else None))
+    api.include_router(page_routes(api.title, clients if settings.page else None, open_tags=OWN_TAGS))
     # Only for the OpenAPI page: the door has checked the key before.
     keyed = [Depends(HTTPBearer(auto_error=False))] if settings.access.keys_file else []
     service = SpeechService(models, settings, live_texts=live_texts, voices=voices, tails=tails, jobs=jobs)
@@ -115,6 +122,16 @@ def create_api(
         api.include_router(cluster_routes(models, node.status), tags=["This server"])
     api.include_router(socket_router(DIALECTS, service))
     return api
+
+
+def _about(*, page: bool) -> str:
+    """The introduction of `/docs`. OpenAPI cannot describe WebSockets."""
+    paths = ", ".join(sorted({f"`{path}`" for dialect in DIALECTS for path, _ in dialect.sockets}))
+    link = "[The page](./) speaks a text in the browser. " if page else ""
+    return (
+        f"{link}Talkray's own routes come first, then routes for clients of other services: click a name to open them."
+        f"\n\nWebSockets, which OpenAPI cannot list: {paths}."
+    )
 
 
 def _speech_model(

@@ -4,6 +4,7 @@ The page is `pages/index.html` and the scripts and styles beside it, which are s
 """
 
 import gzip
+import json
 import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
+
+from serve_app.distribution import version
 
 Clients = Mapping[str, Sequence[str]]  # by dialect: how each of its clients is configured
 
@@ -29,7 +32,11 @@ PATHS = frozenset({"/", *_DOCS, *(f"/page/{name}" for name in (*_FILES, _CLIENTS
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?")
 _ASSETS = {"swagger-ui-bundle.js": "text/javascript; charset=utf-8", "swagger-ui.css": "text/css; charset=utf-8"}
 _SWAGGER = {"style-src": "'self' 'unsafe-inline'", "img-src": "'self' data:", "font-src": "data:", "media-src": "blob:"}
-_NO_ICON, _NO_SNIFFING = "data:,", {"x-content-type-options": "nosniff"}
+_NO_SNIFFING = {"x-content-type-options": "nosniff"}
+_ICON = (
+    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Crect width='16' height='16' "
+    "rx='4' fill='%230a5fc0'/%3E%3Cpath d='M4 6v4M8 3v10M12 5v6' stroke='%23fff' stroke-width='2'/%3E%3C/svg%3E"
+)
 _SETTINGS = "SwaggerUIBundle({"
 # Its own player would ask for the address once more, with a GET; the answer is there already.
 _PLAYS_THE_ANSWER = """plugins: [() => ({ wrapComponents: { responseBody: (Body, { React }) => (props) => {
@@ -38,9 +45,13 @@ _PLAYS_THE_ANSWER = """plugins: [() => ({ wrapComponents: { responseBody: (Body,
   return React.createElement(Body, { ...props, url: own });
 } } })],"""
 
+_OPENS_TAGS = 'onComplete: () => %s.forEach((tag) => ui.layoutActions.show(["operations-tag", tag], true)),'
 
-def page_routes(title: str, clients: Clients | None) -> APIRouter:
-    """`GET /` for browsers and what it loads, `/docs` and its files. Without `clients` there is no page."""
+
+def page_routes(title: str, clients: Clients | None, *, open_tags: Sequence[str] = ()) -> APIRouter:
+    """`GET /` for browsers and what it loads, `/docs` and its files. Without `clients` there is no page. `/docs` shows
+    the routes of `open_tags`, and only the names of other tags.
+    """
     router = APIRouter(include_in_schema=False)
     if clients is not None:
         _add_page(router, clients)
@@ -52,10 +63,12 @@ def page_routes(title: str, clients: Clients | None) -> APIRouter:
             title=title,
             swagger_js_url="docs/swagger-ui-bundle.js",
             swagger_css_url="docs/swagger-ui.css",
-            swagger_favicon_url=_NO_ICON,
-            swagger_ui_parameters={"validatorUrl": None},  # the default one is elsewhere
+            swagger_favicon_url=_ICON,
+            swagger_ui_parameters={"validatorUrl": None, "docExpansion": "none"},  # the default validator is elsewhere
         )
-        return _page(bytes(page.body).decode().replace(_SETTINGS, f"{_SETTINGS}\n{_PLAYS_THE_ANSWER}", 1), _SWAGGER)
+        opens = _OPENS_TAGS % json.dumps(list(open_tags))
+        own = f"{_SETTINGS}\n{_PLAYS_THE_ANSWER}\n{opens}"
+        return _page(bytes(page.body).decode().replace(_SETTINGS, own, 1), _SWAGGER)
 
     @router.get("/docs/{name}")
     async def asset(name: str) -> Response:
@@ -75,7 +88,7 @@ def _add_page(router: APIRouter, clients: Clients) -> None:
             raise HTTPException(404)
         connect = f"'self' {chat}" if _ORIGIN.fullmatch(chat) else "'self'"
         allowed = {"style-src": "'self'", "img-src": "data:", "media-src": "blob:", "connect-src": connect}
-        return _page(_read("index.html").decode(), allowed)
+        return _page(_read("index.html").decode().replace("$version", version()).replace("$icon", _ICON), allowed)
 
     @router.get(f"/page/{_CLIENTS}")
     async def known_clients() -> list[dict[str, object]]:

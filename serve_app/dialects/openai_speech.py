@@ -1,10 +1,12 @@
 """OpenAI's `POST /v1/audio/speech`, also Azure's, and with the fields of servers that follow it."""
 
+import re
 from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from deployments.protocol import ModelInfo
 from serve_app.api.bodies.client_input import read_object
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.build_utterance import segments_of
@@ -14,7 +16,8 @@ from serve_app.api.requests.speech_request import CONTENT_TYPES, EVENT_STREAM
 from serve_app.api.responses.respond import respond
 from serve_app.api.speech_service import SpeechService
 from serve_app.dialects.dialect import Dialect, JsonRoute, Route, Sample
-from serve_app.text.spoken_text import LEFT_OUT
+from serve_app.text.languages import foreign_letters
+from serve_app.text.spoken_text import LEFT_OUT, SpokenText
 
 
 async def speak(service: SpeechService, request: Request, fields: Mapping[str, object]) -> Response:
@@ -54,9 +57,22 @@ async def show_text(service: SpeechService, request: Request) -> Response:
             for piece in spoken.pieces()
             if piece.spoken.strip() and piece.spoken.split() != piece.written.replace(LEFT_OUT, "").split()
         ],
+        "unspoken": _unspoken(spoken, speech.info),
         "ignored": ignored_fields.entries(speech.ignored),
     }
     return JSONResponse(answer, headers=ignored_fields.as_header(speech.ignored))
+
+
+def _unspoken(spoken: SpokenText, info: ModelInfo) -> list[tuple[int, int]]:
+    """Start and end, in code points of `sent`, of each run that is not read aloud."""
+
+    def mark(letter: re.Match[str]) -> str:
+        return LEFT_OUT if foreign_letters(letter[0], info.languages) else letter[0]
+
+    pieces = spoken.pieces()
+    sent = "".join(each.written if each.spoken.strip() else re.sub(r"\S", LEFT_OUT, each.written) for each in pieces)
+    marked = sent if info.spoken_form is None else re.sub(r"[^\W\d_]", mark, sent)
+    return [run.span() for run in re.finditer(f"{LEFT_OUT}+", marked)]
 
 
 # The page at `/docs` sends the example as it is; all fields at once would be refused.

@@ -2,7 +2,7 @@
 
 import { startChat } from "./chat.js";
 import { startConverse } from "./converse.js";
-import { at, kept, make } from "./dom.js";
+import { at, keepTyped, kept, make } from "./dom.js";
 import { startLoad } from "./load.js";
 import { wake } from "./player.js";
 import { ask, askForKey, startKey } from "./server.js";
@@ -13,6 +13,7 @@ import { showVoices, startVoices } from "./voices.js";
 
 const TABS = ["speak", "converse", "voices", "use", "status"];
 const SHOWN = { speak: showSpeak, use: showUse, status: showStatus };
+const DEMO = { embedded: "Demo voice", "embedded-base": "Demo voice for clones" };
 let looking = 0;
 
 function open(name, focus = false) {
@@ -79,12 +80,13 @@ async function describe() {
   const own = data.filter((model, index) => index === 0 || model.root !== data[0].root);
   const kinds = new Set(own.map((model) => model.kind));
   const states = own.filter((model) => model.state && model.state !== "ready").map((model) => `${model.id} is ${model.state}${model.percent === undefined ? "" : ` (${model.percent} %)`}`);
-  tell([own.map((model) => model.id).join(", "), languages.slice(1).join(", "), ...states].filter(Boolean).join(" · "));
-  fill("model", own.length > 1 ? [["", "as the request needs"], ...own.map((model) => [model.id, model.id])] : []);
+  const spoken = languages.slice(1).map((name) => name[0].toUpperCase() + name.slice(1)).join(", ");
+  tell([own.map((model) => DEMO[model.root] ?? model.id).join(", ") + (spoken && ` (${spoken})`), ...states].join(" · "));
+  fill("model", own.length > 1 ? [["", "chosen by the request"], ...own.map((model) => [model.id, model.id])] : []);
   at("model-field").hidden = own.length < 2;
   fill("language", [["", "auto"], ["detect", "detect"], ...languages.slice(1).map((name) => [name, name])]);
   showChoices(voices, kinds);
-  showVoices(voices, kinds);
+  showVoices(voices, kinds, own.some((model) => DEMO[model.root]));
 }
 
 function fill(id, options) {
@@ -98,21 +100,21 @@ function showChoices(voices, kinds) {
   const names = Object.fromEntries(voices.map((voice) => [voice.id, shown(voice)]));
   const before = at("voice").value || kept.read("speak.voice");
   const designsOnly = kinds.has("voice_design") && kinds.size === 1;
-  const groups = { stored: "Stored voices", builtin: "Voices", alias: "OpenAI's names for them" };
+  const groups = { stored: "Stored voices", builtin: "Voices", alias: "OpenAI names" };
   const none = kinds.has("custom_voice") || !voices.length ? [] : [new Option("none", "")];
   at("voice").replaceChildren(...none, ...Object.entries(groups).flatMap(([type, label]) => {
     const listed = voices.filter((voice) => voice.type === type && !(designsOnly && type === "stored"));
-    const options = listed.map((voice) => new Option(voice.alias_of ? `${shown(voice)} is ${names[voice.alias_of]}` : shown(voice), voice.id));
+    const options = listed.map((voice) => new Option(voice.alias_of ? `${shown(voice)} (${names[voice.alias_of]})` : shown(voice), voice.id));
     return options.length ? [make("optgroup", { label }, ...options)] : [];
   }));
   if (before !== null && [...at("voice").options].some((option) => option.value === before)) at("voice").value = before;
   else if (none.length && at("voice").options.length > 1 && !kinds.has("voice_design")) at("voice").selectedIndex = 1;
   at("voice-field").hidden = !voices.length || designsOnly;
   const label = document.querySelector("label[for=instructions]");
-  label.textContent = designsOnly ? "The voice, in words" : kinds.has("voice_design") ? "Instruction, or the voice in words" : "Instruction";
+  label.textContent = designsOnly ? "Voice description" : kinds.has("voice_design") ? "Instruction, or a voice description" : "Instruction";
   if (designsOnly && !at("instructions").value) at("instructions").value = "A calm, friendly voice";
   if (kinds.size === 1 && kinds.has("base") && !voices.some((voice) => voice.type === "stored")) {
-    tell(`${at("about").textContent} · It speaks with the voice of a recording: clone one under Voices first.`);
+    tell(`${at("about").textContent} · This model clones voices. Store a recording under Voices first.`);
   }
 }
 
@@ -126,5 +128,6 @@ startVoices(describe);
 startUse();
 startStatus();
 startLoad();
+keepTyped();
 startTabs();
 look();

@@ -22,15 +22,15 @@ function isAllowed(origin) {
 }
 
 function useEndpoint() {
-  for (const id of FIELDS) kept.write(id, at(id).value.trim());
   let origin;
   try {
     ({ origin } = new URL(at("chat-url").value));
   } catch {
-    trouble("The address of the chat endpoint is no URL, such as http://localhost:11434/v1.");
+    trouble("Enter the URL of the chat endpoint, such as http://localhost:11434/v1.");
     return;
   }
-  if (isAllowed(origin)) { at("chat-settings").open = false; return; }
+  for (const id of FIELDS) kept.write(id, at(id).value.trim());
+  if (isAllowed(origin)) { at("chat-settings").open = at("chat-send").disabled = false; return; }
   const to = new URL(location.href);
   to.searchParams.set("chat", origin);
   to.hash = "converse";
@@ -40,7 +40,6 @@ function useEndpoint() {
 async function send() {
   const text = at("chat-text").value.trim(), base = at("chat-url").value.trim().replace(/\/+$/, "");
   if (!text) return;
-  if (!base) { at("chat-settings").open = true; trouble("Say first which chat endpoint answers."); return; }
   if (!isAllowed(new URL(base).origin)) { useEndpoint(); return; }
   interruptChat();
   at("chat-text").value = "";
@@ -64,7 +63,7 @@ async function send() {
     const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
     const sent = { model: at("chat-model").value.trim(), stream: true, messages: messages.slice(0, -1).map(({ role, content }) => ({ role, content })) };
     const reply = await fetch(`${base}/chat/completions`, { method: "POST", headers, body: JSON.stringify(sent), signal });
-    if (!reply.ok) throw new Error(`The chat endpoint answered ${reply.status}: ${(await reply.text()).slice(0, 200)}`);
+    if (!reply.ok) throw new Error(`The chat endpoint answered with status ${reply.status}: ${(await reply.text()).slice(0, 200)}`);
     for await (const piece of pieces(reply.body)) {
       mine.content += piece;
       mine.line.textContent = mine.content;
@@ -75,7 +74,7 @@ async function send() {
     if (error.name === "AbortError") return;
     mine.line.remove();
     messages.splice(-2);
-    trouble(error instanceof TypeError ? "The chat endpoint cannot be reached from this page: is it on, and does it allow this origin (CORS)?" : error.message);
+    trouble(error instanceof TypeError ? "This page cannot reach the chat endpoint. Check that it is running and that it allows this origin (CORS)." : error.message);
   }
 }
 
@@ -91,7 +90,7 @@ function heard(spoken) {
   if (!cut || spoken === undefined) return;
   const rest = cut.content.slice(spoken.length);
   cut.content = spoken;
-  cut.line.replaceChildren(spoken, make("s", { textContent: rest }));
+  cut.line.replaceChildren(make("span", { className: "good", textContent: spoken }), make("s", { textContent: rest }));
 }
 
 let interrupted = null;
@@ -120,7 +119,7 @@ async function* pieces(body) {
 
 export function startChat() {
   for (const id of FIELDS) at(id).value = kept.read(id) ?? "";
-  at("chat-settings").open = !at("chat-url").value;
+  at("chat-settings").open = at("chat-send").disabled = !at("chat-url").value;
   at("chat-save").addEventListener("click", useEndpoint);
   at("chat-form").addEventListener("submit", (event) => { event.preventDefault(); send(); });
 }

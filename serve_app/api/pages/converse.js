@@ -1,6 +1,6 @@
-// The second tab: text that is spoken while somebody, or a script, writes it.
+// The second tab: text that is spoken while a person, or a demo, types it.
 
-import { at, figures, ms, show } from "./dom.js";
+import { at, figures, make, ms, show } from "./dom.js";
 import { interruptChat } from "./chat.js";
 import { LiveSpeech } from "./livespeech.js";
 
@@ -21,9 +21,12 @@ function conversation() {
       show("live-state", "Speaking.");
     },
     interrupted({ spoken, remaining }) {
-      show("live-state", spoken === undefined ? "Interrupted." : `Heard: “${spoken.trim()}” Not heard: “${(remaining ?? "").trim()}”`);
+      show("live-state", "Interrupted.");
+      if (spoken === undefined) return;
+      const part = (className, text) => make("span", { className, textContent: `“${text.trim()}”` });
+      at("live-state").replaceChildren("Heard: ", part("good", spoken), " Not heard: ", part("bad", remaining ?? ""));
     },
-    ended() { show("live-state", "Spoken to its end."); over(); },
+    ended() { show("live-state", "Finished."); over(); },
     failed(message) { show("live-state", message, true); over(); },
     noted(message) { show("live-state", message); },
   });
@@ -31,7 +34,7 @@ function conversation() {
 
 function write(text) {
   const to = conversation();
-  if (!to.isActive) { wordsAt = performance.now(); firstMs = null; show("live-state", "Written: the server has the first words."); }
+  if (!to.isActive) { wordsAt = performance.now(); firstMs = null; show("live-state", "The server has the first words."); }
   to.write(text);
   at("interrupt").disabled = false;
 }
@@ -61,7 +64,7 @@ function script() {
   const words = SCRIPT.match(/\S+\s*/g);
   at("live").value = "";
   sent = 0;
-  at("write").textContent = "Stop the script";
+  at("write").textContent = "Stop the demo";
   const next = () => {
     if (!words.length) { stopWriting(); endTurn(); return; }
     at("live").value += words.shift();
@@ -74,7 +77,7 @@ function script() {
 function stopWriting() {
   clearTimeout(writing);
   writing = null;
-  at("write").textContent = "Let a script write";
+  at("write").textContent = "Play a typing demo";
 }
 
 export function interrupt() {
@@ -90,6 +93,6 @@ export function startConverse() {
   });
   at("write").addEventListener("click", script);
   at("interrupt").addEventListener("click", interrupt);
-  at("pace").addEventListener("input", () => { at("pace-is").textContent = `${at("pace").value} words a second`; });
+  at("pace").addEventListener("input", () => { at("pace-is").textContent = `${at("pace").value} words/s`; });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !at("converse").hidden) interrupt(); });
 }

@@ -31,18 +31,30 @@ export const ms = (value) => (value === null || value === undefined || Number.is
 
 export const seconds = (value) => value.toFixed(1) + " s";
 
-// What a person has set stays for the next visit, where the browser lets it.
-export const kept = {
+const store = (place) => ({
   read(name) {
-    try { return JSON.parse(localStorage.getItem("talkray." + name)); } catch { return null; }
+    try { return JSON.parse(place().getItem("talkray." + name)); } catch { return null; }
   },
   write(name, value) {
     try {
-      if (value === null || value === "") localStorage.removeItem("talkray." + name);
-      else localStorage.setItem("talkray." + name, JSON.stringify(value));
+      if (value === null) place().removeItem("talkray." + name);
+      else place().setItem("talkray." + name, JSON.stringify(value));
     } catch { /* private windows may keep nothing */ }
   },
-};
+});
+
+export const kept = store(() => localStorage); // for the next visit
+const typed = store(() => sessionStorage); // of this tab
+
+// Text, numbers and sliders survive a reload.
+export function keepTyped() {
+  const all = document.querySelectorAll("textarea, input:not([type=password], [type=file], [type=checkbox])");
+  for (const each of all) {
+    each.value = typed.read(each.id) ?? each.value;
+    if (each.type === "range") each.dispatchEvent(new Event("input")); // its label follows
+  }
+  addEventListener("pagehide", () => { for (const each of all) typed.write(each.id, each.value); });
+}
 
 export function copier(button, text) {
   at(button).hidden = !navigator.clipboard;

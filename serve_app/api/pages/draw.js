@@ -18,15 +18,27 @@ export function drawWave(canvas, samples, rate, { playedS = 0, wholeS = 0 } = {}
   return (bars * each) / rate; // seconds that the whole width stands for
 }
 
-function axis(paint, width, height, mostS, mark, every = null) {
+const LEFT = 46; // room for the labels of the y axis
+const STEPS = [0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600];
+const stepFor = (most, many) => STEPS.find((size) => most / size <= many) ?? 10 ** Math.ceil(Math.log10(most / many));
+
+function axis(paint, width, height, mostS, mark, every = stepFor(mostS, 8)) {
   paint.fillStyle = color("soft");
   paint.strokeStyle = color("line");
   paint.font = "11px system-ui, sans-serif";
-  const step = every ?? [0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300].find((size) => mostS / size <= 8) ?? 600;
-  for (let at = 0; at <= mostS; at += step) {
-    const x = (at / mostS) * width;
+  for (let at = 0; at <= mostS; at += every) {
+    const x = LEFT + (at / mostS) * (width - LEFT);
     paint.beginPath(); paint.moveTo(x, 0); paint.lineTo(x, height - 16); paint.stroke();
-    if (x < width - 36) paint.fillText(mark(at, step), x + 3, height - 4);
+    if (x < width - 36) paint.fillText(mark(at, every), x + 3, height - 4);
+  }
+}
+
+// Labels and lines at `y(value)`, up to `most`.
+function yAxis(paint, width, most, y, unit) {
+  const every = stepFor(most, 4);
+  for (let value = 0; value <= most; value += every) {
+    paint.beginPath(); paint.moveTo(LEFT, y(value)); paint.lineTo(width, y(value)); paint.stroke();
+    paint.fillText(`${Number(value.toFixed(2))} ${unit}`, 4, y(value) + 4);
   }
 }
 
@@ -39,11 +51,12 @@ export function drawStrip(canvas, came, played, dry) {
   const total = came.reduce((sum, [, audio]) => sum + audio, 0);
   const ends = played.map(([, to]) => to);
   const most = Math.max(0.2, total, ...came.map(([at]) => at), ...ends) * 1.03;
-  const x = (at) => (at / most) * width;
+  const x = (at) => LEFT + (at / most) * (width - LEFT);
   axis(paint, width, height, most, (at, step) => `${at.toFixed(step < 1 ? 2 : 0)} s`);
   let sum = 0;
   const top = 8, base = height - 24 - AUDIO_ROW / 2 - 4;
   const y = (audio) => base - (audio / Math.max(0.1, total)) * (base - top);
+  yAxis(paint, width, total, y, "s");
   paint.fillStyle = color("tint"); // the audio that had come, as steps
   paint.beginPath();
   paint.moveTo(x(came[0]?.[0] ?? 0), base);
@@ -68,19 +81,20 @@ export function drawStrip(canvas, came, played, dry) {
 export function drawTrend(canvas, slices) {
   const { paint, width, height } = sheet(canvas);
   const most = 1.15 * Math.max(10, ...slices.map((slice) => slice.first_audio_ms.p95 ?? 0));
-  axis(paint, width, height, 15, (at) => (at && at < 15 ? `${15 - at} min ago` : ""), 3);
-  const each = width / slices.length, base = height - 18;
+  axis(paint, width, height, 15, (at) => (at && at < 15 ? `${15 - at} min ago` : ""), width < 500 ? 5 : 3);
+  const each = (width - LEFT) / slices.length, base = height - 18, x = (index) => LEFT + index * each + 1;
+  yAxis(paint, width, most, (value) => base - (value / most) * (base - 6), "ms");
   slices.forEach((slice, index) => {
     const { p50, p95, count } = slice.first_audio_ms;
     if (count) {
       paint.fillStyle = color("wave");
-      paint.fillRect(index * each + 1, base - (p95 / most) * (base - 6), Math.max(2, each - 2), (p95 / most) * (base - 6));
+      paint.fillRect(x(index), base - (p95 / most) * (base - 6), Math.max(2, each - 2), (p95 / most) * (base - 6));
       paint.fillStyle = color("accent");
-      paint.fillRect(index * each + 1, base - (p50 / most) * (base - 6), Math.max(2, each - 2), (p50 / most) * (base - 6));
+      paint.fillRect(x(index), base - (p50 / most) * (base - 6), Math.max(2, each - 2), (p50 / most) * (base - 6));
     }
     if (Object.keys(slice.refused).length) {
       paint.fillStyle = color("bad");
-      paint.fillRect(index * each + 1, 0, Math.max(2, each - 2), 5);
+      paint.fillRect(x(index), 0, Math.max(2, each - 2), 5);
     }
   });
 }

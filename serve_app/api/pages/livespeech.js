@@ -18,8 +18,8 @@ export class LiveSpeech {
     this.socket.onmessage = ({ data }) => this.take(data);
     this.socket.onclose = ({ code, reason }) => {
       if (this.isClosed) return;
-      const refused = "The server refused the conversation: its key may be missing, or its model may need a stored voice.";
-      this.fail(this.isOpen ? reason || `The server closed the conversation (${code}).` : refused);
+      const refused = "The server refused the connection. Check the API key, and choose a stored voice if the model clones voices.";
+      this.fail(this.isOpen ? reason || `The server closed the connection (code ${code}).` : refused);
     };
   }
 

@@ -1,4 +1,4 @@
-// How many of me: the same text asked for several times at once over WebSockets, of which a browser may open many.
+// A load test from this browser: the same text several times in parallel over WebSockets, of which it may open many.
 
 import { at, make, ms, show } from "./dom.js";
 import { socket } from "./server.js";
@@ -13,7 +13,7 @@ function speakOnce() {
     const opened = socket("v1/audio/speech/ws"), began = performance.now();
     let rate = 24000, firstMs = null, due = 0, pauseMs = 0, isDone = false;
     const end = (result) => { if (!isDone) { isDone = true; clearTimeout(timer); done(result); opened.close(); } };
-    const timer = setTimeout(() => end({ failed: "No end within a minute." }), BOUND_MS);
+    const timer = setTimeout(() => end({ failed: "A stream did not end within a minute." }), BOUND_MS);
     sockets.push(opened);
     opened.onopen = () => opened.send(JSON.stringify({ type: "speak", ...fields(), seed: Math.floor(Math.random() * 2 ** 31) }));
     opened.onmessage = ({ data }) => {
@@ -43,24 +43,24 @@ async function load() {
   at("load-table").hidden = false;
   let carried = 0, why = "";
   for (let many = 1; !why; many = Math.min(most, many * 2)) {
-    show("load-state", `${many} at once …`);
+    show("load-state", `${many} in parallel …`);
     sockets = [];
     const results = await Promise.all(Array.from({ length: many }, speakOnce));
-    if (isStopped) { why = "You stopped it."; break; }
+    if (isStopped) { why = "Stopped."; break; }
     const failed = results.find((each) => each.failed);
     if (failed) { why = failed.failed; break; }
     const spoken = results.filter((each) => each.firstMs !== undefined), refused = results.filter((each) => each.refused);
     const firsts = spoken.map((each) => each.firstMs).sort((a, b) => a - b), pause = Math.max(0, ...spoken.map((each) => each.pauseMs));
-    at("load-rows").append(make("tr", {}, ...[many, `${ms(firsts[firsts.length >> 1])} ms, at most ${ms(firsts.at(-1))}`, `${ms(pause)} ms`, refused.length]
+    at("load-rows").append(make("tr", {}, ...[many, `${ms(firsts[firsts.length >> 1])} ms, max. ${ms(firsts.at(-1))} ms`, `${ms(pause)} ms`, refused.length]
       .map((text, index) => make(index ? "td" : "th", { textContent: text, ...(index ? {} : { scope: "row" }) }))));
-    if (refused.length) why = `The server let ${spoken.length} of ${many} in.`;
-    else if (pause > PAUSE_MS) why = `With ${many} there were pauses.`;
+    if (refused.length) why = `The server accepted ${spoken.length} of ${many} streams.`;
+    else if (pause > PAUSE_MS) why = `${many > 1 ? `${many} streams` : "Even a single stream"} had a gap of ${ms(pause)} ms.`;
     else {
       carried = many;
-      if (many === most) why = "That was as many as you asked for.";
+      if (many === most) why = "This is the number that you set.";
     }
   }
-  show("load-state", `${carried || "None"} at once without a pause above ${PAUSE_MS} ms. ${why}`);
+  show("load-state", `${carried ? `${carried} in parallel without a gap of more than ${PAUSE_MS} ms. ` : ""}${why}`);
   isStopped = true;
   at("load").disabled = false;
   at("load-stop").disabled = true;

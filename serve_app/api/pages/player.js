@@ -1,6 +1,10 @@
 // A player of samples that still come. It has an AudioWorklet where the page is secure, and buffer sources elsewhere.
 
+import { at } from "./dom.js";
+
 let context = null, loading = null;
+
+const bufferS = () => (at("playback").value === "immediate" ? 0 : 0.1); // to have before playback starts
 
 // Must first be called in a click or a key press: browsers let no page sound before. Without a `rate`: any.
 export function wake(rate = context?.sampleRate ?? 24000) {
@@ -45,7 +49,7 @@ class WorkletPlayer extends Player {
     super(on);
     this.samples = 0;
     this.toldAt = null;
-    this.node = new AudioWorkletNode(context, "pieces", { outputChannelCount: [1] });
+    this.node = new AudioWorkletNode(context, "pieces", { outputChannelCount: [1], processorOptions: { bufferS: bufferS() } });
     this.node.port.onmessage = ({ data }) => this.take(data);
     this.node.connect(context.destination);
   }
@@ -91,7 +95,7 @@ class SourcePlayer extends Player {
     const isDry = this.given > 0 && this.due < now;
     if (isDry) { this.underruns++; this.tell("dry"); }
     if (isDry || !this.given) this.tell("begun");
-    this.due = Math.max(this.due, now + 0.04);
+    this.due = Math.max(this.due, now + (this.given ? 0.04 : bufferS()));
     const source = new AudioBufferSourceNode(context, { buffer });
     source.connect(context.destination);
     source.start(this.due);

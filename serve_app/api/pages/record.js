@@ -27,7 +27,7 @@ async function start() {
     recorder = null;
     at("record").textContent = "Record again";
     at("record").classList.remove("recording");
-    at("record-note").textContent = "Listen to it below. Say what it says, word by word.";
+    at("record-note").textContent = "Listen to it below, and type what it says, word for word.";
     at("clone-file").value = "";
     offer(recorded);
   };
@@ -36,7 +36,7 @@ async function start() {
   at("record").classList.add("recording");
   timer = setInterval(() => {
     const spent = (performance.now() - began) / 1000;
-    at("record-note").textContent = `${spent.toFixed(0)} s, at most ${MOST_S}`;
+    at("record-note").textContent = `${spent.toFixed(0)} of ${MOST_S} s`;
     if (spent >= MOST_S) recorder?.stop();
   }, 250);
 }
@@ -44,14 +44,14 @@ async function start() {
 export function startRecorder() {
   if (!navigator.mediaDevices || !window.MediaRecorder) {
     at("record").disabled = true;
-    at("record-note").textContent = "Browsers give the microphone to https and localhost only.";
+    at("record-note").textContent = "Recording needs https or localhost.";
   }
   at("record").addEventListener("click", async () => {
     if (recorder) { recorder.stop(); return; }
     try {
       await start();
     } catch (error) {
-      at("record-note").textContent = `No microphone: ${error.message}`;
+      at("record-note").textContent = `Recording failed: ${error.message}`;
     }
   });
   at("clone-file").addEventListener("change", () => {

@@ -63,7 +63,7 @@ async function refusal(answer) {
     const { error } = await answer.json();
     return new Refused(error.message, { ...details, field: error.param });
   } catch {
-    return new Refused(`The server answered ${answer.status}.`, details);
+    return new Refused(`The server answered with status ${answer.status}.`, details);
   }
 }
 
@@ -79,7 +79,7 @@ export function socket(path) {
 export async function countDown(id, error, signal) {
   for (let left = Math.ceil(error.retryMs / 1000); left > 0 && !signal.aborted; left--) {
     const told = error.message.replace(/ ?Try again in \d+ s\./, "");
-    show(id, `${told} Asking again in ${left} s.`, true);
+    show(id, `${told} Trying again in ${left} s.`, true);
     await new Promise((done) => {
       const timer = setTimeout(done, Math.min(1000, error.retryMs));
       signal.addEventListener("abort", () => { clearTimeout(timer); done(); }, { once: true });

@@ -6,8 +6,17 @@ import { asWav, isSmooth } from "./player.js";
 import { ask, countDown, key } from "./server.js";
 import { Speech } from "./speech.js";
 
-const OPTIONS = { language: "language", seed: "seed", temperature: "temperature", markup: "markup", normalization: "text_normalization" };
+const OPTIONS = { language: "language", seed: "seed", temperature: "temperature", markup: "markup", normalization: "text_normalization", any: "any_language" };
+const REMEDY = /"(any_language|markup)": "?(\w+)"?/; // as the server's errors name it
 const MOST_KEPT = 12;
+const EXAMPLES = [
+  ["Your order 4711 ships on May 3rd at 5:30 p.m. The total is $1,249.50, including 19 % tax."],
+  ["I have something to tell you, but please keep it between us.", "Slow and quiet"],
+  ["The lighthouse stood at the end of the pier. Every evening the keeper climbed its 142 steps and lit the lamp. On clear "
+    + "nights fishermen saw it from thirty miles away. On foggy nights they listened for the horn. One autumn the storm came "
+    + "early, and the boats were still at sea. The keeper kept the lamp burning until morning. When the sun rose, he counted "
+    + "the masts in the harbor. They were all there."],
+];
 const past = [];
 let now = null; // the Speech that is shown
 let isBusy = false, isPlaying = false, shownS = 1;
@@ -19,7 +28,7 @@ export function fields() {
   if (at("instructions").value && !at("instructions-field").hidden) sent.instructions = at("instructions").value;
   for (const [id, name] of Object.entries(OPTIONS)) {
     const { value, type } = at(id);
-    if (value !== "") sent[name] = type === "number" ? Number(value) : value;
+    if (value !== "") sent[name] = type === "number" ? Number(value) : value === "true" || value;
   }
   if (Number(at("speed").value) !== 1) sent.speed = Number(at("speed").value);
   return sent;
@@ -32,8 +41,7 @@ export async function speak(more = {}) {
   const mine = now = new Speech(asked, performance.now());
   busy(true);
   noEffect([]);
-  at("speak-note").textContent = "";
-  show("speak-state", "Asking …");
+  accept("Waiting for audio …");
   try {
     for (;;) {
       try {
@@ -44,19 +52,17 @@ export async function speak(more = {}) {
         await countDown("speak-state", error, mine.leaving.signal);
         if (mine.leaving.signal.aborted) throw error;
         mine.pressedAt = performance.now();
-        show("speak-state", "Asking …");
+        accept("Waiting for audio …");
       }
     }
-    if (now === mine) show("speak-state", summary(mine));
+    if (now === mine) accept(summary(mine));
   } catch (error) {
     const stopped = mine.leaving.signal.aborted;
     mine.stop();
     if (now !== mine) return;
     const length = mine.parts.length ? ` ${seconds(mine.lengthS)} can be saved.` : "";
-    if (stopped) show("speak-state", `Stopped.${length}`);
-    else show("speak-state", `${error.message}${length}`, true);
-    if (error.field) at("options").open ||= Object.values(OPTIONS).includes(error.field);
-    if (error.field) noEffect([{ field: error.field, reason: error.message }]);
+    if (stopped) accept(`Stopped.${length}`);
+    else refuse(error, length);
   } finally {
     if (now === mine) { busy(false); finished(mine); }
   }
@@ -69,6 +75,28 @@ export function stop() {
   at("replay").textContent = "Play again";
 }
 
+// The state line, without what the last error left.
+function accept(text) {
+  show("speak-state", text);
+  at("anyway").hidden = true;
+  for (const each of document.querySelectorAll("#speak [aria-invalid]")) each.removeAttribute("aria-invalid");
+}
+
+// The error once, its field marked, and a way out where the server names one.
+function refuse(error, more = "") {
+  accept("");
+  show("speak-state", `${error.message}${more}`, true);
+  const field = error.field === "input" ? at("text") : document.querySelector(`[data-note="${error.field}"]`)?.parentElement.querySelector("input, select");
+  field?.setAttribute("aria-invalid", "true");
+  at("options").open ||= at("options").contains(field ?? null);
+  const [, name, value] = REMEDY.exec(error.message) ?? [];
+  at("anyway").hidden = !name;
+  at("anyway").onclick = () => {
+    at(Object.keys(OPTIONS).find((id) => OPTIONS[id] === name)).value = value;
+    speak();
+  };
+}
+
 function busy(is) {
   isBusy = is;
   at("speak-now").disabled = is;
@@ -79,16 +107,39 @@ function live(speech) {
   if (now !== speech) return;
   if (at("heard").hidden || at("words").dataset.of !== speech.fields.input) reveal(speech);
   split(speech);
-  show("speak-state", `${seconds(speech.lengthS)} so far`);
+  show("speak-state", `${seconds(speech.lengthS)} received`);
 }
 
 function reveal(speech) {
   at("heard").hidden = false;
   at("words").dataset.of = speech.fields.input;
-  at("words").replaceChildren(...speech.fields.input.trim().split(/(\s+)/).map((part) => (
-    /\S/.test(part) ? make("span", { textContent: part }) : part
-  )));
+  let place = 0;
+  at("words").replaceChildren(...speech.fields.input.split(/(\s+)/).map((part) => {
+    const from = place, letters = [...part];
+    place += letters.length;
+    return /\S/.test(part) ? make("span", {}, ...struck(letters, from, speech.unspoken ?? [])) : part;
+  }));
+  if (speech.cutsText && !speech.unspoken) strike(speech);
   frame();
+}
+
+// `letters`, which begin at `from` in the text; those in `ranges` are struck out.
+function struck(letters, from, ranges) {
+  const parts = [];
+  for (const [index, letter] of letters.entries()) {
+    const tag = ranges.some(([start, end]) => start <= from + index && from + index < end) ? "s" : "span";
+    if (parts.at(-1)?.localName !== tag) parts.push(document.createElement(tag));
+    parts.at(-1).textContent += letter;
+  }
+  return parts.map((part) => (part.localName === "s" ? part : part.textContent));
+}
+
+async function strike(speech) {
+  try {
+    const { sent, unspoken } = await (await ask("v1/audio/text", { json: speech.fields })).json();
+    speech.unspoken = sent === speech.fields.input ? unspoken : [];
+    if (now === speech) reveal(speech);
+  } catch { /* the text stays as it is */ }
 }
 
 function split(speech) {
@@ -96,9 +147,9 @@ function split(speech) {
   const playback = speech.soundMs === null ? null : speech.soundMs - speech.firstMs;
   figures("split", [
     ["First sound", ms(speech.soundMs), "ms", true],
-    ["of it the server", ms(speech.serverMs), "ms"],
-    ["the network", ms(network), "ms"],
-    ["silence and playback", ms(playback), "ms"],
+    ["Server", ms(speech.serverMs), "ms"],
+    ["Network", ms(network), "ms"],
+    ["Playback delay", ms(playback), "ms"],
     ["Length", speech.lengthS.toFixed(1), "s"],
     ["Underruns", speech.dry.length, ""],
   ]);
@@ -106,8 +157,8 @@ function split(speech) {
 
 function summary(speech) {
   const [firstAt] = speech.came[0] ?? [0], lastAt = speech.came.at(-1)?.[0] ?? 0;
-  const pace = lastAt > firstAt ? ` The server made ${(speech.lengthS / (lastAt - firstAt)).toFixed(1)} s of audio a second.` : "";
-  return `${seconds(speech.lengthS)} in all, with seed ${speech.fields.seed}.${pace}`;
+  const pace = lastAt > firstAt ? ` Synthesized at ${(speech.lengthS / (lastAt - firstAt)).toFixed(1)}× real time.` : "";
+  return `${seconds(speech.lengthS)} of audio, seed ${speech.fields.seed}.${pace}`;
 }
 
 function finished(speech) {
@@ -119,7 +170,7 @@ function finished(speech) {
   frame();
 }
 
-// Beside its field what had no effect; of other fields below the form.
+// Options without effect, each beside its field; other fields below the form.
 function noEffect(ignored) {
   const notes = new Map([...document.querySelectorAll("[data-note]")].map((note) => [note.dataset.note, note]));
   for (const note of notes.values()) { note.textContent = ""; note.classList.remove("no-effect"); }
@@ -129,7 +180,7 @@ function noEffect(ignored) {
     if (note && !note.closest("[hidden]")) {
       note.textContent = reason.startsWith(field) ? reason : `No effect: ${reason}`;
       note.classList.add("no-effect");
-    } else if (field !== "model") others.push(`${field}: ${reason}`);
+    } else if (field !== "model") others.push(field === "input" ? `Text: ${reason}` : `${field}: ${reason}`);
   }
   at("speak-note").textContent = others.join(" · ");
 }
@@ -141,9 +192,9 @@ function frame() {
   const playedS = position(speech);
   shownS = drawWave(at("wave").firstElementChild, speech.samples, speech.rate, { playedS, wholeS: speech.isWhole ? 0 : speech.lengthS * 1.25 });
   drawStrip(at("strip"), speech.came, speech.playedRows, speech.dry);
-  at("strip-note").textContent = `Each step is a chunk that came; the line below it is what was played by then. ${
-    speech.dry.length ? `Red: the player ran dry: ${speech.dry.length}.` : "The player never ran dry."}${
-    isSmooth() ? "" : " This page is not secure (https or localhost), so a simpler player plays."}`;
+  at("strip-note").textContent = `Blue: audio received, one step per chunk. Green: audio played. ${
+    speech.dry.length ? `Red: ${speech.dry.length} underrun${speech.dry.length === 1 ? "" : "s"}.` : "No underruns."}${
+    isSmooth() ? "" : " A simpler player is in use because this page is not on https or localhost."}`;
   at("clock").textContent = `${playedS.toFixed(1)} / ${seconds(speech.lengthS)}`;
   const slider = at("wave");
   slider.setAttribute("aria-valuemax", speech.lengthS.toFixed(1));
@@ -168,7 +219,7 @@ function lightWords(speech, playedS) {
     for (let index = place; index < found; index++) spans[index].className = isActive && start <= playedS ? "said" : "";
     place = found + 1;
     spans[found].className = !isActive ? "" : start <= playedS && playedS < end ? "now" : end <= playedS ? "said" : "";
-    if (spans[found].className === "now") spans[found].title = speech.estimated ? "its time is an estimate" : "";
+    if (spans[found].className === "now") spans[found].title = speech.estimated ? "This time is an estimate." : "";
   }
 }
 
@@ -199,7 +250,7 @@ async function save() {
   const speech = now, format = at("save-as").value;
   if (!speech?.parts.length) return;
   if (format === "wav") { saveFile(asWav(speech.samples, speech.rate), "talkray.wav"); return; }
-  show("speak-state", `Making it again as ${format}, with the same seed …`);
+  show("speak-state", `Synthesizing again as ${format} with the same seed …`);
   try {
     const answer = await ask("v1/audio/speech", { json: { ...speech.fields, response_format: format, stream: false } });
     saveFile(await answer.blob(), `talkray.${format}`);
@@ -231,13 +282,19 @@ async function tryOptions() {
   if (mine.signal.aborted || isBusy) return;
   try {
     const answer = await ask("v1/audio/text", { json: fields(), signal: mine.signal });
+    if (at("speak-state").classList.contains("bad")) accept("");
     noEffect((await answer.json()).ignored);
   } catch (error) {
-    if (error.name !== "AbortError" && error.field) noEffect([{ field: error.field, reason: error.message }]);
+    if (error.name === "AbortError" || !error.field) return;
+    noEffect([]);
+    refuse(error);
   }
 }
 
 export function startSpeak() {
+  for (const [index, button] of [...at("examples").children].entries()) {
+    button.addEventListener("click", () => { [at("text").value, at("instructions").value = ""] = EXAMPLES[index]; });
+  }
   at("speak-form").addEventListener("submit", (event) => { event.preventDefault(); speak(); });
   at("stop").addEventListener("click", stop);
   at("replay").addEventListener("click", () => { if (isPlaying) { stop(); frame(); } else replay(0); });
@@ -246,14 +303,14 @@ export function startSpeak() {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); at("speak-form").requestSubmit(); }
   });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !at("speak").hidden) stop(); });
-  for (const id of [...Object.keys(OPTIONS), "speed", "voice", "model", "instructions"]) {
+  for (const id of [...Object.keys(OPTIONS), "speed", "voice", "model", "instructions", "playback"]) {
     at(id).addEventListener("change", () => {
       kept.write("speak." + id, at(id).value);
       if (!at("with-key").hidden && !key()) return;
       tryOptions();
     });
   }
-  for (const id of [...Object.keys(OPTIONS).filter((name) => name !== "language"), "speed"]) {
+  for (const id of [...Object.keys(OPTIONS).filter((name) => name !== "language"), "speed", "playback"]) {
     const value = kept.read("speak." + id);
     if (value !== null) at(id).value = value;
   }

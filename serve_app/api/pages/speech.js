@@ -31,6 +31,7 @@ export class Speech {
     this.firstMs = performance.now() - this.pressedAt;
     this.serverMs = timing(answer.headers.get("server-timing"));
     this.estimated = answer.headers.get("x-word-times") === "estimated";
+    this.cutsText = /\binput\b/.test(answer.headers.get("x-ignored") ?? "");
     this.rate = Number(answer.headers.get("x-sample-rate")) || this.rate;
     this.player = await opening;
     if (this.rate !== 24000) this.player = await openPlayer(this.rate, this.listeners(on));
@@ -50,12 +51,12 @@ export class Speech {
       } else if (event.type === "speech.audio.error") throw new Error(event.error.message);
       on.came?.();
     }
-    if (!this.isWhole) throw new Error("The server broke off before the end.");
+    if (!this.isWhole) throw new Error("The server closed the connection before the end of the audio.");
     this.player.end();
     const told = new AbortController();
     await Promise.race([this.over.then(() => told.abort()), stoodStill(2000, told.signal)]);
     if (this.leaving.signal.aborted) throw new DOMException("stopped", "AbortError");
-    if (!told.signal.aborted) { this.player.stop(); throw new Error("The browser plays no sound: is there a loudspeaker?"); }
+    if (!told.signal.aborted) { this.player.stop(); throw new Error("The browser plays no sound. Check the audio output."); }
   }
 
   listeners(on) {

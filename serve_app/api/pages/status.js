@@ -1,4 +1,4 @@
-// How the cluster is: what `/status` says, again every two seconds while this tab is looked at.
+// What `/status` answers, again every two seconds while this tab is looked at.
 
 import { at, figures, make, ms, show } from "./dom.js";
 import { drawTrend } from "./draw.js";
@@ -18,8 +18,8 @@ async function look() {
     try {
       describe(await (await ask("status")).json());
     } catch (error) {
-      const why = error.status === 401 ? "Only holders of a key may see this: enter yours above." : error.message;
-      show("status-state", error.status === 404 ? "This server tells no status." : why, true);
+      const why = error.status === 401 ? "The status needs an API key. Enter it above." : error.message;
+      show("status-state", error.status === 404 ? "This server has no /status." : why, true);
       if (error.status === 404) return;
     }
   }
@@ -33,22 +33,21 @@ function describe(told) {
   show("status-state", "");
   figures("figures", [
     ["First audio, last minute", ms(now.first_audio_ms.p50), "ms", true],
-    ["slowest 5 % of it", ms(now.first_audio_ms.p95), "ms"],
-    ["a quarter of an hour", ms(quarter.first_audio_ms.p50), "ms"],
+    ["p95, last minute", ms(now.first_audio_ms.p95), "ms"],
+    ["Median, last 15 min", ms(quarter.first_audio_ms.p50), "ms"],
     ["Speaking now", streams.speaking, `of ${streams.most}`],
     ["Waiting for audio", streams.waiting, ""],
-    ["Refused in 15 min", refusals(quarter), ""],
-    ["Late chunks in 15 min", quarter.late_chunks, ""],
-    ["Audio in 15 min", Math.round(quarter.audio_s), "s"],
+    ["Refused, last 15 min", refusals(quarter), ""],
+    ["Late chunks, last 15 min", quarter.late_chunks, ""],
+    ["Audio, last 15 min", Math.round(quarter.audio_s), "s"],
   ]);
   drawTrend(at("trend"), slices);
   const reasons = Object.entries(quarter.refused).map(([reason, count]) => `${reason} ${count}`).join(", ");
-  at("trend-note").textContent = `First audio in a quarter of an hour, 15 seconds a bar: the median, and above it the slowest 5 %, up to ${
-    ms(Math.max(0, ...slices.map((slice) => slice.first_audio_ms.p95 ?? 0)))} ms.${reasons ? ` Refused (red): ${reasons}.` : ""} Of ${
-    told.ingresses_heard} ingress replica${told.ingresses_heard === 1 ? "" : "s"}, Talkray ${told.version}.`;
-  const models = Object.entries(told.models).map(([name, state]) => row(name === "model" ? "The model" : `Model: ${name}`, state.state, "", state));
+  at("trend-note").textContent = `Time to first audio, one bar for 15 seconds. Blue: median. Gray: p95.${
+    reasons ? ` Red: refused (${reasons}).` : ""} Measured by ${told.ingresses_heard} ingress replica${told.ingresses_heard === 1 ? "" : "s"}.`;
+  const models = Object.entries(told.models).map(([name, state]) => row(name === "model" ? "Model" : `Model: ${name}`, state.state, "", state));
   const pools = Object.entries(told.pools).map(([name, { wanted, running }]) => (
-    row(`Pool: ${name}`, running >= wanted ? "complete" : "starting", `${running} of ${wanted}`, {})
+    row(`Pool: ${name}`, running >= wanted ? "ready" : "starting", `${running} of ${wanted}`, {})
   ));
   at("pools").replaceChildren(...models, ...pools);
 }

@@ -24,7 +24,7 @@ const PROGRAMS = {
   JavaScript(sent) {
     return `const answer = await fetch("${address()}/v1/audio/speech", {\n  method: "POST",\n  headers: { "Content-Type": "application/json"${
       needsKey() ? ", Authorization: `Bearer ${process.env.TALKRAY_API_KEY}`" : ""} },\n  body: JSON.stringify(${
-      JSON.stringify({ ...sent, response_format: "mp3" }, null, 2).replaceAll("\n", "\n  ")}),\n});\nfor await (const audio of answer.body) {\n  // play it, or write it to a file\n}`;
+      JSON.stringify({ ...sent, response_format: "mp3" }, null, 2).replaceAll("\n", "\n  ")}),\n});\nfor await (const audio of answer.body) {\n  // play the audio, or write it to a file\n}`;
   },
 };
 
@@ -33,7 +33,7 @@ const python = (value) => JSON.stringify(value).replace(/^true$/, "True").replac
 const lines = new Map(); // by client
 
 export async function showUse() {
-  describe(); // the program needs no answer of the server
+  describe(); // works without the server
   if (!lines.size) {
     const known = await (await ask("page/clients.json")).json();
     if (lines.size) return; // this tab was opened again meanwhile
@@ -54,7 +54,7 @@ function describe() {
   at("program-code").textContent = PROGRAMS[at("program").value](fields());
   const words = { $url: address(), $sockets: address().replace("http", "ws"), $voice: at("voice").value || "default" };
   const filled = (text) => text.replace(/\$(url|sockets|voice)\b/g, (word) => words[word]);
-  at("client-lines").textContent = (lines.get(at("client").value) ?? []).map(([dialect, rest]) => `${dialect}\n  ${filled(rest)}`).join("\n\n");
+  at("client-lines").textContent = (lines.get(at("client").value) ?? []).map(([dialect, rest]) => `Through the ${dialect} API:\n  ${filled(rest)}`).join("\n\n");
 }
 
 export function startUse() {

@@ -6,19 +6,23 @@ import { recording, startRecorder } from "./record.js";
 
 let refresh = async () => {};
 let playing = null; // the preview
+let canClone = null; // whether stored voices can speak; null: not known yet
 
-export function showVoices(voices, kinds) {
+const NO_CLONES = "This server cannot speak with stored voices. Start one that can: talkray serve --model embedded-base, or a Base checkpoint.";
+
+export function showVoices(voices, kinds, isDemo) {
+  const canDesign = kinds.has("voice_design"), isFirst = canClone === null;
+  canClone = kinds.has("base");
   const listed = voices.filter((voice) => voice.type !== "alias");
   at("voice-list").replaceChildren(...listed.map(entry));
-  show("voices-state", listed.length ? "" : "No voice yet: clone or design one below.");
-  const canClone = kinds.has("base"), canDesign = kinds.has("voice_design");
-  at("clone-fields").disabled = at("design-fields").disabled = false;
-  at("clone-about").textContent = `Five to fifteen seconds of one person in a quiet room.${
-    canClone ? "" : " No Base model is loaded here: the voice is stored, and speaks once there is one."}`;
+  show("voices-state", listed.length ? "" : "There is no voice yet. Clone or design one below.");
+  at("voices-about").textContent = [isDemo && "This is the demo voice, a small model: intelligible, but clearly synthetic.",
+    !canClone && listed.some((voice) => voice.type === "stored") && NO_CLONES].filter(Boolean).join(" ");
+  at("clone-about").textContent = `Record one person in a quiet room for 5 to 15 seconds.${canClone ? "" : ` ${NO_CLONES}`}`;
   at("design-fields").disabled = !canDesign;
-  at("design-about").textContent = canDesign ? `Words make a voice: three candidates, of which you keep one.${
-    canClone ? "" : " No Base model is loaded here: what you keep speaks once there is one."}`
-    : "No VoiceDesign model is loaded here. With one (talkray serve --model 1.7B-VoiceDesign), words make a voice.";
+  at("design-about").textContent = canDesign ? `Describe a voice. You get three candidates and keep one.${canClone ? "" : ` ${NO_CLONES}`}`
+    : "This needs a VoiceDesign model: talkray serve --model 1.7B-VoiceDesign.";
+  if (isFirst) for (const [part, can] of [["clone", canClone], ["design", canDesign]]) at(`${part}-part`).open = can;
 }
 
 function entry(voice) {
@@ -30,10 +34,11 @@ function entry(voice) {
     const made = make("button", { type: "button", className: "small", textContent: text, "aria-label": `${text} ${name}` });
     made.addEventListener("click", () => act(made).catch((error) => show("voices-state", error.message, true)));
     item.append(made);
+    return made;
   };
-  button("Hear", async (by) => hear(by, id));
-  button("Use", async () => { at("voice").value = id; at("voice").dispatchEvent(new Event("change")); at("tab-speak").click(); });
+  const speaking = [button("Hear", async (by) => hear(by, id)), button("Use", async () => { at("voice").value = id; at("voice").dispatchEvent(new Event("change")); at("tab-speak").click(); })];
   if (type !== "stored") return item;
+  if (!canClone) for (const each of speaking) Object.assign(each, { disabled: true, title: NO_CLONES });
   const path = `v1/audio/voices/${encodeURIComponent(id)}`;
   button("About", async (by) => {
     const open = item.querySelector("ul");
@@ -42,25 +47,25 @@ function entry(voice) {
     item.append(findings(await (await ask(path)).json()));
   });
   button("Rename", async () => {
-    const other = prompt(`Another name for ${name}`, name);
+    const other = prompt(`New name for ${name}`, name);
     if (!other || other === name) return;
     await ask(path, { json: { name: other } });
     await refresh();
   });
   button("Export", async () => saveFile(await (await ask(`${path}/file`)).blob(), `${name}.voice`));
   button("Delete", async () => {
-    if (!confirm(`Delete ${name}, with its recordings, for good?`)) return;
+    if (!confirm(`Delete ${name} and its recordings? You cannot undo this.`)) return;
     await ask(path, { method: "DELETE" });
     await refresh();
     show("voices-state", `${name} is deleted.`);
-  });
+  }).classList.add("danger");
   return item;
 }
 
 async function hear(by, voice) {
   playing?.pause();
   by.disabled = true;
-  show("voices-state", "Asking …");
+  show("voices-state", "Waiting for audio …");
   try {
     const json = { model: "qwen3-tts", input: at("sample").value || "Hello.", voice, response_format: "mp3", stream: false };
     playing = new Audio(URL.createObjectURL(await (await ask("v1/audio/speech", { json })).blob()));
@@ -71,21 +76,21 @@ async function hear(by, voice) {
   }
 }
 
-// What the doctor of recordings said: of what was sent, and what was then done to it.
+// What the check of the recording found, and how it was prepared.
 function findings(voice) {
   const lines = voice.takes.flatMap(({ style, seconds, cloned_by: by, changes, flaws }) => [
-    `${style}: ${seconds.toFixed(1)} s, cloned by ${by === "vector" ? "its sound only: there is no transcript" : "sound and transcript"}`,
-    ...(flaws.length ? flaws.map((flaw) => `As you sent it (${flaw.severity}): ${flaw.found} ${flaw.advice}`) : ["As you sent it: nothing is wrong with the recording."]),
-    ...(changes.length ? changes.map((change) => `Prepared: ${change}`) : ["Prepared: it stayed as it was."]),
+    `${style}: ${seconds.toFixed(1)} s, cloned ${by === "vector" ? "without a transcript" : "with its transcript"}`,
+    ...(flaws.length ? flaws.map((flaw) => `Recording (${flaw.severity}): ${flaw.found} ${flaw.advice}`) : ["Recording: no problems found."]),
+    ...(changes.length ? changes.map((change) => `Prepared: ${change}`) : ["Prepared: unchanged."]),
   ]);
-  const rest = [voice.consent ? `Consent: ${voice.consent}` : "Consent: none was given.", ...(voice.provenance ? [`From: ${
+  const rest = [voice.consent ? `Consent: ${voice.consent}` : "Consent: not stated.", ...(voice.provenance ? [`Stored through: ${
     typeof voice.provenance === "string" ? voice.provenance : JSON.stringify(voice.provenance)}`] : [])];
   return make("ul", {}, ...[...lines, ...rest].map((textContent) => make("li", { textContent })));
 }
 
 async function clone() {
   const audio = recording();
-  if (!audio) { show("clone-state", "Choose a file, or record one.", true); return; }
+  if (!audio) { show("clone-state", "Choose a file or record one.", true); return; }
   const form = new FormData();
   form.append("audio_sample", audio, audio.name ?? "microphone.webm");
   for (const [id, name] of [["clone-name", "name"], ["clone-text", "ref_text"], ["clone-language", "language"], ["clone-consent", "consent"]]) {
@@ -97,7 +102,7 @@ async function clone() {
     item.append(findings(voice));
     at("findings").replaceChildren(make("ul", { className: "list" }, item));
     await refresh();
-    show("clone-state", `${voice.name} is stored. Hear it, and compare it with the recording above.`);
+    show("clone-state", `${voice.name} is stored. ${canClone ? "Press Hear, and compare it with the recording above." : NO_CLONES}`);
   });
 }
 
@@ -108,7 +113,7 @@ async function design() {
   await working("design", async () => {
     const { candidates, left_out: leftOut } = await (await ask("v1/audio/voices/design", { json })).json();
     at("candidates").replaceChildren(...candidates.map(candidate));
-    show("design-state", leftOut.length ? `${leftOut.length} left out: ${leftOut.map((each) => each.reason).join("; ")}.` : "Which one stays?");
+    show("design-state", leftOut.length ? `${leftOut.length} not usable: ${leftOut.map((each) => each.reason).join("; ")}.` : "Keep the one you like.");
   });
 }
 
@@ -116,11 +121,11 @@ function candidate({ id, audio, media_type: type, seconds }, index) {
   const bytes = Uint8Array.from(atob(audio), (letter) => letter.charCodeAt(0));
   const named = `Candidate ${index + 1}`;
   const player = make("audio", { controls: true, src: URL.createObjectURL(new Blob([bytes], { type })), "aria-label": named });
-  const name = make("input", { placeholder: "its name", maxLength: 100, "aria-label": `Name of candidate ${index + 1}` });
+  const name = make("input", { placeholder: "name", maxLength: 100, "aria-label": `Name of candidate ${index + 1}` });
   name.style.flex = "1 1 8rem";
   const lock = make("button", { type: "button", className: "small", textContent: "Keep", "aria-label": `Keep candidate ${index + 1}` });
   lock.addEventListener("click", () => working("design", async () => {
-    if (!name.value.trim()) { name.focus(); throw new Error("Give it a name first."); }
+    if (!name.value.trim()) { name.focus(); throw new Error("Enter a name for the voice."); }
     const form = new FormData();
     form.append("design", id);
     form.append("name", name.value.trim());

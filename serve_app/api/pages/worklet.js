@@ -1,11 +1,12 @@
 // Plays what comes, on the audio thread: waits for a little audio first, and again after it has run dry.
 
-const FIRST_S = 0.04, AGAIN_S = 0.25, TOLD_EVERY = 8; // quanta of 128 samples
+const AGAIN_S = 0.25, TOLD_EVERY = 8; // quanta of 128 samples
 const AUDIBLE = 0.003; // of full scale, -50 dBFS
 
 class Pieces extends AudioWorkletProcessor {
-  constructor() {
+  constructor({ processorOptions: { bufferS } }) {
     super();
+    this.bufferS = bufferS;
     this.clear();
     this.quanta = 0;
     this.port.onmessage = ({ data }) => {
@@ -23,7 +24,7 @@ class Pieces extends AudioWorkletProcessor {
     this.pieces = [];
     this.at = this.buffered = this.played = 0;
     this.isOver = this.isPlaying = this.isHeard = false;
-    this.wait = FIRST_S;
+    this.wait = this.bufferS;
   }
 
   process(_inputs, [[out]]) {
@@ -50,7 +51,7 @@ class Pieces extends AudioWorkletProcessor {
     if (loudest > AUDIBLE) { this.isHeard = true; tell.heard = true; }
     if (filled < out.length) {
       this.isPlaying = false;
-      if (this.isOver) { tell.ended = true; this.isHeard = false; this.wait = FIRST_S; }
+      if (this.isOver) { tell.ended = true; this.isHeard = false; this.wait = this.bufferS; }
       else { tell.dry = true; this.wait = AGAIN_S; }
     }
     if (Object.keys(tell).length || this.quanta++ % TOLD_EVERY === 0) this.port.postMessage({ ...tell, played: this.played });

@@ -19,7 +19,7 @@ async function press(page, name, ...held) {
 async function speakToTheEnd(page) {
   await page.focus("#text");
   await press(page, "Enter", "Control");
-  await stateIs(page, "speak-state", "in all");
+  await stateIs(page, "speak-state", "of audio");
 }
 
 // The sizes of files that the page saves, in place of the browser's downloads.
@@ -30,6 +30,20 @@ const watchFiles = (page) => page.evaluate(() => {
   HTMLAnchorElement.prototype.click = function () {};
 });
 
+// Seconds of audio, in pieces of 80 ms, after which the player of the worklet in the file `source` begins.
+function beginsAfter(source, bufferS) {
+  let Player, hasBegun = false;
+  const Base = class { port = { postMessage: (message) => { hasBegun ||= message.begun; } }; };
+  new Function("AudioWorkletProcessor", "registerProcessor", "sampleRate", readFileSync(source, "utf8"))(Base, (_, kind) => { Player = kind; }, 24000);
+  const player = new Player({ processorOptions: { bufferS } });
+  for (let pieces = 1; pieces < 9; pieces++) {
+    player.port.onmessage({ data: { pcm: new Float32Array(1920).fill(0.5) } });
+    player.process([], [[new Float32Array(128)]]);
+    if (hasBegun) return pieces * 0.08;
+  }
+  return null;
+}
+
 const scenarios = {
   async speak(page, { url }) {
     await open(page, url);
@@ -38,7 +52,7 @@ const scenarios = {
     await press(page, "Enter", "Control");
     await until(page, () => document.querySelector(".words .said"));
     const lit = await page.$$eval(".words .now, .words .said", (words) => words.length);
-    await stateIs(page, "speak-state", "in all");
+    await stateIs(page, "speak-state", "of audio");
     const { loudest, firstAt, keyAt } = await page.evaluate(() => window.sink);
     const figures = await page.$$eval("#split dd", (cells) => cells.map((cell) => parseFloat(cell.textContent)));
     const state = await text(page, "#speak-state");
@@ -81,12 +95,12 @@ const scenarios = {
     await pause(300);
     const { keyAt, lastAt } = await page.evaluate(() => window.sink);
     await stateIs(page, "live-state", "Heard:");
-    const heard = await text(page, "#live-state");
+    const heard = await text(page, "#live-state"), colors = await page.$$eval("#live-state span", (all) => all.map((each) => getComputedStyle(each).color));
     await page.type("#live", "And now to something else.");
     await page.keyboard.press("Enter");
-    await stateIs(page, "live-state", "Spoken to its end.");
+    await stateIs(page, "live-state", "Finished.");
     const figures = await page.$$eval("#live-split dd", (cells) => cells.map((cell) => parseFloat(cell.textContent)));
-    return { heard, silentAfterMs: lastAt - keyAt, figures };
+    return { heard, colors, silentAfterMs: lastAt - keyAt, figures };
   },
 
   async chat(page, { url }) {
@@ -120,10 +134,139 @@ const scenarios = {
       await pause(1200);
       await page.keyboard.press("Escape");
       await until(page, () => document.querySelector("#chat-log s"));
-      return { asked, log: await page.$$eval("#chat-log li", (lines) => lines.map((line) => line.textContent)), cut: await text(page, "#chat-log s") };
+      return { asked, log: await page.$$eval("#chat-log li", (lines) => lines.map((line) => line.textContent)), cut: await text(page, "#chat-log s"), colors: await page.$$eval("#chat-log li:last-child > *", (all) => all.map((each) => getComputedStyle(each).color)) };
     } finally {
       endpoint.close();
     }
+  },
+
+  // Fields by what a person typed into them, after a reload and after *Use this endpoint*, which loads the page anew.
+  async typed(page, { url, fields, unkept }) {
+    await open(page, url);
+    await page.$$eval("main details", (all) => { for (const each of all) each.open = true; });
+    const values = () => page.evaluate((names) => names.map((name) => document.getElementById(name).value), [...Object.keys(fields), ...Object.keys(unkept)]);
+    const label = () => text(page, "#speed-is"), canSend = () => page.$eval("#chat-send", (button) => !button.disabled);
+    for (const [id, value] of Object.entries({ ...fields, ...unkept })) await page.$eval(`#${id}`, (field, typed) => { field.value = typed; }, value);
+    const reloads = async (act) => {
+      await Promise.all([page.waitForNavigation(), act()]);
+      await until(page, () => document.getElementById("voice").options.length > 0);
+      return [await values(), await label(), await canSend()];
+    };
+    const before = await canSend(), reloaded = await reloads(() => page.reload());
+    await page.$$eval("main details", (all) => { for (const each of all) each.open = true; });
+    await page.click("#tab-converse");
+    return { before, reloaded, used: await reloads(() => page.click("#chat-save")) };
+  },
+
+  // Each case sets fields, speaks, and sees how often the error is told, which field it marks, and what "Try anyway" sends.
+  async errors(page, { url, cases }) {
+    await open(page, url);
+    await page.$eval("#options", (details) => { details.open = true; });
+    const seen = [];
+    page.on("request", (request) => { if (request.url().endsWith("/v1/audio/speech")) seen.at(-1).sent.push(JSON.parse(request.postData())); });
+    for (const fields of cases) {
+      seen.push({ sent: [] });
+      for (const [id, value] of Object.entries(fields)) await page.$eval(`#${id}`, (field, typed) => { field.value = typed; }, value);
+      await page.$eval("#speak-form", (form) => { form.noValidate = true; form.requestSubmit(); });
+      await until(page, () => document.getElementById("speak-state").classList.contains("bad"));
+      const told = await page.evaluate(() => {
+        const message = document.getElementById("speak-state").textContent;
+        return { times: document.getElementById("speak").innerText.split(message).length - 1, notes: [...document.querySelectorAll(".note, [data-note]")].map((each) => each.textContent).join(""),
+          marked: [...document.querySelectorAll("[aria-invalid]")].map((each) => each.id), offers: !document.getElementById("anyway").hidden };
+      });
+      if (told.offers) {
+        await page.click("#anyway");
+        await stateIs(page, "speak-state", "of audio");
+        told.left = await page.$$eval("[aria-invalid], #anyway:not([hidden])", (all) => all.length);
+      }
+      Object.assign(seen.at(-1), told);
+      for (const id of Object.keys(fields)) await page.$eval(`#${id}`, (field) => { field.value = ""; });
+      await page.$eval("#any", (field) => { field.value = ""; });
+      await page.$eval("#markup", (field) => { field.value = ""; });
+    }
+    return { seen };
+  },
+
+  // What of a text is struck out.
+  async struck(page, { url, texts }) {
+    await open(page, url);
+    const struck = [];
+    for (const each of texts) {
+      await set(page, "#text", each);
+      await speakToTheEnd(page);
+      await page.waitForNetworkIdle();
+      struck.push(await page.$$eval("#words s", (all) => all.map((one) => one.textContent)));
+    }
+    return { struck, shown: await text(page, "#words") };
+  },
+
+  // Sizes, labels and drawings of each tab.
+  async layout(page, { url, worklet }) {
+    await page.evaluateOnNewDocument(() => {
+      window.drawn = {}, window.buffers = [];
+      const fill = CanvasRenderingContext2D.prototype.fillText, Node = window.AudioWorkletNode;
+      CanvasRenderingContext2D.prototype.fillText = function (text, x, y) { (window.drawn[this.canvas.id] ??= []).push(`${text} at ${x}`); return fill.call(this, text, x, y); };
+      window.AudioWorkletNode = class extends Node { constructor(context, name, options) { super(context, name, options); window.buffers.push(options.processorOptions.bufferS); } };
+    });
+    await open(page, url);
+    await page.$$eval("main details", (all) => { for (const each of all) each.open = true; });
+    const examples = await page.$$eval("#examples button", (all) => all.map((each) => { each.click(); return ["text", "instructions"].map((id) => document.getElementById(id).value); }));
+    await speakToTheEnd(page);
+    await set(page, "#playback", "immediate");
+    await speakToTheEnd(page);
+    const tabs = {};
+    for (const tab of ["speak", "converse", "voices", "use", "status"]) {
+      await page.click(`#tab-${tab}`);
+      await page.waitForNetworkIdle();
+      if (tab === "status") await until(page, () => document.querySelectorAll("#pools tr").length > 0);
+      tabs[tab] = await page.evaluate((name) => {
+        const all = (selector, within = document.getElementById(name)) => [...within.querySelectorAll(selector)].filter((each) => each.checkVisibility());
+        const heights = (row) => new Set(all("select, button, input:not([type=range], [type=file])", row).map((each) => each.getBoundingClientRect().height));
+        return { uneven: all(".row, .grid").filter((row) => heights(row).size > 1).map((row) => row.outerHTML.slice(0, 99)),
+          tiles: all(".split dt").map((each) => each.textContent), primary: all("button.go").map((each) => each.id),
+          narrow: all(".row > button, .pair").filter((each) => innerWidth < 500 && each.parentElement.children.length > 1 && each.getBoundingClientRect().width < 80).map((each) => each.id) };
+      }, tab);
+    }
+    await page.click("#tab-speak");
+    const rest = await page.evaluate(() => {
+      const box = (id) => document.getElementById(id).getBoundingClientRect(), { drawn, buffers } = window;
+      const fields = [...document.querySelectorAll("#options .field")].map((field) => field.getBoundingClientRect().left);
+      return { drawn, buffers, columns: new Set(fields).size, options: fields.length, footer: document.querySelector("footer").innerText, icon: document.querySelector("link[rel=icon]").href.slice(0, 19),
+        together: box("save-as").top === box("save").top, filled: (box("stop").right - box("speak-now").left) / document.getElementById("text").offsetWidth };
+    });
+    return { tabs, examples, ...rest, begins: [...new Set(rest.buffers)].map((bufferS) => beginsAfter(worklet, bufferS)), pools: await page.$$eval("#pools tr", (rows) => rows.map((row) => row.children[1].textContent)) };
+  },
+
+  // A voice that is stored where none can speak.
+  async stored(page, { url, recording }) {
+    await open(page, url, "voices");
+    const open_ = await page.$$eval("#clone-part, #design-part", (parts) => parts.map((part) => part.open));
+    await page.click("#clone-part summary");
+    await page.type("#clone-name", "ada");
+    await (await page.$("#clone-file")).uploadFile(recording);
+    await page.click("#clone-now");
+    await stateIs(page, "clone-state", "ada is stored");
+    await until(page, () => document.querySelector('#voice-list [aria-label="Delete ada"]'));
+    return { open: open_, ...await page.evaluate(() => {
+      const buttons = (name) => [...document.querySelectorAll(`[aria-label="${name} ada"]`)], box = (name) => buttons(name)[0].getBoundingClientRect();
+      return { state: document.getElementById("clone-state").textContent, about: document.getElementById("voices-about").textContent, list: document.getElementById("voice-list").innerText,
+        off: ["Hear", "Use"].flatMap(buttons).map((button) => button.disabled), stillOpen: document.getElementById("clone-part").open,
+        gaps: [box("Export").left - box("Rename").right, box("Delete").left - box("Export").right] };
+    }) };
+  },
+
+  async docs(page, { url }) {
+    await page.goto(`${url}docs`, { waitUntil: "load" });
+    await until(page, () => document.querySelectorAll(".opblock-tag-section.is-open").length > 3);
+    return { tags: await page.$$eval(".opblock-tag-section", (all) => all.map((each) => [each.querySelector("[data-tag]").dataset.tag, each.classList.contains("is-open")])), about: await text(page, ".info") };
+  },
+
+  async report(page, { url }) {
+    await page.goto(url);
+    const columns = () => page.$$eval("table", (all) => all.map((table) => [...table.querySelectorAll("th")].filter((each) => each.checkVisibility()).length));
+    const before = await columns(), wide = await page.evaluate(() => document.documentElement.scrollWidth > innerWidth);
+    await page.$$eval(".columns", (all) => { for (const each of all) each.click(); });
+    return { before, wide, after: await columns() };
   },
 
   async clone(page, { url }) {
@@ -141,7 +284,7 @@ const scenarios = {
     await page.click('#voice-list [aria-label="Rename ada"]');
     await until(page, () => document.querySelector('#voice-list [aria-label="Hear renamed"]'));
     await page.click('#voice-list [aria-label="Hear renamed"]');
-    await until(page, () => ["Asking …", ""].includes(document.getElementById("voices-state").textContent) && !document.querySelector('#voice-list [aria-label="Hear renamed"]').disabled);
+    await until(page, () => ["Waiting for audio …", ""].includes(document.getElementById("voices-state").textContent) && !document.querySelector('#voice-list [aria-label="Hear renamed"]').disabled);
     const said = await text(page, "#voices-state");
     await page.click('#voice-list [aria-label="Delete renamed"]');
     await stateIs(page, "voices-state", "renamed is deleted");
@@ -169,9 +312,9 @@ const scenarios = {
     await open(page, url);
     for (let count = 0; count < 2; count++) await speakToTheEnd(page);
     await page.click("#speak-now");
-    await stateIs(page, "speak-state", "Asking again in");
+    await stateIs(page, "speak-state", "Trying again in");
     const refused = await text(page, "#speak-state");
-    if (wait) await stateIs(page, "speak-state", "in all");
+    if (wait) await stateIs(page, "speak-state", "of audio");
     else {
       await page.keyboard.press("Escape");
       await stateIs(page, "speak-state", "Stopped.");
@@ -189,7 +332,7 @@ const scenarios = {
     await stateIs(page, "speak-state", "cannot be reached");
     const refused = await text(page, "#speak-state");
     console.log("back");
-    await stateIs(page, "speak-state", "in all");
+    await stateIs(page, "speak-state", "of audio");
     return { refused };
   },
 
@@ -198,13 +341,13 @@ const scenarios = {
     await stateIs(page, "about", "API key");
     const before = await text(page, "#about");
     await set(page, "#key", key);
-    await until(page, () => document.getElementById("about").textContent.includes("english"));
+    await until(page, () => document.getElementById("about").textContent.includes("English"));
     await page.$eval("#with-key", (details) => { details.open = false; });
     await speakToTheEnd(page);
     await page.click("#tab-converse");
     await page.type("#live", "Hello there.");
     await page.keyboard.press("Enter");
-    await stateIs(page, "live-state", "Spoken to its end.");
+    await stateIs(page, "live-state", "Finished.");
     const held = []; // the program stands there before this answer comes, and opening the tab twice adds no line twice
     await page.setRequestInterception(true);
     page.on("request", (request) => (request.url().endsWith("/clients.json") ? held.push(request) : request.continue()));
@@ -223,7 +366,7 @@ const scenarios = {
     await until(page, () => document.querySelectorAll("#pools tr").length >= 4);
     await set(page, "#most", "2");
     await page.click("#load");
-    await stateIs(page, "load-state", "at once");
+    await stateIs(page, "load-state", "in parallel");
     await until(page, () => !document.getElementById("load").disabled);
     return { state: await text(page, "#load-state"), rows: await page.$$eval("#load-rows tr", (rows) => rows.length), pools: await page.$$eval("#pools th", (cells) => cells.map((cell) => cell.textContent)) };
   },
@@ -233,9 +376,9 @@ const scenarios = {
     const axe = readFileSync(join(process.env.PAGES_MODULES, "node_modules/axe-core/axe.min.js"), "utf8");
     await open(page, url);
     await page.evaluate(axe);
+    await page.$$eval("main details", (all) => { for (const each of all) each.open = true; });
     await set(page, "#text", "Hello there all of you");
     await speakToTheEnd(page);
-    await page.click("#options summary");
     const found = [], wide = [];
     let controls = 0;
     for (const tab of ["speak", "converse", "voices", "use", "status"]) {
@@ -274,7 +417,7 @@ const scenarios = {
     const hidden = await page.$eval("#voice-field", (field) => field.hidden);
     const label = await text(page, "label[for=instructions]"), about = await text(page, "#about");
     await page.click("#speak-now");
-    await until(page, () => document.getElementById("speak-state").classList.contains("bad") || document.getElementById("speak-state").textContent.includes("in all"));
+    await until(page, () => document.getElementById("speak-state").classList.contains("bad") || document.getElementById("speak-state").textContent.includes("of audio"));
     return { hidden, label, about, state: await text(page, "#speak-state") };
   },
 };

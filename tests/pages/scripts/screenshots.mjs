@@ -26,7 +26,7 @@ async function converse(page) {
 
 const PICTURES = [
   ["speak", {}, async (page) => {
-    for (const _ of [1, 2]) { await speak(page); await stateIs(page, "speak-state", "in all"); } // the first one wakes the player
+    for (const _ of [1, 2]) { await speak(page); await stateIs(page, "speak-state", "of audio"); } // the first one wakes the player
     await page.click("#replay"); await pause(1700);
   }],
   ["speak-dark", { dark: true }, async (page) => { await speak(page); await middle(page); }],
@@ -34,7 +34,7 @@ const PICTURES = [
   ["options", {}, async (page) => {
     await page.click("#options summary");
     await set(page, "#language", "detect");
-    await set(page, "#instructions", "Slowly, like a secret");
+    await set(page, "#instructions", "Slow and quiet");
     await pause(2000);
   }],
   ["converse", {}, converse],

@@ -10,6 +10,7 @@ import pytest
 from serve_app.api import web_pages
 from serve_app.config import ApiSettings, RecordSettings
 from serve_app.dialects import DIALECTS
+from serve_app.distribution import version
 from tests.serve_app.fake import FakeSynthesizer, utterance
 from tests.serve_app.one_model import one_api
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 FOLDER = Path(web_pages.__file__).parent / "pages"
 FILES = [file for file in FOLDER.iterdir() if file.suffix in (".html", ".js", ".css")]
-MOST_BYTES, MOST_LINES = 120_000, 2_000
+MOST_BYTES, MOST_LINES = 120_000, 2_120
 BROWSER = {"accept": "text/html"}
 
 
@@ -58,6 +59,15 @@ async def test_the_page_asks_this_server_and_the_chat_that_its_user_named() -> N
             policy = (await http.get(f"/{query}", headers=BROWSER)).headers["content-security-policy"]
         assert re.findall("connect-src ([^;]*)", policy) == [connect]
         assert "script-src 'self';" in policy
+
+
+async def test_the_version_and_the_icon_are_filled_in() -> None:
+    async with client() as http:
+        page, docs = [(await http.get(path, headers=BROWSER)).text for path in ("/", "/docs")]
+    [icon] = re.findall(r'rel="icon" href="(data:image/svg[^"]+)"', page)
+    assert f'"{icon}"' in docs
+    assert f'<footer class="soft">Talkray {version()} · ' in page
+    assert "$" not in page
 
 
 async def test_clients_are_those_of_check_client() -> None:
