@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from deployments.embedded_voice.english import unspoken
 from deployments.protocol import ModelInfo
 from serve_app.api.bodies.client_input import read_object
 from serve_app.api.requests import ignored_fields
@@ -16,7 +17,6 @@ from serve_app.api.requests.speech_request import CONTENT_TYPES, EVENT_STREAM
 from serve_app.api.responses.respond import respond
 from serve_app.api.speech_service import SpeechService
 from serve_app.dialects.dialect import Dialect, JsonRoute, Route, Sample
-from serve_app.text.languages import foreign_letters
 from serve_app.text.spoken_text import LEFT_OUT, SpokenText
 
 
@@ -66,12 +66,13 @@ async def show_text(service: SpeechService, request: Request) -> Response:
 def _unspoken(spoken: SpokenText, info: ModelInfo) -> list[tuple[int, int]]:
     """Start and end, in code points of `sent`, of each run that is not read aloud."""
 
-    def mark(letter: re.Match[str]) -> str:
-        return LEFT_OUT if foreign_letters(letter[0], info.languages) else letter[0]
+    def mark(run: re.Match[str]) -> str:
+        word = run[0]
+        return LEFT_OUT * len(word) if unspoken(word) == len(word) else word
 
     pieces = spoken.pieces()
     sent = "".join(each.written if each.spoken.strip() else re.sub(r"\S", LEFT_OUT, each.written) for each in pieces)
-    marked = sent if info.spoken_form is None else re.sub(r"[^\W\d_]", mark, sent)
+    marked = sent if info.spoken_form is None else re.sub(r"[^\W\d_]+", mark, sent)
     return [run.span() for run in re.finditer(f"{LEFT_OUT}+", marked)]
 
 

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 from httpx import ASGITransport, AsyncClient
 
 from serve_app.config import ApiSettings
@@ -83,3 +84,11 @@ def test_released_models_read_english_by_the_same_rules() -> None:
     parts = LiveNormaliser("english").feed("They signed a $1.4 billion loan on 2024/10/01 in Rome.", is_last=True)
     spoken = "".join(part.spoken for part in parts)
     assert spoken == "They signed a one point four billion dollar loan on October first, twenty twenty-four in Rome."
+
+
+def test_most_sentences_of_a_reader_who_has_not_seen_the_rules_are_read_right() -> None:
+    """They were committed before they were run. 57 of 60 were right then; the three others are left as they were."""
+    file = Path(__file__).parents[2] / "deployments" / "embedded_voice" / "unseen_sentences.yaml"
+    rows = yaml.safe_load(file.read_text("utf-8"))
+    right = [words(read(row["text"], RULES).text) in map(words, row["words"]) for row in rows]
+    assert (len(rows), sum(right) >= 57) == (60, True)
