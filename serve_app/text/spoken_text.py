@@ -26,6 +26,7 @@ UNSPOKEN = "characters that the voice cannot speak"
 CHARS_AT_ONCE = 256  # become spoken text in one iteration of the event loop, which takes milliseconds
 _LONGEST_CLUSTER = 64  # characters to search for a boundary; Unicode's stream-safe format stacks at most 30 marks
 _LONGEST_REST = 1024  # characters without a boundary that are kept; ordinary text has far fewer
+_GREEK_END = re.compile(r"[Ͱ-Ͽἀ-῿]{0,64}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ class TextReader:
         self._rules = rules
         self._markup = _new_markup(rules)
         self.left_out: Counter[str] = Counter()  # as in SpokenText, of the text so far
-        self._uncounted = ""  # the word in which the text so far ends
+        self._uncounted = ""  # Greek letters in which the text so far ends: in a word they have no sound
         self._begin()
 
     @property
@@ -183,9 +184,11 @@ class TextReader:
 
     def _count(self, token: Token) -> None:
         self.left_out.update([token.left_out] if token.left_out else [])
-        *words, self._uncounted = re.split(r"(?<=\s)", self._uncounted + token.spoken)
-        if self._rules.spoken_form == "english" and (lost := sum(map(unspoken, words))):
-            self.left_out[UNSPOKEN] += lost
+        if self._rules.spoken_form == "english":
+            text = self._uncounted + token.spoken
+            self._uncounted = _GREEK_END.search(text)[0]  # type: ignore[index]  # it also matches nothing
+            if lost := unspoken(text.removesuffix(self._uncounted)):
+                self.left_out[UNSPOKEN] += lost
 
     def _begin(self) -> None:
         """A stretch follows."""

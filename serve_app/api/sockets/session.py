@@ -33,6 +33,7 @@ from serve_app.text.characters import (
 from serve_app.text.spoken_text import SpokenText, read
 
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
+_SCRIPT_CHARS = 1000  # show in which script a text is; all of it would take the event loop 0.3 s
 MAX_AUDIO_BYTES = 4096  # in one event
 _MOST_UNSENT = 8  # events that the reader has not taken; decoding waits at this number
 _MOST_TURNS = 256  # turns that wait to be spoken
@@ -366,7 +367,7 @@ class Session:
                         has_spoken = has_spoken or bool(chunk.pcm)
                         yield chunk
         if not has_spoken and turn.text.strip():
-            if (error := unspoken_script(turn.text, self._info, self._body.voice)) is not None:
+            if (error := unspoken_script(turn.text[:_SCRIPT_CHARS], self._info, self._body.voice)) is not None:
                 turn.record.error = error.code
                 await self._events.put(error)
             yield silence(self._info)
