@@ -123,13 +123,15 @@ async def test_everything_else_does(file: Path, key: str, path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["//v1/audio/speech", "///v1//audio///speech", "/v1/audio/speech", "/health//../v1/audio/speech"]
 )
-async def test_no_spelling_of_a_path_goes_round_the_key_or_the_limit(file: Path, key: str, path: str) -> None:
-    settings = ApiSettings(
-        access=AccessSettings(keys_file=file), admission=AdmissionSettings(client_requests_per_minute=2)
-    )
-    api = one_api(FakeSynthesizer(script=utterance()), settings)
+async def test_no_spelling_of_a_path_goes_round_the_key_or_the_limit(file: Path, path: str) -> None:
+    limited = create_key(file, "limited", requests_per_minute=1)
+    api = surface(keys_file=file)
     is_there = ".." not in path
-    for headers, status in (({}, 401), ({"xi-api-key": key}, 200 if is_there else 404), ({"xi-api-key": key}, 429)):
+    for headers, status in (
+        ({}, 401),
+        ({"xi-api-key": limited}, 200 if is_there else 404),
+        ({"xi-api-key": limited}, 429),
+    ):
         async with asgi.http(api, "POST", path, body=BODY, headers=headers) as connection:
             assert (await connection.answer()).status == status
 

@@ -26,7 +26,7 @@ def of(info: ModelInfo, **fields: object) -> Reasons:
     sent = {"input": "Hello.", **fields}
     body = parse_speech(sent, ApiSettings())
     spoken = read(body.input, TextRules("auto", spoken_form=info.spoken_form))
-    return Ignored(sent, SPEECH, of_text(spoken, info)).reasons_for(body, info, choosing={}, stored=None)
+    return Ignored(sent, SPEECH, of_text(spoken)).reasons_for(body, info, choosing={}, stored=None)
 
 
 @pytest.mark.parametrize(
