@@ -16,7 +16,7 @@ GOOD = Seen("good", pauses_s=dict.fromkeys(WAYS, 0.24), health_s=0.19, peak_mib=
 
 
 def missed(attack: Attack = ATTACK, *, cores: int = 8, **changes: Any) -> list[str]:
-    seen: Seen = replace(GOOD, **changes, missed=[])
+    seen = replace(GOOD, missed=list[str](), **changes)
     judge(seen, QUIET, attack, cores=cores)
     return seen.missed
 
