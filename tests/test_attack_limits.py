@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,9 @@ QUIET = Seen("quiet", pauses_s=dict.fromkeys(WAYS, 0.15), health_s=0.02)
 GOOD = Seen("good", pauses_s=dict.fromkeys(WAYS, 0.24), health_s=0.19, peak_mib=40.0, got=Counter({"400": 9}))
 
 
-def missed(attack: Attack = ATTACK, **changes: object) -> list[str]:
-    seen = replace(GOOD, **changes, missed=[])  # type: ignore[arg-type]
-    judge(seen, QUIET, attack)
+def missed(attack: Attack = ATTACK, *, cores: int = 8, **changes: Any) -> list[str]:
+    seen = replace(GOOD, missed=list[str](), **changes)
+    judge(seen, QUIET, attack, cores=cores)
     return seen.missed
 
 
@@ -36,13 +37,14 @@ def test_all_limits_hold() -> None:
         ({"got": Counter({"broken: so": 3})}, "3 times broken: so"),
     ],
 )
-def test_a_limit_that_does_not_hold_is_told(changes: dict[str, object], said: str) -> None:
+def test_a_limit_that_does_not_hold_is_told(changes: dict[str, Any], said: str) -> None:
     assert any(said in each for each in missed(**changes))
 
 
-def test_listeners_may_wait_where_every_place_is_taken() -> None:
+def test_listeners_may_wait_where_every_place_is_taken_and_on_few_cores() -> None:
     pauses_s = dict.fromkeys(WAYS, 9.0)
     assert missed(pauses_s=pauses_s) != []
+    assert missed(pauses_s=pauses_s, health_s=9.0, peak_mib=600.0, cores=7) == ["a process takes 600 MiB more"]
     assert missed(replace(ATTACK, takes_every_place=True), pauses_s=pauses_s) == []
 
 

@@ -145,6 +145,11 @@ async def ask_replica(handle: DeploymentHandle, method: str, *arguments: object,
     """The result of a method. Raises as `read_replica` does."""
     try:
         return await handle.options(method_name=method).remote(*arguments)
+    except asyncio.CancelledError:
+        asking = asyncio.current_task()
+        if asking is not None and asking.cancelling():
+            raise
+        raise Moved("Serve has cancelled the call") from None
     except Exception as error:
         raise from_ray_error(error, lost, _finished[handle.deployment_name]) from error
 

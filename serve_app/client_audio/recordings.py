@@ -104,10 +104,9 @@ def read_flac(key: bytes, load: Callable[[], bytes], sample_rate: int) -> NDArra
     return _DECODED.get(key, read)
 
 
-def forget(voices: Iterable[bytes]) -> None:
-    """Drop what is kept of these voices."""
-    _DECODED.forget(voices)
-    _PROMPTS.forget(voices)
+def forget(voices: Iterable[bytes]) -> int:
+    """Drop what is kept of these voices. Returns how much there was."""
+    return _DECODED.forget(voices) + _PROMPTS.forget(voices)
 
 
 def _resampled(audio: NDArray[np.float32], rate: int, sample_rate: int) -> NDArray[np.float32]:

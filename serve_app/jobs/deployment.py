@@ -60,9 +60,9 @@ class JobsReplica:
         self._desk.is_stopping = self._is_stopping
         return await self._desk.call(method, *arguments)
 
-    async def forget(self, voices: tuple[bytes, ...]) -> None:
-        """Drop what this process keeps of stored voices that are no more."""
-        recordings.forget(voices)
+    async def forget(self, voices: tuple[bytes, ...]) -> int:
+        """Drop what this process keeps of stored voices that are no more. Returns how much there was."""
+        return recordings.forget(voices)
 
     async def _work(self) -> None:
         """Make segments until Serve stops this replica: its successor makes them then."""

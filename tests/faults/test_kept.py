@@ -64,8 +64,9 @@ class Owner:
     url: str
     key: str
     place: VoiceStore
-    there: dict[str, set[str]] = field(default_factory=dict)  # path of each thing: the descriptions that it may have
+    there: dict[str, set[str]] = field(default_factory=dict)  # path: the descriptions that it may have; a job's voice
     gone: dict[str, float] = field(default_factory=dict)  # path: when its deletion was confirmed
+    num_changed: int = 0
     versions: list[StoredVoice] = field(default_factory=list)  # of deleted voices
     faults: list[str] = field(default_factory=list)
 
@@ -107,11 +108,12 @@ class Owner:
             body = json.dumps({"description": text}).encode()
             if self.ask("POST", place, body)[0] == 200:
                 self.there[place] = {text}
+                self.num_changed += 1
             speech = {"input": "Hi.", "voice": place.rpartition("/")[2], "max_new_tokens": 2, "response_format": "pcm"}
             inputs = [{"input": f"Part {part}."} for part in range(2)]
             status, told = self.ask("POST", JOBS, json.dumps({**speech, "inputs": inputs}).encode())
             if status in (200, 201):
-                self.there[f"{JOBS}/{told['id']}"] = {""}
+                self.there[f"{JOBS}/{told['id']}"] = {place}
         for kind in (JOBS, VOICES, CONSENTS):
             for path in [each for each in self.there if each.startswith(kind)][:-3]:
                 self.delete(path)
@@ -119,16 +121,29 @@ class Owner:
     def delete(self, path: str) -> None:
         del self.there[path]
         if path.startswith(VOICES):
-            with contextlib.suppress(Exception):  # its record may be being replaced: then there is nothing to compare
-                record = self.place.read(f"voices/{path.rpartition('/')[2]}.json")
-                self.versions += [record] if isinstance(record, StoredVoice) else []
-        self.settled("DELETE", path, (200, 404))
+            self.versions.append(self.record(path))
+        status, _ = self.ask("DELETE", path)
+        if status == 404:  # of the first attempt: a later one may follow a deletion whose answer was lost
+            self.faults.append(f"{path} is lost before its deletion")
+        elif status != 200:
+            self.settled("DELETE", path, (200, 404))
         self.gone[path] = time.monotonic()
+
+    def record(self, path: str) -> StoredVoice:
+        record = self.place.read(f"voices/{path.rpartition('/')[2]}.json")
+        assert isinstance(record, StoredVoice), f"{path} is lost in the store"
+        return record
+
+    @property
+    def spoken(self) -> list[StoredVoice]:
+        """Voices that are there and have spoken."""
+        voices = {voice for path, (voice, *_) in self.there.items() if path.startswith(JOBS)}
+        return [self.record(voice) for voice in voices & self.there.keys()]
 
     def check_gone(self) -> None:
         """What was deleted long enough ago has left nothing."""
         due = {path.rpartition("/")[2]: path for path, at_s in self.gone.items() if at_s < time.monotonic() - SEEN_S}
-        for meta in self.place.listed(""):
+        for meta in self.place.listed("", unnamed=True):
             if path := next((path for each, path in due.items() if each in meta["path"]), ""):
                 self.faults.append(f"{path} was deleted, and {meta['path']} is there")
 
@@ -142,13 +157,14 @@ class Owner:
         for path in self.gone:
             if self.settled("GET", path, (200, 404)) != 404:
                 self.faults.append(f"{path} has returned")
-        for path in [each for each in self.there if each.startswith(JOBS)]:
+        for path, (voice, *_) in [each for each in self.there.items() if each[0].startswith(JOBS)]:
             until_s = time.monotonic() + _BOUND_S
             while (state := self.ask("GET", path)[1].get("status")) not in ("completed", "failed"):
                 if time.monotonic() > until_s:
-                    self.faults.append(f"{path} does not end: {state}")
                     break
                 time.sleep(0.5)
+            if state != "completed" and voice in self.there:
+                self.faults.append(f"{path} is not completed: {state}")
 
 
 def _form(files: str, recording: bytes, fields: dict[str, str]) -> tuple[bytes, str]:
@@ -160,16 +176,19 @@ def _form(files: str, recording: bytes, fields: dict[str, str]) -> tuple[bytes, 
     return b"".join([*parts, head, recording, b"\r\n--x--\r\n"]), "multipart/form-data; boundary=x"
 
 
-def kill_again_and_again(service: Service, kind: str, *, kill: Callable[[], None]) -> None:
-    """Each time once the pool is whole."""
+def kill_again_and_again(service: Service, kind: str, owners: list[Owner], *, kill: Callable[[], None]) -> None:
+    """Each time once the pool is whole and both owners have deleted something more, which takes all kinds."""
     _, pool = KINDS[kind]
-    replicas = {"Jobs": 1}.get(pool, 2)
-    for number in range(KILLS):
-        service.wait_for(pool, replicas)
-        time.sleep(random.uniform(*_PAUSE_S))
-        kill()
-        print(f"{kind}: {number + 1} of {KILLS} killed", flush=True)
-    service.wait_for(pool, replicas)
+    for number in range(KILLS + 1):
+        until_s, num_gone = time.monotonic() + _BOUND_S, [len(owner.gone) for owner in owners]
+        service.wait_for(pool, 1 if pool == "Jobs" else 2)
+        while any(len(owner.gone) == before for owner, before in zip(owners, num_gone, strict=True)):
+            assert time.monotonic() < until_s, f"{kind}: no owner goes on after {number} kills"
+            time.sleep(0.1)
+        if number < KILLS:
+            time.sleep(random.uniform(*_PAUSE_S))
+            kill()
+            print(f"{time.strftime('%X')} {kind}: {number + 1} of {KILLS} killed", flush=True)
 
 
 def live_while(loop: asyncio.Runner, owners: list[Owner], killing: Callable[[], None]) -> None:
@@ -192,9 +211,6 @@ def live_while(loop: asyncio.Runner, owners: list[Owner], killing: Callable[[], 
         thread.start()
     try:
         killing()
-        until_s = time.monotonic() + _BOUND_S
-        while not all(owner.gone and owner.there for owner in owners) and time.monotonic() < until_s:
-            time.sleep(0.2)  # few kills take less time than the first deletions
     finally:
         over.set()
         for thread in threads:
@@ -205,11 +221,16 @@ def live_while(loop: asyncio.Runner, owners: list[Owner], killing: Callable[[], 
     versions = [version for owner in owners for version in owner.versions]
     for owner in owners:
         owner.check_gone()
-    counts = loop.run(held(*versions))
-    assert [count for count in counts if any(map(sum, count.values()))] == []
-    print(f"{sum(len(owner.there) for owner in owners)} there, {sum(len(owner.gone) for owner in owners)} gone")
-    assert all(owner.gone and owner.there for owner in owners)
+    counts, spoken = (
+        loop.run(held(*of, pools=("Talker", "Codec", "Jobs")))
+        for of in (versions, [voice for owner in owners for voice in owner.spoken])
+    )
+    for owner in owners:
+        print(f"{len(owner.there)} there, {owner.num_changed} times changed, {len(owner.gone)} gone")
     assert [fault for owner in owners for fault in owner.faults] == []
+    assert [count for count in counts if any(map(sum, count.values()))] == []
+    assert any(sum(count["Jobs"]) for count in spoken), "no replica holds any voice: the counts tell nothing"
+    assert all(owner.there and owner.num_changed for owner in owners)
 
 
 @contextlib.contextmanager
@@ -225,19 +246,19 @@ def served(kind: str, folder: Path, store: str) -> Iterator[tuple[Service, Calla
 
         def kill() -> None:
             found = service.processes(title) if title.isalpha() or title == ENGINE else service.processes_titled(title)
-            with contextlib.suppress(ProcessLookupError, AssertionError):  # it ended by itself
-                service.kill(random.choice(found))
+            service.kill(random.choice(found))
 
         yield service, kill
 
 
 def kill_raylet(hosts: Hosts) -> None:
-    """Of the second host, in whose place another one comes."""
+    """Of the second host, in whose place another one is."""
     [node] = hosts.nodes
+    assert hosts.num_replicas(node) > 0, "there is nothing to lose"
+    hosts.nodes.append(hosts.cluster.add_node(num_cpus=4))
     os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
     hosts.nodes.remove(node)
     hosts.cluster.remove_node(node, allow_graceful=False)
-    hosts.nodes.append(hosts.cluster.add_node(num_cpus=4))
 
 
 @pytest.fixture
@@ -266,4 +287,4 @@ def test_what_is_confirmed_stays_and_what_is_deleted_goes(
     keys = [create_key(tmp_path / "keys.json", name) for name in ("ada", "eve")]
     with asyncio.Runner() as loop, served(kind, tmp_path, store) as (service, kill):
         owners = [Owner(service.url, key, VoiceStore(store)) for key in keys]
-        live_while(loop, owners, lambda: kill_again_and_again(service, kind, kill=kill))
+        live_while(loop, owners, lambda: kill_again_and_again(service, kind, owners, kill=kill))

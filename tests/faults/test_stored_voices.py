@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 import urllib.request
+from collections.abc import Sequence
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
@@ -64,9 +65,9 @@ def speak(port: int, voice: str) -> bytes:
     return ask(port, "POST", "/v1/audio/speech", json.dumps({**BODY, "voice": voice}).encode())
 
 
-async def held(*voices: StoredVoice) -> list[dict[str, list[int]]]:
+async def held(*voices: StoredVoice, pools: Sequence[str] = ("Talker", "Codec")) -> list[dict[str, list[int]]]:
     """How many vectors, codes and states of each voice the replicas of a pool have; afterwards they have none."""
-    handles = {pool: serve.get_deployment_handle(pool, APP_NAME) for pool in ("Talker", "Codec")}
+    handles = {pool: serve.get_deployment_handle(pool, APP_NAME) for pool in pools}
     counts = [
         {pool: await ask_all_replicas(handle, "forget", (voice.key_prefix,)) for pool, handle in handles.items()}
         for voice in voices

@@ -49,7 +49,9 @@ class Response:
     def __await__(self):  # type: ignore[no-untyped-def]
         yield from asyncio.sleep(0).__await__()
         (item,) = self._items
-        if isinstance(item, Exception):
+        if isinstance(item, asyncio.Event):
+            yield from item.wait().__await__()
+        if isinstance(item, BaseException):
             raise item
         return item
 
@@ -209,8 +211,11 @@ async def test_a_plain_call_returns_or_raises_one_of_ours() -> None:
     handle = Handle("info")
     assert await ask_replica(handle, "describe", lost=TalkerLost) == "info"
     assert handle.calls == [("describe", False), ()]
-    with pytest.raises(TalkerLost):
-        await ask_replica(Handle(ActorDiedError()), "describe", lost=TalkerLost)
+    for raised, ours in ((ActorDiedError(), TalkerLost), (asyncio.CancelledError(), Moved)):
+        with pytest.raises(ours):
+            await ask_replica(Handle(raised), "describe", lost=TalkerLost)
+    with pytest.raises(TimeoutError):  # its own cancellation stays one
+        await asyncio.wait_for(ask_replica(Handle(asyncio.Event()), "describe", lost=TalkerLost), 0.01)
 
 
 class Everybody:
