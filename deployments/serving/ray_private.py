@@ -19,6 +19,7 @@ from ray._private import node, services
 from ray._private.node import Node
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.experimental import internal_kv
+from ray.serve._private import api, client
 from ray.serve._private.logging_utils import get_serve_logs_dir
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
@@ -116,7 +117,10 @@ _starting: list[Node] = []
 
 
 def start_patiently(patience_s: float) -> None:
-    """Let `ray.init` wait longer for its parts, which `ended_part` knows by then. It raises StartError after that."""
+    """Let `ray.init` wait longer for its parts, which `ended_part` knows by then, and Serve for its proxy.
+
+    `ray.init` raises StartError after that, Serve TimeoutError.
+    """
     start = Node.start_head_processes
 
     def remembered(started: Node) -> None:
@@ -140,6 +144,7 @@ def start_patiently(patience_s: float) -> None:
     services.get_node = patient(services.get_node)
     # No other thread runs while it waits.
     node.wait_for_persisted_port = patient(node.wait_for_persisted_port, timeout_ms=100)
+    api.HTTP_PROXY_TIMEOUT = client.HTTP_PROXY_TIMEOUT = patience_s
 
 
 def ended_part(names: Iterable[str]) -> str | None:

@@ -119,9 +119,11 @@ def test_a_node_waits_for_its_parts(
         (ray_private.Node, "start_head_processes", lambda _: None), (ray_private.services, "get_node", ask),
         (ray_private.node, "wait_for_persisted_port", ask),
         (ray_private, "_POLL_S", 0.0), (ray_private, "_starting", []),
+        (ray_private.api, "HTTP_PROXY_TIMEOUT", 60), (ray_private.client, "HTTP_PROXY_TIMEOUT", 60),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, value)
     ray_private.start_patiently(patience_s)
+    assert (patience_s, patience_s) == (ray_private.api.HTTP_PROXY_TIMEOUT, ray_private.client.HTTP_PROXY_TIMEOUT)
     ray_private.Node.start_head_processes(starting)
     assert ended_part(["raylet"]) == "Ray's raylet (process 7) was killed by signal 9"
     given = {"timeout_ms": 30_000} if waits_for_port else {}
