@@ -6,7 +6,7 @@ Read in the source of Ray `CHECKED_WITH`. A test fails with any other version: l
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
@@ -17,6 +17,7 @@ import uvicorn
 from ray import serve
 from ray._private import node, services
 from ray._private.node import Node
+from ray._raylet import persist_port
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.experimental import internal_kv
 from ray.serve._private import api, client
@@ -114,17 +115,22 @@ def shared_key(name: str) -> bytes:
 
 
 _starting: list[Node] = []
+# Of Ray's agents. Where Ray chooses a port itself, its raylet ends unless the agent has told the port within 15 s.
+AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 
 
-def start_patiently(patience_s: float) -> None:
+def start_patiently(patience_s: float, agent_ports: Sequence[int]) -> None:
     """Let `ray.init` wait longer for its parts, which `ended_part` knows by then, and Serve for its proxy.
 
-    `ray.init` raises StartError after that, Serve TimeoutError.
+    `agent_ports` are free ports, one for each of AGENT_PORTS. `ray.init` raises StartError, Serve TimeoutError.
     """
     start = Node.start_head_processes
 
     def remembered(started: Node) -> None:
         _starting.append(started)
+        for name, port in zip(AGENT_PORTS, agent_ports, strict=True):
+            setattr(started._ray_params, name, port)
+            persist_port(started._session_dir, started._node_id, name, port)  # as the agent will, when it listens
         start(started)
 
     def patient(ask: Callable[..., Any], **short: int) -> Callable[..., Any]:
