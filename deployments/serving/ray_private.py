@@ -6,7 +6,7 @@ Read in the source of Ray `CHECKED_WITH`. A test fails with any other version: l
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
@@ -17,8 +17,10 @@ import uvicorn
 from ray import serve
 from ray._private import node, services
 from ray._private.node import Node
+from ray._raylet import persist_port
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.experimental import internal_kv
+from ray.serve._private import api, client
 from ray.serve._private.logging_utils import get_serve_logs_dir
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
@@ -113,14 +115,22 @@ def shared_key(name: str) -> bytes:
 
 
 _starting: list[Node] = []
+# Of Ray's agents. Where Ray chooses a port itself, its raylet ends unless the agent has told the port within 15 s.
+AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 
 
-def start_patiently(patience_s: float) -> None:
-    """Let `ray.init` wait longer for its parts, which `ended_part` knows by then. It raises StartError after that."""
+def start_patiently(patience_s: float, agent_ports: Sequence[int]) -> None:
+    """Let `ray.init` wait longer for its parts, which `ended_part` knows by then, and Serve for its proxy.
+
+    `agent_ports` are free ports, one for each of AGENT_PORTS. `ray.init` raises StartError, Serve TimeoutError.
+    """
     start = Node.start_head_processes
 
     def remembered(started: Node) -> None:
         _starting.append(started)
+        for name, port in zip(AGENT_PORTS, agent_ports, strict=True):
+            setattr(started._ray_params, name, port)
+            persist_port(started._session_dir, started._node_id, name, port)  # as the agent will, when it listens
         start(started)
 
     def patient(ask: Callable[..., Any], **short: int) -> Callable[..., Any]:
@@ -140,6 +150,7 @@ def start_patiently(patience_s: float) -> None:
     services.get_node = patient(services.get_node)
     # No other thread runs while it waits.
     node.wait_for_persisted_port = patient(node.wait_for_persisted_port, timeout_ms=100)
+    api.HTTP_PROXY_TIMEOUT = client.HTTP_PROXY_TIMEOUT = patience_s
 
 
 def ended_part(names: Iterable[str]) -> str | None:

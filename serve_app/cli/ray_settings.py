@@ -53,6 +53,7 @@ LOCAL = {
     "RAY_gcs_rpc_server_connect_timeout_s": "600",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
     "RAY_agent_register_timeout_ms": "600000",
+    "RAY_worker_register_timeout_seconds": "600",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "200",
     # HAProxy is back within a second of its death.
     "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": "serve_app.proxy.kept_proxy.install",

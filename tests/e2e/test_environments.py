@@ -20,6 +20,11 @@ FROZEN = (
     " && mount -o remount,bind,ro / && umask 077"
 )
 LOOPBACK = "ip link set lo up"
+# A network of IPv6 alone, with a route out.
+IPV6 = (
+    f"{LOOPBACK} && ip link add eth8 type veth peer name eth9 && ip link set eth8 up && ip link set eth9 up"
+    " && ip -6 addr add fd00::9/64 dev eth9 nodad && ip -6 route add default via fd00::1 dev eth9"
+)
 
 
 def within(namespace: str, prepared: str) -> list[str]:
@@ -34,7 +39,7 @@ def command(monkeypatch: pytest.MonkeyPatch, *through: str) -> None:
     ("through", "host"),
     [
         ([*within("--mount", FROZEN), "taskset", "--cpu-list", "0", *as_user(USER)], "127.0.0.1"),
-        (within("--net", f"{LOOPBACK} && ip link add eth9 type dummy && ip -6 addr add fd00::9/64 dev eth9"), "::1"),
+        (within("--net", IPV6), "::1"),
     ],
     ids=["read-only root, no passwd entry, no HOME, umask 077, 64 MiB of shared memory, one CPU", "IPv6 only"],
 )

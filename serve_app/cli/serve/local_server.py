@@ -72,7 +72,7 @@ def start(config: AppConfig, address: Address, folder: RunFolder, report: Report
     from deployments.serving import ray_private
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    ray_private.start_patiently(_PATIENCE_S)
+    ray_private.start_patiently(_PATIENCE_S, ray_settings.free_ports(len(ray_private.AGENT_PORTS)))
     with _waiting("starting Ray", report):
         ray.init(
             "local",
@@ -226,7 +226,8 @@ def roll_out(config: AppConfig, report: Report, *, check: Callable[[], None] = l
     from serve_app.app import build_app
 
     target = serve.RunTarget(build_app(config), name=APP_NAME, route_prefix="/")
-    serve.run_many([target], wait_for_applications_running=False)
+    with _waiting("deploying", report):
+        serve.run_many([target], wait_for_applications_running=False)
     started_s = time.monotonic()
     last = ""
     while (application := serve.status().applications[APP_NAME]).status != "RUNNING":

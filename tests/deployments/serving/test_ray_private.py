@@ -17,7 +17,7 @@ from ray.serve._private.constants import SERVE_PROXY_NAME
 
 from deployments.errors import StartError
 from deployments.serving import ray_private
-from deployments.serving.ray_private import CHECKED_WITH, PROXY, Pool, deaths, ended_part, shared_key
+from deployments.serving.ray_private import AGENT_PORTS, CHECKED_WITH, PROXY, Pool, deaths, ended_part, shared_key
 
 ROOT = Path(__file__).parents[3]
 PRIVATE = re.compile(
@@ -114,15 +114,21 @@ def test_a_node_waits_for_its_parts(
         return answer
 
     raylet = SimpleNamespace(poll=lambda: 1, returncode=-9, pid=7)
-    starting = SimpleNamespace(all_processes={"raylet": [SimpleNamespace(process=raylet)]})
+    parts, given_ports = {"raylet": [SimpleNamespace(process=raylet)]}, dict(zip(AGENT_PORTS, range(4), strict=True))
+    starting = SimpleNamespace(all_processes=parts, _ray_params=SimpleNamespace(), _session_dir="", _node_id="id")
+    persisted: dict[str, int] = {}
     for owner, name, value in (
+        (ray_private, "persist_port", lambda *port: persisted.update([port[2:]])),
         (ray_private.Node, "start_head_processes", lambda _: None), (ray_private.services, "get_node", ask),
         (ray_private.node, "wait_for_persisted_port", ask),
         (ray_private, "_POLL_S", 0.0), (ray_private, "_starting", []),
+        (ray_private.api, "HTTP_PROXY_TIMEOUT", 60), (ray_private.client, "HTTP_PROXY_TIMEOUT", 60),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, value)
-    ray_private.start_patiently(patience_s)
+    ray_private.start_patiently(patience_s, [*given_ports.values()])
+    assert (patience_s, patience_s) == (ray_private.api.HTTP_PROXY_TIMEOUT, ray_private.client.HTTP_PROXY_TIMEOUT)
     ray_private.Node.start_head_processes(starting)
+    assert vars(starting._ray_params) == persisted == given_ports
     assert ended_part(["raylet"]) == "Ray's raylet (process 7) was killed by signal 9"
     given = {"timeout_ms": 30_000} if waits_for_port else {}
     asked = ray_private.node.wait_for_persisted_port if waits_for_port else ray_private.services.get_node
