@@ -8,16 +8,7 @@ import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
 
-from deployments.embedded_voice.numbers import (
-    SIGNS,
-    ordinal,
-    roman_value,
-    rules,
-    speak_numbers,
-    substitute,
-    table,
-    year,
-)
+from deployments.embedded_voice.numbers import SIGNS, ordinal, rules, speak_numbers, substitute, table, year
 
 _FOLDED = {
     **dict.fromkeys("‘’‚‛′ʼ´", "'"),
@@ -170,6 +161,7 @@ _SYMBOLS = {
     "²": "squared", "³": "cubed", "‰": "per mille", "¢": "cents", "₩": "won", "₿": "bitcoin",
 }  # fmt: skip
 _IN_CAPITALS = {"OK": "okay", "WWI": "World War one", "WWII": "World War two"}
+_ROMAN = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
 _COUNTED = (  # what is numbered; names have ordinals
     "Chapter Part Act Scene Section Volume Book War Phase Vol Wars Bowl Type Stage Level Grade Class Title Article "
     "Rocky Fantasy Apollo Mark Table Figure Appendix Episode Season Psalm Version Unit Lesson Step Round Category "
@@ -281,6 +273,11 @@ def _expand(match: re.Match[str]) -> str:
     short, ends = match[1] or match[3], bool(match[2] or match[4]) and match[5] is not None
     words = _ABBREVIATIONS.get(short) or _DOTTED_ABBREVIATIONS[short]
     return f" {words}{'.' if ends and short in _MAY_END_A_SENTENCE.split() else ''} "
+
+
+def roman_value(figures: str) -> int:
+    values = [_ROMAN[figure] for figure in figures]
+    return sum(-value if value < max(values[place:]) else value for place, value in enumerate(values))
 
 
 def _speak_roman(match: re.Match[str]) -> str:

@@ -11,7 +11,6 @@ Speak = Callable[[re.Match[str]], str]
 Rules = tuple[tuple[re.Pattern[str], Speak | str], ...]
 
 LARGEST_DIGITS = 15  # an integer of more digits is not read as a whole: hundreds of trillions
-_ROMAN = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
 _PLAIN_DIGITS = 6  # longer digit strings without separators are codes, unless they are round
 
 
@@ -68,11 +67,6 @@ def substitute(text: str, rules: Rules) -> str:
     for pattern, speak in rules:
         text = pattern.sub(speak, text)
     return text
-
-
-def roman_value(figures: str) -> int:
-    values = [_ROMAN[figure] for figure in figures]
-    return sum(-value if value < max(values[place:]) else value for place, value in enumerate(values))
 
 
 def integer(figures: str) -> str:

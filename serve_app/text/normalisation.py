@@ -16,9 +16,8 @@ from typing import Any, cast
 import yaml
 from num2words import num2words
 
-from deployments.embedded_voice.english import spoken_english
+from deployments.embedded_voice.english import roman_value, spoken_english
 from deployments.embedded_voice.live_english import TextPart
-from deployments.embedded_voice.numbers import roman_value
 from deployments.errors import InvalidRequest
 from serve_app.distribution import pip_install
 from serve_app.text.languages import language_code
