@@ -199,8 +199,7 @@ class Session:
         self._continuation, self._live_texts = continuation, live_texts
         self._turns: deque[Turn] = deque()  # the one that is spoken first
         self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
-        self._num_turns = 0
-        self._is_closed = False  # no more text comes
+        self._num_turns, self._is_closed = 0, False  # closed: no more text comes
         self.has_ended = False  # nothing that is written now will be spoken
         self._changed = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue(_MOST_UNSENT)
