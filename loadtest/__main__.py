@@ -128,9 +128,7 @@ def sweep_command(
     held: Annotated[float, typer.Option(min=0, max=1, help="Share of good requests of a rate that is held.")] = 0.95,
     collapsed: Annotated[float, typer.Option(min=0, max=1, help="Share at which the sweep ends.")] = 0.5,
     refine: Annotated[int, typer.Option(min=0, help="Rates tried between held and not held.")] = 2,
-    most_s: Annotated[
-        float | None, typer.Option("--for", callback=positive, help="Seconds for all rates: no rate ends later.")
-    ] = None,
+    most_s: Annotated[float | None, typer.Option("--for", callback=positive, help="Most seconds of all rates.")] = None,
     min_requests: MinRequests = 30,
 ) -> None:
     """Rising rates until most requests miss a limit; the highest rate that was held is the capacity.
@@ -138,9 +136,7 @@ def sweep_command(
     Where the first rate is not held: lower ones, down to an eighth of it.
     """
     if first_rate > max_rate:
-        raise typer.BadParameter(
-            f"--from {first_rate:g} is above --to {max_rate:g}: a sweep rises; give the lower first"
-        )
+        raise typer.BadParameter(f"--from {first_rate:g} is above --to {max_rate:g}; give the lower first")
     plan = Plan(first_rate, max_rate, factor, duration, settle, held, collapsed, refine, min_requests, most_s=most_s)
     carry_out(sweep_rates(settings, plan, TraceFolder(out), titles=(*BRIEF, "RTF p50", "in time", "audio s/s")))
 
@@ -201,9 +197,7 @@ def compare_command(
     extras: Annotated[list[str] | None, typer.Option("--extra", metavar="JSON", help="Of A; once more: of B.")] = None,
     headers_a: Annotated[list[str] | None, typer.Option("--header-a", help="Such as 'xi-api-key: KEY'.")] = None,
     headers_b: Annotated[list[str] | None, typer.Option("--header-b", help="Of B.")] = None,
-    speech_s: Annotated[
-        float | None, typer.Option(callback=positive, help="Median length, of servers that know Talkray's extension.")
-    ] = None,
+    speech_s: Annotated[float | None, typer.Option(callback=positive, help="Median length, for Talkray only.")] = None,
     warmup: Annotated[int, typer.Option(min=0, help="Requests before the first turn of each.")] = 3,
 ) -> None:
     """Any two servers, each in its own dialect: the same texts and arrivals in turns, and one page with both.
@@ -246,12 +240,8 @@ def simulate_command(
     warm: Annotated[int, typer.Option(min=0, help="Talker replicas at the start.")] = 1,
     shape: Annotated[Literal["steady", "day"], typer.Option(help="day: a fifth of --rate at night.")] = "steady",
     duration: Annotated[float | None, typer.Option(callback=positive, help="Seconds; else an hour or a day.")] = None,
-    speech_s: Annotated[
-        float, typer.Option(callback=positive, help="Median length of the answers.")
-    ] = USUAL_LENGTHS.median_s,
-    speech_sigma: Annotated[
-        float, typer.Option(min=0, help="Standard deviation of the logarithm of it.")
-    ] = USUAL_LENGTHS.sigma,
+    speech_s: Annotated[float, typer.Option(callback=positive, help="Median of the answers.")] = USUAL_LENGTHS.median_s,
+    speech_sigma: Annotated[float, typer.Option(min=0, help="Sigma of the logarithm of it.")] = USUAL_LENGTHS.sigma,
     settings: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="YAML: policies, nodes, prices, losses.")
     ] = None,

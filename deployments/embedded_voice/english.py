@@ -5,10 +5,10 @@
 import calendar
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 
-from deployments.embedded_voice.numbers import SIGNS, ordinal, speak_numbers, table, year
+from deployments.embedded_voice.numbers import SIGNS, ordinal, rules, speak_numbers, substitute, table, year
 
 _FOLDED = {
     **dict.fromkeys("‘’‚‛′ʼ´", "'"),
@@ -29,14 +29,12 @@ _RAISED_FIGURES = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789
 _GREEK = re.compile(r"[Α-ΡΣ-Ωα-ω]")
 _GREEK_WORD = re.compile(r"[Ͱ-Ͽἀ-῿]{3,}")  # shorter ones are signs
 
-Rules = tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
-
-_LINES: Rules = (
-    (re.compile(r"(?<=[A-Za-z])`(?=(?:ll|t|s|re|ve|d|m)\b)"), "'"),
-    (re.compile(r"(?<=[A-Za-z])(?<!\bwell)(?<!\bself)(?<!\bhalf)(?<!\bhigh)(?<!\blong)-\n(?=[a-z])"), ""),
-    (re.compile(r"(?<=\w)-\n(?=\w)"), "-"),
-    (re.compile(r"\n\s*\n"), ". "),
-    (re.compile(r"<\|[^<>|]*\|>|(?<!\S)[:;=]-?[)(DPp](?!\S)|```\w*|\n"), " "),
+_LINES = rules(
+    (r"(?<=[A-Za-z])`(?=(?:ll|t|s|re|ve|d|m)\b)", "'"),
+    (r"(?<=[A-Za-z])(?<!\bwell)(?<!\bself)(?<!\bhalf)(?<!\bhigh)(?<!\blong)-\n(?=[a-z])", ""),
+    (r"(?<=\w)-\n(?=\w)", "-"),
+    (r"\n\s*\n", ". "),
+    (r"<\|[^<>|]*\|>|(?<!\S)[:;=]-?[)(DPp](?!\S)|```\w*|\n", " "),
 )
 
 _TOP_LEVELS = "com|org|net|io|ai|dev|app|edu|gov|co|uk|eu|de|fr|es|nl|ch|ca|au|jp|info|tv|xyz|tech|cloud|online|shop"
@@ -58,47 +56,43 @@ _IN_ADDRESSES = {
 
 _DAY = r"\b(Mon|Tues?|Wed|Thu|Thurs|Fri|Sat|Sun)\b\.?"
 _WEEKDAYS = {name[:3]: name for name in calendar.day_name}
-_PUNCTUATION: Rules = (
-    (re.compile(r"(?<=\d0)'s\b"), "s"),
-    (re.compile(r"(?<![-=])[-=]++>"), " to "),
-    (re.compile(r"\((\d{3})\)[ -]?(?=\d)|(?<=\d) ?\((0|[a-z])\)"), r" \1\2 "),
-    (re.compile(r"(?<=\d)[x×](?=\d)|(?<=\d) x (?=\d)"), " by "),
-    (re.compile(r"×|(?<=\d)x(?= [a-z]{3})|(?<=\d) ?\* ?(?=\d)"), " times "),
-    (re.compile(r"(?<=[A-Za-z]{4})\^"), " "),
-    (re.compile(r"\^([23])(?!\d)"), lambda power: "²³"[power[1] == "3"]),
-    (re.compile(r"(?<=[²³]) ?- ?(?=\w)"), " minus "),
-    (re.compile(r"\^(?:st|nd|rd|th)\b"), lambda match: match[0][1:]),
-    (re.compile(r"(?<=[\w)])\^[({]?([+-]?)(?=\w)"), lambda match: f" to the power of {'minus ' * (match[1] == '-')}"),
-    (re.compile(r"(?<![\w'])(\d)(?:'| ft )(\d\d?)(?:\"| in\b)?(?![\w'])"), r"\1 feet \2 inches"),
-    (re.compile(r"(?<=\b[aA] )(\d++(?:\.\d++)?)\"(?= )"), r"\1-inch"),
-    (re.compile(rf"{_DAY} ?- ?{_DAY}"), lambda match: f"{_WEEKDAYS[match[1][:3]]} to {_WEEKDAYS[match[2][:3]]}"),
-    (re.compile(r"[()\[\]{}|]"), ", "),
-    (re.compile(r"(?<=\d) ?- ?(?=\d[\d. +*/-]{0,30}=)|(?<== \d) ?- ?(?=\d)"), " minus "),
-    (re.compile(r"(\d ?[aApP]\.?[mM]\.?|\d%|\d:\d\d|\d(?:st|nd|rd|th)|\d0s) ?- ?(?='?\d)"), r"\1 to "),
-    (re.compile(r"(?<=\d) ?~ ?(?=\d)"), "-"),
-    (re.compile(rf"~(?=[{SIGNS}]?\d)"), " about "),
-    (re.compile(r"\*"), ""),
-    (re.compile(r'["`_~^]'), " "),
+_PUNCTUATION = rules(
+    (r"(?<=\d0)'s\b", "s"),
+    (r"(?<![-=])[-=]++>", " to "),
+    (r"\((\d{3})\)[ -]?(?=\d)|(?<=\d) ?\((0|[a-z])\)", r" \1\2 "),
+    (r"(?<=\d)[x×](?=\d)|(?<=\d) x (?=\d)", " by "),
+    (r"×|(?<=\d)x(?= [a-z]{3})|(?<=\d) ?\* ?(?=\d)", " times "),
+    (r"(?<=[A-Za-z]{4})\^", " "),
+    (r"\^([23])(?!\d)", lambda power: "²³"[power[1] == "3"]),
+    (r"(?<=[²³]) ?- ?(?=\w)", " minus "),
+    (r"\^(?:st|nd|rd|th)\b", lambda match: match[0][1:]),
+    (r"(?<=[\w)])\^[({]?([+-]?)(?=\w)", lambda match: f" to the power of {'minus ' * (match[1] == '-')}"),
+    (r"(?<![\w'])(\d)(?:'| ft )(\d\d?)(?:\"| in\b)?(?![\w'])", r"\1 feet \2 inches"),
+    (r"(?<=\b[aA] )(\d++(?:\.\d++)?)\"(?= )", r"\1-inch"),
+    (rf"{_DAY} ?- ?{_DAY}", lambda match: f"{_WEEKDAYS[match[1][:3]]} to {_WEEKDAYS[match[2][:3]]}"),
+    (r"[()\[\]{}|]", ", "),
+    (r"(?<=\d) ?- ?(?=\d[\d. +*/-]{0,30}=)|(?<== \d) ?- ?(?=\d)", " minus "),
+    (r"(\d ?[aApP]\.?[mM]\.?|\d%|\d:\d\d|\d(?:st|nd|rd|th)|\d0s) ?- ?(?='?\d)", r"\1 to "),
+    (r"(?<=\d) ?~ ?(?=\d)", "-"),
+    (rf"~(?=[{SIGNS}]?\d)", " about "),
+    (r"\*", ""),
+    (r'["`_~^]', " "),
 )
 
 
 def plain_line(text: str) -> str:
     """`text` on one line, in ASCII, the signs that `_FOLDED` keeps and Greek letters; addresses become words."""
-    text = _substitute(_folded(text), _LINES)
+    text = _RAISED.sub(lambda run: f"^{run[0].translate(_RAISED_FIGURES)}", _GREEK_WORD.sub(" ", text))
+    text = substitute("".join(map(_fold, text)), _LINES)
     for address in _ADDRESSES:
         text = address.sub(_speak_address, text)
-    return _substitute(text, _PUNCTUATION)
+    return substitute(text, _PUNCTUATION)
 
 
 def unspoken(text: str) -> int:
     """How many letters, figures and signs of `text` the voice has no words for."""
     text = "" if text.isascii() else _GREEK_WORD.sub(lambda word: "日" * len(word[0]), text)
     return sum(unicodedata.category(char)[0] in "LNS" and not _fold(char).strip() for char in text if char not in "™®©")
-
-
-def _folded(text: str) -> str:
-    text = _RAISED.sub(lambda run: f"^{run[0].translate(_RAISED_FIGURES)}", _GREEK_WORD.sub(" ", text))
-    return "".join(map(_fold, text))
 
 
 @lru_cache(maxsize=4096)
@@ -118,12 +112,6 @@ def _fold(char: str) -> str:
         return "-"
     plain = unicodedata.normalize("NFKD", char)
     return " " if plain == char else (" " if "⁄" in plain else "") + "".join(map(_fold, plain))
-
-
-def _substitute(text: str, rules: Rules) -> str:
-    for pattern, replacement in rules:
-        text = pattern.sub(replacement, text)
-    return text
 
 
 def _speak_address(match: re.Match[str]) -> str:
@@ -147,8 +135,9 @@ _DOTTED_ABBREVIATIONS = table(  # without the dot they are other words, or names
     "Jan:January Feb:February Aug:August Sept:September Oct:October Nov:November Dec:December Mon:Monday Tue:Tuesday "
     "Wed:Wednesday Thu:Thursday Fri:Friday resp:respectively viz:namely"
 )
-_MAY_END = "etc Jr Sr Inc Ltd Corp a.m p.m A.M P.M St Ave Blvd Rd Ct Ln Sq Pl Esq Co Bros Pkwy Hwy Expy PhD Ph.D misc"
-_MAY_END_A_SENTENCE = frozenset(_MAY_END.split())
+_MAY_END_A_SENTENCE = (
+    "etc Jr Sr Inc Ltd Corp a.m p.m A.M P.M St Ave Blvd Rd Ct Ln Sq Pl Esq Co Bros Pkwy Hwy Expy PhD Ph.D misc"
+)
 _BEFORE_NUMBERS = table(
     "No:number no:number Nos:numbers Fig:figure fig:figure Figs:figures Vol:volume vol:volume p:page pp:pages "
     "Ch:chapter ch:chapter ca:about c:circa Sec:section Art:article Eq:equation"
@@ -179,10 +168,9 @@ _COUNTED = (  # what is numbered; names have ordinals
     "Model Series Division Group Plan Item Rule Corps Canto Page Pentium Saturn Gemini Panel Zone Region Line Schedule "
     "Theorem Quest"
 )
-_NUMBERED = frozenset(_COUNTED.split())
-_NUMBERED_ALONE = frozenset(_COUNTED.split()[:9])  # also by a single letter
-_REGNAL = "Charles Henry George James Edward Philip Louis Leo Pius Frederick Gustav Carl"
-_KINGS = frozenset(_REGNAL.split())
+_NUMBERED = tuple(_COUNTED.split())
+_NUMBERED_ALONE = _NUMBERED[:9]  # also by a single letter
+_KINGS = "Charles Henry George James Edward Philip Louis Leo Pius Frederick Gustav Carl"
 _STRONGEST_FIRST = "?!.;:,"
 _SHOUTED_WORDS = 3
 
@@ -198,34 +186,25 @@ _OPTIONAL_DOT = rf"({_any_of(_ABBREVIATIONS)})(?![A-Za-z'])(\.?)"
 _DOTTED = rf"({_any_of(_DOTTED_ABBREVIATIONS)})(\.)"
 _ABBREVIATION = re.compile(rf"(?<![A-Za-z'])(?:{_OPTIONAL_DOT}|{_DOTTED})(?= ?([A-Z])?)")
 _INITIALS = re.compile(r"(?<![A-Za-z'.])(?:[A-Za-z]\.)+[A-Za-z](?![A-Za-z'])\.?")
-_SLASHED = {"w/o": "without", "w/": "with", "b/c": "because", "y/o": "years old"}
-_DIRECTIONS = {"N": "North", "S": "South", "E": "East", "W": "West"}
-_ZONE = re.compile(r"(?<=[aApP])\.?[mM]\.? ?((?i:[ecmp][sd]t|et|cet|gmt|utc|bst|cest|ist|jst))\b")
-
-
-_SHORT: Rules = (
-    (re.compile(r"(?<![\w/])(w/o|w/(?= )|b/c|y/o)(?![\w/])"), lambda match: _SLASHED[match[1]]),
-    (_ZONE, lambda match: f"m {match[1].upper()}"),
-    (re.compile(r"(?<=\d)(?=(?:[ECMP][SD]T|GMT|UTC)\b)"), " "),
-    (re.compile(r"\b(UTC|GMT) ?-(?=\d)"), r"\1 minus "),
-    (
-        re.compile(rf"{_DAY},? (?=[A-Z][a-z]{{2,8}}\.? \d|\d{{1,2}} [A-Z])"),
-        lambda match: f"{_WEEKDAYS[match[1][:3]]}, ",
-    ),
-    (re.compile(r"(?<=\d )([NSEW])\.?(?= (?:[A-Z][a-z]|\d))"), lambda match: _DIRECTIONS[match[1]]),
-    (re.compile(rf"(?<![A-Za-z'])St\b\.?{_GOES_ON} ?(?=[A-Z])"), "Saint "),
-    (re.compile(rf"\b([A-Z][a-z]+) Dr\b(?:\.(?= [a-z])|(?=\.?(?:$|[,;!?]| [a-z]| (?:{_BEGUN})\b)))"), r"\1 Drive"),
-    (re.compile(rf"(?<![\w'.])(?<!\b[A-Za-z] )([A-Z])\.{_GOES_ON}(?= [A-Z][.a-z])"), r"\1"),
-    (re.compile(r"\bA-Z\b"), "A to Z"),
-    (re.compile(r"\b([CF])#"), r"\1 sharp "),
-    (re.compile(r"#(?=[A-Z]?\d)"), " number "),
-    (re.compile(r"#(?=[A-Za-z])"), " hashtag "),
-    (re.compile(r"/ ?(?=(?:second|minute|hour|day|night|week|month|year|person|user|item|mile)\b)"), " per "),
-    (
-        re.compile(rf"(?<![A-Za-z'.])({_any_of(_BEFORE_NUMBERS)})\. ?(?=\d)"),
-        lambda short: f" {_BEFORE_NUMBERS[short[1]]} ",
-    ),
-    (re.compile(r"\bv\.? ?(?=\d+\.\d)"), "version "),
+_SHORTENED = table("w/o:without w/:with b/c:because y/o:years_old N:North S:South E:East W:West")
+_ZONE = r"((?i:[ecmp][sd]t|et|cet|gmt|utc|bst|cest|ist|jst))\b"
+_SHORT = rules(
+    (r"(?<![\w/])(w/o|w/(?= )|b/c|y/o)(?![\w/])", lambda match: _SHORTENED[match[1]]),
+    (rf"(?<=[aApP])\.?[mM]\.? ?{_ZONE}", lambda match: f"m {match[1].upper()}"),
+    (r"(?<=\d)(?=(?:[ECMP][SD]T|GMT|UTC)\b)", " "),
+    (r"\b(UTC|GMT) ?-(?=\d)", r"\1 minus "),
+    (rf"{_DAY},? (?=[A-Z][a-z]{{2,8}}\.? \d|\d{{1,2}} [A-Z])", lambda match: f"{_WEEKDAYS[match[1][:3]]}, "),
+    (r"(?<=\d )([NSEW])\.?(?= (?:[A-Z][a-z]|\d))", lambda match: _SHORTENED[match[1]]),
+    (rf"(?<![A-Za-z'])St\b\.?{_GOES_ON} ?(?=[A-Z])", "Saint "),
+    (rf"\b([A-Z][a-z]+) Dr\b(?:\.(?= [a-z])|(?=\.?(?:$|[,;!?]| [a-z]| (?:{_BEGUN})\b)))", r"\1 Drive"),
+    (rf"(?<![\w'.])(?<!\b[A-Za-z] )([A-Z])\.{_GOES_ON}(?= [A-Z][.a-z])", r"\1"),
+    (r"\bA-Z\b", "A to Z"),
+    (r"\b([CF])#", r"\1 sharp "),
+    (r"#(?=[A-Z]?\d)", " number "),
+    (r"#(?=[A-Za-z])", " hashtag "),
+    (r"/ ?(?=(?:second|minute|hour|day|night|week|month|year|person|user|item|mile)\b)", " per "),
+    (rf"(?<![A-Za-z'.])({_any_of(_BEFORE_NUMBERS)})\. ?(?=\d)", lambda match: f" {_BEFORE_NUMBERS[match[1]]} "),
+    (r"\bv\.? ?(?=\d+\.\d)", "version "),
 )
 _ROMAN_NUMBER = re.compile(
     r"(?:\b((?:(?:King|Queen|Pope|Emperor|Tsar|Prince) )?[A-Za-z]++) )?\b([IVXLCDM]++)\b(?!'[^s])"
@@ -238,14 +217,14 @@ _SPELLED = re.compile(
     rf"(?<![A-Za-z'])(?:[bcdfghjklmnpqrstvwxz]{{2,{_SPELLED_LETTERS}}}|api|url|cpu|gpu|usb|otp|faq)(?![A-Za-z'])"
 )
 _MINUS = rf"[{SIGNS}]?\.?\d"  # characters that may follow a minus sign
-_TIDY: Rules = (
-    (re.compile(r"(?<![A-Za-z\d])'|(?<=\d)'(?!s\b)|'(?![A-Za-z])"), " "),
-    (re.compile(rf"(?<=\d) - (?={_MINUS})"), " to "),
-    (re.compile(r"-{2,}|(?<=\s)-(?=\s)"), ", "),
-    (re.compile(rf"-(?![A-Za-z]|{_MINUS})|(?<![A-Za-z\d])-(?=[A-Za-z])"), " "),
-    (re.compile(r"\s+"), " "),
-    (re.compile(r"(?: ?[.,?!;:])+(?!\d)"), lambda run: min(run[0].replace(" ", ""), key=_STRONGEST_FIRST.index)),
-    (re.compile(r"^(?:[.,?!;:] ?)+(?!\d)"), ""),
+_TIDY = rules(
+    (r"(?<![A-Za-z\d])'|(?<=\d)'(?!s\b)|'(?![A-Za-z])", " "),
+    (rf"(?<=\d) - (?={_MINUS})", " to "),
+    (r"-{2,}|(?<=\s)-(?=\s)", ", "),
+    (rf"-(?![A-Za-z]|{_MINUS})|(?<![A-Za-z\d])-(?=[A-Za-z])", " "),
+    (r"\s+", " "),
+    (r"(?: ?[.,?!;:])+(?!\d)", lambda run: min(run[0].replace(" ", ""), key=_STRONGEST_FIRST.index)),
+    (r"^(?:[.,?!;:] ?)+(?!\d)", ""),
 )
 
 
@@ -262,7 +241,8 @@ def spoken_english(text: str) -> str:
         text = text.lower()
     text = _CAPITALS_IN_WORD.sub(" ", text)
     text = speak_numbers(_expand_abbreviations(text))
-    text = _spell(_SYMBOL.sub(lambda symbol: f" {_SYMBOLS[symbol[0]]} ", text))
+    text = _CAPITALS.sub(_spell_capitals, _SYMBOL.sub(lambda symbol: f" {_SYMBOLS[symbol[0]]} ", text))
+    text = _SPELLED.sub(lambda match: match[0] if match[0] in _INTERJECTIONS else " ".join(match[0].upper()), text)
     text = _GREEK.sub(lambda letter: f" {unicodedata.name(letter[0]).split()[-1].lower().replace('md', 'mbd')} ", text)
     text = _tidy(re.sub(r"[^A-Za-z' .,?!;:-]+", " ", text))
     return spoken_english(text.lower()) if _shouted(text) else text
@@ -270,7 +250,7 @@ def spoken_english(text: str) -> str:
 
 def _tidy(text: str) -> str:
     """Lone marks dropped, runs of punctuation reduced to the strongest, a full stop after text that ends without."""
-    text = _substitute(text, _TIDY).strip()
+    text = substitute(text, _TIDY).strip()
     return text if not text or text[-1] in ".?!" else text.rstrip(",;: ") + "."
 
 
@@ -282,7 +262,7 @@ def _shouted(text: str) -> bool:
 
 def _expand_abbreviations(text: str) -> str:
     """Afterwards no word contains a full stop, and one that ends a sentence is followed by a space."""
-    text = _ABBREVIATION.sub(_expand, _substitute(text, _SHORT))
+    text = _ABBREVIATION.sub(_expand, substitute(text, _SHORT))
     text = _INITIALS.sub(lambda match: f" {' '.join(match[0].replace('.', '').upper())} ", text)
     text = _ROMAN_NUMBER.sub(_speak_roman, text)
     text = re.sub(r"(?<=[A-Za-z\d])\.(?=[a-z])", " dot ", text)
@@ -292,7 +272,12 @@ def _expand_abbreviations(text: str) -> str:
 def _expand(match: re.Match[str]) -> str:
     short, ends = match[1] or match[3], bool(match[2] or match[4]) and match[5] is not None
     words = _ABBREVIATIONS.get(short) or _DOTTED_ABBREVIATIONS[short]
-    return f" {words}{'.' if ends and short in _MAY_END_A_SENTENCE else ''} "
+    return f" {words}{'.' if ends and short in _MAY_END_A_SENTENCE.split() else ''} "
+
+
+def roman_value(figures: str) -> int:
+    values = [_ROMAN[figure] for figure in figures]
+    return sum(-value if value < max(values[place:]) else value for place, value in enumerate(values))
 
 
 def _speak_roman(match: re.Match[str]) -> str:
@@ -301,27 +286,19 @@ def _speak_roman(match: re.Match[str]) -> str:
     title, _, name = before.rpartition(" ")
     counted = name.capitalize() in _NUMBERED
     of_century = match.string.startswith(" century", match.end())
-    values = [_ROMAN[figure] for figure in figures]
-    if len(values) == 1:
-        is_number = figures in "IVX" and (bool(title) or name in _NUMBERED_ALONE or (name in _KINGS and figures != "I"))
-    else:
-        is_number = (
-            counted
-            or of_century
-            or (set(figures) <= set("IVX") and figures not in ("XX", "XXX"))
-            or values[0] + len(values) > 1004
+    if len(figures) == 1:
+        is_number = figures in "IVX" and (
+            bool(title) or name in _NUMBERED_ALONE or (name in _KINGS.split() and figures != "I")
         )
+    else:
+        is_small = set(figures) <= set("IVX") and figures not in ("XX", "XXX")
+        is_number = counted or of_century or is_small or (figures[0] == "M" and len(figures) > 4)
     if not is_number or not _VALID_ROMAN.fullmatch(figures):
         return match[0]
-    number = sum(-one if one < max(values[place:]) else one for place, one in enumerate(values))
+    number = roman_value(figures)
     if of_century or (name.istitle() and not counted and name not in _BEGUN.split("|")):
         return f"{before} {'' if of_century else 'the '}{ordinal(number)}"
     return f"{before} {year(number)}"
-
-
-def _spell(text: str) -> str:
-    text = _CAPITALS.sub(_spell_capitals, text)
-    return _SPELLED.sub(lambda match: match[0] if match[0] in _INTERJECTIONS else " ".join(match[0].upper()), text)
 
 
 def _spell_capitals(match: re.Match[str]) -> str:

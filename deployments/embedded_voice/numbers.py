@@ -7,6 +7,9 @@ from functools import lru_cache
 
 from num2words import num2words
 
+Speak = Callable[[re.Match[str]], str]
+Rules = tuple[tuple[re.Pattern[str], Speak | str], ...]
+
 LARGEST_DIGITS = 15  # an integer of more digits is not read as a whole: hundreds of trillions
 _PLAIN_DIGITS = 6  # longer digit strings without separators are codes, unless they are round
 
@@ -55,6 +58,17 @@ def table(entries: str) -> dict[str, str]:
     return {key: value.replace("_", " ") for key, _, value in (entry.rpartition(":") for entry in entries.split())}
 
 
+def rules(*written: tuple[str, Speak | str]) -> Rules:
+    return tuple((re.compile(pattern), speak) for pattern, speak in written)
+
+
+def substitute(text: str, rules: Rules) -> str:
+    """The text after one rule after the other."""
+    for pattern, speak in rules:
+        text = pattern.sub(speak, text)
+    return text
+
+
 def integer(figures: str) -> str:
     """A digit string, with or without thousands separators.
 
@@ -70,9 +84,8 @@ def integer(figures: str) -> str:
 
 
 def _indian(figures: str) -> str:
-    crores, lakhs, rest = (int(part or 0) for part in (figures[:-7], figures[-7:-5], figures[-5:]))
-    counted = ((crores, " crore"), (lakhs, " lakh"), (rest, ""))
-    return " ".join(cardinal(number) + name for number, name in counted if number)
+    parts = ((figures[:-7], " crore"), (figures[-7:-5], " lakh"), (figures[-5:], ""))
+    return " ".join(cardinal(int(part)) + name for part, name in parts if part.strip("0"))
 
 
 def decimal(figures: str) -> str:
@@ -155,9 +168,7 @@ _PERIOD = r"(sec|s|min|hr|h|d|wk|mo|yr|ea|kg|lb|oz|km|mi|ml|GB|MB|L|l)(?![\w'])"
 
 def speak_numbers(text: str) -> str:
     """`text`, one line of folded characters, with every number as words. No digit is left."""
-    for pattern, speak in _RULES:
-        text = pattern.sub(speak, text)
-    return text
+    return substitute(text, _RULES)
 
 
 def _date(year_figures: str, month: str, day: str) -> str | None:
@@ -181,8 +192,7 @@ def _groups(match: re.Match[str]) -> str:
 
 
 def _days(first: str, last: str | None) -> str:
-    words = (ordinal(int(day)) if 1 <= int(day) <= 31 else day for day in (first, last) if day)
-    return " to ".join(words)
+    return " to ".join(ordinal(int(day)) if 1 <= int(day) <= 31 else day for day in (first, last) if day)
 
 
 def _time(match: re.Match[str]) -> str:
@@ -272,13 +282,12 @@ def _with_commas(match: re.Match[str]) -> str:
 
 
 _DAYS_NOT_PARTS = frozenset(range(13, 32)) - {15, 16, 20, 24, 30}
-Speak = Callable[[re.Match[str]], str]
 _ALONE = rf"(?<![\w.,:/+-])(?<!\d )(?<![{SIGNS}]\d )"  # no part of another number
 _OF_DECADES = "[Tt]he|[Ii]n|[Mm]id|[Ee]arly|[Ll]ate|to|his|her|their|my|our|your"
 _DASH = r" ?- ?"
 _UNIT_END = r"(?![\w'])(?:\.(?= [a-z]))?"
 _FIGURE_2 = r"(?<=[^A-Za-z]m|[cdkmn]m|ft|mi)[23]"
-_PATTERNS: tuple[tuple[str, Speak | str], ...] = (
+_RULES = rules(
     (r"(?<![\w.+-])(\d{4})([-/.])(\d\d?)\2(\d\d?)(?:T(?=\d)|(?![\w/-]|\.\d))",
      lambda match: _date(match[1], match[3], match[4]) or match[0]),
     (r"(?<![\w./-])(\d{1,2})([/.-])(\d{1,2})\2(\d{4}|(?<=/)\d\d)(?![\w/-]|\.\d)", _date_in_figures),
@@ -330,4 +339,3 @@ _PATTERNS: tuple[tuple[str, Speak | str], ...] = (
     (rf"(?<!\d){_WHOLE}(?:\.\d++)*+|(?<!\w)\.\d++", _plain),
     (r"(?<=[a-z]) (?='s\b)", ""),
 )  # fmt: skip
-_RULES = tuple((re.compile(pattern), speak) for pattern, speak in _PATTERNS)

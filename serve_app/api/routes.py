@@ -128,10 +128,8 @@ def _about(*, page: bool) -> str:
     """The introduction of `/docs`. OpenAPI cannot describe WebSockets."""
     paths = ", ".join(sorted({f"`{path}`" for dialect in DIALECTS for path, _ in dialect.sockets}))
     link = "[The page](./) speaks a text in the browser. " if page else ""
-    return (
-        f"{link}Talkray's own routes come first, then routes for clients of other services: click a name to open them."
-        f"\n\nWebSockets, which OpenAPI cannot list: {paths}."
-    )
+    order = "Talkray's own routes come first, then routes for clients of other services: click a name to open them."
+    return f"{link}{order}\n\nWebSockets, which OpenAPI cannot list: {paths}."
 
 
 def _speech_model(

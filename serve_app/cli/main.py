@@ -295,11 +295,7 @@ cli.add_typer(bench, name="bench", rich_help_panel=MEASURE)
 _MODULES = {
     "random-checkpoint": (MEASURE, "talkray_tools.random_checkpoint", "Write a checkpoint with random weights."),
     "verify": (MEASURE, "talkray_tools.verify", "Is a checkpoint right here, does its speech end, what does it take?"),
-    "usage": (
-        OPERATE,
-        "talkray_tools.usage",
-        "Who used how much: characters, audio and refusals by key, voice or model.",
-    ),
+    "usage": (OPERATE, "talkray_tools.usage", "Characters, audio and refusals by key, voice or model."),
     "logs": (OPERATE, "talkray_tools.logs", "What became of a request: its stages, and the replicas that made it."),
     "book": (SPEAK, "talkray_tools.book", "Make an audiobook from an EPUB, subtitles, Markdown or plain text."),
     "dataset": (SPEAK, "talkray_tools.dataset", "Speak the lines of a JSONL file into a folder, or into tar shards."),

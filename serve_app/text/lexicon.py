@@ -58,18 +58,15 @@ class Lexicon:
         return {start: sorted(word_lengths, reverse=True) for start, word_lengths in lengths.items()}
 
     @cached_property
-    def _by_length(self) -> dict[int, list[str]]:
-        """The entries of each length in small letters, sorted."""
-        words: dict[int, list[str]] = {}
-        for word in self.words:
-            words.setdefault(len(word), []).append(word.lower())
-        return {length: sorted(of_length) for length, of_length in words.items()}
+    def _by_length(self) -> list[tuple[int, str]]:
+        """The lengths of the entries and the entries in small letters, sorted."""
+        return sorted((len(word), word.lower()) for word in self.words)
 
     def may_become(self, begun: str, length: int) -> bool:
         """Whether an entry of this length begins with all that has been written, in any case."""
-        words, lower = self._by_length.get(length, []), begun.lower()
-        place = bisect_left(words, lower)
-        return place < len(words) and words[place].startswith(lower)
+        place = bisect_left(self._by_length, wanted := (length, begun.lower()))
+        found = self._by_length[place : place + 1]  # the first that is not before it
+        return any(num_chars == length and word.startswith(wanted[1]) for num_chars, word in found)
 
     def lengths(self, atom: str) -> list[int]:
         return self._by_start.get(atom.lower(), [])

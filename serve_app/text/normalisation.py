@@ -16,7 +16,7 @@ from typing import Any, cast
 import yaml
 from num2words import num2words
 
-from deployments.embedded_voice.english import spoken_english
+from deployments.embedded_voice.english import roman_value, spoken_english
 from deployments.embedded_voice.live_english import TextPart
 from deployments.errors import InvalidRequest
 from serve_app.distribution import pip_install
@@ -31,7 +31,6 @@ _LONGEST_NUMBER = 15  # digits; longer ones are read one by one
 _MACRO = re.compile(r"<(\w+)>")
 _BLANK = re.compile(r"\{(\d)(?::([^{}]*))?\}")
 _MINUS = ("-", "\u2212")
-_ROMAN = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
 _SHORTENED = re.compile(r"[A-Za-z]{1,4}\.$")
 
 Read = Callable[[str], list[TextPart]]
@@ -240,8 +239,3 @@ class Readings:
         minus = f"{self._varied('cardinal', -1, '').split()[0]} " if value < 0 else ""
         behind = self._number(fraction, "n", "") if is_whole else self._number(fraction, "d", "")
         return f"{minus}{self._varied('cardinal', int(abs(value)), '')} {self._point} {behind}"
-
-
-def roman_value(written: str) -> int:
-    values = [_ROMAN[letter] for letter in written]
-    return sum(-value if value < max(values[place:]) else value for place, value in enumerate(values))

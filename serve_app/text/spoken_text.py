@@ -84,7 +84,7 @@ class SpokenText:
 
     @property
     def text(self) -> str:
-        return joined(self.stretches)
+        return " ".join(stretch.text for stretch in self.stretches if stretch.text)
 
     def pieces(self) -> Iterator[SpokenPiece]:
         """All of the text, made as they are taken."""
@@ -94,11 +94,6 @@ class SpokenText:
         yield from reader.feed("", is_last=True)
 
 
-def joined(stretches: tuple[Stretch, ...]) -> str:
-    """The spoken text of all stretches."""
-    return " ".join(stretch.text for stretch in stretches if stretch.text)
-
-
 def read(sent: str, rules: TextRules, *, field: str = "input") -> SpokenText:
     """The whole text at once, as `TextReader` reads it in parts. Raises InvalidRequest of bad SSML in the `field`."""
     left_out: Counter[str] = Counter()
@@ -106,7 +101,7 @@ def read(sent: str, rules: TextRules, *, field: str = "input") -> SpokenText:
         check = SsmlCheck(field)
         check.feed(sent, is_last=True)
         left_out += check.without_effect
-    tokens = _new_markup(rules).feed(sent, is_last=True)
+    tokens = LiveMarkup(rules.markup, paragraph_pause_s=rules.paragraph_pause_s).feed(sent, is_last=True)
     left_out.update(token.left_out for token in tokens if token.left_out)
     if rules.spoken_form == "english" and (lost := unspoken("".join(token.spoken for token in tokens))):
         left_out[UNSPOKEN] = lost
@@ -128,10 +123,6 @@ def read(sent: str, rules: TextRules, *, field: str = "input") -> SpokenText:
     text = text if is_speakable(text) or not stretches else ""
     rest = [Stretch(text, pause_s, speed)] if text or pause_s else []
     return SpokenText(sent, rules, stretches=(*stretches, *rest), left_out=left_out)
-
-
-def _new_markup(rules: TextRules) -> LiveMarkup:
-    return LiveMarkup(rules.markup, paragraph_pause_s=rules.paragraph_pause_s)
 
 
 def _prose_stages(rules: TextRules) -> list[TextStage]:
@@ -156,7 +147,7 @@ class TextReader:
 
     def __init__(self, rules: TextRules) -> None:
         self._rules = rules
-        self._markup = _new_markup(rules)
+        self._markup = LiveMarkup(rules.markup, paragraph_pause_s=rules.paragraph_pause_s)
         self.left_out: Counter[str] = Counter()  # as in SpokenText, of the text so far
         self._uncounted = ""  # Greek letters in which the text so far ends: in a word they have no sound
         self._begin()
@@ -173,14 +164,14 @@ class TextReader:
         for token in self._markup.feed(text, is_last=is_last):
             self._count(token)
             if token.pause_s or token.speed is not None:
-                pieces += self._end([*prose, TextPart("", token.spoken)] if token.spoken else prose)
+                pieces += self._pass([*prose, TextPart("", token.spoken)] if token.spoken else prose, is_last=True)
                 pieces.append(SpokenPiece(token.written, self._space(), pause_s=token.pause_s, speed=token.speed))
                 prose = []
             else:
                 is_heard = (token.spoken and not token.is_end) or token.written.isspace()
                 prose.append(TextPart(token.written if is_heard else LEFT_OUT * len(token.written), token.spoken))
         self._count(Token("", " " if is_last else ""))
-        return pieces + (self._end(prose) if is_last else self._pass(prose, is_last=False))
+        return pieces + self._pass(prose, is_last=is_last)
 
     def _count(self, token: Token) -> None:
         self.left_out.update([token.left_out] if token.left_out else [])
@@ -201,9 +192,6 @@ class TextReader:
         had_spoken = self._has_spoken
         self._begin()
         return " " if had_spoken else ""
-
-    def _end(self, prose: list[TextPart]) -> list[SpokenPiece]:
-        return self._pass(prose, is_last=True)
 
     def _pass(self, parts: list[TextPart], *, is_last: bool) -> list[SpokenPiece]:
         """`parts`, which pair sent text with prose, through all stages."""

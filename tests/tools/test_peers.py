@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.experiments.peers import BY_DESIGN, SUITES, Result, main, reason_of, run_all
+from tools.experiments.peers import BY_DESIGN, SUITES, PeerResult, main, reason_of, run_all
 
 PAGE = (Path(__file__).parents[2] / "docs/clients.md").read_text()
 
@@ -33,7 +33,7 @@ def test_a_suite_that_is_not_there_is_listed_as_not_run(tmp_path: Path, capsys: 
     ],
 )
 def test_only_what_is_by_design_may_fail(suite: str, name: str, is_known: bool) -> None:
-    assert (reason_of(suite, Result(name, "failed")) is not None) == is_known
+    assert (reason_of(suite, PeerResult(name, "failed")) is not None) == is_known
 
 
 def test_the_page_has_a_row_for_each_suite() -> None:

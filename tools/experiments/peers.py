@@ -47,7 +47,7 @@ BY_DESIGN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class PeerResult:
     """The outcome of one test, or of one request of a benchmark."""
 
     name: str
@@ -62,16 +62,16 @@ class Suite:
     name: str
     repository: str
     needs: str  # a path in the repository
-    run: Callable[[Path, Path, str], Iterator[Result]]
+    run: Callable[[Path, Path, str], Iterator[PeerResult]]
 
 
-def kokoro(folder: Path, work: Path, url: str) -> Iterator[Result]:
+def kokoro(folder: Path, work: Path, url: str) -> Iterator[PeerResult]:
     """The integration tests; their voices become ours."""
     for file in (folder / "api/tests/integration").glob("*.py"):
         (work / file.name).write_text(re.sub(r"\b[a-z][fm]_[a-z]+", VOICE, _one_voice_a_name(file.read_text())))
     heard = os.environ.get("WHISPER_MODEL")
     if not heard:
-        yield Result("test_tts_roundtrip", "not run", "WHISPER_MODEL is not set")
+        yield PeerResult("test_tts_roundtrip", "not run", "WHISPER_MODEL is not set")
     yield from _pytest(work, url, *([] if heard else ["--ignore", "test_tts_roundtrip.py"]))
 
 
@@ -80,13 +80,13 @@ def _one_voice_a_name(source: str) -> str:
     return source.replace('ids=lambda c: f"{c.voice}-{c.lang}"', 'ids=lambda c: f"voice-{c.lang}"')
 
 
-def chatterbox(folder: Path, work: Path, url: str) -> Iterator[Result]:
+def chatterbox(folder: Path, work: Path, url: str) -> Iterator[PeerResult]:
     for name in ("conftest.py", "test_api.py"):
         (work / name).write_text((folder / "tests" / name).read_text())
     yield from _pytest(work, url, "--runslow")
 
 
-def _pytest(work: Path, url: str, *options: str) -> Iterator[Result]:
+def _pytest(work: Path, url: str, *options: str) -> Iterator[PeerResult]:
     report = work / "report.xml"
     _run([str(PYTHON.absolute()), "-m", "pytest", "-q", f"--junitxml={report}", *options], work, url)
     for case in ElementTree.parse(report).iter("testcase"):
@@ -94,10 +94,10 @@ def _pytest(work: Path, url: str, *options: str) -> Iterator[Result]:
         skipped = case.find("skipped")
         outcome = "failed" if bad is not None else "not run" if skipped is not None else "passed"
         reason = bad if bad is not None else skipped
-        yield Result(case.get("name", ""), outcome, "" if reason is None else reason.get("message", "")[:200])
+        yield PeerResult(case.get("name", ""), outcome, "" if reason is None else reason.get("message", "")[:200])
 
 
-def sglang(folder: Path, work: Path, url: str) -> Iterator[Result]:
+def sglang(folder: Path, work: Path, url: str) -> Iterator[PeerResult]:
     """`benchmark_tts_speed`, without recordings, whole and streamed."""
     (work / "meta.lst").write_text("".join(f"{number}|x|x.wav|{text}\n" for number, text in enumerate(TEXTS)))
     script = str(folder / "benchmarks/eval/benchmark_tts_speed.py")
@@ -108,10 +108,10 @@ def sglang(folder: Path, work: Path, url: str) -> Iterator[Result]:
         results = output / "speed_results.json"
         for request in json.loads(results.read_text())["per_request"] if results.exists() else [{"id": "all"}]:
             name = f"{'streamed' if mode else 'whole'}-{request['id']}"
-            yield Result(name, "passed" if request.get("is_success") else "failed", str(request.get("error"))[:200])
+            yield PeerResult(name, "passed" if request.get("is_success") else "failed", str(request.get("error"))[:200])
 
 
-def voxserve(folder: Path, work: Path, url: str) -> Iterator[Result]:
+def voxserve(folder: Path, work: Path, url: str) -> Iterator[PeerResult]:
     """`goodput` with its fixed text, which needs no data set."""
     (work / "datasets.py").write_text("DatasetDict = load_dataset = None\n")
     script, port = str(folder / "benchmark/goodput.py"), url.rpartition(":")[2]
@@ -119,12 +119,12 @@ def voxserve(folder: Path, work: Path, url: str) -> Iterator[Result]:
     printed = _run([str(PYTHON.absolute()), script, *options], work, url, PYTHONPATH=str(work))
     counts = {name: int(count) for name, count in re.findall(r"(Successful|Failed)[^:|\d]*[:|]\s*(\d+)", printed)}
     for name, outcome in (("Successful", "passed"), ("Failed", "failed")):
-        yield from (Result(f"request-{number}", outcome) for number in range(counts.get(name, 0)))
+        yield from (PeerResult(f"request-{number}", outcome) for number in range(counts.get(name, 0)))
     if not counts:
-        yield Result("goodput", "failed", printed[-200:])
+        yield PeerResult("goodput", "failed", printed[-200:])
 
 
-def nari(folder: Path, work: Path, url: str) -> Iterator[Result]:
+def nari(folder: Path, work: Path, url: str) -> Iterator[PeerResult]:
     """`tts_bench`, as each of the servers that it knows."""
     (work / "texts.jsonl").write_text("".join(json.dumps({"id": text[:9], "text": text}) + "\n" for text in TEXTS))
     for target, transport in (*((each, "http") for each in _TARGETS), ("nari", "websocket")):
@@ -138,9 +138,9 @@ def nari(folder: Path, work: Path, url: str) -> Iterator[Result]:
         for request in map(json.loads, lines):
             name = f"{target}-{transport}-{request.get('sample_id', request.get('request_id'))}"
             reason = f"{request.get('error_kind')}: {request.get('error_message')}"[:200]
-            yield Result(name, "passed" if request.get("success") else "failed", reason)
+            yield PeerResult(name, "passed" if request.get("success") else "failed", reason)
         if not lines:
-            yield Result(f"{target}-{transport}", "failed", printed[-200:])
+            yield PeerResult(f"{target}-{transport}", "failed", printed[-200:])
 
 
 _TARGETS = ("vllm-omni", "sglang-omni", "voxserve", "nari")
@@ -165,7 +165,7 @@ def _run(command: list[str], work: Path, url: str, **variables: str) -> str:
     return done.stdout
 
 
-def reason_of(suite: str, result: Result) -> str | None:
+def reason_of(suite: str, result: PeerResult) -> str | None:
     """Why a failure is by design; None if it is not."""
     known = BY_DESIGN.get(suite, {})
     return next((reason for pattern, reason in known.items() if re.search(pattern, result.name)), None)

@@ -163,9 +163,7 @@ def number(param: str, value: object) -> int | float | None:
     """A number from JSON, or from the text of a query; None for None and "". Raises InvalidRequest."""
     if value is None or value == "":
         return None
-    parsed = value
-    if isinstance(value, str):
-        parsed = plain_number(value)
+    parsed = plain_number(value) if isinstance(value, str) else value
     if isinstance(parsed, bool) or not isinstance(parsed, int | float) or not _fits_a_field(parsed):
         raise _no_number(param, value)
     return parsed
@@ -173,8 +171,7 @@ def number(param: str, value: object) -> int | float | None:
 
 def plain_number(value: str) -> int | float | str:
     """The number that a text is; the text itself where that is not certain."""
-    text = value.strip()
-    if not _NUMBER.fullmatch(text):
+    if not _NUMBER.fullmatch(text := value.strip()):
         return value
     return int(text) if text.isdigit() else float(text)
 

@@ -176,10 +176,8 @@ async def _reference(
         return await voices.reference(stored, take, info, x_vector_only=by_vector)
     if body.ref_audio is None:
         named = f"no voice {body.voice[:80]!r} is stored, and " if body.voice else ""
-        raise _missing(
-            "ref_audio",
-            f"{named}the loaded model speaks with the voice of a recording: send one, or name a stored voice in voice",
-        )
+        remedy = "send one, or name a stored voice in voice"
+        raise _missing("ref_audio", f"{named}the loaded model speaks with the voice of a recording: {remedy}")
     text = _cleaned("ref_text", body.ref_text, settings) or None
     if text is None and not by_vector:
         raise _missing("ref_text", "what ref_audio says, unless x_vector_only_mode is true")

@@ -52,7 +52,6 @@ class Turn:
     live: LiveText | None = None  # None where it is spoken once it is complete
     num_taken: int = 0  # characters that are being spoken, or have been
     times: WordTimes | None = None  # None where the client asked for no word times
-    left_out: Counter[str] = field(default_factory=Counter)  # as in SpokenText
     start_s: float | None = None  # where its audio begins, counted from the last `clear`; None: it has none
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -200,8 +199,7 @@ class Session:
         self._continuation, self._live_texts = continuation, live_texts
         self._turns: deque[Turn] = deque()  # the one that is spoken first
         self._over: deque[Turn] = deque(maxlen=_MOST_TURNS)  # that were spoken since the session was cleared
-        self._num_turns = 0
-        self._is_closed = False  # no more text comes
+        self._num_turns, self._is_closed = 0, False  # closed: no more text comes
         self.has_ended = False  # nothing that is written now will be spoken
         self._changed = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue(_MOST_UNSENT)
@@ -307,7 +305,6 @@ class Session:
         try:
             while (turn := await self._next_turn()) is not None:
                 await self._speak(turn)
-                turn.usage.left_out = turn.left_out
                 self._over.append(replace(self._turns.popleft(), utterance=None, live=None))  # large, and not asked for
                 self._end(turn)
                 if turn.utterance is not None:
@@ -316,11 +313,10 @@ class Session:
             self.has_ended = True
             if not self._delivery.files and (rest := await self._rendering.close()):
                 await self._events.put(Rest(rest))
-            endings = (turn.finish_reason for turn in self._over)
-            reason = next((ending for ending in endings if ending is not FinishReason.STOP), FinishReason.STOP)
-            for turn in list(self._over)[-1:]:
-                turn.usage.left_out = sum((each.left_out for each in self._over), Counter())
-            await self._events.put(Done(reason, self._over[-1].usage.answer if self._over else {}))
+            cut = [turn.finish_reason for turn in self._over if turn.finish_reason is not FinishReason.STOP]
+            last = self._over[-1].usage if self._over else Usage()
+            last.left_out = sum((turn.usage.left_out for turn in self._over), Counter())
+            await self._events.put(Done(cut[0] if cut else FinishReason.STOP, last.answer))
         except Exception as error:
             self.has_ended = True
             if self._turns:
@@ -381,7 +377,7 @@ class Session:
         text = turn.take()
         check_length("input", text, self._offer.settings)  # before the text is read, which takes as long as the text is
         spoken = read(text, self._rules, field="text")
-        turn.left_out = spoken.left_out
+        turn.usage.left_out = spoken.left_out
         if self._live_texts is not None and not is_speakable(spoken.text):
             yield None  # a conversation treats no text as an error
             return
@@ -395,7 +391,7 @@ class Session:
         """The utterance of a text while it is written; None where there is nothing to speak."""
         utterance = await self._utterance(turn, self._body, read("", self._rules), live=True)
         with await texts.open(utterance, self._info, max_chars=MAX_UNSPOKEN_CHARS, rules=self._rules) as live:
-            turn.live, turn.left_out = live, live.left_out
+            turn.live, turn.usage.left_out = live, live.left_out
             self._follow(turn, live)
             turn.write()
             if has_words := await live.wait_for_words():

@@ -14,7 +14,7 @@ from serve_app.speech.segments import Utterance
 from serve_app.speech.utterance_synthesizer import UtteranceSynthesizer
 from serve_app.speech.word_times import WordTimes
 from serve_app.text.lexicon import Lexicon
-from serve_app.text.spoken_text import LEFT_OUT, SpokenPiece, Stretch, TextReader, TextRules, joined, read
+from serve_app.text.spoken_text import LEFT_OUT, SpokenPiece, Stretch, TextReader, TextRules, read
 from tests.serve_app.fake import CUSTOM_VOICE, FakeSynthesizer, pcm_of, tone, utterance
 from tests.serve_app.text.test_markup import PIECES
 
@@ -168,7 +168,7 @@ def test_what_ssml_has_no_effect_is_told() -> None:
     text = '<?xml version="1.0"?><speak><emphasis>a</emphasis> <prosody pitch="low" rate="slow">b</prosody>'
     spoken = read(text + '<say-as interpret-as="date">5</say-as></speak>', TextRules("ssml"))
     assert set(spoken.left_out) == {"comment", "tag emphasis", "prosody pitch", "say-as date"}
-    assert joined(spoken.stretches) == "a b 5."
+    assert spoken.text == "a b 5."
 
 
 @settings(max_examples=200, deadline=None)

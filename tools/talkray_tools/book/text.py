@@ -12,9 +12,9 @@ from typing import Literal
 import yaml
 from num2words import num2words
 
+from deployments.embedded_voice.english import roman_value
 from deployments.errors import InvalidRequest
 from serve_app.text.characters import is_ideograph, is_speakable
-from serve_app.text.normalisation import roman_value
 from serve_app.text.splitting import split_text
 
 Kind = Literal["heading", "text", "break"]
