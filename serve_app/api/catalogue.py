@@ -159,10 +159,10 @@ async def all_voices(models: Sequence[ModelInfo], voices: Voices) -> list[Voice]
     return [*voice_list(*models), *map(stored_voice, await voices.voices())]
 
 
-def every_voice(voices: Sequence[Voice], paging: Paging, settings: VoiceSettings) -> Paging:
-    """`paging` of `voices` whose page has room for a full quota beside the models' own: who knows no pages sees all."""
+def page_of_voices(voices: Sequence[Voice], paging: Paging, settings: VoiceSettings) -> tuple[list[Voice], str | None]:
+    """As `Paging.cut`, with room for a full quota beside the models' own: a client without pages sees all."""
     most = settings.max_voices + sum(voice.type != "stored" for voice in voices)
-    return replace(paging, default=most, most=most)
+    return replace(paging, default=most, most=most).cut(voices)
 
 
 async def find_voice(voice_id: str, models: SpeechModels, voices: Voices) -> Voice:

@@ -90,13 +90,8 @@ async def list_voices(
     """All of them on one page, unless a `limit` is sent."""
     voices = await catalogue.all_voices(await service.models.infos(), service.voices)
     paging = Paging(limit, starting_after, ending_before, STARTING_AFTER)
-    paging = catalogue.every_voice(voices, paging, service.settings.voices)
-
-    def listed() -> dict[str, object]:
-        page, has_more = paging.cut([_voice(voice) for voice in voices])
-        return {"data": page, "has_more": has_more, "next_page": page[-1]["id"] if has_more else None}
-
-    return await json_apart(listed)
+    page, more = catalogue.page_of_voices(voices, paging, service.settings.voices)
+    return await json_apart(lambda: {"data": list(map(_voice, page)), "has_more": more is not None, "next_page": more})
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:

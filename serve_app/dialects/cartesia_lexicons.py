@@ -1,7 +1,6 @@
 """Cartesia's pronunciation dictionaries, of aliases: a stored lexicon that requests name by its id."""
 
 from datetime import UTC, datetime
-from operator import attrgetter
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -47,8 +46,8 @@ async def list_all(
 ) -> Response:
     """The oldest first, ten on a page unless a `limit` is sent."""
     paging = Paging(limit, starting_after, ending_before, STARTING_AFTER, default=10)
-    page, has_more = paging.cut(await service.voices.all_of(StoredLexicon), key=attrgetter("id"))
-    return await json_apart(lambda: {"data": list(map(_entry, page)), "has_more": has_more})
+    page, more = paging.cut(await service.voices.all_of(StoredLexicon))
+    return await json_apart(lambda: {"data": list(map(_entry, page)), "has_more": more is not None})
 
 
 async def remove(service: SpeechService, dictionary_id: str) -> Response:

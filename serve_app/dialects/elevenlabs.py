@@ -4,7 +4,6 @@ import base64
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import itemgetter
 from pathlib import PurePath
 
 from starlette.requests import Request
@@ -109,15 +108,10 @@ def _ways(path: str, summary: str) -> tuple[Route, ...]:
 async def list_voices(service: SpeechService, page_size: str = "", next_page_token: str = "") -> Response:
     """All of them on one page, unless a `page_size` is sent."""
     voices = await catalogue.all_voices(await service.models.infos(), service.voices)
-    names = ("page_size", "next_page_token", "")
-    paging = catalogue.every_voice(voices, Paging(page_size, next_page_token, names=names), service.settings.voices)
-
-    def listed() -> dict[str, object]:
-        page, has_more = paging.cut([voice_entry(voice) for voice in voices], key=itemgetter("voice_id"))
-        token = page[-1]["voice_id"] if has_more else None
-        return {"voices": page, "has_more": has_more, "total_count": len(voices), "next_page_token": token}
-
-    return await json_apart(listed)
+    paging = Paging(page_size, next_page_token, names=("page_size", "next_page_token", ""))
+    page, more = catalogue.page_of_voices(voices, paging, service.settings.voices)
+    about = {"has_more": more is not None, "total_count": len(voices), "next_page_token": more}
+    return await json_apart(lambda: {"voices": list(map(voice_entry, page)), **about})
 
 
 async def show_voice(service: SpeechService, voice_id: str) -> dict[str, object]:

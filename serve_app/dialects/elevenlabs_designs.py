@@ -78,17 +78,13 @@ async def create_voice(service: SpeechService, request: Request) -> Response:
 
 
 _PATH = "/v1/text-to-voice"
+_HEARD = f"{_PATH}/{{generated_voice_id}}/stream"
 DIALECT = Dialect(
     "ElevenLabs",
     routes=(
         Route(f"POST {_PATH}/design", preview_voices, "Design a voice (ElevenLabs)"),
         Route(f"POST {_PATH}/create-previews", preview_voices, "Design a voice (ElevenLabs, before)"),
-        Route(
-            f"GET {_PATH}/{{generated_voice_id}}/stream",
-            hear_preview,
-            "Hear a designed voice (ElevenLabs)",
-            charge=Charge.STREAM,
-        ),
+        Route(f"GET {_HEARD}", hear_preview, "Hear a designed voice (ElevenLabs)", charge=Charge.STREAM),
         Route(f"POST {_PATH}", create_voice, "Store a designed voice (ElevenLabs)"),
         Route(f"POST {_PATH}/create-voice-from-preview", create_voice, "Store a designed voice (ElevenLabs, before)"),
     ),

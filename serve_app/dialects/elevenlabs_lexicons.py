@@ -15,6 +15,7 @@ from serve_app.voices.stored_voice import StoredLexicon
 Json = dict[str, object]
 
 _BASE = "/v1/pronunciation-dictionaries"
+_ONE = f"{_BASE}/{{dictionary_id}}"
 
 
 async def add_from_rules(service: SpeechService, request: Request) -> Response:
@@ -66,14 +67,9 @@ async def list_all(service: SpeechService, page_size: str = "", cursor: str = ""
     """All of them on one page, unless a `page_size` is sent."""
     known = await service.voices.all_of(StoredLexicon)
     most = service.settings.voices.max_voices
-    paging = Paging(page_size, cursor, names=("page_size", "cursor", ""), default=most, most=most)
-
-    def listed() -> Json:
-        page, has_more = paging.cut([_entry(lexicon) for lexicon in known])
-        token = page[-1]["id"] if has_more else None
-        return {"pronunciation_dictionaries": page, "has_more": has_more, "next_cursor": token}
-
-    return await json_apart(listed)
+    page, more = Paging(page_size, cursor, names=("page_size", "cursor", ""), default=most, most=most).cut(known)
+    about = {"has_more": more is not None, "next_cursor": more}
+    return await json_apart(lambda: {"pronunciation_dictionaries": list(map(_entry, page)), **about})
 
 
 async def download(service: SpeechService, dictionary_id: str, version_id: str) -> Response:
@@ -112,16 +108,11 @@ DIALECT = Dialect(
     routes=(
         Route(f"POST {_BASE}/add-from-rules", add_from_rules, "Store a pronunciation dictionary"),
         Route(f"POST {_BASE}/add-from-file", add_from_file, "Store a pronunciation dictionary of a PLS file"),
-        Route(f"POST {_BASE}/{{dictionary_id}}/add-rules", add_rules, "Add rules to a dictionary"),
-        Route(f"POST {_BASE}/{{dictionary_id}}/remove-rules", remove_rules, "Remove rules of a dictionary"),
+        Route(f"POST {_ONE}/add-rules", add_rules, "Add rules to a dictionary"),
+        Route(f"POST {_ONE}/remove-rules", remove_rules, "Remove rules of a dictionary"),
         Route(f"GET {_BASE}", list_all, "List pronunciation dictionaries", charge=Charge.STREAM),
-        Route(f"GET {_BASE}/{{dictionary_id}}", show, "Show a pronunciation dictionary", charge=Charge.STREAM),
-        Route(
-            f"GET {_BASE}/{{dictionary_id}}/{{version_id}}/download",
-            download,
-            "A dictionary as a PLS file",
-            charge=Charge.STREAM,
-        ),
+        Route(f"GET {_ONE}", show, "Show a pronunciation dictionary", charge=Charge.STREAM),
+        Route(f"GET {_ONE}/{{version_id}}/download", download, "A dictionary as a PLS file", charge=Charge.STREAM),
     ),
     heading="ElevenLabs",
 )

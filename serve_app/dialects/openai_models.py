@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from deployments.protocol import ModelInfo, ModelKind
 from serve_app.api.bodies.client_input import switch
-from serve_app.api.catalogue import Voice, all_voices, every_voice, means, not_loaded, unpinned
+from serve_app.api.catalogue import Voice, all_voices, means, not_loaded, page_of_voices, unpinned
 from serve_app.api.responses.listing import Paging, json_apart
 from serve_app.api.speech_service import SpeechService
 from serve_app.config import CLONE_ALIAS
@@ -53,19 +53,19 @@ async def list_voices(service: SpeechService, limit: str = "", after: str = "", 
     bare = switch({"legacy": legacy}, "legacy")
     loaded = await service.models.infos()
     voices = await all_voices(loaded, service.voices)
-    paging = every_voice(voices, Paging(limit, after), service.settings.voices)
+    page, more = page_of_voices(voices, Paging(limit, after), service.settings.voices)
 
     def listed() -> Json:
-        known, has_more = paging.cut([_entry_of(voice) for voice in voices])
+        known = list(map(_entry_of, page))
         if bare:
-            return {"voices": [voice["name"] for voice in known], "has_more": has_more}
+            return {"voices": [voice["name"] for voice in known], "has_more": more is not None}
         return {
             "object": "list",
             "voices": known,
             "data": known,
             "uploaded_voices": [voice for voice in known if voice["type"] == "stored"],
             "languages": ["auto", *dict.fromkeys(language for info in loaded for language in info.languages)],
-            "has_more": has_more,
+            "has_more": more is not None,
         }
 
     return await json_apart(listed)

@@ -33,15 +33,7 @@ from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.known_jobs import KnownJobs, age, cancel_tasks, keys_of, sees
 from serve_app.jobs.planning import planned
 from serve_app.jobs.segment_maker import JobStopped, SegmentMaker
-from serve_app.jobs.stored_job import (
-    JOB_ID,
-    LONGEST_LINE,
-    PARTS_LISTED,
-    JobState,
-    MadeSegment,
-    SegmentId,
-    StoredJob,
-)
+from serve_app.jobs.stored_job import JOB_ID, LONGEST_LINE, JobState, MadeSegment, SegmentId, StoredJob
 from serve_app.jobs.webhooks import WEBHOOK, Webhooks
 from serve_app.jobs.work import Json, Track, Work
 from serve_app.visitor import VISITOR, Visitor
@@ -61,7 +53,7 @@ _SWEEP_S, _ABANDONED_S = 600.0, 3600.0
 _MOST_FAILURES = 3  # of one segment
 _MOST_CALLS, _CALL_AGAIN_S = 8, 2.0  # of a webhook; the wait is four times as long after each: six hours in all
 _MOST_VALUES = 1 << 20  # of a body: the texts of a book have many commas
-_MOST_LISTED = 1000
+_MOST_LISTED = 1000  # jobs, and parts of a job
 _PROBLEMS, _PROBLEMS_LISTED = 1000, 10  # told of a job, and of each in a list
 
 
@@ -154,13 +146,13 @@ class JobDesk:
     async def all_of(self, visitor: Visitor, after: str, limit: str) -> Json:
         """A page of them, the newest first. Raises InvalidRequest."""
         await self._jobs.follow(_LOOK_S)
-        visible = [work for work in self._works.values() if sees(visitor, work)]
-        ids = [{"id": work.job.id} for work in sorted(visible, key=age, reverse=True)]
-        page = page_of(ids, after, limit, most=_MOST_LISTED)
+        visible = sorted((work for work in self._works.values() if sees(visitor, work)), key=age, reverse=True)
         held = self._jobs.held()
-        listed = [self._works[each["id"]] for each in page["data"]]  # type: ignore[attr-defined]
-        jobs = [work.as_json(self._hindered(work, held), most_problems=_PROBLEMS_LISTED) for work in listed]
-        return {**page, "data": jobs}
+
+        def entry(work: Work) -> Json:
+            return work.as_json(self._hindered(work, held), most_problems=_PROBLEMS_LISTED)
+
+        return page_of(visible, entry, after, limit, most=_MOST_LISTED)
 
     async def parts(self, visitor: Visitor, job_id: str, after: str, limit: str) -> Json:
         """A page of how far each part of a job is. Raises NotFound, InvalidRequest, Damaged."""
@@ -169,9 +161,9 @@ class JobDesk:
         if after and not (after.isascii() and after.isdigit() and len(after) < 10 and int(after) < total):
             raise InvalidRequest(f"after: {after[:80]!r} is no part of {job_id}, which has 0 to {total - 1}.", "after")
         start = int(after) + 1 if after else 0
-        end = min(total, start + limit_of(limit or str(PARTS_LISTED), most=PARTS_LISTED))
-        names = await apart(self._store().names, work.job, start, end) if start < end else []
-        listed = [work.part_as_json(start + index, name) for index, name in enumerate(names)]
+        end = min(total, start + limit_of(limit or str(_MOST_LISTED), most=_MOST_LISTED))
+        parts = self._store().parts(work.job, start, end)
+        listed = await apart(lambda: [work.part_as_json(*each) for each in parts])
         return {"object": "list", "data": listed, "has_more": end < total}
 
     async def ask(self, visitor: Visitor, action: str, job_id: str) -> Json:
@@ -221,7 +213,7 @@ class JobDesk:
             if self._failure is not None and not self._num_running:  # a segment that waits to be kept tries by itself
                 self._failure = None
         time_s = self._clock.now()
-        if self._expiring is None or self._expiring.done():
+        if time_s is not None and (self._expiring is None or self._expiring.done()):
             self._expiring = asyncio.create_task(self._expire(time_s))
         self._changed.clear()
         for ended in self._works.values():
@@ -408,10 +400,8 @@ class JobDesk:
             raise NotFound(f"There is no job {job_id[:80]!r}, or it is not yours.", "job_id", "job_not_found")
         return work
 
-    async def _expire(self, time_s: float | None) -> None:
-        """Remove jobs that ended long ago, and what belongs to no job. `time_s`: None of a clock that jumped."""
-        if time_s is None:
-            return
+    async def _expire(self, time_s: float) -> None:
+        """Remove jobs that ended long ago, and what belongs to no job."""
         store = self._store()
         try:
             for work in list(self._works.values()):

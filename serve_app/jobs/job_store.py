@@ -2,7 +2,6 @@
 
     jobs/ID.json           the description: a job is there once it is written
     plans/ID/N.json        its texts in pieces, written before; plans/ID.json of a job that an older version made
-    parts/ID/N.json        what lists of its parts tell
     states/ID.json         whether it was cancelled or failed
     segments/ID/NAME       a finished segment: codes, audio as FLAC, times of its text. `MadeSegment.name` is its NAME.
 
@@ -21,17 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deployments.protocol import Codes
-from serve_app.jobs.stored_job import (
-    JOB_ID,
-    PARTS_LISTED,
-    JobPlan,
-    JobState,
-    MadeSegment,
-    PartName,
-    PartNames,
-    SegmentId,
-    StoredJob,
-)
+from serve_app.jobs.stored_job import JOB_ID, JobPlan, JobState, MadeSegment, Part, SegmentId, StoredJob
 from serve_app.voices.clocks import store_now_s
 from serve_app.voices.voice_store import Damaged, StoreFailed, VoiceStore
 
@@ -39,7 +28,7 @@ if TYPE_CHECKING:
     import obstore
 
 
-_IN_PIECES = ("plans", "parts", "segments")
+_IN_PIECES = ("plans", "segments")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +50,11 @@ class JobStore:
         names = [meta["path"].removeprefix("jobs/").removesuffix(".json") for meta in self._files.listed("jobs/")]
         return sorted(name for name in names if JOB_ID.fullmatch(name))
 
-    @property
     def has_batch_files(self) -> bool:
         return next(self._files.listed("files/"), None) is not None
 
     def create(self, job: StoredJob) -> None:
-        """Its plan and its names are kept by now."""
+        """Its plan is kept by now."""
         self._files.put_record(f"jobs/{job.id}.json", job)
 
     def keep_piece(self, job_id: str, number: int, plan: JobPlan) -> int:
@@ -76,27 +64,13 @@ class JobStore:
         meta = self._files.meta(path)
         return 0 if meta is None else meta["size"]
 
-    def keep_names(self, job_id: str, number: int, names: PartNames) -> None:
-        self._files.put_record(f"parts/{job_id}/{number:06d}.json", names)
-
-    def names(self, job: StoredJob, start: int, end: int) -> list[PartName]:
-        """Of the parts from `start` to `end`. Raises Damaged."""
-        if not job.pieces:
-            plan = self.plan(job, 0)
-            parts = plan.parts[start:end]
-            return [
-                PartName(custom_id=part.custom_id, seed=part.seed, model=plan.manners[part.manner].model)
-                for part in parts
-            ]
-        names: list[PartName] = []
-        pages = range(start // PARTS_LISTED, (end - 1) // PARTS_LISTED + 1)
-        for page in pages:
-            kept = self._files.get_record(f"parts/{job.id}/{page:06d}.json", PartNames)
-            if kept is None:
-                raise Damaged(f"the list of the parts of {job.id} is missing")
-            names += kept.names
-        skipped = pages.start * PARTS_LISTED
-        return names[start - skipped : end - skipped]
+    def parts(self, job: StoredJob, start: int, end: int) -> Iterator[tuple[int, Part, str]]:
+        """Each with its number and its model; one piece of the plan is in memory. Raises Damaged."""
+        while start < end:
+            plan = self.plan(job, start)
+            for part in plan.parts[start - plan.first : end - plan.first]:
+                yield start, part, plan.manners[part.manner].model
+                start += 1
 
     def marks(self) -> dict[str, str]:
         """All jobs, each with a mark that changes with its state."""

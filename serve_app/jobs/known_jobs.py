@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from deployments.errors import Conflict
 from serve_app.api.access.keys import Keys
@@ -46,24 +46,12 @@ class KnownJobs:
         Raises StoreFailed.
         """
         async with self._following:
-            is_first = self._followed_s is None
-            if self._followed_s is not None and time.monotonic() - self._followed_s < within_s:
-                return
-            before, store = set(self.works), self._store()
-            marks = await asyncio.to_thread(store.marks)
-            for job_id in before - marks.keys():
-                if (gone := self.works.get(job_id)) is not None:
-                    self.forget(gone)
-            new = [job_id for job_id in marks if job_id not in self.works and job_id not in self.deleted]
-            for work in await asyncio.to_thread(_works_of, store, new):
-                self._take_in(work)
-            for job_id in before & marks.keys():
-                work = self.works.get(job_id)  # type: ignore[assignment]
-                if work is not None and work.mark != marks[job_id]:
-                    await self.adopt(work, marks[job_id])
-            self._followed_s = time.monotonic()
-        if is_first and await asyncio.to_thread(lambda: store.has_batch_files):
-            logger.warning("files/ in the store of voices has files of OpenAI's batches, which nothing uses")
+            if self._followed_s is None and await asyncio.to_thread(self._store().has_batch_files):
+                logger.warning("files/ in the store of voices has files of OpenAI's batches, which nothing uses")
+            if self._followed_s is None or time.monotonic() - self._followed_s >= within_s:
+                known = set(self.works)
+                await self._compare(known, await asyncio.to_thread(self._store().marks))
+                self._followed_s = time.monotonic()
 
     @property
     def are_known(self) -> bool:
@@ -72,22 +60,23 @@ class KnownJobs:
 
     async def refresh(self, job_id: str) -> None:
         """Look at one job. Raises StoreFailed."""
-        store = self._store()
-        mark = await asyncio.to_thread(store.mark, job_id)
-        work = self.works.get(job_id)
-        if mark is None:
-            if work is not None:
-                self.forget(work)
-        elif work is None:
-            for work in await asyncio.to_thread(_works_of, store, [job_id]):
-                self._take_in(work)
-        elif mark != work.mark:
-            await self.adopt(work, mark)
+        known = self.works.keys() & {job_id}
+        mark = await asyncio.to_thread(self._store().mark, job_id)
+        await self._compare(known, {} if mark is None else {job_id: mark})
 
-    def _take_in(self, work: Work) -> None:
-        """A job that another process has made, unless it was deleted here meanwhile."""
-        if work.job.id not in self.deleted:
-            self.works.setdefault(work.job.id, work)
+    async def _compare(self, known: set[str], marks: Mapping[str, str]) -> None:
+        """Of the jobs that were `known` before the store was read, and of those that have `marks` in it."""
+        for job_id in known - marks.keys():
+            if (gone := self.works.get(job_id)) is not None:
+                self.forget(gone)
+        new = [job_id for job_id in marks if job_id not in self.works and job_id not in self.deleted]
+        for work in await asyncio.to_thread(_works_of, self._store(), new):
+            if work.job.id not in self.deleted:  # here meanwhile
+                self.works.setdefault(work.job.id, work)
+        for job_id in known & marks.keys():
+            present = self.works.get(job_id)
+            if present is not None and present.mark != marks[job_id]:
+                await self.adopt(present, marks[job_id])
 
     async def adopt(self, work: Work, mark: str) -> None:
         """Take over its state, which may be that of another process."""
@@ -100,9 +89,7 @@ class KnownJobs:
     def forget(self, work: Work) -> None:
         """It was deleted by another process."""
         self.works.pop(work.job.id, None)
-        for task in (*work.running.values(), *filter(None, (work.webhook_task,))):
-            if task is not asyncio.current_task():
-                task.cancel()
+        cancel_tasks(work)
 
     async def end(self, work: Work, state: JobState) -> None:
         """Unless it has ended: two of its segments may fail at once."""
@@ -183,13 +170,13 @@ def _works_of(store: JobStore, job_ids: list[str]) -> list[Work]:
     return works
 
 
-async def cancel_tasks(work: Work) -> None:
-    """Cancel the segments that run, and a call of its webhook."""
+def cancel_tasks(work: Work) -> asyncio.Future[list[BaseException | None]]:
+    """Cancel the segments that run, and a call of its webhook. The result may be awaited: they have ended then."""
     tasks = [*work.running.values(), *filter(None, (work.webhook_task,))]
     tasks = [task for task in tasks if task is not asyncio.current_task()]
     for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    return asyncio.gather(*tasks, return_exceptions=True)
 
 
 def keys_of(offer: Offer) -> Keys | None:

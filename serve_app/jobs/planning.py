@@ -4,9 +4,9 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from deployments.errors import InvalidRequest, PayloadTooLarge
-from deployments.protocol import ModelInfo
 from serve_app.api.bodies.client_input import switch
 from serve_app.api.requests.build_utterance import build_utterance
 from serve_app.api.requests.ignored_fields import Reasons
@@ -15,29 +15,16 @@ from serve_app.api.requests.speech_body import check_length
 from serve_app.api.requests.speech_request import Offer, SpeechRequest
 from serve_app.config import ApiSettings
 from serve_app.jobs.job_store import JobStore
-from serve_app.jobs.stored_job import (
-    MOST_PARTS,
-    MOST_SEGMENTS,
-    PARTS_LISTED,
-    JobPlan,
-    Manner,
-    Part,
-    PartName,
-    PartNames,
-    Rules,
-    Segment,
-    StoredJob,
-)
+from serve_app.jobs.stored_job import MOST_PARTS, MOST_SEGMENTS, JobPlan, Manner, Part, Rules, Segment, StoredJob
 from serve_app.speech.segments import Segments, Utterance
 from serve_app.text.characters import is_speakable
 
+T = TypeVar("T", Rules, Manner)
 INPUTS, CUSTOM_ID, DETERMINISTIC = "inputs", "custom_id", "deterministic"
 _LONGEST_ID = 200
 _COMPARED = 16
 # The client chooses these when it fetches the audio.
 _AT_FETCH = ("response_format", "sample_rate", "stream", "stream_format", "word_timestamps")
-
-
 _LONGEST_PLANNING_S = 60.0
 _EARLY_S, _FAR_TOO_LONG = 2.0, 4  # after so long a job is refused that would take so many times as long as it may
 _PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # a piece of the plan ends with the part that reaches one of them
@@ -49,7 +36,7 @@ class Planned:
 
     def __init__(self, store: JobStore, job_id: str, *, deterministic: bool) -> None:
         self._store, self._job_id, self.deterministic = store, job_id, deterministic
-        self.infos: dict[str, ModelInfo] = {}
+        self.models: dict[str, dict[str, object]] = {}  # as in StoredJob
         self.ignored: Reasons = {}
         self.num_segments: list[int] = []  # of each part
         self.pieces: list[int] = []  # the first part of each
@@ -57,27 +44,19 @@ class Planned:
         self._rules: list[Rules] = []
         self._manners: list[Manner] = []
         self._parts: list[Part] = []
-        self._names: list[PartName] = []
         self._num_chars = 0
 
     async def add(self, part: Part, rules: Rules, manner: Manner) -> None:
         """`part` without the indices of the two. Raises StoreFailed."""
         indices = {"rules": _index_of(self._rules, rules), "manner": _index_of(self._manners, manner)}
         self._parts.append(part.model_copy(update=indices))
-        self._names.append(PartName(custom_id=part.custom_id, seed=part.seed, model=manner.model))
         self.num_segments.append(len(part.segments))
         self._num_chars += len(part.sent)
         if len(self._parts) >= _PIECE_PARTS or self._num_chars >= _PIECE_CHARS:
-            await self._keep_piece()
-        if len(self._names) >= PARTS_LISTED:
-            await self._keep_names()
+            await self.keep_piece()
 
-    async def close(self) -> None:
-        """Keep what is left of it."""
-        await self._keep_piece()
-        await self._keep_names()
-
-    async def _keep_piece(self) -> None:
+    async def keep_piece(self) -> None:
+        """Keep what was added since the last piece."""
         if self._parts:
             first = len(self.num_segments) - len(self._parts)
             rules, manners = tuple(self._rules), tuple(self._manners)
@@ -85,16 +64,6 @@ class Planned:
             self.num_bytes += await asyncio.to_thread(self._store.keep_piece, self._job_id, len(self.pieces), plan)
             self.pieces.append(first)
             self._rules, self._manners, self._parts, self._num_chars = [], [], [], 0
-
-    async def _keep_names(self) -> None:
-        if self._names:
-            names, number = PartNames(names=tuple(self._names)), (len(self.num_segments) - 1) // PARTS_LISTED
-            await asyncio.to_thread(self._store.keep_names, self._job_id, number, names)
-            self._names = []
-
-    @property
-    def models(self) -> dict[str, dict[str, object]]:
-        return {name: StoredJob.described(info) for name, info in self.infos.items()}
 
 
 async def planned(offer: Offer, fields: Mapping[str, object], store: JobStore, job_id: str) -> Planned:
@@ -130,7 +99,7 @@ async def planned(offer: Offer, fields: Mapping[str, object], store: JobStore, j
             param = f"inputs[{number}].{error.param}" if is_own else error.param
             raise type(error)(f"inputs[{number}]: {error.message}", param, error.code) from None
         await asyncio.sleep(0)  # a book has thousands, and segments of other jobs are read meanwhile
-    await made.close()
+    await made.keep_piece()
     return made
 
 
@@ -139,10 +108,8 @@ def _check_time(spent_s: float, done: int, total: int) -> None:
     is_certain = spent_s > _EARLY_S and spent_s * total > _FAR_TOO_LONG * _LONGEST_PLANNING_S * max(1, done)
     if is_certain or spent_s > _LONGEST_PLANNING_S:
         most = max(1, int(done * _LONGEST_PLANNING_S / spent_s) // 2)
-        message = (
-            f"{INPUTS}: {total} parts take too long to plan now. Send them as several jobs of at most {most} parts."
-        )
-        raise PayloadTooLarge(message, INPUTS)
+        advice = f"Send them as several jobs of at most {most} parts."
+        raise PayloadTooLarge(f"{INPUTS}: {total} parts take too long to plan now. {advice}", INPUTS)
 
 
 async def _add(made: Planned, long: Offer, settings: ApiSettings, fields: dict[str, object]) -> None:
@@ -154,10 +121,8 @@ async def _add(made: Planned, long: Offer, settings: ApiSettings, fields: dict[s
         raise InvalidRequest(f"{DETERMINISTIC} is a field of the job: write it beside inputs.", DETERMINISTIC)
     for name in ("ref_audio", "reference_audio"):
         if name in fields:
-            reason = (
-                "a job speaks with stored voices: store the recording (POST /v1/audio/voices), and name it in voice"
-            )
-            raise InvalidRequest(f"{name}: {reason}.", name)
+            advice = "store the recording (POST /v1/audio/voices), and name it in voice"
+            raise InvalidRequest(f"{name}: a job speaks with stored voices: {advice}.", name)
     at_fetch = [name for name in _AT_FETCH if fields.pop(name, None) is not None]
     speech = await strict_request(long, fields)
     check_length("instructions", speech.body.instructions or "", settings)
@@ -176,7 +141,8 @@ async def _add(made: Planned, long: Offer, settings: ApiSettings, fields: dict[s
     part = await asyncio.to_thread(_part, utterance, speech) if is_long else _part(utterance, speech)
     rules, manner = Rules.of(speech.spoken.rules), Manner.of(request, **stored)
     await made.add(part.model_copy(update={"custom_id": custom_id}), rules, manner)
-    made.infos.setdefault(speech.info.route, speech.info)
+    if speech.info.route not in made.models:
+        made.models[speech.info.route] = StoredJob.described(speech.info)
     made.ignored |= speech.ignored | dict.fromkeys(at_fetch, "asked for when audio is fetched")
 
 
@@ -184,6 +150,7 @@ def _part(utterance: Utterance, speech: SpeechRequest) -> Part:
     """Without the indices of its rules and its manner. Raises InvalidRequest."""
     request = utterance.synthesis
     segments = Segments.of(utterance, speech.info.max_segment_chars)
+    end = segments.plan()[-1]
     return Part(
         sent=speech.body.input,
         rules=0,
@@ -191,7 +158,7 @@ def _part(utterance: Utterance, speech: SpeechRequest) -> Part:
         seed=request.seed,
         redraws=utterance.may_redraw,
         segments=_segments(segments, speech, request.language) if is_speakable(request.text) else (),
-        end_pause_s=_end_pause_s(segments),
+        end_pause_s=0.0 if end.text else end.pause_s,
     )
 
 
@@ -206,16 +173,8 @@ def _segments(segments: Segments, speech: SpeechRequest, language: str) -> tuple
     return tuple(planned_segments)
 
 
-def _end_pause_s(segments: Segments) -> float:
-    last = segments.plan()[-1]
-    return 0.0 if last.text else last.pause_s
-
-
-def _index_of(known: list[Rules] | list[Manner], wanted: Rules | Manner) -> int:
+def _index_of(known: list[T], wanted: T) -> int:
     """Its index in the list; it is added unless it is one of the latest, as parts mostly share theirs."""
-    latest = range(len(known) - 1, max(-1, len(known) - 1 - _COMPARED), -1)
-    index = next((index for index in latest if known[index] == wanted), None)
-    if index is None:
-        index = len(known)
-        known.append(wanted)  # type: ignore[arg-type]
-    return index
+    if wanted not in known[-_COMPARED:]:
+        known.append(wanted)
+    return known.index(wanted, -_COMPARED)

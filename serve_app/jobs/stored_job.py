@@ -23,11 +23,8 @@ _NAME = re.compile(r"(\d{6})\.(\d{5})\.(\d+)\.([a-z]+)\.([01])")
 MOST_PARTS = 10**6 - 1  # that the name of a segment has digits for
 MOST_SEGMENTS = 5000  # of one part: 200,000 characters have 4,000 of the shortest ones
 LONGEST_LINE = 2000
-PARTS_LISTED = 1000
 _INFO = TypeAdapter(ModelInfo)
 _OLDER = ConfigDict(extra="ignore")  # jobs that OpenAI's batches made have further fields
-
-
 _Line = Annotated[str, Field(max_length=LONGEST_LINE)]
 _Text = Annotated[str, Field(max_length=1 << 24)]  # no body has more characters
 
@@ -147,20 +144,6 @@ class JobPlan(Strict):
         return Utterance(synthesis, stretches=(stretch,), may_redraw=part.redraws)
 
 
-class PartName(Strict):
-    """What a list of parts tells of one beside its progress."""
-
-    custom_id: _Line | None
-    seed: int
-    model: _Line
-
-
-class PartNames(Strict):
-    """Of up to `PARTS_LISTED` consecutive parts."""
-
-    names: Annotated[tuple[PartName, ...], Field(max_length=PARTS_LISTED)]
-
-
 class StoredJob(Strict):
     """The description of a job. It never changes; what has become of the job stands in its state and its segments."""
 
@@ -226,6 +209,10 @@ class MadeSegment:
     def name(self) -> str:
         where = f"{self.id.part:06d}.{self.id.segment:05d}"
         return f"{where}.{self.samples}.{self.finish_reason}.{int(self.was_redrawn)}"
+
+    def as_json(self) -> dict[str, object]:
+        named = {"part": self.id.part, "segment": self.id.segment}
+        return {**named, "finish_reason": self.finish_reason, "redrawn": self.was_redrawn}
 
     @classmethod
     def of(cls, name: str) -> Self | None:

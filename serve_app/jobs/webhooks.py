@@ -9,6 +9,7 @@ import binascii
 import hashlib
 import hmac
 import json
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -30,7 +31,8 @@ class Webhooks:
     def __init__(self, settings: JobSettings) -> None:
         """Raises StartError where the secret cannot be read."""
         self._hosts = settings.webhook_hosts
-        self._secret = b"" if settings.webhook_secret_file is None else _secret_of(settings)
+        file = settings.webhook_secret_file
+        self._secret = b"" if file is None else _secret_of(file)
 
     def checked(self, url: object) -> str | None:
         """What a client sent as the `webhook` of a job. Raises InvalidRequest."""
@@ -81,9 +83,7 @@ class Webhooks:
             return f"it cannot be reached: {str(error)[:200]}"
 
 
-def _secret_of(settings: JobSettings) -> bytes:
-    file = settings.webhook_secret_file
-    assert file is not None
+def _secret_of(file: Path) -> bytes:
     try:
         secret = base64.b64decode(file.read_text(encoding="ascii").strip().removeprefix(_PREFIX), validate=True)
     except (OSError, UnicodeError, binascii.Error) as error:

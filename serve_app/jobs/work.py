@@ -5,9 +5,10 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from heapq import nsmallest
+from operator import attrgetter
 
 from deployments.errors import Conflict, NotFound
-from serve_app.jobs.stored_job import JobPlan, JobState, JobStatus, MadeSegment, PartName, SegmentId, StoredJob
+from serve_app.jobs.stored_job import JobPlan, JobState, JobStatus, MadeSegment, Part, SegmentId, StoredJob
 
 Json = dict[str, object]
 
@@ -44,10 +45,10 @@ class Work:
     num_parts_done: int = 0
     _began_s: float = 0.0  # when the first segment of this process began
     _num_new: int = 0  # segments that this process has made
-    _num_segments: int = 0
+    num_segments: int = 0
 
     def __post_init__(self) -> None:
-        self._num_segments = sum(self.job.num_segments)
+        self.num_segments = sum(self.job.num_segments)
         self.num_parts_done = self.job.num_segments.count(0)
         for made in self.made.values():
             self._count(made)
@@ -60,8 +61,8 @@ class Work:
         self.todo = deque(segment for segment in ids if segment not in self.made and segment not in self.running)
 
     @property
-    def num_segments(self) -> int:
-        return self._num_segments
+    def id(self) -> str:
+        return self.job.id
 
     @property
     def is_complete(self) -> bool:
@@ -128,10 +129,7 @@ class Work:
             "status": status,
             "created_at": self.job.created_at,
             "deterministic": self.job.deterministic,
-            "parts": {
-                "total": len(self.job.num_segments),
-                "done": self.num_parts_done,
-            },
+            "parts": {"total": len(self.job.num_segments), "done": self.num_parts_done},
             "segments": {"total": self.num_segments, "done": len(self.made)},
             "bytes": self.num_bytes,
             "audio_s": round(self._audio_s, 3),
@@ -139,26 +137,18 @@ class Work:
             "reason": reason,
             "ended_at": self.state.ended_at,
             "webhook": self.job.webhook and self._webhook(),
-            "problems": [
-                {
-                    "part": made.id.part,
-                    "segment": made.id.segment,
-                    "finish_reason": made.finish_reason,
-                    "redrawn": made.was_redrawn,
-                }
-                for made in nsmallest(most_problems, self.problems, key=lambda problem: problem.id)
-            ],
+            "problems": [made.as_json() for made in nsmallest(most_problems, self.problems, key=attrgetter("id"))],
         }
 
-    def part_as_json(self, number: int, name: PartName) -> Json:
+    def part_as_json(self, number: int, part: Part, model: str) -> Json:
         """An entry of the list of its parts."""
         done, samples = self.parts.get(number, (0, 0))
         return {
             "part": number,
-            "custom_id": name.custom_id,
-            "seed": name.seed,
+            "custom_id": part.custom_id,
+            "seed": part.seed,
             "segments": {"total": self.job.num_segments[number], "done": done},
-            "audio_s": round(samples / self.job.info(name.model).sample_rate, 3),
+            "audio_s": round(samples / self.job.info(model).sample_rate, 3),
         }
 
     @property
@@ -173,12 +163,9 @@ class Work:
         return {**fields, "delivered": state.called_at is not None and state.call_error is None}
 
     @property
-    def sample_rate(self) -> int:
-        return self.job.info(next(iter(self.job.models))).sample_rate
-
-    @property
     def _audio_s(self) -> float:
-        return sum(samples for _, samples in self.parts.values()) / self.sample_rate if self.made else 0.0
+        info = self.job.info(next(iter(self.job.models)))
+        return sum(samples for _, samples in self.parts.values()) / info.sample_rate
 
     def _eta_s(self) -> float | None:
         """By the pace since this process began; None before the first segment."""

@@ -1,7 +1,6 @@
 """Long work: `/v1/audio/jobs` (docs/jobs.md)."""
 
 import re
-from collections.abc import AsyncGenerator
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -34,14 +33,12 @@ async def create(service: SpeechService, request: Request) -> Response:
 
 async def list_all(service: SpeechService, after: str = "", limit: str = "1000") -> Response:
     """The caller's jobs, the newest first, as pages."""
-    page = await service.ask_jobs("all_of", after, limit)
-    return await json_apart(lambda: page)
+    return await json_apart(dict, await service.ask_jobs("all_of", after, limit))
 
 
 async def show(service: SpeechService, job_id: str) -> Response:
     """A job, with how far it is."""
-    job = await service.ask_jobs("ask", "get", job_id)
-    return await json_apart(lambda: job)
+    return await json_apart(dict, await service.ask_jobs("ask", "get", job_id))
 
 
 async def cancel(service: SpeechService, job_id: str) -> Response:
@@ -62,8 +59,7 @@ async def remove(service: SpeechService, job_id: str) -> Json:
 async def list_parts(service: SpeechService, job_id: str, after: str = "", limit: str = "1000") -> Response:
     """How far each part of a job is, with its `custom_id` and its seed, as pages. `after` is the number of a part."""
     done_if_head()
-    page = await service.ask_jobs("parts", job_id, after, limit)
-    return await json_apart(lambda: page)
+    return await json_apart(dict, await service.ask_jobs("parts", job_id, after, limit))
 
 
 async def part_audio(
@@ -96,20 +92,14 @@ async def _audio(service: SpeechService, request: Request, track: Track, audio_f
     size = audio.num_bytes
     headers |= {"accept-ranges": "none"} if size is None else {"accept-ranges": "bytes", "content-length": str(size)}
     done_if_head(headers=headers)
-    if size is None:
-        return await _streamed(audio.encoded(), 200, headers)
-    span = _span(request.headers.get("range"), size)
-    if span is None:
-        return await _streamed(audio.read(0, size), 200, headers)
+    if size is None or (span := _span(request.headers.get("range"), size)) is None:
+        body = audio.encoded() if size is None else audio.read(0, size)
+        return StreamingResponse(await begun(body), 200, headers)
     start, end = span
     if start >= end:
         return Response(status_code=416, headers={**headers, "content-length": "0", "content-range": f"bytes */{size}"})
     partial = {"content-range": f"bytes {start}-{end - 1}/{size}", "content-length": str(end - start)}
-    return await _streamed(audio.read(start, end), 206, {**headers, **partial})
-
-
-async def _streamed(body: AsyncGenerator[bytes, None], status: int, headers: dict[str, str]) -> Response:
-    return StreamingResponse(await begun(body), status, headers)
+    return StreamingResponse(await begun(audio.read(start, end)), 206, {**headers, **partial})
 
 
 def _span(range_header: str | None, size: int) -> tuple[int, int] | None:

@@ -18,6 +18,7 @@ from serve_app.api.responses.whole_audio import ByteQuota
 from serve_app.api.speech_service import SpeechService
 from serve_app.client_audio.reference_doctor import PREPARATIONS
 from serve_app.dialects.dialect import Charge, Dialect, Route
+from serve_app.jobs.stored_audio import begun
 from serve_app.voices.designs import lock
 from serve_app.voices.library import Details, SentRecording
 from serve_app.voices.stored_voice import FILE_SUFFIX, NEUTRAL, StoredConsent, StoredVoice, packed
@@ -91,15 +92,12 @@ async def export_voice(service: SpeechService, request: Request, voice_id: str) 
     quota = state.held.enter_context(ByteQuota(state.caller.name))
     quota.hold(max(take.num_bytes for take in voice.takes))
     parts = packed(voice, partial(store.recording, voice))
-    first = await service.voices.aside(partial(next, parts, b""))  # raises before the answer begins
 
     async def content() -> AsyncGenerator[bytes, None]:
-        part = first
-        while part:
+        while part := await service.voices.aside(partial(next, parts, b"")):
             yield part
-            part = await service.voices.aside(partial(next, parts, b""))
 
-    return StreamingResponse(content(), media_type="application/zip", headers=headers)
+    return StreamingResponse(await begun(content()), media_type="application/zip", headers=headers)
 
 
 async def add_consent(service: SpeechService, request: Request) -> Response:
@@ -114,7 +112,7 @@ async def add_consent(service: SpeechService, request: Request) -> Response:
 async def list_consents(service: SpeechService, after: str = "", limit: str = "20") -> Response:
     """The newest first, as pages."""
     consents = await service.voices.consents()
-    return await json_apart(lambda: page_of([_consent(consent) for consent in reversed(consents)], after, limit))
+    return await json_apart(page_of, consents[::-1], _consent, after, limit)
 
 
 async def show_consent(service: SpeechService, consent_id: str) -> Json:

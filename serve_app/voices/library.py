@@ -252,10 +252,8 @@ class Voices:
                 raise NotFound(f"{record.name!r} was deleted meanwhile.", None, "voice_not_found")
             record = present[record.id]
             if isinstance(record, StoredVoice):
-                takes = (*record.takes, *(take for take, _ in taken))
-                changed: C = record.changed(**{**changes, "takes": takes})
-            else:
-                changed = record.changed(**changes)
+                changes = {**changes, "takes": (*record.takes, *(take for take, _ in taken))}
+            changed = record.changed(**changes)
             await self._keep(changed, {take.sha256: flac for take, flac in taken})
         await self._forget_gone()
         return changed

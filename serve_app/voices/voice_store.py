@@ -238,9 +238,8 @@ class VoiceStore:
         record_ids = {path.partition("/")[2].removesuffix(".json") for path in self.marks()}
         over = [path for path, record_id in parts.items() if record_id not in record_ids]
         self.delete(*over)
-        unnamed = (
-            [] if self.folder is None else [file for file in self.folder.rglob(".*.new") if _is_older(file, before_s)]
-        )
+        new = () if self.folder is None else self.folder.rglob(".*.new")
+        unnamed = [file for file in new if _is_older(file, before_s)]
         for file in unnamed:
             file.unlink(missing_ok=True)
         return len(old) + len(over) + len(unnamed)

@@ -29,7 +29,7 @@ class TextTokenizer:
     def __init__(self, directory: Path, tokens: ControlTokens) -> None:
         self._bpe = _plain_tokenizer(directory)
         self._most_bytes = max(map(len, self._bpe.get_vocab()))  # of a token: its name has a character for each byte
-        self._ahead: dict[str, tuple[list[int], list[int]]] = {}
+        self._ahead: dict[str, Encoding] = {}
         self._tokens = tokens
         self._newline = self.encode_exact("\n")
         self.role = [tokens.im_start, *self.encode_exact("assistant\n")]
@@ -46,14 +46,15 @@ class TextTokenizer:
 
     def encode_places(self, text: str) -> tuple[list[int], list[int]]:
         """Token ids of `text` as it is, and how many of its characters stand before each."""
-        return self._ahead.get(text) or _ids_and_places(self._bpe.encode(text))
+        encoded = self._ahead.get(text) or self._bpe.encode(text)
+        return encoded.ids, [start for start, _ in encoded.offsets]
 
     def encode_ahead(self, text: str) -> None:
         """Tokenize a text that is soon encoded as it is. Other threads run meanwhile: plain `encode` keeps the GIL."""
         [encoded] = self._bpe.encode_batch([text])
         while len(self._ahead) >= _MOST_AHEAD:
             self._ahead.pop(next(iter(self._ahead)))
-        self._ahead[text] = _ids_and_places(encoded)
+        self._ahead[text] = encoded
 
     def least_tokens(self, text: str) -> int:
         """How many tokens a text has at least, by its length alone."""
@@ -120,10 +121,6 @@ class LiveTokens:
         if is_last:
             self.starts.append(self._num_chars)
         return ids
-
-
-def _ids_and_places(encoded: Encoding) -> tuple[list[int], list[int]]:
-    return encoded.ids, [start for start, _ in encoded.offsets]
 
 
 def _plain_tokenizer(directory: Path) -> Tokenizer:

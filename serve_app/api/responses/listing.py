@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, ParamSpec, TypeVar
 
 from starlette.responses import Response
@@ -53,8 +53,8 @@ class Paging:
     default: int = 100  # items of a page
     most: int = 100
 
-    def cut(self, items: Sequence[T], *, key: Callable[[Any], object] = itemgetter("id")) -> tuple[list[T], bool]:
-        """The page, and whether more follow. `key` returns the id of an item. Raises InvalidRequest."""
+    def cut(self, items: Sequence[T], *, key: Callable[[Any], str] = attrgetter("id")) -> tuple[list[T], str | None]:
+        """The page and, if more follow, the id of its last item, which `key` returns. Raises InvalidRequest."""
         limit, after, before = self.names
         wanted = limit_of(self.limit or str(self.default), most=self.most, name=limit)
         places = {key(item): index for index, item in enumerate(items)}
@@ -63,9 +63,11 @@ class Paging:
                 raise InvalidRequest(f"{name}: {sent[:80]!r} is not in this list. Start again without it.", name)
         if self.before:
             end = places[self.before]
-            return list(items[max(0, end - wanted) : end]), end > wanted
-        start = places[self.after] + 1 if self.after else 0
-        return list(items[start : start + wanted]), start + wanted < len(items)
+            page, has_more = items[max(0, end - wanted) : end], end > wanted
+        else:
+            start = places[self.after] + 1 if self.after else 0
+            page, has_more = items[start : start + wanted], start + wanted < len(items)
+        return list(page), key(page[-1]) if has_more else None
 
 
 def limit_of(limit: str, *, most: int, name: str = "limit") -> int:
@@ -76,8 +78,11 @@ def limit_of(limit: str, *, most: int, name: str = "limit") -> int:
     return wanted
 
 
-def page_of(items: Sequence[Mapping[str, object]], after: str, limit: str, *, most: int = 100) -> dict[str, object]:
-    """The page of at most `limit` items after the one whose id is `after`. Raises InvalidRequest."""
-    page, has_more = Paging(limit, after, most=most).cut(items)
-    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-    return {"object": "list", "data": page, **ends, "has_more": has_more}
+def page_of(
+    items: Sequence[T], entry: Callable[[T], Mapping[str, object]], after: str, limit: str, *, most: int = 100
+) -> dict[str, object]:
+    """The entries of at most `limit` items after the one whose id is `after`. Raises InvalidRequest."""
+    page, more = Paging(limit, after, most=most).cut(items)
+    data = [entry(item) for item in page]
+    ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
+    return {"object": "list", "data": data, **ends, "has_more": more is not None}

@@ -534,7 +534,7 @@ async def test_a_job_of_a_batch_stays_and_its_file_is_left_alone(
             part["response_format"] = None
         checksum = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
         kept.put(path, json.dumps({"sha256": checksum, "record": stored}).encode())
-    kept.delete(f"plans/{job_id}/000000.json", f"parts/{job_id}/000000.json")
+    kept.delete(f"plans/{job_id}/000000.json")
     async with serving(tmp_path, Speaker()) as (_, client):
         await until(client, job, "completed")
         place = f"/v1/audio/jobs/{job_id}/parts"
@@ -545,10 +545,8 @@ async def test_a_job_of_a_batch_stays_and_its_file_is_left_alone(
 
 
 async def test_lists_are_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of jobs, and of parts whose plan has several pieces and whose names have several objects."""
-    for name, size in (("PARTS_LISTED", 4), ("_PIECE_PARTS", 3)):
-        monkeypatch.setattr(planning, name, size)
-    monkeypatch.setattr(job_store, "PARTS_LISTED", 4)
+    """Of jobs, and of parts whose plan has several pieces."""
+    monkeypatch.setattr(planning, "_PIECE_PARTS", 3)
     async with serving(tmp_path, Speaker()) as (server, client):
         jobs = [await started(client, *[f"Text {number}." for number in range(size)]) for size in (1, 10, 1)]
         many = f"/v1/audio/jobs/{jobs[1]['id']}/parts"
