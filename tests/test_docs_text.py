@@ -69,7 +69,7 @@ async def test_letters_that_the_voice_cannot_speak_are_unspoken() -> None:
         transport=ASGITransport(one_api(FakeSynthesizer(info), ApiSettings())), base_url="http://a"
     ) as client:
         told = (await client.post("/v1/audio/text", json={"voice": "alloy", "input": "The café at Δx, 你好."})).json()
-    assert [told["sent"][start:end] for start, end in told["unspoken"]] == ["Δ", "你好"]
+    assert [told["sent"][start:end] for start, end in told["unspoken"]] == ["你好"]
 
 
 async def test_the_command_prints_the_same() -> None:

@@ -16,7 +16,6 @@ EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
     ("name", "arguments", "said"),
     [
         ("audiobook.sh", (), "{url} does not answer as a Talkray server"),
-        ("batch.sh", (), "{url} does not answer: start `talkray serve`, or set TALKRAY_URL"),
         ("stored_voice.sh", ("ada.wav", "Hello."), "{url} does not answer: start `talkray serve`, or set TALKRAY_URL"),
         ("speaking_chat.py", (), "does not answer (Cannot connect"),
         ("livekit_agent.py", (), "livekit is missing: pip install livekit-agents"),

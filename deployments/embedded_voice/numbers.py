@@ -285,7 +285,7 @@ _DAYS_NOT_PARTS = frozenset(range(13, 32)) - {15, 16, 20, 24, 30}
 _ALONE = rf"(?<![\w.,:/+-])(?<!\d )(?<![{SIGNS}]\d )"  # no part of another number
 _OF_DECADES = "[Tt]he|[Ii]n|[Mm]id|[Ee]arly|[Ll]ate|to|his|her|their|my|our|your"
 _DASH = r" ?- ?"
-_UNIT_END = r"(?![\w'])(?:\.(?= [a-z]))?"
+_UNIT_END = r"(?![\w'])(?:(?<![mgl])\.(?= [a-z]))?"  # metric symbols, as km, take no period
 _FIGURE_2 = r"(?<=[^A-Za-z]m|[cdkmn]m|ft|mi)[23]"
 _RULES = rules(
     (r"(?<![\w.+-])(\d{4})([-/.])(\d\d?)\2(\d\d?)(?:T(?=\d)|(?![\w/-]|\.\d))",

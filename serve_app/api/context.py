@@ -137,7 +137,7 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         # Before keys and public paths are checked: all later code sees the one path. A base URL may end in a slash.
-        scope["path"] = _SLASHES.sub("/", scope["path"])
+        scope["path"] = _SLASHES.sub("/", scope.get("path", ""))
         headers = Headers(scope=scope)
         request_id = sane_id(headers.get(REQUEST_ID_HEADER, ""))
         method = scope.get("method", "WS")

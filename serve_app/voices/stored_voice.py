@@ -321,7 +321,7 @@ def packed(voice: StoredVoice, recording: Callable[[Take], bytes]) -> Iterator[b
     """
     out = _Parts()
     with zipfile.ZipFile(out, "w") as archive:
-        for take in voice.takes:
+        for take in {take.sha256: take for take in voice.takes}.values():
             content = memoryview(recording(take))
             with archive.open(f"{take.sha256}.flac", "w") as entry:
                 for start in range(0, len(content), _PART_BYTES):

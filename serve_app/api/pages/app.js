@@ -94,7 +94,6 @@ function fill(id, options) {
   at(id).replaceChildren(...options.map(([value, text]) => new Option(text, value)));
   if (options.some(([value]) => value === before)) at(id).value = before;
 }
-
 function showChoices(voices, kinds) {
   const shown = ({ type, name }) => type === "stored" ? name : name.replace(/(^|_)(.)/g, (_, gap, char) => (gap && " ") + char.toUpperCase());
   const names = Object.fromEntries(voices.map((voice) => [voice.id, shown(voice)]));

@@ -65,7 +65,7 @@ async def test_a_request_reaches_its_model() -> None:
 async def test_a_voice_of_a_model_costs_no_look_at_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     server, looks = Several(), list[float]()
 
-    async def refresh() -> None:
+    async def refresh(**when: float) -> None:
         looks.append(time.monotonic())
 
     monkeypatch.setattr(server.voices, "refresh", refresh)  # a server of an earlier test may still look
