@@ -17,7 +17,7 @@ import uvicorn
 from ray import serve
 from ray._private import node, services
 from ray._private.node import Node
-from ray._raylet import persist_port
+from ray._raylet import persist_port  # type: ignore[attr-defined]
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.experimental import internal_kv
 from ray.serve._private import api, client
