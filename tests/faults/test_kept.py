@@ -78,7 +78,9 @@ class Owner:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
-            error.close()
+            told = error.read()
+            if error.code not in (404, 429, 503, 504):  # what the owner asks for is right, and may be asked again
+                self.faults.append(f"{method} {path}: {error.code} {told[:300]!r}")
             return error.code, {}
         except (OSError, ValueError):  # refused, reset, or an answer that ends early
             return 0, {}
@@ -109,7 +111,7 @@ class Owner:
             if self.ask("POST", place, body)[0] == 200:
                 self.there[place] = {text}
                 self.num_changed += 1
-            speech = {"input": "Hi.", "voice": place.rpartition("/")[2], "max_new_tokens": 2, "response_format": "pcm"}
+            speech = {"input": "Hi.", "voice": place.rpartition("/")[2], "max_new_tokens": 2}
             inputs = [{"input": f"Part {part}."} for part in range(2)]
             status, told = self.ask("POST", JOBS, json.dumps({**speech, "inputs": inputs}).encode())
             if status in (200, 201):
