@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ class Owner:
             if error.code not in (404, 429, 503, 504):  # what the owner asks for is right, and may be asked again
                 self.faults.append(f"{method} {path}: {error.code} {told[:300]!r}")
             return error.code, {}
-        except (OSError, ValueError):  # refused, reset, or an answer that ends early
+        except (OSError, ValueError, HTTPException):  # refused, reset, or an answer that ends early
             return 0, {}
 
     def settled(self, method: str, path: str, wanted: tuple[int, ...], body: bytes | None = None) -> int:
