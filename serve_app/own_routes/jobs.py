@@ -6,7 +6,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from serve_app.api.bodies.client_input import format_named, idempotency_key, read_body
+from deployments.errors import InvalidRequest
+from serve_app.api.bodies.client_input import check_form, format_named, idempotency_key, read_body
 from serve_app.api.context import done_if_head
 from serve_app.api.headers import SAMPLE_RATE_HEADER
 from serve_app.api.requests import ignored_fields
@@ -27,7 +28,11 @@ _FORMATS = {each.value: each for each in AudioFormat}
 async def create(service: SpeechService, request: Request) -> Response:
     """Takes a list of texts, and makes their speech whenever live requests leave room."""
     key = idempotency_key(request)
-    job, ignored = await service.ask_jobs("create", await read_body(request), key)
+    try:
+        job, ignored = await service.ask_jobs("create", await read_body(request), key)
+    except InvalidRequest as error:
+        check_form(request, error)
+        raise
     return JSONResponse(job, 201, headers=ignored_fields.as_header(ignored))
 
 

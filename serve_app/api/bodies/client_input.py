@@ -101,13 +101,18 @@ def object_of(request: Request, content: bytes, *, most_values: int = _MOST_VALU
     try:
         fields = parse_object(content, most_values=most_values, repaired=repaired)
     except InvalidRequest as error:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if error.code == "invalid_json" and kind in _FORMS:
-            raise UnsupportedMedia(f"The body is a form ({kind}). Send JSON: Content-Type: application/json.") from None
+        check_form(request, error)
         raise
     names = [_UNPLAIN.sub("?", name[:40]) for name in repaired[:_MOST_REPAIRED]]
     state_of(request).repaired = "; ".join(f"{name} (half a surrogate pair, replaced by U+FFFD)" for name in names)
     return fields
+
+
+def check_form(request: Request, error: InvalidRequest) -> None:
+    """Raise UnsupportedMedia if `error` is that a body is not JSON, and it is a form."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if error.code == "invalid_json" and kind in _FORMS:
+        raise UnsupportedMedia(f"The body is a form ({kind}). Send JSON: Content-Type: application/json.") from None
 
 
 def text_of(fields: Mapping[str, object], name: str = "text") -> str:

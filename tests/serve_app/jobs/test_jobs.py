@@ -442,6 +442,13 @@ async def test_a_mistake_is_named_and_makes_no_job(tmp_path: Path, body: dict[st
         assert (await client.get("/v1/audio/jobs")).json()["data"] == []
 
 
+async def test_a_form_is_refused_by_its_type(tmp_path: Path) -> None:
+    async with serving(tmp_path, Speaker()) as (_, client):
+        for form in ({"data": {"voice": "ryan"}}, {"files": {"inputs": b"One."}}):
+            answer = await client.post("/v1/audio/jobs", **form)  # type: ignore[arg-type]
+            assert (answer.status_code, "Send JSON" in answer.text) == (415, True)
+
+
 async def test_quotas(tmp_path: Path) -> None:
     """The plan of a job counts as its segments do."""
     async with serving(tmp_path, Speaker(), jobs=JobSettings(max_jobs=1, max_bytes=1)) as (_, client):
