@@ -71,4 +71,4 @@ def test_the_location_is_still_the_checkout(installed: Path, command: str) -> No
 
 
 def test_the_documents_install_something() -> None:
-    assert "pip install --editable ." in COMMANDS
+    assert any("--editable" in command for command in COMMANDS), COMMANDS
