@@ -69,6 +69,14 @@ def nearest(recordings: dict[str, bytes], spoken: bytes) -> str:
     return min(pitches, key=lambda name: abs(np.log(pitches[name] / pitch)))
 
 
+def is_same(spoken: bytes, again: bytes) -> bool:
+    """Whether two answers hold the same codes: calls of other sizes round a sample otherwise."""
+    if len(spoken) != len(again):
+        return False
+    differences = np.frombuffer(spoken, "<i2").astype(int) - np.frombuffer(again, "<i2")
+    return bool(np.abs(differences).max() <= 2)
+
+
 def test_a_recording_that_is_sent_gives_the_voice(client: httpx.Client, recordings: dict[str, bytes]) -> None:
     recogniser = Moonshine()
     for speaker, recording in recordings.items():
@@ -86,7 +94,7 @@ def test_a_stored_voice_is_the_recordings(client: httpx.Client, recordings: dict
     try:
         spoken = speak(client, voice="grandpa")
         assert nearest(recordings, spoken) == "otto"
-        assert spoken == speak(client, voice="grandpa")
+        assert is_same(spoken, speak(client, voice="grandpa"))
     finally:  # other servers of this run have the same store
         assert client.delete(f"/v1/audio/voices/{answer.json()['id']}").status_code == 200
 
@@ -97,4 +105,4 @@ def test_what_a_recording_says_has_no_effect(client: httpx.Client, recordings: d
     answer = client.post("/v1/audio/speech", json={**BY_RECORDING, **fields})
     assert answer.status_code == 200, answer.text
     assert "ref_text" in answer.headers[IGNORED_HEADER]
-    assert answer.content == speak(client, ref_audio=sent)
+    assert is_same(answer.content, speak(client, ref_audio=sent))

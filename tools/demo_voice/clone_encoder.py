@@ -88,7 +88,7 @@ def speak(base: Path, file: Path, recordings: int, *, seed: int = 0) -> None:
 def mixture(generator: np.random.Generator) -> NDArray[np.float64]:
     """Shares [8] of the speakers, which add up to 1: of one, of two, of three, or of one and away from another."""
     shares = np.zeros(len(speaker_vectors()))
-    kind = generator.choice(4, p=(0.35, 0.4, 0.15, 0.1))
+    kind = generator.choice(4, p=(0.7, 0.2, 0.06, 0.04))
     chosen = generator.choice(len(shares), 3, replace=False)
     if kind == 0:
         shares[chosen[0]] = 1.0
