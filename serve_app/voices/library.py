@@ -47,6 +47,7 @@ from serve_app.voices.voice_store import (
     VoiceStore,
     default_folder,
     folder_of,
+    path_of,
     tried,
 )
 
@@ -265,12 +266,14 @@ class Voices:
             if isinstance(record, StoredConsent):  # a voice that names it may be stored at this moment, also elsewhere
                 await self.refresh()
                 check_unused(record, self._records.values())
-                await self.aside(store.remove_record, record)
+                kept = await self.aside(tried, partial(store.recording, record, record.take))
+                await self.aside(store.delete, path_of(record.id))
                 await self.refresh()
                 try:
                     check_unused(record, self._records.values())
-                except Conflict:
-                    await self.aside(store.write, record, {})
+                except Conflict:  # another process may have cleared its recording
+                    files = {} if isinstance(kept, Damaged) else {record.take.sha256: kept}
+                    await self.aside(store.write, record, files)
                     raise
             await self.aside(store.remove, record)
         await self._forget_gone()
@@ -364,19 +367,17 @@ class Voices:
         next look repeats it.
         """
         await self.refresh()
-        while self._over:
-            record, recorded_until = self._over[0]
-            await self.aside(partial(self.files().clear, record, recorded_until=recorded_until))
-            self._over = [each for each in self._over if each[0] is not record]
-        over = tuple(self._to_forget)
-        if not over:
-            return
-        try:
-            await self._forget(over)
-        except NotReady as error:
-            logger.warning("deleted voices are not forgotten everywhere yet: %s", error)
-        else:
-            self._to_forget.difference_update(over)
+        if over := tuple(self._to_forget):
+            try:
+                await self._forget(over)
+            except NotReady as error:
+                logger.warning("deleted voices are not forgotten everywhere yet: %s", error)
+            else:
+                self._to_forget.difference_update(over)
+        for gone in tuple(self._over):
+            with contextlib.suppress(StoreFailed):  # the log has it; the others go on
+                await self.aside(partial(self.files().clear, gone[0], recorded_until=gone[1]))
+                self._over = [each for each in self._over if each is not gone]
 
     async def _recorded(self, sent: SentRecording, field: str) -> tuple[Take, bytes]:
         """The recording as a take, with its FLAC. Raises InvalidRequest that names the field."""

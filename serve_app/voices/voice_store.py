@@ -16,8 +16,9 @@ import os
 import secrets
 import threading
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -153,10 +154,23 @@ class VoiceStore:
             raise self._damaged("A record", f"{path} is damaged: {_first_line(error)}") from None
 
     def write(self, record: Record, recordings: Mapping[str, bytes]) -> None:
-        """Keep a record and its new recordings, by sha256, in this order. Raises StoreFailed; it is as before then."""
-        for sha256, recording in recordings.items():
-            self.put(_audio(record.id, sha256), recording)
-        self.put_record(_path(record), record)
+        """Keep a record and its new recordings, by sha256, in this order. Raises StoreFailed; it is as before then.
+
+        Raises NotFound of a record that is deleted at this moment. A deletion ends with the record, after its
+        recordings: either it removes this record too, or the first recording has gone when this looks for it.
+        """
+        path, files = path_of(record.id), {_audio(record.id, sha256): each for sha256, each in recordings.items()}
+        gone = NotFound(f"{record.name!r} was deleted during this change.", None, "voice_not_found")
+        first = "" if isinstance(record, StoredLexicon) else _audio(record.id, _first_take(record).sha256)
+        is_recorded = first in files or (first != "" and self.meta(first) is not None)
+        if first and not is_recorded and self.meta(path) is None:
+            raise gone
+        for name, recording in files.items():
+            self.put(name, recording)
+        self.put_record(path, record)
+        if is_recorded and self.meta(first) is None:
+            self.delete(path, *files)
+            raise gone
 
     def put_record(self, path: str, record: BaseModel) -> None:
         """Keep a record with its checksum. Raises StoreFailed; it is as before then."""
@@ -166,7 +180,7 @@ class VoiceStore:
         """A FLAC file. Raises Damaged, StoreFailed, and NotFound where the record was deleted."""
         path = _audio(record.id, take.sha256)
         content = self.get(path)
-        if content is None and self.get(_path(record)) is None:
+        if content is None and self.meta(path_of(record.id)) is None:
             raise NotFound(f"{record.name!r} ({record.id}) was deleted.", "voice", "voice_not_found")
         if content is None or hashlib.sha256(content).hexdigest() != take.sha256:
             problem = "is missing" if content is None else "is damaged"
@@ -178,25 +192,29 @@ class VoiceStore:
         return Damaged(message, f"{self.location}: {detail}")
 
     def remove(self, record: Record) -> None:
-        """The record first: what a death leaves behind belongs to no voice, and `clear` or `sweep` removes it."""
-        self.remove_record(record)
+        """The record first: if this process is killed, `clear` or `sweep` removes its other files. And the record again
+        at the end: see `write`.
+        """
+        self.delete(path_of(record.id))
         for kind in _OF_A_RECORD:
             self.delete(*(meta["path"] for meta in self.listed(f"{kind}/{record.id}/", unnamed=True)))
-
-    def remove_record(self, record: Record) -> None:
-        """The record alone."""
-        self.delete(_path(record))
+        self.delete(path_of(record.id))
 
     def clear(self, record: Record, *, recorded_until: datetime | None) -> None:
-        """Remove what was derived of a version of a voice that is no more and, of a record that has gone, recordings
-        that were written until its own time. Later ones belong to another record of this id. Raises StoreFailed.
+        """Remove what was derived of an old version of a voice and, if its record has gone, recordings that were
+        written until its own time. Later ones belong to another record of this id. Raises StoreFailed.
+
+        Looks for the record after the files: a folder that was unmounted has neither, until it returns with both.
         """
+        paths = []
         if isinstance(record, StoredVoice):
-            derived = [meta["path"] for meta in self.listed(f"derived/{record.id}/")]
-            self.delete(*(path for path in derived if path.split("/")[2].startswith(record.key_prefix.hex())))
+            derived = [meta["path"] for meta in self.listed(f"derived/{record.id}/", unnamed=True)]
+            paths = [path for path in derived if path.split("/")[2].lstrip(".").startswith(record.key_prefix.hex())]
         if recorded_until is not None:
-            recorded = self.listed(f"audio/{record.id}/")
-            self.delete(*(meta["path"] for meta in recorded if meta["last_modified"] <= recorded_until))
+            audio = list(self.listed(f"audio/{record.id}/", unnamed=True))
+            if self.meta(path_of(record.id)) is None:
+                paths += [meta["path"] for meta in audio if meta["last_modified"] <= recorded_until]
+        self.delete(*paths)
 
     def derived(self, voice: StoredVoice, key: bytes) -> ClonePrompt | None:
         """The prompt that was kept for this key, if there is one that can be read. Raises StoreFailed."""
@@ -210,7 +228,7 @@ class VoiceStore:
             return None
 
     def keep_derived(self, voice: StoredVoice, key: bytes, prompt: ClonePrompt) -> None:
-        """Nothing is kept of a version that is no more. Raises Damaged and StoreFailed."""
+        """Keeps nothing of an old version. Raises Damaged and StoreFailed."""
         file = io.BytesIO()
         if prompt.codes is None:
             np.savez(file, speaker=prompt.speaker)
@@ -218,7 +236,7 @@ class VoiceStore:
             np.savez(file, speaker=prompt.speaker, codes=prompt.codes)
         path = _derived(voice, key)
         self.put(path, file.getvalue())
-        present = self.read(_path(voice))  # a deletion removes this first: it sees the new file, or this sees it
+        present = self.read(path_of(voice.id))  # a deletion removes this first: it sees the new file, or this sees it
         if not isinstance(present, StoredVoice) or present.version != voice.version:
             self.delete(path)
 
@@ -229,20 +247,24 @@ class VoiceStore:
         old_s, before_s = now_s - DESIGN_S, now_s - _ABANDONED_S
         old = [meta["path"] for meta in self.listed("designs/") if meta["last_modified"].timestamp() < old_s]
         self.delete(*old)
-        parts = {
-            meta["path"]: meta["path"].split("/")[1]
-            for kind in _OF_A_RECORD
-            for meta in self.listed(f"{kind}/")
-            if kind == "derived" or meta["last_modified"].timestamp() < before_s  # nothing is derived before its record
-        }
-        record_ids = {path.partition("/")[2].removesuffix(".json") for path in self.marks()}
-        over = [path for path, record_id in parts.items() if record_id not in record_ids]
-        self.delete(*over)
+        known, over = self.marks(), defaultdict[str, list[str]](list)
+        for kind in _OF_A_RECORD:
+            for meta in self.listed(f"{kind}/"):
+                record = path_of(meta["path"].split("/")[1])
+                # Nothing is derived before its record is there.
+                if record not in known and (kind == "derived" or meta["last_modified"].timestamp() < before_s):
+                    over[record].append(meta["path"])
+        swept = [path for record, paths in over.items() if self.meta(record) is None for path in paths]  # see `clear`
+        self.delete(*swept)
         new = () if self.folder is None else self.folder.rglob(".*.new")
         unnamed = [file for file in new if _is_older(file, before_s)]
         for file in unnamed:
             file.unlink(missing_ok=True)
-        return len(old) + len(over) + len(unnamed)
+        for empty in () if self.folder is None else self.folder.glob("*/*/"):
+            if _is_older(empty, before_s):
+                with suppress(OSError):  # it is not empty
+                    empty.rmdir()
+        return len(old) + len(swept) + len(unnamed)
 
     def listed(self, prefix: str, *, unnamed: bool = False) -> "Iterator[obstore.ObjectMeta]":
         """Of a folder with `unnamed` also files that have no name yet."""
@@ -277,7 +299,15 @@ class VoiceStore:
                 write_file(self.folder / path, content)
 
     def delete(self, *paths: str) -> None:
+        """Of a folder also what a killed writer of these files has left."""
         with _failing("The store cannot be written", f"{self.location}: {', '.join(paths[:1])} cannot be removed"):
+            names: dict[Path, set[str]] = {}
+            for file in [] if self.folder is None else map(self.folder.joinpath, paths):
+                names.setdefault(file.parent, set()).add(file.name)
+            for folder, of_folder in names.items():
+                for new in folder.glob(".*.new"):
+                    if new.name[1:].rsplit(".", 2)[0] in of_folder:
+                        new.unlink(missing_ok=True)
             for path in paths:
                 try:
                     obstore.delete(self._objects, path)
@@ -343,9 +373,14 @@ def _checksum(record: object) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def _path(record: Record) -> str:
-    kind = next(kind for kind, cls in _KINDS.items() if isinstance(record, cls))
-    return f"{kind}/{record.id}.json"
+def path_of(record_id: str) -> str:
+    """Of the record with this id."""
+    kind = next((kind for kind in _KINDS if kind.startswith(record_id.partition("_")[0])), "none")
+    return f"{kind}/{record_id}.json"
+
+
+def _first_take(record: StoredVoice | StoredConsent | StoredDesign) -> Take:
+    return record.takes[0] if isinstance(record, StoredVoice) else record.take
 
 
 def _audio(record_id: str, sha256: str) -> str:

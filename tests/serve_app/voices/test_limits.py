@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from serve_app.visitor import EVERYBODY, VISITOR
 from serve_app.voices import clone_prompts, voice_store
 from serve_app.voices.library import Voices
 from serve_app.voices.stored_voice import StoredVoice, new_id, new_version, packed
-from serve_app.voices.voice_store import Record, VoiceStore
+from serve_app.voices.voice_store import Record, StoreFailed, VoiceStore
 from tests.serve_app.fake import BASE
 from tests.serve_app.voices.speakers import Server, store, wav
 
@@ -211,7 +212,7 @@ async def test_a_consent_goes_while_a_voice_that_names_it_is_stored(
         path, fields, recording = FORMS["consent"]
         told = (await client.post(path, data=fields, files={recording: ("a.wav", wav())})).json()
     consent = await other.voices.get_consent(told["id"])
-    name, loop = ("write" if late == "voice" else "remove_record"), asyncio.get_running_loop()
+    name, loop = ("write" if late == "voice" else "delete"), asyncio.get_running_loop()
     original: Callable[..., None] = getattr(VoiceStore, name)
 
     def beside(place: VoiceStore, record: Record, *args: object) -> None:
@@ -222,6 +223,7 @@ async def test_a_consent_goes_while_a_voice_that_names_it_is_stored(
         asyncio.run_coroutine_threadsafe(work, loop).result(30)
         if moment == "before the write":
             original(place, record, *args)
+        asyncio.run_coroutine_threadsafe(other.voices._forget_gone(), loop).result(30)
 
     async def add(voices: Voices) -> None:
         async with (server if voices is server.voices else other).client() as client:
@@ -232,8 +234,69 @@ async def test_a_consent_goes_while_a_voice_that_names_it_is_stored(
         await (add(server.voices) if late == "voice" else server.voices.remove(consent))
     fresh = Server(folder).voices
     named = [voice.consent.recording for voice in await fresh.voices()]
-    kept = [each.id for each in await fresh.consents()]
+    kept = {each.id: each for each in await fresh.consents()}
     assert set(named) <= set(kept)
+    for voices in (server.voices, other.voices):
+        await voices._forget_gone()
+        assert all([await voices.recording(each, each.take) for each in kept.values()])
+
+
+@pytest.mark.parametrize("returns", ["before the look", "while it clears"])
+async def test_a_store_that_was_away_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, returns: str) -> None:
+    """Unmounted, its folder lists as empty."""
+    server, clear, away = Server(folder), VoiceStore.clear, folder.with_name("away")
+    async with server.client() as client:
+        for number in range(3):
+            await store(client, f"v{number}", seed=number)
+
+    def leave() -> None:
+        folder.rename(away)
+        folder.mkdir()
+
+    def come_back() -> None:
+        if away.exists():
+            folder.rmdir()
+            away.rename(folder)
+
+    def clearing(*args: object, **kwargs: object) -> None:
+        come_back()
+        clear(*args, **kwargs)  # type: ignore[arg-type]
+
+    leave()
+    if returns == "while it clears":
+        monkeypatch.setattr(VoiceStore, "clear", clearing)
+    else:
+        await server.voices.refresh()
+        come_back()
+    await server.voices._forget_gone()
+    for voice in await server.voices.all_of(StoredVoice):
+        assert await server.voices.recording(voice, voice.takes[0])
+    assert len(stored_in(folder)) == 6
+
+
+async def test_a_file_that_cannot_be_removed_keeps_nothing_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    forgotten, clear = list[bytes](), VoiceStore.clear
+
+    async def forget(versions: tuple[bytes, ...]) -> None:
+        forgotten.extend(versions)
+
+    def refusing(place: VoiceStore, record: Record, **options: Any) -> None:
+        if record.name == "first":
+            raise StoreFailed("not this one")
+        clear(place, record, **options)
+
+    server, killed = Server(folder, forget=forget), Server(folder)
+    async with killed.client() as client:
+        told = [await store(client, name) for name in ("first", "second")]
+    await server.voices.refresh()
+    for each in told:
+        killed.voices.files().delete(f"voices/{each['id']}.json")
+    monkeypatch.setattr(VoiceStore, "clear", refusing)
+    await server.voices._forget_gone()
+    assert len(forgotten) == 2
+    assert [file.parent.name for file in files_in(folder)] == [told[0]["id"]]
 
 
 def derived_in(folder: Path) -> list[str]:
