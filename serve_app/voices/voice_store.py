@@ -1,4 +1,4 @@
-"""Where voices lie: a folder, or a bucket of S3, Google or Azure. All methods block.
+"""The store of voices: a folder, or a bucket of S3, Google or Azure. All methods block.
 
     voices/ID.json    consents/ID.json    the records, each with a checksum: a voice is there once its record is
     designs/ID.json                       candidates for voices, which `sweep` removes after an hour
@@ -12,6 +12,7 @@ Recordings have their checksum as their name. In a folder a file is complete and
 import hashlib
 import io
 import json
+import logging
 import os
 import secrets
 import threading
@@ -46,6 +47,8 @@ from serve_app.voices.stored_voice import (
 if TYPE_CHECKING:
     from obstore.store import RetryConfig
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 R = TypeVar("R", bound=BaseModel)
 Record = StoredVoice | StoredConsent | StoredDesign | StoredLexicon
@@ -55,32 +58,21 @@ _KINDS: dict[str, type[Record]] = {"voices": StoredVoice, "consents": StoredCons
 _KINDS["lexicons"] = StoredLexicon
 _OF_A_RECORD = ("audio", "derived")
 _RETRIES: "RetryConfig" = {"max_retries": 2, "retry_timeout": timedelta(seconds=5)}
-# What belongs to no record, or has no name yet, is left by a writer that died once it is older.
+# Older files without a record or without a name were left by a killed writer.
 _ABANDONED_S = 600.0
 # Records within their limits have less than the first. Of larger ones, from before the limits, one is read at a time.
 _LARGE_RECORD_BYTES, _MOST_RECORD_BYTES = 6 << 20, 64 << 20
 
 
-class StoreError(TalkrayError):
-    """Its message is for clients, which never learn the place of the store; `detail` is for the log."""
-
-    def __init__(self, message: str, detail: str = "") -> None:
-        super().__init__(message, detail)
-        self.detail = detail or message
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-class StoreFailed(StoreError):
-    """The store of voices cannot be read or written."""
+class StoreFailed(TalkrayError):
+    """The store cannot be read or written. The message is for clients: only the log has the store's address."""
 
 
 class NoStore(StoreFailed):
     """This server has no store for it; the message says what to set."""
 
 
-class Damaged(StoreError):
+class Damaged(TalkrayError):
     """What was read from the store is not what was written."""
 
 
@@ -103,7 +95,7 @@ def folder_of(location: str) -> Path | None:
     folder = Path(unquote(url.path) if url.scheme == "file" and not url.netloc else location)
     if url.scheme not in ("", "file") or not folder.is_absolute():
         buckets = "s3://BUCKET/PATH, gs://BUCKET/PATH or az://CONTAINER/PATH"
-        raise StartError(f"api.voices.store: {location!r} is no place for voices: write /a/folder, {buckets}")
+        raise StartError(f"api.voices.store: {location!r} is not a store of voices. Use /a/folder, {buckets}")
     return folder
 
 
@@ -115,6 +107,7 @@ class VoiceStore:
         self.location = location
         self.folder = folder_of(location)
         self._one_large = threading.Lock()
+        self._failed = ""  # what failed last
         try:
             if self.folder is None:
                 self._objects: ObjectStore = from_url(location, retry_config=_RETRIES)
@@ -151,7 +144,7 @@ class VoiceStore:
                     raise ValueError("its checksum is another")
                 return kind.read(record) if issubclass(kind, Stored) else kind.model_validate(record)
         except (ValueError, KeyError, TypeError) as error:  # ValidationError is a ValueError
-            raise self._damaged("A record", f"{path} is damaged: {_first_line(error)}") from None
+            raise self._damaged(_id_in(path), path, _first_line(error)) from None
 
     def write(self, record: Record, recordings: Mapping[str, bytes]) -> None:
         """Keep a record and its new recordings, by sha256, in this order. Raises StoreFailed; it is as before then.
@@ -159,17 +152,17 @@ class VoiceStore:
         Raises NotFound of a record that is deleted at this moment. A deletion ends with the record, after its
         recordings: either it removes this record too, or the first recording has gone when this looks for it.
         """
-        path, files = path_of(record.id), {_audio(record.id, sha256): each for sha256, each in recordings.items()}
+        path, first = path_of(record.id), _first_file(record)
+        files = {_audio(record.id, sha256): recording for sha256, recording in recordings.items()}
+        files[path] = record_file(record)
         gone = NotFound(f"{record.name!r} was deleted during this change.", None, "voice_not_found")
-        first = "" if isinstance(record, StoredLexicon) else _audio(record.id, _first_take(record).sha256)
-        is_recorded = first in files or (first != "" and self.meta(first) is not None)
-        if first and not is_recorded and self.meta(path) is None:
+        is_recorded = first in files or self.meta(first) is not None
+        if not is_recorded and self.meta(path) is None:
             raise gone
-        for name, recording in files.items():
-            self.put(name, recording)
-        self.put_record(path, record)
+        for name, content in files.items():
+            self.put(name, content)
         if is_recorded and self.meta(first) is None:
-            self.delete(path, *files)
+            self.delete(*files)
             raise gone
 
     def put_record(self, path: str, record: BaseModel) -> None:
@@ -183,13 +176,27 @@ class VoiceStore:
         if content is None and self.meta(path_of(record.id)) is None:
             raise NotFound(f"{record.name!r} ({record.id}) was deleted.", "voice", "voice_not_found")
         if content is None or hashlib.sha256(content).hexdigest() != take.sha256:
-            problem = "is missing" if content is None else "is damaged"
-            raise self._damaged(f"A recording of {record.name!r} ({record.id})", f"{path} {problem}")
+            problem = "it is missing" if content is None else "its checksum is another"
+            raise self._damaged(f"A recording of {record.name!r} ({record.id})", path, problem)
         return content
 
-    def _damaged(self, what: str, detail: str) -> Damaged:
-        message = f"{what} is missing or damaged in the store: store it again, or restore it from a backup."
-        return Damaged(message, f"{self.location}: {detail}")
+    def _damaged(self, what: str, path: str, problem: str) -> Damaged:
+        self._log(f"{path} is damaged", problem)
+        return Damaged(f"{what} is missing or damaged in the store. Store it again, or restore it from a backup.")
+
+    @contextmanager
+    def _failing(self, problem: str, detail: str) -> Iterator[None]:
+        try:
+            yield
+        except (BaseError, OSError) as error:
+            self._log(detail, _first_line(error))
+            raise StoreFailed(problem) from error
+
+    def _log(self, failure: str, reason: str) -> None:
+        """Once, until something else fails. The reason may count milliseconds."""
+        if failure != self._failed:
+            logger.error("the store %s: %s: %s", self.location, failure, reason)
+        self._failed = failure
 
     def remove(self, record: Record) -> None:
         """The record first: if this process is killed, `clear` or `sweep` removes its other files. And the record again
@@ -241,7 +248,7 @@ class VoiceStore:
             self.delete(path)
 
     def sweep(self, now_s: float) -> int:
-        """Remove old designs and what writers that died have left; returns how many files. `now_s`: seconds since 1970.
+        """Remove old designs and the files that killed writers left; returns how many. `now_s`: seconds since 1970.
         Raises StoreFailed.
         """
         old_s, before_s = now_s - DESIGN_S, now_s - _ABANDONED_S
@@ -268,31 +275,31 @@ class VoiceStore:
 
     def listed(self, prefix: str, *, unnamed: bool = False) -> "Iterator[obstore.ObjectMeta]":
         """Of a folder with `unnamed` also files that have no name yet."""
-        with _failing("The store cannot be read", f"{self.location} cannot be listed"):
+        with self._failing("The store cannot be read", "it cannot be listed"):
             for batch in obstore.list(self._objects, prefix):
                 yield from (meta for meta in batch if unnamed or "/." not in meta["path"])
 
     def get(self, path: str, *, most: int | None = None) -> bytes | None:
         """None where there is no such file. Raises StoreFailed, and Damaged of one that has more than `most` bytes."""
-        with _failing("The store cannot be read", f"{self.location}: {path} cannot be read"):
+        with self._failing("The store cannot be read", f"{path} cannot be read"):
             try:
                 found = obstore.get(self._objects, path)
             except FileNotFoundError:
                 return None
             if most is not None and (size := found.meta["size"]) > most:
-                raise self._damaged("A record", f"{path} has {size} bytes, at most {most} are read")
+                raise self._damaged(_id_in(path), path, f"it has {size} bytes, at most {most} are read")
             return found.bytes().to_bytes()
 
     def meta(self, path: str) -> "obstore.ObjectMeta | None":
         """Size, e_tag and time of one object; None where there is none. Raises StoreFailed."""
-        with _failing("The store cannot be read", f"{self.location}: {path} cannot be read"):
+        with self._failing("The store cannot be read", f"{path} cannot be read"):
             try:
                 return obstore.head(self._objects, path)
             except FileNotFoundError:
                 return None
 
     def put(self, path: str, content: bytes) -> None:
-        with _failing("The store cannot be written, nothing was changed", f"{self.location} cannot be written"):
+        with self._failing("The store cannot be written, nothing was changed", f"{path} cannot be written"):
             if self.folder is None:
                 obstore.put(self._objects, path, content)
             else:
@@ -300,14 +307,11 @@ class VoiceStore:
 
     def delete(self, *paths: str) -> None:
         """Of a folder also what a killed writer of these files has left."""
-        with _failing("The store cannot be written", f"{self.location}: {', '.join(paths[:1])} cannot be removed"):
-            names: dict[Path, set[str]] = {}
-            for file in [] if self.folder is None else map(self.folder.joinpath, paths):
-                names.setdefault(file.parent, set()).add(file.name)
-            for folder, of_folder in names.items():
-                for new in folder.glob(".*.new"):
-                    if new.name[1:].rsplit(".", 2)[0] in of_folder:
-                        new.unlink(missing_ok=True)
+        with self._failing("The store cannot be written", f"{', '.join(paths[:1])} cannot be removed"):
+            files = set() if self.folder is None else {self.folder / path for path in paths}
+            for new in [new for folder in {file.parent for file in files} for new in folder.glob(".*.new")]:
+                if new.with_name(new.name[1:].rsplit(".", 2)[0]) in files:
+                    new.unlink(missing_ok=True)
             for path in paths:
                 try:
                     obstore.delete(self._objects, path)
@@ -357,14 +361,6 @@ def tried(work: Callable[[], T]) -> T | Damaged:
         return error
 
 
-@contextmanager
-def _failing(problem: str, detail: str) -> Iterator[None]:
-    try:
-        yield
-    except (BaseError, OSError) as error:
-        raise StoreFailed(problem, f"{detail}: {_first_line(error)}") from error
-
-
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:200]
 
@@ -379,8 +375,15 @@ def path_of(record_id: str) -> str:
     return f"{kind}/{record_id}.json"
 
 
-def _first_take(record: StoredVoice | StoredConsent | StoredDesign) -> Take:
-    return record.takes[0] if isinstance(record, StoredVoice) else record.take
+def _first_file(record: Record) -> str:
+    """Its first recording, if it has recordings."""
+    if isinstance(record, StoredLexicon):
+        return path_of(record.id)
+    return _audio(record.id, (record.takes[0] if isinstance(record, StoredVoice) else record.take).sha256)
+
+
+def _id_in(path: str) -> str:
+    return path.rpartition("/")[2].removesuffix(".json")
 
 
 def _audio(record_id: str, sha256: str) -> str:

@@ -89,19 +89,20 @@ def test_nothing_of_a_voice_that_is_removed_stays(store: VoiceStore) -> None:
     store.remove(record)  # twice is no error
 
 
-@pytest.mark.parametrize("moment", ["put", "put_record"])
+@pytest.mark.parametrize("late", ["audio", "voices"])
 def test_a_change_does_not_bring_a_deleted_voice_back(
-    store: VoiceStore, monkeypatch: pytest.MonkeyPatch, moment: str
+    store: VoiceStore, monkeypatch: pytest.MonkeyPatch, late: str
 ) -> None:
     record, files = voice()
     store.write(record, files)
-    original = getattr(store, moment)
+    put = store.put
 
-    def late(*arguments: object) -> None:
-        VoiceStore(store.location).remove(record)  # as another process does
-        original(*arguments)
+    def beside(path: str, content: bytes) -> None:
+        if path.startswith(late):
+            VoiceStore(store.location).remove(record)  # as another process does
+        put(path, content)
 
-    monkeypatch.setattr(store, moment, late)
+    monkeypatch.setattr(store, "put", beside)
     with pytest.raises(NotFound, match="during this change"):
         store.write(record.changed(name="grace"), voice("another take")[1])
     assert store.folder is not None
@@ -148,7 +149,9 @@ def test_a_damaged_derived_file_is_made_anew(store: VoiceStore) -> None:
     assert store.derived(record, b"key") is None
 
 
-def test_a_full_disk_loses_nothing(store: VoiceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_loses_nothing(
+    store: VoiceStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     record, files = voice()
     store.write(record, files)
     changed = record.changed(name="grace")
@@ -160,7 +163,8 @@ def test_a_full_disk_loses_nothing(store: VoiceStore, monkeypatch: pytest.Monkey
         patched.setattr(os, "fsync", full)
         with pytest.raises(StoreFailed) as failed:
             store.write(changed, {})
-    assert "No space left" in failed.value.detail
+    assert "No space left" not in str(failed.value)
+    assert "No space left" in caplog.text
     assert names(store) == {"ada"}
     assert store.folder is not None
     assert list(store.folder.rglob("*.new")) == []
@@ -276,11 +280,13 @@ def test_a_bucket(bucket: str) -> None:
     assert [each for batch in obstore.list(S3Store("voices")) for each in batch] == []
 
 
-def test_a_bucket_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
-    with pytest.raises(StoreFailed) as failed:
-        VoiceStore("s3://voices").marks()
-    assert "s3://voices cannot be listed" in failed.value.detail
+    store = VoiceStore("s3://voices")
+    for _ in range(2):
+        with pytest.raises(StoreFailed) as failed:
+            store.marks()
+    assert caplog.text.count("s3://voices: it cannot be listed") == 1
     assert "s3:" not in str(failed.value)
