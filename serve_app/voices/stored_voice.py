@@ -15,7 +15,6 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -169,7 +168,9 @@ class Stored(Strict):
             too_long = [each for each in error.errors(include_url=False) if each["type"] == "string_too_long"]
         for each in too_long:
             *path, field = each["loc"]
-            within: Any = reduce(operator.getitem, path, stored)
+            within: Any = stored
+            for step in path:
+                within = within[step]
             text, most = within[field], each["ctx"]["max_length"]
             within[field], fate = text[:most], f"cut to {most}"
             if field == "text":

@@ -144,7 +144,7 @@ class VoiceStore:
                     raise ValueError("its checksum is another")
                 return kind.read(record) if issubclass(kind, Stored) else kind.model_validate(record)
         except (ValueError, KeyError, TypeError) as error:  # ValidationError is a ValueError
-            raise self._damaged(_id_in(path), path, _first_line(error)) from None
+            raise self._damaged(Path(path).stem, path, _first_line(error)) from None
 
     def write(self, record: Record, recordings: Mapping[str, bytes]) -> None:
         """Keep a record and its new recordings, by sha256, in this order. Raises StoreFailed; it is as before then.
@@ -287,7 +287,7 @@ class VoiceStore:
             except FileNotFoundError:
                 return None
             if most is not None and (size := found.meta["size"]) > most:
-                raise self._damaged(_id_in(path), path, f"it has {size} bytes, at most {most} are read")
+                raise self._damaged(Path(path).stem, path, f"it has {size} bytes, at most {most} are read")
             return found.bytes().to_bytes()
 
     def meta(self, path: str) -> "obstore.ObjectMeta | None":
@@ -380,10 +380,6 @@ def _first_file(record: Record) -> str:
     if isinstance(record, StoredLexicon):
         return path_of(record.id)
     return _audio(record.id, (record.takes[0] if isinstance(record, StoredVoice) else record.take).sha256)
-
-
-def _id_in(path: str) -> str:
-    return path.rpartition("/")[2].removesuffix(".json")
 
 
 def _audio(record_id: str, sha256: str) -> str:
