@@ -59,14 +59,15 @@ async def _ask_desk(handle: DeploymentHandle, method: str, *arguments: object) -
         raise Starting("The replica that makes jobs does not answer: it is starting.", 1.0) from None
 
 
-async def _forget_everywhere(app_name: str, voices: tuple[bytes, ...]) -> None:
-    """Calls `forget` of every replica of the application, for stored voices that are no more.
+async def forget_everywhere(app_name: str, voices: tuple[bytes, ...]) -> None:
+    """Calls `forget` of every replica of the other deployments, for deleted voices. Each ingress replica follows the
+    store by itself.
 
     Raises NotReady if a replica does not answer: ask again. A pool without replicas has nothing to drop.
     """
-    own = serve.get_replica_context().deployment
+    following = (serve.get_replica_context().deployment, "Ingress")
     pools = await asyncio.to_thread(ray_private.pools, app_name)
-    names = [name for name, pool in pools.items() if name != own and pool.running]
+    names = [name for name, pool in pools.items() if name not in following and pool.running]
     handles = [serve.get_deployment_handle(name, app_name) for name in names]  # Serve keeps them
     await asyncio.gather(*(ask_all_replicas(handle, "forget", voices) for handle in handles))
 
@@ -103,7 +104,7 @@ class Ingress:
         recent = Recent(time.time)
         recent.follow()
         watch = PoolWatch(app_name, {model.name: model.deployments for model in models}, own_note=recent.note)
-        forget = partial(_forget_everywhere, app_name)
+        forget = partial(forget_everywhere, app_name)
         self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes(), forget=forget)
         self._keeper = RecordKeeper(record_sinks(settings.records, self._voices.store))
         node = Node(

@@ -17,7 +17,6 @@ from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 
 from deployments.serving import metrics
-from serve_app.api.context import done_if_head
 from serve_app.distribution import version
 from serve_app.speech.speech_models import SpeechModels
 
@@ -146,7 +145,6 @@ def cluster_routes(models: SpeechModels, status: ClusterStatus) -> APIRouter:
     @router.get("/status", summary="The cluster's models, pools, streams and first audio")
     async def cluster_status() -> Json:
         """The state of all ingress replicas, as they were at most a few seconds ago; the page shows it."""
-        done_if_head()
         async with room:  # many open pages are one reading a second
             if time.time() - float(str(cached.get("at", 0))) >= _SUMMED_S:
                 cached.update(await run_in_threadpool(status.read))

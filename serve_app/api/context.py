@@ -7,7 +7,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +37,6 @@ _READ_ON_S = 1.0
 _TAKEN = "talkray.taken"
 _STOP_POLL_S = 0.5
 _SLASHES = re.compile(r"/{2,}")
-_IS_HEAD: ContextVar[bool] = ContextVar("is_head", default=False)
 
 
 @dataclass(slots=True)
@@ -216,28 +214,17 @@ class _Answer:
 
 
 class HeadDone(Exception):
-    """The answer to a HEAD is known: its GET need not go on."""
-
-    def __init__(self, headers: Mapping[str, str] | None = None) -> None:
-        self.headers = headers  # None: they have been sent
-
-
-def done_if_head(content_type: str = "application/json", headers: Mapping[str, str] | None = None) -> None:
-    """Raises HeadDone with a 200. A handler of GET calls it where only work for the body would follow."""
-    if _IS_HEAD.get():
-        raise HeadDone({"content-type": content_type, **(headers or {})})
+    """The answer to a HEAD has been sent: its GET need not go on."""
 
 
 class HeadAsGet:
-    """ASGI middleware: answers a HEAD with the head of the answer to GET, whose handler ends there."""
+    """ASGI middleware: answers a HEAD as its GET, which ends where its body would begin."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_head = scope.get("method") == "HEAD"
-        _IS_HEAD.set(is_head)
-        if not is_head:
+        if scope.get("method") != "HEAD":
             await self._app(scope, receive, send)
             return
 
@@ -248,10 +235,7 @@ class HeadAsGet:
 
         try:
             await self._app({**scope, "method": "GET"}, receive, send_head)
-        except HeadDone as done:
-            if done.headers is not None:
-                headers = [(name.encode(), value.encode("latin-1")) for name, value in done.headers.items()]
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
+        except HeadDone:
             await send({"type": "http.response.body"})
 
 

@@ -11,14 +11,14 @@ from fastapi.security import HTTPBearer
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import HTTPConnection
 
 from deployments.errors import NotReady, Starting, TalkrayError
 from deployments.protocol import ModelKind
 from serve_app.api.access.door import Door
 from serve_app.api.catalogue import check_default, check_model, not_loaded
 from serve_app.api.cluster_status import ClusterStatus, cluster_routes
-from serve_app.api.context import HeadAsGet, RequestContext, done_if_head, state_of
+from serve_app.api.context import HeadAsGet, RequestContext, state_of
 from serve_app.api.error_replies import INTERNAL, translate
 from serve_app.api.headers import EXPOSED_HEADERS
 from serve_app.api.records.request_record import RequestRecord
@@ -113,7 +113,7 @@ def create_api(
     service = SpeechService(models, settings, live_texts=live_texts, voices=voices, tails=tails, jobs=jobs)
     dialect_routes = http_router(DIALECTS, service)
     api.router.routes += direct_routes(dialect_routes)
-    api.include_router(dialect_routes, dependencies=[*keyed, Depends(_no_list_for_head)])
+    api.include_router(dialect_routes, dependencies=keyed)
     api.include_router(status_routes(models, settings, node.is_ready if node else always), tags=["This server"])
     if node is not None:
         api.include_router(metrics_routes(node), tags=["This server"])
@@ -148,11 +148,6 @@ def _speech_model(
         model=model,
         tails=tails,
     )
-
-
-async def _no_list_for_head(request: Request) -> None:
-    if not request.path_params:
-        done_if_head()
 
 
 async def _answer_error(request: HTTPConnection, error: Exception) -> Response:
@@ -218,7 +213,6 @@ def metrics_routes(node: Node) -> APIRouter:
     @router.get("/metrics", summary="Talkray's metrics", response_class=Response)
     async def metrics() -> Response:
         """Talkray's metrics of this node, without Ray's, which are a hundred times as many."""
-        done_if_head(METRICS_TYPE)
         return Response(visible(own_metrics(await run_in_threadpool(node.scrape))), media_type=METRICS_TYPE)
 
     counted = charging(Charge.REQUEST)
@@ -226,7 +220,6 @@ def metrics_routes(node: Node) -> APIRouter:
     @router.get("/metrics/all", summary="Ray's metrics too", response_class=Response, dependencies=counted)
     async def all_metrics() -> Response:
         """All metrics of this node's agent."""
-        done_if_head(METRICS_TYPE)
         return Response(visible(await run_in_threadpool(node.scrape)), media_type=METRICS_TYPE)
 
     return router

@@ -55,8 +55,7 @@ def add(
     store: Store = None,
 ) -> None:
     """Store a voice, or with --style a further recording of one."""
-    from serve_app.voices.library import Details, SentRecording
-    from serve_app.voices.stored_voice import NEUTRAL
+    from serve_app.voices.stored_voice import NEUTRAL, Details, SentRecording
 
     sent = SentRecording(read_file(file), text, style=style or NEUTRAL, prepare=prepare)
 
@@ -145,12 +144,11 @@ def import_voices(
     store: Store = None,
 ) -> None:
     """Store the voice of a file, or a voice for each recording of a folder, named as its file."""
-    from serve_app.voices.library import Details, SentRecording
-    from serve_app.voices.stored_voice import unpack
+    from serve_app.voices.stored_voice import Details, SentRecording, unpack
 
     async def from_file(stored: "Voices") -> "list[StoredVoice]":
         voice, files = unpack(source)
-        return [await stored.put(voice.changed(owner=owner), files)]
+        return [await stored.keep(voice.changed(owner=owner), files)]
 
     async def from_folder(stored: "Voices") -> "list[StoredVoice]":
         recordings = sorted(file for file in source.iterdir() if file.suffix.lower() in _AUDIO)

@@ -31,7 +31,7 @@ from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Charge, Dialect, Route, Sample
 from serve_app.speech.word_times import Word, WordTimes, marked
 from serve_app.text.languages import language_name
-from serve_app.voices.library import Details, SentRecording
+from serve_app.voices.stored_voice import Details, SentRecording
 from serve_app.voices.voice_store import StoreFailed
 
 RAW = {

@@ -27,8 +27,7 @@ from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Charge, Dialect, Route
 from serve_app.speech.word_times import Word, WordTimes, marked
 from serve_app.text.characters import is_ideograph, is_speakable
-from serve_app.voices.library import Details, SentRecording
-from serve_app.voices.stored_voice import NEUTRAL
+from serve_app.voices.stored_voice import NEUTRAL, Details, SentRecording
 from serve_app.voices.voice_store import StoreFailed
 
 FORMATS = {

@@ -6,7 +6,6 @@ from starlette.responses import JSONResponse, Response
 from serve_app.api import catalogue
 from serve_app.api.bodies.client_input import switch, text_of
 from serve_app.api.bodies.forms import read_form
-from serve_app.api.context import done_if_head
 from serve_app.api.requests import field_names, ignored_fields
 from serve_app.api.requests.speech_request import Delivery
 from serve_app.api.speech_service import SpeechService
@@ -14,7 +13,7 @@ from serve_app.dialects.dialect import Charge, Dialect, Route
 from serve_app.dialects.elevenlabs import DEFAULT_FORMAT, encoded, output, voice_entry
 from serve_app.own_routes.designed_voices import candidates, speech_request
 from serve_app.voices.designs import find, lock
-from serve_app.voices.library import Details
+from serve_app.voices.stored_voice import Details
 
 _NAMES: field_names.Names = {
     "voice_description": "instructions",
@@ -55,7 +54,6 @@ async def preview_voices(service: SpeechService, request: Request) -> Response:
 async def hear_preview(service: SpeechService, generated_voice_id: str) -> Response:
     """A preview's audio, as FLAC."""
     design = await find(service.voices, generated_voice_id, field="generated_voice_id")
-    done_if_head("audio/flac")
     return Response(await service.voices.recording(design, design.take), media_type="audio/flac")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ray import serve
@@ -11,7 +12,7 @@ from serve_app.api.records.record_keeper import RecordKeeper
 from serve_app.api.requests.speech_request import Offer
 from serve_app.client_audio import recordings
 from serve_app.config import ApiSettings
-from serve_app.ingress import limit_kept_memory, record_sinks, return_memory
+from serve_app.ingress import forget_everywhere, limit_kept_memory, record_sinks, return_memory
 from serve_app.jobs.desk import JobDesk
 from serve_app.jobs.segment_maker import SegmentMaker
 from serve_app.replica_synthesizer import Deployed, ReplicaSynthesizer
@@ -32,7 +33,9 @@ class JobsReplica:
         app_name = serve.get_replica_context().app_name
         self._waking = waking
         self._watch = PoolWatch(app_name, {model.name: model.deployments for model in models})
-        self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes())
+        # The only ingress replica may be killed before it has told the others of a deletion.
+        forget = partial(forget_everywhere, app_name)
+        self._voices = Voices.of(settings.voices, num_nodes=ray_private.num_nodes(), forget=forget)
         synthesizers = {model.name: ReplicaSynthesizer(model) for model in models}
         speaking = {name: SpeechModel(synthesizer, settings.admission) for name, synthesizer in synthesizers.items()}
         offer = Offer(SpeechModels(speaking), settings, self._voices)

@@ -12,6 +12,7 @@ import contextlib
 import io
 import zipfile
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -159,17 +160,20 @@ class JobStore:
         with contextlib.suppress(StoreFailed):
             self._files.delete(f"plans/{job_id}.json", f"states/{job_id}.json")
             for kind in _IN_PIECES:
-                self._files.delete(*(meta["path"] for meta in self._files.listed(f"{kind}/{job_id}/")))
+                self._files.delete(*(meta["path"] for meta in self._files.listed(f"{kind}/{job_id}/", unnamed=True)))
 
     def sweep(self, older_s: float) -> None:
         """Remove what belongs to no job and was written more than `older_s` ago."""
         before_s = store_now_s(self._files) - older_s
-        known = set(self.jobs())
+        known, left = set(self.jobs()), defaultdict[str, list[str]](list)
         for kind in ("states", *_IN_PIECES):
             for meta in self._files.listed(f"{kind}/"):
                 job_id = meta["path"].split("/")[1].removesuffix(".json")
                 if job_id not in known and meta["last_modified"].timestamp() < before_s:
-                    self._files.delete(meta["path"])
+                    left[job_id].append(meta["path"])
+        for job_id, paths in left.items():
+            if self._files.meta(f"jobs/{job_id}.json") is None:  # the store may have been away a moment ago
+                self._files.delete(*paths)
 
 
 def _mark(meta: "obstore.ObjectMeta") -> str:

@@ -8,7 +8,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from deployments.errors import InvalidRequest
 from serve_app.api.bodies.client_input import check_form, format_named, idempotency_key, read_body
-from serve_app.api.context import done_if_head
 from serve_app.api.headers import SAMPLE_RATE_HEADER
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.speech_request import CONTENT_TYPES, RAW, disclosure
@@ -63,7 +62,6 @@ async def remove(service: SpeechService, job_id: str) -> Json:
 
 async def list_parts(service: SpeechService, job_id: str, after: str = "", limit: str = "1000") -> Response:
     """How far each part of a job is, with its `custom_id` and its seed, as pages. `after` is the number of a part."""
-    done_if_head()
     return await json_apart(dict, await service.ask_jobs("parts", job_id, after, limit))
 
 
@@ -78,7 +76,6 @@ async def part_audio(
 async def part_words(service: SpeechService, job_id: str, part: str) -> Response:
     """When each word and each segment of a finished part is heard."""
     track = await service.ask_jobs("track", job_id, _number(part))
-    done_if_head()
     return await json_apart(words_of, JobStore(service.voices.files()), job_id, int(part), track.made)
 
 
@@ -96,7 +93,6 @@ async def _audio(service: SpeechService, request: Request, track: Track, audio_f
     headers = {"content-type": content_type, SAMPLE_RATE_HEADER: str(track.sample_rate), **disclosure(disclosed)}
     size = audio.num_bytes
     headers |= {"accept-ranges": "none"} if size is None else {"accept-ranges": "bytes", "content-length": str(size)}
-    done_if_head(headers=headers)
     if size is None or (span := _span(request.headers.get("range"), size)) is None:
         body = audio.encoded() if size is None else audio.read(0, size)
         return StreamingResponse(await begun(body), 200, headers)

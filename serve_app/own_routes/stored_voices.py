@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from deployments.errors import InvalidRequest
 from serve_app.api.bodies.client_input import parse_object
 from serve_app.api.bodies.forms import SentForm, read_form
-from serve_app.api.context import done_if_head, state_of
+from serve_app.api.context import state_of
 from serve_app.api.requests import ignored_fields
 from serve_app.api.responses.listing import json_apart, page_of
 from serve_app.api.responses.whole_audio import ByteQuota
@@ -20,8 +20,15 @@ from serve_app.client_audio.reference_doctor import PREPARATIONS
 from serve_app.dialects.dialect import Charge, Dialect, Route
 from serve_app.jobs.stored_audio import begun
 from serve_app.voices.designs import lock
-from serve_app.voices.library import Details, SentRecording
-from serve_app.voices.stored_voice import FILE_SUFFIX, NEUTRAL, StoredConsent, StoredVoice, packed
+from serve_app.voices.stored_voice import (
+    FILE_SUFFIX,
+    NEUTRAL,
+    Details,
+    SentRecording,
+    StoredConsent,
+    StoredVoice,
+    packed,
+)
 
 Json = dict[str, object]
 
@@ -87,7 +94,6 @@ async def export_voice(service: SpeechService, request: Request, voice_id: str) 
     """The voice as one file, which `talkray voice import` reads."""
     voice = await service.voices.get(voice_id)
     headers = {"content-disposition": f'attachment; filename="{voice.id}{FILE_SUFFIX}"'}
-    done_if_head("application/zip", headers)
     store, state = service.voices.files(), state_of(request)
     quota = state.held.enter_context(ByteQuota(state.caller.name))
     quota.hold(max(take.num_bytes for take in voice.takes))

@@ -1,4 +1,4 @@
-"""Clocks by which stored data expires. A clock that jumps must not delete anything: no deletion can be undone."""
+"""Clocks by which stored data expires. Ignore a clock until it is steady, because deletions cannot be undone."""
 
 import secrets
 import time

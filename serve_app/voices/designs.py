@@ -13,8 +13,18 @@ import numpy as np
 from deployments.errors import NotFound
 from serve_app.client_audio.recordings import MIN_SECONDS
 from serve_app.visitor import VISITOR
-from serve_app.voices.library import Details, SentRecording, Voices
-from serve_app.voices.stored_voice import MAX_DESCRIPTION, NEUTRAL, StoredDesign, StoredVoice, Take, new_id, now
+from serve_app.voices.library import Voices
+from serve_app.voices.stored_voice import (
+    MAX_DESCRIPTION,
+    NEUTRAL,
+    Details,
+    SentRecording,
+    StoredDesign,
+    StoredVoice,
+    Take,
+    new_id,
+    now,
+)
 
 MOST_KEPT = 30  # of each owner: 45 MB, as none is longer than LONGEST_S
 LONGEST_S, SHORTEST_S = 28.0, MIN_SECONDS  # of a candidate: it is a recording to clone

@@ -1,4 +1,4 @@
-"""What may be kept in the store, beside what is there: names, quotas, and consents that voices name."""
+"""Checks before a record is stored: names, quotas, and consents that voices name."""
 
 from collections.abc import Iterable, Mapping
 
@@ -37,7 +37,7 @@ def check_unused(consent: StoredConsent, known: Iterable[Record]) -> None:
     """Raises Conflict where a voice names it."""
     voices = [each for each in known if isinstance(each, StoredVoice)]
     if users := [each.name for each in voices if each.consent.recording == consent.id]:
-        message = f"consent: {', '.join(users[:3])} was stored with it: delete that voice first."
+        message = f"consent: the voice {', '.join(users[:3])} names it. Delete that voice first."
         raise Conflict(message, "consent")
 
 
@@ -46,8 +46,7 @@ def _check_name(voice: StoredVoice, known: Iterable[Record]) -> None:
         raise InvalidRequest(f"name: {voice.name!r} looks like an id.", "name")
     others = [each for each in known if isinstance(each, StoredVoice) and each.id != voice.id]
     if any(each.owner == voice.owner and each.is_named(voice.name) for each in others):
-        conflict = f"a voice {voice.name!r} is there already, or was stored at the same moment"
-        raise Conflict(f"name: {conflict}: delete it, or take another name.", "name")
+        raise Conflict(f"name: a voice is already named {voice.name!r}. Delete it or use another name.", "name")
 
 
 def _check_quota(record: Record, before: Record | None, *, held: list[int], settings: VoiceSettings) -> None:
@@ -55,8 +54,9 @@ def _check_quota(record: Record, before: Record | None, *, held: list[int], sett
     own_bytes, old_bytes = (0 if each is None else each.num_bytes + len(record_file(each)) for each in (record, before))
     message = ""
     if before is None and len(held) >= settings.max_voices:
-        message = f"{len(held)} voices and consents are stored, api.voices.max_voices allows no more."
+        allowed = f"api.voices.max_voices allows {settings.max_voices}"
+        message = f"You keep {len(held)} voices, consents and dictionaries. {allowed}. Delete one."
     elif (num_bytes := sum(held) + own_bytes) > settings.max_bytes and own_bytes > old_bytes:
-        message = f"It would make {num_bytes} bytes of voices, api.voices.max_bytes allows {settings.max_bytes}."
+        message = f"You would keep {num_bytes} bytes. api.voices.max_bytes allows {settings.max_bytes}. Delete a voice."
     if message:
         raise Conflict(message, None, "quota_exceeded")

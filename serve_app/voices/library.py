@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import ParamSpec, Self, TypeVar
@@ -19,16 +19,18 @@ import obstore
 
 from deployments.errors import Conflict, InvalidRequest, NotFound, NotReady, StartError, TalkrayError
 from deployments.protocol import ModelInfo, Reference
-from serve_app.client_audio.reference_doctor import Preparation
+from deployments.recording_cache import Lookups
+from deployments.serving import metrics
+from serve_app.client_audio import recordings
 from serve_app.config import VoiceSettings
 from serve_app.text.lexicon import Lexicon
 from serve_app.visitor import VISITOR
 from serve_app.voices.clocks import SteadyClock, store_now_s
-from serve_app.voices.clone_prompts import ClonePrompts
 from serve_app.voices.keeping import check_kept, check_unused
 from serve_app.voices.stored_voice import (
     DESIGN_S,
-    NEUTRAL,
+    Details,
+    SentRecording,
     StoredConsent,
     StoredDesign,
     StoredLexicon,
@@ -42,11 +44,11 @@ from serve_app.voices.voice_store import (
     Damaged,
     NoStore,
     Record,
-    StoreError,
     StoreFailed,
     VoiceStore,
     default_folder,
     folder_of,
+    path_of,
     tried,
 )
 
@@ -55,6 +57,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 2.0
 _SWEEP_S = 3600.0
 _READERS = 16  # records are read beside each other: a bucket takes 20 ms for each
+_MOST_UNDERIVED = 256
 _LEAST_BETWEEN_S = 0.1  # two looks at the store for names that are unknown
 
 Forget = Callable[[tuple[bytes, ...]], Awaitable[None]]
@@ -64,54 +67,33 @@ R = TypeVar("R", StoredVoice, StoredConsent, StoredDesign, StoredLexicon)
 C = TypeVar("C", StoredVoice, StoredConsent)  # what may be changed
 
 
-async def nobody(_: tuple[bytes, ...]) -> None:
-    """Where there are no replicas."""
-
-
-@dataclass(frozen=True, slots=True)
-class SentRecording:
-    """A recording as it was sent."""
-
-    data: bytes
-    text: str | None = None  # what it says
-    style: str = NEUTRAL
-    prepare: Preparation = "auto"
-
-
-@dataclass(frozen=True, slots=True)
-class Details:
-    """What a client says of a new voice."""
-
-    name: str
-    language: str | None = None
-    description: str = ""
-    consent: str | None = None  # id of a stored consent recording, or a statement
-    provenance: str = ""
+async def no_replicas(_: tuple[bytes, ...]) -> None:
+    """Forgets nothing."""
 
 
 class Voices:
     """The voices that VISITOR may see; methods raise StoreFailed where the store is out of reach."""
 
     def __init__(
-        self, store: VoiceStore | None, settings: VoiceSettings, *, why_not: str = "", forget: Forget = nobody
+        self, store: VoiceStore | None, settings: VoiceSettings, *, why_not: str = "", forget: Forget = no_replicas
     ) -> None:
-        """Without a store, `why_not` says what to set. `forget` tells all replicas of voices that are no more."""
+        """Without a store, `why_not` says what to set. `forget` tells all replicas of deleted voices."""
         self.store, self._settings, self._why_not, self._forget = store, settings, why_not, forget
         self._records: dict[str, Record] = {}  # by path
         self._marks: dict[str, obstore.ObjectMeta] = {}
         self._for_all = Lexicon.EMPTY
         self._reading = asyncio.Lock()
-        self._num_readings, self._read_s = 0, float("-inf")
+        self._num_looks, self._read_s = 0, float("-inf")
+        self._failure: TalkrayError | None = None  # of the last look
         self._writing = asyncio.Lock()  # from a look at the store to what is written because of it
         self._to_forget: set[bytes] = set()  # replicas may keep these still
         self._over: list[tuple[Record, datetime | None]] = []  # of which files may be left: see `VoiceStore.clear`
         self._threads = ThreadPoolExecutor(_READERS, "voices")
-        self._prompts = ClonePrompts(self.aside)
-        self._told = ""  # by the log, of the store's last failure
+        self._underived: dict[bytes, tuple[StoredVoice, Reference]] = {}  # by key: their prompts are not stored yet
         self._following: asyncio.Task[None] | None = None
 
     @classmethod
-    def of(cls, settings: VoiceSettings, *, num_nodes: int = 1, forget: Forget = nobody) -> Self:
+    def of(cls, settings: VoiceSettings, *, num_nodes: int = 1, forget: Forget = no_replicas) -> Self:
         """The voices of the store that `settings` name. Raises StartError where nodes would not share it."""
         location = settings.store
         if location is None and num_nodes > 1:
@@ -147,14 +129,14 @@ class Voices:
         return self._visible(kind)
 
     async def lexicon_for_all(self) -> Lexicon:
-        """How words are said for every caller; nothing while the store cannot be read, or where nobody follows it."""
-        if self._following is not None and not self._num_readings:
+        """How words are said for every caller; empty until the store is followed and read."""
+        if self._following is not None and self._read_s < 0:
             with contextlib.suppress(StoreFailed):  # `_look_again` logs it
                 await self.refresh()
         return self._for_all
 
     async def get_lexicon(self, lexicon_id: str) -> StoredLexicon:
-        """Raises NotFound, also of a lexicon that is somebody else's."""
+        """Raises NotFound, also of a lexicon of another key."""
         return await self._get(StoredLexicon, lexicon_id, "lexicon")
 
     async def change_lexicon(self, lexicon_id: str, change: Callable[[StoredLexicon], StoredLexicon]) -> StoredLexicon:
@@ -179,10 +161,10 @@ class Voices:
         return self._find(StoredVoice, id_or_name) if id_or_name else None
 
     async def get(self, id_or_name: str) -> StoredVoice:
-        """Raises NotFound, also of a voice that is somebody else's."""
+        """Raises NotFound, also of a voice of another key."""
         voice = await self.find(id_or_name)
         if voice is None:
-            message = f"No voice {id_or_name[:80]!r} is stored, or it is not yours."
+            message = f"Voice {id_or_name[:80]!r} is unknown or belongs to another key."
             raise NotFound(message, "voice_id", "voice_not_found")
         return voice
 
@@ -193,7 +175,7 @@ class Voices:
     async def _get(self, kind: type[R], record_id: str, field: str) -> R:
         await self.refresh()
         if (record := self._find(kind, record_id)) is None:
-            message = f"No {field} {record_id[:80]!r} is stored, or it is not yours."
+            message = f"{field.capitalize()} {record_id[:80]!r} is unknown or belongs to another key."
             raise NotFound(message, field, f"{field}_not_found")
         return record
 
@@ -217,14 +199,12 @@ class Voices:
             consent=consent,
             provenance=details.provenance,
         )
-        return await self.put(voice, {take.sha256: flac for take, flac in taken})
-
-    async def put(self, voice: StoredVoice, files: dict[str, bytes]) -> StoredVoice:
-        """Store a new voice, or one that was exported under its own id. Raises Conflict."""
-        return await self.keep(voice, files)
+        return await self.keep(voice, {take.sha256: flac for take, flac in taken})
 
     async def keep(self, record: R, files: Mapping[str, bytes]) -> R:
-        """Store a record as it is, with its recordings by sha256. Returns it. Raises Conflict, StoreFailed."""
+        """Store a record as it is, with its recordings by sha256: a new one, or a voice that was exported, under its
+        own id. Returns it. Raises Conflict, StoreFailed.
+        """
         async with self._writing:
             await self.refresh()
             return await self._keep(record, files)
@@ -241,7 +221,7 @@ class Voices:
         self, record: C, changes: Mapping[str, object], *, added: Sequence[SentRecording] = (), field: str = ""
     ) -> C:
         """Store the next version of a record, with further recordings of a voice. Raises InvalidRequest, Conflict, and
-        NotFound where it was deleted meanwhile.
+        NotFound if it was deleted during this change.
         """
         self.files()
         taken: list[tuple[Take, bytes]] = [await self._recorded(recording, field) for recording in added]
@@ -249,7 +229,7 @@ class Voices:
             await self.refresh()
             present = {each.id: each for each in self._all(type(record))}
             if record.id not in present:
-                raise NotFound(f"{record.name!r} was deleted meanwhile.", None, "voice_not_found")
+                raise NotFound(f"{record.name!r} was deleted during this change.", None, "voice_not_found")
             record = present[record.id]
             if isinstance(record, StoredVoice):
                 changes = {**changes, "takes": (*record.takes, *(take for take, _ in taken))}
@@ -265,12 +245,14 @@ class Voices:
             if isinstance(record, StoredConsent):  # a voice that names it may be stored at this moment, also elsewhere
                 await self.refresh()
                 check_unused(record, self._records.values())
-                await self.aside(store.remove_record, record)
+                kept = await self.aside(tried, partial(store.recording, record, record.take))
+                await self.aside(store.delete, path_of(record.id))
                 await self.refresh()
                 try:
                     check_unused(record, self._records.values())
-                except Conflict:
-                    await self.aside(store.write, record, {})
+                except Conflict:  # another process may have cleared its recording
+                    files = {} if isinstance(kept, Damaged) else {record.take.sha256: kept}
+                    await self.aside(store.write, record, files)
                     raise
             await self.aside(store.remove, record)
         await self._forget_gone()
@@ -282,25 +264,58 @@ class Voices:
     async def reference(
         self, voice: StoredVoice, take: Take, info: ModelInfo, *, x_vector_only: bool = False
     ) -> Reference:
-        """See `ClonePrompts.reference`."""
-        return await self._prompts.reference(self.files(), voice, take, info, x_vector_only=x_vector_only)
+        """For a request to replicas: what was derived of the recording for this checkpoint, else its samples. Raises
+        InvalidRequest of a recording that is disabled, Damaged, StoreFailed, and NotFound where the voice was deleted.
+        """
+        if take.disabled:
+            message = f"voice: the recording {take.style!r} of {voice.name!r} is disabled: {take.disabled}."
+            raise InvalidRequest(message, "voice", "recording_disabled")
+        key = voice.key(take, info.fingerprint or info.name)
+        unprepared = Reference(None, take.text, x_vector_only=x_vector_only or take.text is None, key=key)
+        reference = recordings.by_prompt(unprepared)
+        if reference.prompt is None and (prompt := await self.aside(self.files().derived, voice, key)) is not None:
+            recordings.keep_clone_prompt(unprepared, prompt)
+            reference = recordings.by_prompt(unprepared)
+        is_known = reference.prompt is not None
+        metrics.references("prompt", Lookups(hits=int(is_known), misses=int(not is_known)))
+        if is_known:
+            return reference
+        if len(self._underived) >= _MOST_UNDERIVED:  # a stream that was cancelled brings no prompt
+            self._underived.pop(next(iter(self._underived)))
+        self._underived[key] = voice, unprepared
+        store = self.files()
+        read = partial(recordings.read_flac, key, lambda: store.recording(voice, take), info.sample_rate)
+        return replace(unprepared, audio=await self.aside(read))
+
+    async def _keep_prompts(self) -> None:
+        """Store what replicas have derived of recordings that were sent as samples."""
+        for key, (voice, unprepared) in list(self._underived.items()):
+            prompt = recordings.by_prompt(unprepared).prompt
+            if prompt is not None and self._underived.pop(key, None) is not None:
+                await self.aside(self.files().keep_derived, voice, key, prompt)
 
     def files(self) -> VoiceStore:
-        """The store, also for what lies beside the voices. Raises NoStore where there is none."""
+        """The store, which also keeps jobs and usage counts. Raises NoStore."""
         if self.store is None:
             raise NoStore(self._why_not)
         return self.store
 
     async def refresh(self, *, not_before_s: float = float("-inf")) -> None:
         """Look at the store, not before that time (time.monotonic()). Those who ask meanwhile share the next look."""
-        num_before = self._num_readings
+        num_before = self._num_looks
         if (wait_s := not_before_s - time.monotonic()) > 0:
             await asyncio.sleep(wait_s)
         async with self._reading:
-            if self._num_readings == num_before:
-                self._num_readings += 1
-                await self._read_changes()
-                self._read_s = time.monotonic()
+            if self._num_looks == num_before:
+                try:
+                    await self._read_changes()
+                except TalkrayError as error:
+                    self._failure = error
+                else:
+                    self._failure, self._read_s = None, time.monotonic()
+                self._num_looks += 1
+            if self._failure is not None:
+                raise self._failure
 
     def follow(self) -> None:
         """Look at the store from now on, every POLL_S."""
@@ -311,7 +326,7 @@ class Voices:
         if self.store is None:
             return
         self.follow()
-        if not self._num_readings:
+        if self._read_s < 0:
             await self.refresh()
 
     async def _look_again(self) -> None:
@@ -320,7 +335,7 @@ class Voices:
         while True:
             try:
                 await self._forget_gone()
-                await self._prompts.keep(self.files())
+                await self._keep_prompts()
                 now_s = clock.now()
                 if now_s is not None and time.monotonic() - swept_s > _SWEEP_S:
                     swept_s = time.monotonic()
@@ -339,11 +354,8 @@ class Voices:
         changed = [path for path, mark in marks.items() if self._marks.get(path) != mark]
         read = await asyncio.gather(*(self.aside(tried, partial(store.read, path)) for path in changed))
         records = {path: record for path, record in self._records.items() if path in marks and path not in changed}
-        for path, record in zip(changed, read, strict=True):
-            if isinstance(record, Damaged):
-                logger.error("a stored voice is left out: %s", record.detail)
-            elif record is not None:
-                records[path] = record
+        found = zip(changed, read, strict=True)
+        records |= {path: each for path, each in found if each is not None and not isinstance(each, Damaged)}
         for path, old in self._records.items():
             if path not in marks:
                 self._over.append((old, self._marks[path]["last_modified"]))
@@ -357,26 +369,26 @@ class Voices:
             self._for_all = Lexicon({word: said for each in for_all for word, said in each.words.items()})
         if over:
             self._to_forget |= over
-            self._prompts.forget(over)
+            kept = self._underived.items()
+            self._underived = {key: entry for key, entry in kept if entry[0].key_prefix not in over}
+            recordings.forget(over)
 
     async def _forget_gone(self) -> None:
-        """Read the store, remove what is left of what is no more, and have all replicas forget it. Where that fails the
-        next look repeats it.
+        """Read the store, have all replicas forget deleted voices, and remove their files. The next look repeats what
+        fails.
         """
         await self.refresh()
-        while self._over:
-            record, recorded_until = self._over[0]
-            await self.aside(partial(self.files().clear, record, recorded_until=recorded_until))
-            self._over = [each for each in self._over if each[0] is not record]
-        over = tuple(self._to_forget)
-        if not over:
-            return
-        try:
-            await self._forget(over)
-        except NotReady as error:
-            logger.warning("deleted voices are not forgotten everywhere yet: %s", error)
-        else:
-            self._to_forget.difference_update(over)
+        if over := tuple(self._to_forget):
+            try:
+                await self._forget(over)
+            except NotReady as error:
+                logger.warning("deleted voices are not forgotten everywhere yet: %s", error)
+            else:
+                self._to_forget.difference_update(over)
+        for gone in tuple(self._over):
+            with contextlib.suppress(StoreFailed):  # the log has it; the others go on
+                await self.aside(partial(self.files().clear, gone[0], recorded_until=gone[1]))
+                self._over = [each for each in self._over if each is not gone]
 
     async def _recorded(self, sent: SentRecording, field: str) -> tuple[Take, bytes]:
         """The recording as a take, with its FLAC. Raises InvalidRequest that names the field."""
@@ -389,20 +401,19 @@ class Voices:
     async def _keep(self, record: R, files: Mapping[str, bytes]) -> R:
         """Store it if it may be kept. Two processes may find so at once: each looks again, and may undo."""
         before = next((each for each in self._all(type(record)) if each.id == record.id), None)
-        self._check(record, before)
+        check = partial(check_kept, record, settings=self._settings, before=before)
+        check(self._records, marks=self._marks)
         store = self.files()
         await self.aside(store.write, record, files)
         await self.refresh()
         try:
-            self._check(record, before)
-        except InvalidRequest:
-            await self.aside(partial(store.remove, record) if before is None else partial(store.write, before, {}))
+            check(self._records, marks=self._marks)
+        except InvalidRequest:  # all caches refuse the version that was there before
+            undo = partial(store.remove, record) if before is None else partial(store.write, before.changed(), {})
+            await self.aside(undo)
             await self.refresh()
             raise
         return record
-
-    def _check(self, record: Record, before: Record | None) -> None:
-        check_kept(record, self._records, marks=self._marks, settings=self._settings, before=before)
 
     async def _consent(self, consent: str | None) -> dict[str, str]:
         if not consent and self._settings.require_consent:
@@ -429,14 +440,8 @@ class Voices:
         )
 
     async def aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of `work`, which may block. The log has what a StoreError does not tell clients."""
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))
-        except StoreError as error:
-            if error.detail != self._told:  # clients do not learn it
-                logger.error("the store of voices: %s", error.detail)
-            self._told = error.detail
-            raise
+        """The result of `work`, which may block."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))
 
 
 def _prefixes(records: Iterable[Record]) -> set[bytes]:

@@ -14,7 +14,7 @@ import secrets
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -111,6 +111,27 @@ class Take(Strict):
         return {**known, "changes": self.changes, "flaws": [asdict(flaw) for flaw in self.flaws]}
 
 
+@dataclass(frozen=True, slots=True)
+class SentRecording:
+    """A recording as it was sent."""
+
+    data: bytes
+    text: str | None = None  # what it says
+    style: str = NEUTRAL
+    prepare: Preparation = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What a client says of a new voice."""
+
+    name: str
+    language: str | None = None
+    description: str = ""
+    consent: str | None = None  # id of a stored consent recording, or a statement
+    provenance: str = ""
+
+
 class Consent(Strict):
     """What the uploader said of the speaker's consent; nothing here proves it."""
 
@@ -145,16 +166,13 @@ class Stored(Strict):
             return cls.model_validate(stored)
         except ValidationError as error:
             too_long = [each for each in error.errors(include_url=False) if each["type"] == "string_too_long"]
-            if not too_long:
-                raise
         for each in too_long:
             *path, field = each["loc"]
             within: Any = stored
             for step in path:
                 within = within[step]
             text, most = within[field], each["ctx"]["max_length"]
-            fate = f"cut to {most}"
-            within[field] = text[:most]
+            within[field], fate = text[:most], f"cut to {most}"
             if field == "text":
                 fate = "too many, so the recording is disabled"
                 reason = f"its transcript has {len(text)} characters, at most {most} are allowed: store it again"

@@ -1,4 +1,4 @@
-"""Where voices lie: a folder, or a bucket of S3, Google or Azure. All methods block.
+"""The store of voices: a folder, or a bucket of S3, Google or Azure. All methods block.
 
     voices/ID.json    consents/ID.json    the records, each with a checksum: a voice is there once its record is
     designs/ID.json                       candidates for voices, which `sweep` removes after an hour
@@ -12,12 +12,14 @@ Recordings have their checksum as their name. In a folder a file is complete and
 import hashlib
 import io
 import json
+import logging
 import os
 import secrets
 import threading
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -45,6 +47,8 @@ from serve_app.voices.stored_voice import (
 if TYPE_CHECKING:
     from obstore.store import RetryConfig
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 R = TypeVar("R", bound=BaseModel)
 Record = StoredVoice | StoredConsent | StoredDesign | StoredLexicon
@@ -54,32 +58,21 @@ _KINDS: dict[str, type[Record]] = {"voices": StoredVoice, "consents": StoredCons
 _KINDS["lexicons"] = StoredLexicon
 _OF_A_RECORD = ("audio", "derived")
 _RETRIES: "RetryConfig" = {"max_retries": 2, "retry_timeout": timedelta(seconds=5)}
-# What belongs to no record, or has no name yet, is left by a writer that died once it is older.
+# Older files without a record or without a name were left by a killed writer.
 _ABANDONED_S = 600.0
 # Records within their limits have less than the first. Of larger ones, from before the limits, one is read at a time.
 _LARGE_RECORD_BYTES, _MOST_RECORD_BYTES = 6 << 20, 64 << 20
 
 
-class StoreError(TalkrayError):
-    """Its message is for clients, which never learn the place of the store; `detail` is for the log."""
-
-    def __init__(self, message: str, detail: str = "") -> None:
-        super().__init__(message, detail)
-        self.detail = detail or message
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-class StoreFailed(StoreError):
-    """The store of voices cannot be read or written."""
+class StoreFailed(TalkrayError):
+    """The store cannot be read or written. The message is for clients: only the log has the store's address."""
 
 
 class NoStore(StoreFailed):
     """This server has no store for it; the message says what to set."""
 
 
-class Damaged(StoreError):
+class Damaged(TalkrayError):
     """What was read from the store is not what was written."""
 
 
@@ -102,7 +95,7 @@ def folder_of(location: str) -> Path | None:
     folder = Path(unquote(url.path) if url.scheme == "file" and not url.netloc else location)
     if url.scheme not in ("", "file") or not folder.is_absolute():
         buckets = "s3://BUCKET/PATH, gs://BUCKET/PATH or az://CONTAINER/PATH"
-        raise StartError(f"api.voices.store: {location!r} is no place for voices: write /a/folder, {buckets}")
+        raise StartError(f"api.voices.store: {location!r} is not a store of voices. Use /a/folder, {buckets}")
     return folder
 
 
@@ -114,6 +107,7 @@ class VoiceStore:
         self.location = location
         self.folder = folder_of(location)
         self._one_large = threading.Lock()
+        self._failed = ""  # what failed last
         try:
             if self.folder is None:
                 self._objects: ObjectStore = from_url(location, retry_config=_RETRIES)
@@ -150,13 +144,26 @@ class VoiceStore:
                     raise ValueError("its checksum is another")
                 return kind.read(record) if issubclass(kind, Stored) else kind.model_validate(record)
         except (ValueError, KeyError, TypeError) as error:  # ValidationError is a ValueError
-            raise self._damaged("A record", f"{path} is damaged: {_first_line(error)}") from None
+            raise self._damaged(Path(path).stem, path, _first_line(error)) from None
 
     def write(self, record: Record, recordings: Mapping[str, bytes]) -> None:
-        """Keep a record and its new recordings, by sha256, in this order. Raises StoreFailed; it is as before then."""
-        for sha256, recording in recordings.items():
-            self.put(_audio(record.id, sha256), recording)
-        self.put_record(_path(record), record)
+        """Keep a record and its new recordings, by sha256, in this order. Raises StoreFailed; it is as before then.
+
+        Raises NotFound of a record that is deleted at this moment. A deletion ends with the record, after its
+        recordings: either it removes this record too, or the first recording has gone when this looks for it.
+        """
+        path, first = path_of(record.id), _first_file(record)
+        files = {_audio(record.id, sha256): recording for sha256, recording in recordings.items()}
+        files[path] = record_file(record)
+        gone = NotFound(f"{record.name!r} was deleted during this change.", None, "voice_not_found")
+        is_recorded = first in files or self.meta(first) is not None
+        if not is_recorded and self.meta(path) is None:
+            raise gone
+        for name, content in files.items():
+            self.put(name, content)
+        if is_recorded and self.meta(first) is None:
+            self.delete(*files)
+            raise gone
 
     def put_record(self, path: str, record: BaseModel) -> None:
         """Keep a record with its checksum. Raises StoreFailed; it is as before then."""
@@ -166,37 +173,55 @@ class VoiceStore:
         """A FLAC file. Raises Damaged, StoreFailed, and NotFound where the record was deleted."""
         path = _audio(record.id, take.sha256)
         content = self.get(path)
-        if content is None and self.get(_path(record)) is None:
+        if content is None and self.meta(path_of(record.id)) is None:
             raise NotFound(f"{record.name!r} ({record.id}) was deleted.", "voice", "voice_not_found")
         if content is None or hashlib.sha256(content).hexdigest() != take.sha256:
-            problem = "is missing" if content is None else "is damaged"
-            raise self._damaged(f"A recording of {record.name!r} ({record.id})", f"{path} {problem}")
+            problem = "it is missing" if content is None else "its checksum is another"
+            raise self._damaged(f"A recording of {record.name!r} ({record.id})", path, problem)
         return content
 
-    def _damaged(self, what: str, detail: str) -> Damaged:
-        message = f"{what} is missing or damaged in the store: store it again, or restore it from a backup."
-        return Damaged(message, f"{self.location}: {detail}")
+    def _damaged(self, what: str, path: str, problem: str) -> Damaged:
+        self._log(f"{path} is damaged", problem)
+        return Damaged(f"{what} is missing or damaged in the store. Store it again, or restore it from a backup.")
+
+    @contextmanager
+    def _failing(self, problem: str, detail: str) -> Iterator[None]:
+        try:
+            yield
+        except (BaseError, OSError) as error:
+            self._log(detail, _first_line(error))
+            raise StoreFailed(problem) from error
+
+    def _log(self, failure: str, reason: str) -> None:
+        """Once, until something else fails. The reason may count milliseconds."""
+        if failure != self._failed:
+            logger.error("the store %s: %s: %s", self.location, failure, reason)
+        self._failed = failure
 
     def remove(self, record: Record) -> None:
-        """The record first: what a death leaves behind belongs to no voice, and `clear` or `sweep` removes it."""
-        self.remove_record(record)
+        """The record first: if this process is killed, `clear` or `sweep` removes its other files. And the record again
+        at the end: see `write`.
+        """
+        self.delete(path_of(record.id))
         for kind in _OF_A_RECORD:
             self.delete(*(meta["path"] for meta in self.listed(f"{kind}/{record.id}/", unnamed=True)))
-
-    def remove_record(self, record: Record) -> None:
-        """The record alone."""
-        self.delete(_path(record))
+        self.delete(path_of(record.id))
 
     def clear(self, record: Record, *, recorded_until: datetime | None) -> None:
-        """Remove what was derived of a version of a voice that is no more and, of a record that has gone, recordings
-        that were written until its own time. Later ones belong to another record of this id. Raises StoreFailed.
+        """Remove what was derived of an old version of a voice and, if its record has gone, recordings that were
+        written until its own time. Later ones belong to another record of this id. Raises StoreFailed.
+
+        Looks for the record after the files: a folder that was unmounted has neither, until it returns with both.
         """
+        paths = []
         if isinstance(record, StoredVoice):
-            derived = [meta["path"] for meta in self.listed(f"derived/{record.id}/")]
-            self.delete(*(path for path in derived if path.split("/")[2].startswith(record.key_prefix.hex())))
+            derived = [meta["path"] for meta in self.listed(f"derived/{record.id}/", unnamed=True)]
+            paths = [path for path in derived if path.split("/")[2].lstrip(".").startswith(record.key_prefix.hex())]
         if recorded_until is not None:
-            recorded = self.listed(f"audio/{record.id}/")
-            self.delete(*(meta["path"] for meta in recorded if meta["last_modified"] <= recorded_until))
+            audio = list(self.listed(f"audio/{record.id}/", unnamed=True))
+            if self.meta(path_of(record.id)) is None:
+                paths += [meta["path"] for meta in audio if meta["last_modified"] <= recorded_until]
+        self.delete(*paths)
 
     def derived(self, voice: StoredVoice, key: bytes) -> ClonePrompt | None:
         """The prompt that was kept for this key, if there is one that can be read. Raises StoreFailed."""
@@ -210,7 +235,7 @@ class VoiceStore:
             return None
 
     def keep_derived(self, voice: StoredVoice, key: bytes, prompt: ClonePrompt) -> None:
-        """Nothing is kept of a version that is no more. Raises Damaged and StoreFailed."""
+        """Keeps nothing of an old version. Raises Damaged and StoreFailed."""
         file = io.BytesIO()
         if prompt.codes is None:
             np.savez(file, speaker=prompt.speaker)
@@ -218,66 +243,75 @@ class VoiceStore:
             np.savez(file, speaker=prompt.speaker, codes=prompt.codes)
         path = _derived(voice, key)
         self.put(path, file.getvalue())
-        present = self.read(_path(voice))  # a deletion removes this first: it sees the new file, or this sees it
+        present = self.read(path_of(voice.id))  # a deletion removes this first: it sees the new file, or this sees it
         if not isinstance(present, StoredVoice) or present.version != voice.version:
             self.delete(path)
 
     def sweep(self, now_s: float) -> int:
-        """Remove old designs and what writers that died have left; returns how many files. `now_s`: seconds since 1970.
+        """Remove old designs and the files that killed writers left; returns how many. `now_s`: seconds since 1970.
         Raises StoreFailed.
         """
         old_s, before_s = now_s - DESIGN_S, now_s - _ABANDONED_S
         old = [meta["path"] for meta in self.listed("designs/") if meta["last_modified"].timestamp() < old_s]
         self.delete(*old)
-        parts = {
-            meta["path"]: meta["path"].split("/")[1]
-            for kind in _OF_A_RECORD
-            for meta in self.listed(f"{kind}/")
-            if kind == "derived" or meta["last_modified"].timestamp() < before_s  # nothing is derived before its record
-        }
-        record_ids = {path.partition("/")[2].removesuffix(".json") for path in self.marks()}
-        over = [path for path, record_id in parts.items() if record_id not in record_ids]
-        self.delete(*over)
+        known, over = self.marks(), defaultdict[str, list[str]](list)
+        for kind in _OF_A_RECORD:
+            for meta in self.listed(f"{kind}/"):
+                record = path_of(meta["path"].split("/")[1])
+                # Nothing is derived before its record is there.
+                if record not in known and (kind == "derived" or meta["last_modified"].timestamp() < before_s):
+                    over[record].append(meta["path"])
+        swept = [path for record, paths in over.items() if self.meta(record) is None for path in paths]  # see `clear`
+        self.delete(*swept)
         new = () if self.folder is None else self.folder.rglob(".*.new")
         unnamed = [file for file in new if _is_older(file, before_s)]
         for file in unnamed:
             file.unlink(missing_ok=True)
-        return len(old) + len(over) + len(unnamed)
+        for empty in () if self.folder is None else self.folder.glob("*/*/"):
+            if _is_older(empty, before_s):
+                with suppress(OSError):  # it is not empty
+                    empty.rmdir()
+        return len(old) + len(swept) + len(unnamed)
 
     def listed(self, prefix: str, *, unnamed: bool = False) -> "Iterator[obstore.ObjectMeta]":
         """Of a folder with `unnamed` also files that have no name yet."""
-        with _failing("The store cannot be read", f"{self.location} cannot be listed"):
+        with self._failing("The store cannot be read", "it cannot be listed"):
             for batch in obstore.list(self._objects, prefix):
                 yield from (meta for meta in batch if unnamed or "/." not in meta["path"])
 
     def get(self, path: str, *, most: int | None = None) -> bytes | None:
         """None where there is no such file. Raises StoreFailed, and Damaged of one that has more than `most` bytes."""
-        with _failing("The store cannot be read", f"{self.location}: {path} cannot be read"):
+        with self._failing("The store cannot be read", f"{path} cannot be read"):
             try:
                 found = obstore.get(self._objects, path)
             except FileNotFoundError:
                 return None
             if most is not None and (size := found.meta["size"]) > most:
-                raise self._damaged("A record", f"{path} has {size} bytes, at most {most} are read")
+                raise self._damaged(Path(path).stem, path, f"it has {size} bytes, at most {most} are read")
             return found.bytes().to_bytes()
 
     def meta(self, path: str) -> "obstore.ObjectMeta | None":
         """Size, e_tag and time of one object; None where there is none. Raises StoreFailed."""
-        with _failing("The store cannot be read", f"{self.location}: {path} cannot be read"):
+        with self._failing("The store cannot be read", f"{path} cannot be read"):
             try:
                 return obstore.head(self._objects, path)
             except FileNotFoundError:
                 return None
 
     def put(self, path: str, content: bytes) -> None:
-        with _failing("The store cannot be written, nothing was changed", f"{self.location} cannot be written"):
+        with self._failing("The store cannot be written, nothing was changed", f"{path} cannot be written"):
             if self.folder is None:
                 obstore.put(self._objects, path, content)
             else:
                 write_file(self.folder / path, content)
 
     def delete(self, *paths: str) -> None:
-        with _failing("The store cannot be written", f"{self.location}: {', '.join(paths[:1])} cannot be removed"):
+        """Of a folder also what a killed writer of these files has left."""
+        with self._failing("The store cannot be written", f"{', '.join(paths[:1])} cannot be removed"):
+            files = set() if self.folder is None else {self.folder / path for path in paths}
+            for new in [new for folder in {file.parent for file in files} for new in folder.glob(".*.new")]:
+                if new.with_name(new.name[1:].rsplit(".", 2)[0]) in files:
+                    new.unlink(missing_ok=True)
             for path in paths:
                 try:
                     obstore.delete(self._objects, path)
@@ -327,14 +361,6 @@ def tried(work: Callable[[], T]) -> T | Damaged:
         return error
 
 
-@contextmanager
-def _failing(problem: str, detail: str) -> Iterator[None]:
-    try:
-        yield
-    except (BaseError, OSError) as error:
-        raise StoreFailed(problem, f"{detail}: {_first_line(error)}") from error
-
-
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:200]
 
@@ -343,9 +369,17 @@ def _checksum(record: object) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def _path(record: Record) -> str:
-    kind = next(kind for kind, cls in _KINDS.items() if isinstance(record, cls))
-    return f"{kind}/{record.id}.json"
+def path_of(record_id: str) -> str:
+    """Of the record with this id."""
+    kind = next((kind for kind in _KINDS if kind.startswith(record_id.partition("_")[0])), "none")
+    return f"{kind}/{record_id}.json"
+
+
+def _first_file(record: Record) -> str:
+    """Its first recording, if it has recordings."""
+    if isinstance(record, StoredLexicon):
+        return path_of(record.id)
+    return _audio(record.id, (record.takes[0] if isinstance(record, StoredVoice) else record.take).sha256)
 
 
 def _audio(record_id: str, sha256: str) -> str:

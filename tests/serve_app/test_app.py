@@ -14,6 +14,7 @@ from ray.serve.config import AutoscalingConfig
 from deployments.config import CodecConfig, CodecPlacement, TalkerConfig
 from deployments.errors import StartError
 from deployments.serving import ray_metrics, ray_private
+from serve_app import ingress
 from serve_app.app import LONGEST_STREAM_S, build_app, codec_scaling, health_check_s, options, report_s, talker_scaling
 from serve_app.cli.ray_settings import CLUSTER, TUNED
 from serve_app.config import (
@@ -304,3 +305,21 @@ def test_the_default_voice_may_be_any_models() -> None:
     build_app(AppConfig.model_validate({"models": here, "api": {"default_voice": "hugo"}}))
     with pytest.raises(StartError, match="'nobody' is no voice of embedded, embedded"):
         build_app(AppConfig.model_validate({"models": here, "api": {"default_voice": "nobody"}}))
+
+
+@pytest.mark.anyio
+async def test_ingress_and_jobs_tell_the_pools_what_to_forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each replica of these two follows the store by itself."""
+    told: list[str] = []
+
+    async def ask(handle: str, method: str, voices: tuple[bytes, ...]) -> None:
+        told.append(f"{handle} {method} {voices}")
+
+    running = SimpleNamespace(running=1)
+    pools = dict.fromkeys(("Ingress", "Jobs", "Talker", "Codec"), running) | {"Asleep": SimpleNamespace(running=0)}
+    monkeypatch.setattr(ingress.ray_private, "pools", lambda _: pools)
+    monkeypatch.setattr(ingress.serve, "get_replica_context", lambda: SimpleNamespace(deployment="Jobs"))
+    monkeypatch.setattr(ingress.serve, "get_deployment_handle", lambda name, _: name)
+    monkeypatch.setattr(ingress, "ask_all_replicas", ask)
+    await ingress.forget_everywhere("app", (b"gone",))
+    assert told == ["Talker forget (b'gone',)", "Codec forget (b'gone',)"]

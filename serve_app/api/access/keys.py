@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from deployments.config import Strict
 from serve_app.api.error_replies import Unauthorized
@@ -39,11 +39,16 @@ Limit = Annotated[int, Field(ge=1)] | None  # None: as much as the server can do
 Stamp = tuple[int, int, int, int]
 
 
+def _cut(name: object) -> object:
+    """Of a key from before the limit; owners of stored voices are cut to as many characters."""
+    return name[:_LONGEST_NAME] if isinstance(name, str) else name
+
+
 class KeyRecord(Strict):
     """The record of one key. Its limits hold for each ingress replica on its own."""
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
-    name: Annotated[str, Field(max_length=_LONGEST_NAME)]
+    name: Annotated[str, BeforeValidator(_cut), Field(max_length=_LONGEST_NAME)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     created: Annotated[str, Field(max_length=40)]  # ISO 8601
     requests_per_minute: Limit = None
@@ -57,7 +62,7 @@ class KeyDocument(Strict):
     """The key file."""
 
     version: Literal[1] = 1
-    keys: Annotated[tuple[KeyRecord, ...], Field(max_length=100_000)] = ()
+    keys: Annotated[tuple[KeyRecord, ...], Field(max_length=1_000_000)] = ()
 
 
 class Keys:
@@ -70,6 +75,7 @@ class Keys:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._records: dict[str, KeyRecord] = {}
+        self._names = frozenset[str]()
         self._seen = _stamp(file)
         self._failure = ""  # of the last read; said once
         self._use(read_keys(file))
@@ -96,7 +102,7 @@ class Keys:
     def has_name(self, name: str) -> bool:
         """Whether a valid key has the name."""
         self._refresh()
-        return any(record.name == name for record in self._records.values())
+        return name in self._names
 
     def still(self, record: KeyRecord) -> KeyRecord:
         """The present record of a key that was valid. Raises Unauthorized where it has been revoked since."""
@@ -122,6 +128,7 @@ class Keys:
 
     def _use(self, document: KeyDocument) -> None:
         self._records = {record.id: record for record in document.keys if record.revoked is None}
+        self._names = frozenset(record.name for record in self._records.values())
 
 
 def read_keys(file: Path) -> KeyDocument:

@@ -4,7 +4,7 @@ Each process writes its own file of an hour into the store of voices, and writes
 of processes may write. One that dies loses what it has counted since its last `flush`, which comes every ten seconds.
 """
 
-import logging
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +16,6 @@ from pydantic import BaseModel, Field
 from deployments.serving import metrics
 from serve_app.api.records.request_record import RequestRecord
 from serve_app.voices.voice_store import StoreFailed, VoiceStore
-
-logger = logging.getLogger(__name__)
 
 # A place for whatever is one too many: voices first, then keys. Models and dialects are few.
 OTHERS = "(others)"
@@ -107,7 +105,6 @@ class UsageBook:
         self._hours: dict[str, Bounded] = {}  # the present one, and earlier ones that could not be written
         self._changed: set[str] = set()
         self._series = Bounded(_MOST_SERIES)
-        self._failure = ""  # of the last flush; said once
 
     def receive(self, record: RequestRecord) -> None:
         usage = record.usage
@@ -124,16 +121,10 @@ class UsageBook:
         if self._store is None:
             self._hours.clear()
             return
-        try:
+        with contextlib.suppress(StoreFailed):  # which the store logs
             for hour in sorted(self._changed):
                 self._store.put_record(self._path(hour), _file(hour, self._hours[hour]))
                 self._changed.discard(hour)
-        except StoreFailed as error:
-            if error.detail != self._failure:
-                logger.error("usage is not written yet: %s", error.detail)
-            self._failure = error.detail
-        else:
-            self._failure = ""
             self._hours = {hour: self._hours[hour] for hour in sorted(self._hours)[-1:]}
 
     def _path(self, hour: str) -> str:

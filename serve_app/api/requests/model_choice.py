@@ -120,7 +120,7 @@ def _by_voice(name: str | None, models: Sequence[ModelInfo], *, lenient: bool) -
     speaking = [info for info in models if info.voices]
     wanted = (name or "").lower()
     if not lenient and ID.fullmatch(wanted):  # one that is stored has decided already
-        raise NotFound(f"voice: no voice {wanted} is stored, or it is not yours.", "voice", "voice_not_found")
+        raise NotFound(f"Voice {wanted!r} is unknown or belongs to another key.", "voice", "voice_not_found")
     if not wanted or not speaking:
         return None
     own = [info for info in speaking if wanted in info.voices]

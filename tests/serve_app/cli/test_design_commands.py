@@ -54,7 +54,7 @@ def test_one_is_locked_at_once(server: Server, tmp_path: Path) -> None:
     assert designs(server, tmp_path, "--lock", "3", "--name", "ada").strip().endswith("ada")
     assert "ada" in stored()
     again = designs(server, tmp_path, "--lock", "3", "--name", "ada", status=1)
-    assert "a voice 'ada' is there already" in again
+    assert "a voice is already named 'ada'" in again
 
 
 def test_on_a_terminal_they_are_heard_and_one_is_chosen(

@@ -73,7 +73,7 @@ def test_a_folder_of_recordings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("show", "nobody"), "No voice 'nobody' is stored"),
+        (("show", "nobody"), "Voice 'nobody' is unknown"),
         (("import", "/nowhere"), "no file of a voice"),
         (("add", "a", "/nowhere"), "cannot be read"),
     ],

@@ -310,7 +310,7 @@ async def test_pronunciation_dictionaries_of_cartesia(tmp_path: Path) -> None:
         assert (await client.delete(own)).status_code == 204
         assert (await client.get(own)).status_code == 404
         gone = await client.post("/tts/bytes", json=fields)
-        assert f"pronunciation_dict_id (No lexicon '{made['id']}' is stored" in gone.headers["x-ignored"]
+        assert f"pronunciation_dict_id (Lexicon '{made['id']}' is unknown" in gone.headers["x-ignored"]
         assert synthesizer.texts.pop() == "Sql, Polish polish"
 
 

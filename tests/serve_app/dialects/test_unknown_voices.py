@@ -64,4 +64,4 @@ async def test_a_lexicon_that_is_not_here_may_have_a_name_in_any_script(client: 
     body = {"text": "Hello", "pronunciation_dictionary_locators": [locator]}
     answer = await client.post("/v1/text-to-speech/ryan", json=body)
     assert answer.status_code == 200
-    assert "No lexicon '??' is stored" in answer.headers["x-ignored"]
+    assert "Lexicon '??' is unknown" in answer.headers["x-ignored"]

@@ -296,6 +296,8 @@ async def test_cancel_resume_delete(tmp_path: Path) -> None:
         speaker.gate.set()
         assert (await client.post(f"{place}/resume")).json()["status"] in ("queued", "running")
         await until(client, job, "completed")
+        for left in (f"states/.{job['id']}.json", f"plans/{job['id']}/.000001.json", f"segments/{job['id']}/.name"):
+            (tmp_path / f"{left}.1234.new").write_text("Two.")  # by a killed writer
         assert (await client.delete(place)).json() == {"id": job["id"], "object": "audio.job.deleted", "deleted": True}
         assert (await client.get(place)).status_code == 404
         assert files_in(tmp_path) == []

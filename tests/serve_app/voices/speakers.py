@@ -14,7 +14,7 @@ from serve_app.api.access.keys import create_key
 from serve_app.client_audio.recordings import decode_file
 from serve_app.config import AccessSettings, ApiSettings, VoiceSettings
 from serve_app.speech.live_text import LiveTexts
-from serve_app.voices.library import Forget, Voices, nobody
+from serve_app.voices.library import Forget, Voices, no_replicas
 from tests.serve_app.fake import BASE, FakeSynthesizer, utterance
 from tests.serve_app.one_model import one_api
 
@@ -51,7 +51,7 @@ class Server:
         *names: str,
         admins: tuple[str, ...] = (),
         voices: VoiceSettings | None = None,
-        forget: Forget = nobody,
+        forget: Forget = no_replicas,
         synthesizer: FakeSynthesizer | None = None,
     ) -> None:
         self.synthesizer = synthesizer or FakeSynthesizer(BASE, script=utterance())

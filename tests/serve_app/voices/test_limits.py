@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +18,10 @@ from deployments.protocol import ClonePrompt
 from serve_app.client_audio import recordings
 from serve_app.config import VoiceSettings
 from serve_app.visitor import EVERYBODY, VISITOR
-from serve_app.voices import clone_prompts, voice_store
+from serve_app.voices import library, voice_store
 from serve_app.voices.library import Voices
 from serve_app.voices.stored_voice import StoredVoice, new_id, new_version, packed
-from serve_app.voices.voice_store import Record, VoiceStore
+from serve_app.voices.voice_store import Record, StoreFailed, VoiceStore
 from tests.serve_app.fake import BASE
 from tests.serve_app.voices.speakers import Server, store, wav
 
@@ -146,7 +147,7 @@ async def test_a_record_that_is_too_large_is_not_parsed(
     async with Server(folder).client() as client:
         listed = (await client.get("/v1/audio/voices")).json()["uploaded_voices"]
     assert [each["name"] for each in listed] == ["grace"]
-    assert f"{told['id']}.json has 10" in caplog.text
+    assert f"{told['id']}.json is damaged: it has 10" in caplog.text
 
 
 def _small(content: bytes) -> str:
@@ -211,7 +212,7 @@ async def test_a_consent_goes_while_a_voice_that_names_it_is_stored(
         path, fields, recording = FORMS["consent"]
         told = (await client.post(path, data=fields, files={recording: ("a.wav", wav())})).json()
     consent = await other.voices.get_consent(told["id"])
-    name, loop = ("write" if late == "voice" else "remove_record"), asyncio.get_running_loop()
+    name, loop = ("write" if late == "voice" else "delete"), asyncio.get_running_loop()
     original: Callable[..., None] = getattr(VoiceStore, name)
 
     def beside(place: VoiceStore, record: Record, *args: object) -> None:
@@ -222,6 +223,7 @@ async def test_a_consent_goes_while_a_voice_that_names_it_is_stored(
         asyncio.run_coroutine_threadsafe(work, loop).result(30)
         if moment == "before the write":
             original(place, record, *args)
+        asyncio.run_coroutine_threadsafe(other.voices._forget_gone(), loop).result(30)
 
     async def add(voices: Voices) -> None:
         async with (server if voices is server.voices else other).client() as client:
@@ -232,8 +234,51 @@ async def test_a_consent_goes_while_a_voice_that_names_it_is_stored(
         await (add(server.voices) if late == "voice" else server.voices.remove(consent))
     fresh = Server(folder).voices
     named = [voice.consent.recording for voice in await fresh.voices()]
-    kept = [each.id for each in await fresh.consents()]
+    kept = {each.id: each for each in await fresh.consents()}
     assert set(named) <= set(kept)
+    for voices in (server.voices, other.voices):
+        await voices._forget_gone()
+        assert all([await voices.recording(each, each.take) for each in kept.values()])
+
+
+async def test_a_store_that_was_away_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unmounted, its folder lists as empty; it is back while files are cleared."""
+    server, clear = Server(folder), VoiceStore.clear
+    async with server.client() as client:
+        await store(client, "ada")
+
+    def clearing(*args: Any, **options: Any) -> None:
+        folder.rmdir()
+        away.rename(folder)
+        clear(*args, **options)
+
+    away = folder.rename(folder.with_name("away"))  # noqa: ASYNC240
+    folder.mkdir()  # noqa: ASYNC240
+    monkeypatch.setattr(VoiceStore, "clear", clearing)
+    await server.voices._forget_gone()
+    [voice] = await server.voices.all_of(StoredVoice)
+    assert await server.voices.recording(voice, voice.takes[0])
+
+
+async def test_a_file_that_cannot_be_removed_delays_nothing_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten, clear = list[bytes](), VoiceStore.clear
+
+    async def forget(versions: tuple[bytes, ...]) -> None:
+        forgotten.extend(versions)
+
+    def refusing(place: VoiceStore, record: Record, **options: Any) -> None:
+        if record.name == "first":
+            raise StoreFailed("not this one")
+        clear(place, record, **options)
+
+    server = Server(folder, forget=forget)
+    async with server.client() as client:
+        told = [str((await store(client, name))["id"]) for name in ("first", "second")]
+    server.voices.files().delete(*(f"voices/{each}.json" for each in told))  # a deletion that ends here
+    monkeypatch.setattr(VoiceStore, "clear", refusing)
+    await server.voices._forget_gone()
+    assert len(forgotten) == 2
+    assert [file.parent.name for file in files_in(folder)] == told[:1]
 
 
 def derived_in(folder: Path) -> list[str]:
@@ -255,7 +300,7 @@ async def test_what_was_derived_of_a_version_goes_with_it(folder: Path) -> None:
         told = await store(client, "ada", ref_text="Hiss.")
         for number in range(3):
             await speak_and_derive(server, folder)
-            await server.voices._prompts.keep(server.voices.files())
+            await server.voices._keep_prompts()
             assert len(derived_in(folder)) == 1
             changed = await client.post(f"/v1/audio/voices/{told['id']}", json={"description": f"{number}"})
             assert changed.status_code == 200
@@ -281,7 +326,7 @@ async def test_nothing_is_derived_of_a_voice_that_has_gone(
         put(place, path, content)
 
     monkeypatch.setattr(VoiceStore, "put", late)
-    await server.voices._prompts.keep(server.voices.files())
+    await server.voices._keep_prompts()
     assert derived_in(folder) == []
     assert bool(stored_in(folder)) is (end == "changed")
 
@@ -291,7 +336,7 @@ async def test_what_a_killed_deletion_left_is_removed_by_the_others(folder: Path
     async with server.client() as client:
         told = await store(client, "ada", ref_text="Hiss.")
         await speak_and_derive(server, folder)
-        await server.voices._prompts.keep(server.voices.files())
+        await server.voices._keep_prompts()
         stays = await store(client, "grace")
         exported = await server.voices.get(str(stays["id"]))
         recording = await server.voices.recording(exported, exported.takes[0])
@@ -304,11 +349,11 @@ async def test_what_a_killed_deletion_left_is_removed_by_the_others(folder: Path
     os.utime(file, (later_s, later_s))  # it is being stored again, under its own id
     await other.voices._forget_gone()
     assert stored_in(folder) == [file.name]
-    await other.voices.put(exported, {exported.takes[0].sha256: recording})
+    await other.voices.keep(exported, {exported.takes[0].sha256: recording})
 
 
 async def test_cancelled_first_streams_make_room_for_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clone_prompts, "_MOST_UNDERIVED", 2)
+    monkeypatch.setattr(library, "_MOST_UNDERIVED", 2)
     server = Server(folder)
     async with server.client() as client:
         await store(client, "ada", ref_text="Hiss.")
@@ -317,7 +362,7 @@ async def test_cancelled_first_streams_make_room_for_others(folder: Path, monkey
         copy = voice.model_copy(update={"version": new_version()})
         await server.voices.reference(copy, copy.takes[0], BASE)
     await speak_and_derive(server, folder)
-    await server.voices._prompts.keep(server.voices.files())
+    await server.voices._keep_prompts()
     assert len(derived_in(folder)) == 1
 
 
@@ -336,6 +381,18 @@ async def test_unknown_names_share_looks_at_the_store(folder: Path, monkeypatch:
     assert looks[0] <= 4 + (time.monotonic() - began_s) / 0.1
     await store(Server(folder).client(), "ada")
     assert await server.voices.find("ada") is not None
+
+
+async def test_a_failed_look_fails_for_all_who_share_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_: VoiceStore) -> None:
+        raise StoreFailed("away")
+
+    monkeypatch.setattr(VoiceStore, "marks", failing)
+    voices = Server(folder).voices
+    looks = await asyncio.gather(*(voices.refresh() for _ in range(3)), return_exceptions=True)
+    assert [type(each) for each in looks] == [StoreFailed] * 3
+    with pytest.raises(StoreFailed):
+        await voices.consents()
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from deployments.talker.engine.engine import Engine
 from serve_app.client_audio.reference_doctor import PREPARATIONS
 from serve_app.config import VoiceSettings
 from serve_app.visitor import EVERYBODY, VISITOR
-from serve_app.voices.library import Details, SentRecording, Voices
-from serve_app.voices.stored_voice import StoredVoice
+from serve_app.voices.library import Voices
+from serve_app.voices.stored_voice import Details, SentRecording, StoredVoice
 from serve_app.voices.voice_store import VoiceStore
 from tools.experiments.parity.cases import SAMPLE_RATE, VOICE_TEXTS, reference_audio
 

@@ -183,3 +183,12 @@ def test_a_disk_without_room_changes_nothing(file: Path, monkeypatch: pytest.Mon
         revoke_keys(file, "ada")
     assert file.read_bytes() == before
     assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_a_name_from_before_the_limit_is_cut(file: Path) -> None:
+    key = create_key(file, "ada")
+    file.write_text(file.read_text().replace('"ada"', f'"{"ada" * 200}"'))
+    keys = Keys(file)
+    assert keys.find(key).name == ("ada" * 200)[:512]
+    assert keys.has_name(keys.find(key).name)
+    assert not keys.has_name("ada")
