@@ -12,6 +12,7 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from deployments.errors import (
@@ -108,11 +109,13 @@ class JobDesk:
         await self._jobs.follow(0.0)
         if (known := self._jobs.known(owner, key, fingerprint)) is not None:
             return self._as_json(known), {}
+        self._jobs.check_room(owner, 0)
         webhook = self._webhooks.checked(fields.pop(WEBHOOK, None))
         job_id = f"job_{secrets.token_hex(12)}"
         is_kept = False
         try:
-            made = await planned(self._offer, fields, self._store(), job_id)
+            check_room = partial(self._jobs.check_room, owner)
+            made = await planned(self._offer, fields, self._store(), job_id, check_room=check_room)
             job = StoredJob(
                 id=job_id,
                 owner=owner,
@@ -130,6 +133,7 @@ class JobDesk:
                 await self._jobs.follow(0.0)
                 if (known := self._jobs.known(owner, key, fingerprint)) is not None:
                     return self._as_json(known), {}
+                check_room(made.num_bytes)
                 self._check_open()
                 is_kept = True  # also if the client leaves now: the thread goes on
                 await asyncio.to_thread(self._store().create, job)

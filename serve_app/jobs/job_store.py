@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from deployments.protocol import Codes
 from serve_app.jobs.stored_job import JOB_ID, JobPlan, JobState, MadeSegment, Part, SegmentId, StoredJob
 from serve_app.voices.clocks import store_now_s
-from serve_app.voices.voice_store import Damaged, StoreFailed, VoiceStore
+from serve_app.voices.voice_store import Damaged, StoreFailed, VoiceStore, record_file
 
 if TYPE_CHECKING:
     import obstore
@@ -59,10 +59,9 @@ class JobStore:
 
     def keep_piece(self, job_id: str, number: int, plan: JobPlan) -> int:
         """Its bytes in the store."""
-        path = f"plans/{job_id}/{number:06d}.json"
-        self._files.put_record(path, plan)
-        meta = self._files.meta(path)
-        return 0 if meta is None else meta["size"]
+        content = record_file(plan)
+        self._files.put(f"plans/{job_id}/{number:06d}.json", content)
+        return len(content)
 
     def parts(self, job: StoredJob, start: int, end: int) -> Iterator[tuple[int, Part, str]]:
         """Each with its number and its model; one piece of the plan is in memory. Raises Damaged."""

@@ -136,20 +136,23 @@ class KnownJobs:
         return held
 
     def known(self, owner: str, key: str | None, fingerprint: str) -> Work | None:
-        """The job that its owner has made with this key. Raises Conflict where that was another one, and where no
-        further job is kept.
-        """
-        own = [work for work in self.works.values() if work.job.owner == owner]
+        """The job that its owner has made with this key. Raises Conflict where its body was another one."""
+        own = (work for work in self.works.values() if work.job.owner == owner)
         known = next((work for work in own if key is not None and work.job.key == key), None)
-        held, most = sum(work.num_bytes for work in own), self._settings.max_bytes
-        if known is None and (len(own) >= self._settings.max_jobs or held >= most):
-            limit = f"max_bytes allows {most}" if held >= most else "max_jobs allows no more"
-            message = f"{len(own)} jobs with {held} bytes are kept, api.jobs.{limit}: delete some."
-            raise Conflict(message, None, "quota_exceeded")
         if known is not None and known.job.fingerprint != fingerprint:
-            message = f"Idempotency-Key: {known.job.id} was made with it, from another body: take another key."
+            message = f"Idempotency-Key: {known.job.id} used this key with a different body. Use another key."
             raise Conflict(message, "Idempotency-Key", "idempotency_key_reused")
         return known
+
+    def check_room(self, owner: str, num_bytes: int) -> None:
+        """Raises Conflict if the quota of the owner has no room for a further job of this size."""
+        own = [work.num_bytes for work in self.works.values() if work.job.owner == owner]
+        held, most_bytes, most_jobs = sum(own), self._settings.max_bytes, self._settings.max_jobs
+        if len(own) >= most_jobs or held + num_bytes >= most_bytes:
+            limits = f"api.jobs.max_jobs allows {most_jobs} and api.jobs.max_bytes {most_bytes} bytes"
+            wanted = f", and this one has {num_bytes} bytes or more" if num_bytes else ""
+            message = f"You keep {len(own)} jobs ({held} bytes){wanted}. {limits}. Delete a job."
+            raise Conflict(message, None, "quota_exceeded")
 
 
 def _works_of(store: JobStore, job_ids: list[str]) -> list[Work]:

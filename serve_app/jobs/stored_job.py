@@ -23,6 +23,7 @@ _NAME = re.compile(r"(\d{6})\.(\d{5})\.(\d+)\.([a-z]+)\.([01])")
 MOST_PARTS = 10**6 - 1  # that the name of a segment has digits for
 MOST_SEGMENTS = 5000  # of one part: 200,000 characters have 4,000 of the shortest ones
 LONGEST_LINE = 2000
+_MOST_WORDS = 1000 * MAX_WORDS  # of the request, its voice and all lexicons for all requests together
 _INFO = TypeAdapter(ModelInfo)
 _OLDER = ConfigDict(extra="ignore")  # jobs that OpenAI's batches made have further fields
 _Line = Annotated[str, Field(max_length=LONGEST_LINE)]
@@ -45,7 +46,7 @@ class Rules(Strict):
 
     markup: Markup
     paragraph_pause_s: float
-    lexicon: Annotated[dict[_Line, _Line], Field(max_length=MAX_WORDS)]
+    lexicon: Annotated[dict[_Line, _Line], Field(max_length=_MOST_WORDS)]
     spoken_form: _Line | None
     max_segment_chars: int | None
     normalised: _Line | None

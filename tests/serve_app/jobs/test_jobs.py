@@ -451,14 +451,33 @@ async def test_a_form_is_refused_by_its_type(tmp_path: Path) -> None:
 
 async def test_quotas(tmp_path: Path) -> None:
     """The plan of a job counts as its segments do."""
-    async with serving(tmp_path, Speaker(), jobs=JobSettings(max_jobs=1, max_bytes=1)) as (_, client):
-        job = await started(client, "One.", "Two.", "Three.", "Four.", "Five.")
+    async with serving(tmp_path, Speaker(), jobs=JobSettings(max_jobs=9, max_bytes=4096)) as (server, client):
+        server.hindrance = "not yet"
+        job = await started(client, *["One."] * 8)
         assert job["bytes"] == sum(file.stat().st_size for file in (tmp_path / "plans" / str(job["id"])).iterdir())
-        told = await until(client, job, "paused")
-        assert "api.jobs.max_bytes" in str(told["reason"])
-        full = await client.post("/v1/audio/jobs", json={"voice": "ryan", "inputs": [{"input": "Two."}]})
-        assert (full.status_code, full.json()["error"]["code"]) == (409, "quota_exceeded")
-        assert "max_bytes" in full.text
+        for texts in (["Long. "] * 40, ["One."]):  # its own plan is too large, or the segments of the first
+            body = {"voice": "ryan", "inputs": [{"input": text} for text in texts]}
+            full = await client.post("/v1/audio/jobs", json=body)
+            assert (full.status_code, full.json()["error"]["code"]) == (409, "quota_exceeded")
+            assert "max_bytes" in full.text
+            server.hindrance = None
+            assert "api.jobs.max_bytes" in str((await until(client, job, "paused"))["reason"])
+        assert len(files_in(tmp_path / "plans")) == 1
+
+
+async def test_large_lexicons_of_parts_make_short_pieces(tmp_path: Path) -> None:
+    """Those of the request, its voice and all requests may together have more words than each of them."""
+    server = Server(tmp_path, Speaker(BASE))
+    async with server.client() as client:
+        voice = await store(client, "Mara", ref_text="Some hiss.")
+        lexicon = {f"word{number:04d}": "say " * 40 for number in range(1000)}
+        await client.post(f"/v1/audio/voices/{voice['id']}", json={"lexicon": lexicon})
+        body = {"voice": "Mara", "inputs": [{"input": "Hi.", "lexicon": {f"z{part}": "a"}} for part in range(12)]}
+        answer = await client.post("/v1/audio/jobs", json=body)
+        assert answer.status_code == 201, answer.text
+        sizes = [file.stat().st_size for file in files_in(tmp_path / "plans")]
+        assert sum(sizes) == answer.json()["bytes"]
+        assert max(sizes) < 1 << 20
 
 
 async def test_fields_of_a_part_override_and_what_has_no_effect_is_told(tmp_path: Path) -> None:
