@@ -8,11 +8,14 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
+from itertools import count
 from typing import Any
 
 from deployments.errors import (
@@ -24,14 +27,16 @@ from deployments.errors import (
     NotReady,
     Overloaded,
     ReplicaLost,
+    Starting,
 )
+from serve_app.api.access.keys import Keys
 from serve_app.api.bodies.client_input import parse_object
 from serve_app.api.requests.ignored_fields import Reasons
 from serve_app.api.requests.speech_request import Offer
 from serve_app.api.responses.listing import apart, limit_of, page_of
-from serve_app.config import JobSettings
+from serve_app.config import ConfigError, JobSettings
 from serve_app.jobs.job_store import JobStore
-from serve_app.jobs.known_jobs import KnownJobs, age, cancel_tasks, keys_of, sees
+from serve_app.jobs.known_jobs import KnownJobs, cancel_tasks
 from serve_app.jobs.planning import planned
 from serve_app.jobs.segment_maker import JobStopped, SegmentMaker
 from serve_app.jobs.stored_job import JOB_ID, LONGEST_LINE, JobState, MadeSegment, SegmentId, StoredJob
@@ -49,8 +54,10 @@ _RETRY_S, _LONGEST_RETRY_S = 0.25, 15.0  # after a refusal, and of a store that 
 _LOOK_S = 1.0  # between two looks whether a hindrance is over
 _FOLLOW_S = 5.0  # between two looks at what other processes have changed in the store
 _TOGETHER_S = 1.0  # in which the streams of a lost replica end
+_NODE_LOST_S = 30.0  # in which the replicas of a lost node end
 _REMOVAL_S = 2.0  # for the segments of a job that is deleted; a bucket may go on for longer
-_SWEEP_S, _ABANDONED_S = 600.0, 3600.0
+_EXPIRE_S, _SWEEP_ROUNDS = 60.0, 10  # between two looks for jobs that are old; after so many one for files without jobs
+_ABANDONED_S = 180.0  # age of such files; a job is planned in less time
 _MOST_FAILURES = 3  # of one segment
 _MOST_CALLS, _CALL_AGAIN_S = 8, 2.0  # of a webhook; the wait is four times as long after each: six hours in all
 _MOST_VALUES = 1 << 20  # of a body: the texts of a book have many commas
@@ -79,17 +86,14 @@ class JobDesk:
         self._offer, self._maker, self._settings = offer, maker, settings
         self._hindrance, self._dead_nodes = hindrance, dead_nodes
         self._webhooks = Webhooks(settings)
-        self._keys = keys_of(offer)
+        self._keys = _keys_of(offer)
         self._limit = min(_FIRST_SEGMENTS, float(settings.max_segments))
         self._failure: str | None = None  # why the store takes nothing now
         self._losses = deque[tuple[float, SegmentId]](maxlen=1000)  # when segments were lost with their replica
-        self._num_dead_nodes = 0
+        self._num_dead_nodes, self._node_lost_s = 0, float("-inf")
         self._changed, self._creating = asyncio.Event(), asyncio.Lock()
         self._jobs = KnownJobs(settings, self._store, self._fail, changed=self._changed.set)
         self._works = self._jobs.works
-        self._expiring: asyncio.Task[None] | None = None
-        self._clock = SteadyClock(shortest_s=settings.retention_s)
-        self._swept_s = 0.0
         self.is_stopping = False  # it changes nothing any more
 
     async def call(self, method: str, *arguments: object) -> Any:
@@ -143,14 +147,14 @@ class JobDesk:
             raise
         finally:
             if not is_kept:
-                await asyncio.shield(asyncio.to_thread(self._store().remove, job_id))
+                await asyncio.shield(asyncio.to_thread(self._store().discard, job_id))
         self._changed.set()
         return self._as_json(self._works[job_id]), made.ignored
 
     async def all_of(self, visitor: Visitor, after: str, limit: str) -> Json:
         """A page of them, the newest first. Raises InvalidRequest."""
         await self._jobs.follow(_LOOK_S)
-        visible = sorted((work for work in self._works.values() if sees(visitor, work)), key=age, reverse=True)
+        visible = sorted((work for work in self._works.values() if _sees(visitor, work)), key=_age, reverse=True)
         held = self._jobs.held()
 
         def entry(work: Work) -> Json:
@@ -176,7 +180,12 @@ class JobDesk:
         """
         if action != "get":
             self._check_open()
-        work = await self._find(visitor, job_id)
+        try:
+            work = await self._find(visitor, job_id)
+        except NotFound:
+            if action == "delete" and JOB_ID.fullmatch(job_id):  # perhaps again, after a deletion that was killed
+                await asyncio.to_thread(self._store().remove, job_id)
+            raise
         if action == "cancel" and not work.is_complete:
             await self._jobs.change(work, JobState(cancelled=True, ended_at=now()))
         elif action == "resume" and not work.is_complete:
@@ -198,14 +207,15 @@ class JobDesk:
     async def run(self) -> None:
         """Make segments until this is cancelled. Those that run then are made again by the next process."""
         self._num_dead_nodes = await asyncio.to_thread(self._dead_nodes)
+        for work in self._works.values():
+            work.queue_all()  # also what ran in an earlier call
         try:
-            while True:
-                await self._take_turn()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._expire())
+                while True:
+                    await self._take_turn()
         finally:
-            expiring = () if self._expiring is None else (self._expiring,)
-            for task in expiring:
-                task.cancel()
-            await asyncio.gather(*map(cancel_tasks, self._works.values()), *expiring, return_exceptions=True)
+            await asyncio.gather(*map(cancel_tasks, self._works.values()), return_exceptions=True)
 
     async def _take_turn(self) -> None:
         """Begin what there is room for, and wait for a change."""
@@ -216,9 +226,6 @@ class JobDesk:
         else:
             if self._failure is not None and not self._num_running:  # a segment that waits to be kept tries by itself
                 self._failure = None
-        time_s = self._clock.now()
-        if time_s is not None and (self._expiring is None or self._expiring.done()):
-            self._expiring = asyncio.create_task(self._expire(time_s))
         self._changed.clear()
         for ended in self._works.values():
             if ended.webhook_task is None and ended.owes_webhook and ended.next_webhook_s <= time.monotonic():
@@ -254,15 +261,16 @@ class JobDesk:
             if work.suspects:
                 kept |= work.job.models.keys()
         free = [work for work in ready if not kept & work.job.models.keys()]
-        first = min(free, key=lambda work: (of_owners[work.job.owner], len(work.running), *age(work)), default=None)
+        first = min(free, key=lambda work: (of_owners[work.job.owner], len(work.running), *_age(work)), default=None)
         return None if first is None else (first, first.todo[0])
 
     async def _make(self, work: Work, segment_id: SegmentId) -> None:
         """One segment, from the pools into the store. What cannot be made now is put back."""
         try:
-            if work.plan is None or not work.plan.has(segment_id.part):
-                work.plan = await asyncio.to_thread(self._store().plan, work.job, segment_id.part)
-            made, content = await self._maker.make(work.job, work.plan, segment_id)
+            async with work.lock:  # one of its segments reads a piece for all
+                if (plan := work.plan) is None or not plan.has(segment_id.part):
+                    plan = work.plan = await asyncio.to_thread(self._store().plan, work.job, segment_id.part)
+            made, content = await self._maker.make(work.job, plan, segment_id)
             await self._save(work, made, content)
             self._limit = min(self._limit + 0.5, self._settings.max_segments)
             work.suspects.pop(segment_id, None)
@@ -303,13 +311,12 @@ class JobDesk:
         """
         num_dead = await asyncio.to_thread(self._dead_nodes)
         if num_dead > self._num_dead_nodes:
+            self._num_dead_nodes, self._node_lost_s = num_dead, lost_s
             for work in self._works.values():  # the cluster may have noticed late
                 for suspect in work.suspects:
                     work.failures.pop(suspect, None)
-            self._num_dead_nodes = num_dead
-            return False
         together = [other for other_s, other in self._losses if abs(other_s - lost_s) <= _TOGETHER_S]
-        return len(together) == 1 and not error.beside
+        return len(together) == 1 and not error.beside and lost_s - self._node_lost_s > _NODE_LOST_S
 
     async def _count_failure(self, work: Work, segment_id: SegmentId, reason: str | None) -> None:
         """The segment is tried again. `reason`: of a failure that counts."""
@@ -355,7 +362,8 @@ class JobDesk:
             return
         work.add(made, len(content))
         if mark != work.mark:
-            await self._jobs.adopt(work, mark)
+            with suppress(StoreFailed):  # the next look adopts it
+                await self._jobs.adopt(work, mark)
         if work.is_complete:
             await self._jobs.end(work, JobState(ended_at=now()))
 
@@ -388,11 +396,10 @@ class JobDesk:
 
     def _check_open(self) -> None:
         if self.is_stopping:
-            raise NotReady("Another replica takes over the jobs. Try again.")
+            raise Starting("Another replica takes over the jobs.")
 
     async def _find(self, visitor: Visitor, job_id: str) -> Work:
-        if not self._jobs.are_known:
-            await self._jobs.follow(0.0)
+        await self._jobs.follow(math.inf)  # once
         if JOB_ID.fullmatch(job_id) and job_id not in self._jobs.deleted:
             try:
                 await self._jobs.refresh(job_id)
@@ -400,24 +407,26 @@ class JobDesk:
                 if job_id not in self._works:
                     raise
         work = self._works.get(job_id)
-        if work is None or not sees(visitor, work):
+        if work is None or not _sees(visitor, work):
             raise NotFound(f"There is no job {job_id[:80]!r}, or it is not yours.", "job_id", "job_not_found")
         return work
 
-    async def _expire(self, time_s: float) -> None:
-        """Remove jobs that ended long ago, and what belongs to no job."""
-        store = self._store()
-        try:
-            for work in list(self._works.values()):
-                ended_at = work.state.ended_at or (work.job.created_at if work.is_complete else None)
-                is_old = ended_at is not None and time_s - ended_at > self._settings.retention_s
-                if is_old and await asyncio.to_thread(store.idle_s, work.job.id) > self._settings.retention_s:
-                    await self._remove(work)
-            if time.monotonic() - self._swept_s > _SWEEP_S:
-                self._swept_s = time.monotonic()
-                await asyncio.to_thread(store.sweep, _ABANDONED_S)
-        except StoreFailed as error:
-            self._fail(error)
+    async def _expire(self) -> None:
+        """Remove jobs that ended long ago, and files without a job: at first those of a killed deletion."""
+        store, retention_s = self._store(), self._settings.retention_s
+        clock = SteadyClock(shortest_s=retention_s)
+        for number in count():
+            time_s = clock.now()
+            try:
+                if number % _SWEEP_ROUNDS == 0 and (number == 0 or time_s is not None):
+                    await asyncio.to_thread(store.sweep, _ABANDONED_S)
+                old = [work for work in self._works.values() if time_s and work.idle_s(time_s) > retention_s]
+                for work in old:
+                    if await asyncio.to_thread(store.idle_s, work.job.id) > retention_s:
+                        await self._remove(work)
+            except StoreFailed as error:
+                self._fail(error)
+            await asyncio.sleep(min(_EXPIRE_S, retention_s))
 
     async def _remove(self, work: Work) -> None:
         """Nothing of it begins from now on. Raises StoreFailed, and it goes on then."""
@@ -427,9 +436,7 @@ class JobDesk:
             await cancel_tasks(work)
             await asyncio.to_thread(self._store().forget, work.job.id)
         except BaseException:
-            self._jobs.deleted.remove(work.job.id)
-            self._works[work.job.id] = work
-            work.queue_all()
+            self._jobs.deleted.remove(work.job.id)  # the next look reads it again
             raise
         removing = asyncio.create_task(asyncio.to_thread(self._store().remove, work.job.id))
         await asyncio.wait((removing,), timeout=_REMOVAL_S)
@@ -442,3 +449,20 @@ def _read(body: bytes) -> tuple[Json, str]:
     """The fields that a client sent, and their fingerprint. Blocks. Raises InvalidRequest."""
     fields = parse_object(body, most_values=_MOST_VALUES)
     return fields, hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def _keys_of(offer: Offer) -> Keys | None:
+    file = offer.settings.access.keys_file
+    try:
+        return None if file is None else Keys(file)
+    except ConfigError as error:
+        logger.error("jobs go on without looking whether keys were revoked: %s", error)
+        return None
+
+
+def _sees(visitor: Visitor, work: Work) -> bool:
+    return visitor.sees_all or work.job.owner == visitor.name
+
+
+def _age(work: Work) -> tuple[int, str]:
+    return work.job.created_at, work.job.id

@@ -50,9 +50,6 @@ class JobStore:
         names = [meta["path"].removeprefix("jobs/").removesuffix(".json") for meta in self._files.listed("jobs/")]
         return sorted(name for name in names if JOB_ID.fullmatch(name))
 
-    def has_batch_files(self) -> bool:
-        return next(self._files.listed("files/"), None) is not None
-
     def create(self, job: StoredJob) -> None:
         """Its plan is kept by now."""
         self._files.put_record(f"jobs/{job.id}.json", job)
@@ -145,30 +142,40 @@ class JobStore:
                 positions = tuple((float(seconds), float(chars)) for seconds, chars in arrays["positions"])
                 pcm = _from_flac(arrays["flac"].tobytes()) if with_audio else b""
                 return Content(arrays["codes"], pcm, positions=positions)
-        except (ValueError, KeyError, OSError, RuntimeError, zipfile.BadZipFile):
+        except (ValueError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile):
             fault = "missing" if packed is None else "damaged"
             raise Damaged(f"{made.id} of {job_id} is {fault}") from None
 
     def forget(self, job_id: str) -> None:
-        """Remove the description: what is left belongs to no job."""
+        """Remove the description. `remove` then removes the rest."""
         self._files.delete(f"jobs/{job_id}.json")
 
-    def remove(self, job_id: str) -> None:
-        """Remove what `forget` leaves; a bucket takes a minute for some thousand segments. `sweep` takes the rest."""
+    def discard(self, job_id: str) -> None:
+        """Remove a job whose creation failed: its description may be there if the answer of the store was lost."""
         with contextlib.suppress(StoreFailed):
-            self._files.delete(f"plans/{job_id}.json", f"states/{job_id}.json")
-            for kind in _IN_PIECES:
-                self._files.delete(*(meta["path"] for meta in self._files.listed(f"{kind}/{job_id}/")))
+            self.forget(job_id)
+            self.remove(job_id)
+
+    def remove(self, job_id: str) -> None:
+        """Remove the files of a job without a description; a bucket takes a minute for some thousand segments."""
+        with contextlib.suppress(StoreFailed):  # `sweep` removes the rest
+            if self._files.meta(f"jobs/{job_id}.json") is None:
+                self._files.delete(f"plans/{job_id}.json", f"states/{job_id}.json")
+                for kind in _IN_PIECES:
+                    paths = [meta["path"] for meta in self._files.listed(f"{kind}/{job_id}/", unnamed=True)]
+                    self._files.delete(*paths)
 
     def sweep(self, older_s: float) -> None:
-        """Remove what belongs to no job and was written more than `older_s` ago."""
+        """Remove the files of jobs without a description that wrote one of them more than `older_s` ago."""
         before_s = store_now_s(self._files) - older_s
-        known = set(self.jobs())
-        for kind in ("states", *_IN_PIECES):
-            for meta in self._files.listed(f"{kind}/"):
-                job_id = meta["path"].split("/")[1].removesuffix(".json")
-                if job_id not in known and meta["last_modified"].timestamp() < before_s:
-                    self._files.delete(meta["path"])
+        old = {
+            meta["path"].split("/")[1].removesuffix(".json")
+            for kind in ("states", *_IN_PIECES)
+            for meta in self._files.listed(f"{kind}/")
+            if meta["last_modified"].timestamp() < before_s
+        }
+        for job_id in old.difference(self.jobs()):
+            self.remove(job_id)
 
 
 def _mark(meta: "obstore.ObjectMeta") -> str:

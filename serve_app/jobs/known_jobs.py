@@ -10,13 +10,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
 from deployments.errors import Conflict
-from serve_app.api.access.keys import Keys
-from serve_app.api.requests.speech_request import Offer
-from serve_app.config import ConfigError, JobSettings
+from serve_app.config import JobSettings
 from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.stored_job import JobState
 from serve_app.jobs.work import Work
-from serve_app.visitor import Visitor
 from serve_app.voices.voice_store import Damaged, StoreFailed
 
 logger = logging.getLogger(__name__)
@@ -46,17 +43,10 @@ class KnownJobs:
         Raises StoreFailed.
         """
         async with self._following:
-            if self._followed_s is None and await asyncio.to_thread(self._store().has_batch_files):
-                logger.warning("files/ in the store of voices has files of OpenAI's batches, which nothing uses")
             if self._followed_s is None or time.monotonic() - self._followed_s >= within_s:
                 known = set(self.works)
                 await self._compare(known, await asyncio.to_thread(self._store().marks))
                 self._followed_s = time.monotonic()
-
-    @property
-    def are_known(self) -> bool:
-        """Whether the store has been read."""
-        return self._followed_s is not None
 
     async def refresh(self, job_id: str) -> None:
         """Look at one job. Raises StoreFailed."""
@@ -81,7 +71,11 @@ class KnownJobs:
     async def adopt(self, work: Work, mark: str) -> None:
         """Take over its state, which may be that of another process."""
         async with work.lock:
-            state = await asyncio.to_thread(self._store().state, work.job.id)
+            try:
+                state = await asyncio.to_thread(self._store().state, work.job.id)
+            except Damaged as error:
+                logger.error("the last known state of %s stays: %s", work.job.id, error)
+                state = work.state
             work.mark = mark
             if state != work.state:
                 await self._obey(work, state)
@@ -99,17 +93,14 @@ class KnownJobs:
                 await self.write(work, state)
 
     async def write(self, work: Work, state: JobState) -> None:
-        """Its lock is held. Where the store takes nothing the state is found again: the next segment fails or ends as
-        this one.
+        """Its lock is held. If the store fails, only this process knows the state. The next one makes the missing
+        segments again, which then end in the same way.
         """
         work.state = state
-        writing = asyncio.create_task(asyncio.to_thread(self._store().write_state, work.job.id, state))
         try:
-            await asyncio.shield(writing)
+            await asyncio.to_thread(self._store().write_state, work.job.id, state)
         except StoreFailed as error:
             self._failed(error)
-        finally:  # the thread of a task that is cancelled goes on: a deletion comes after it
-            await asyncio.gather(writing, return_exceptions=True)
 
     async def change(self, work: Work, state: JobState) -> None:
         """What its owner wants. Raises StoreFailed, and nothing has changed then."""
@@ -120,12 +111,13 @@ class KnownJobs:
     async def _obey(self, work: Work, state: JobState) -> None:
         """Its owner has changed its state, here or in another process."""
         work.state, work.next_webhook_s = state, 0.0
+        work.failures.clear()
+        work.suspects.clear()
         if state.ended_at:
             work.plan = None
             await cancel_tasks(work)
-        work.failures.clear()
-        work.suspects.clear()
-        work.queue_all()
+        else:
+            work.queue_all()
         self._changed()
 
     def held(self) -> Counter[str]:
@@ -180,20 +172,3 @@ def cancel_tasks(work: Work) -> asyncio.Future[list[BaseException | None]]:
     for task in tasks:
         task.cancel()
     return asyncio.gather(*tasks, return_exceptions=True)
-
-
-def keys_of(offer: Offer) -> Keys | None:
-    file = offer.settings.access.keys_file
-    try:
-        return None if file is None else Keys(file)
-    except ConfigError as error:
-        logger.error("jobs go on without looking whether keys were revoked: %s", error)
-        return None
-
-
-def sees(visitor: Visitor, work: Work) -> bool:
-    return visitor.sees_all or work.job.owner == visitor.name
-
-
-def age(work: Work) -> tuple[int, str]:
-    return work.job.created_at, work.job.id

@@ -68,6 +68,12 @@ class Work:
     def is_complete(self) -> bool:
         return len(self.made) == self.num_segments
 
+    def idle_s(self, time_s: float) -> float:
+        """For how long nothing of it has been left to do."""
+        if not self.state.ended_at and not self.is_complete:
+            return 0.0
+        return time_s - max(self.state.ended_at or self.job.created_at, self.state.called_at or 0)
+
     def status(self, hindrance: str | None) -> JobStatus:
         """`hindrance`: why no segment of it is begun now, if so."""
         if self.state.cancelled:

@@ -18,7 +18,7 @@ from serve_app.config import AccessSettings, JobSettings
 from serve_app.jobs import desk, job_store, planning
 from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.segment_maker import JobStopped
-from serve_app.jobs.stored_job import JobState, MadeSegment
+from serve_app.jobs.stored_job import JobState, MadeSegment, StoredJob
 from serve_app.voices import clocks
 from serve_app.voices.voice_store import Damaged, StoreFailed, VoiceStore
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FOLLOWED
@@ -301,6 +301,81 @@ async def test_cancel_resume_delete(tmp_path: Path) -> None:
         assert files_in(tmp_path) == []
 
 
+async def test_a_deletion_that_was_killed_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the next one, or by the next process; files without a name yet go, too."""
+    async with serving(tmp_path, Speaker()) as (server, client):
+        whole, again, left = [await started(client, "One.") for _ in range(3)]
+        for job in (whole, again, left):
+            await until(client, job, "completed")
+        for job in (again, left):
+            (tmp_path / "segments" / str(job["id"]) / ".000000.00000.0f3a.new").write_text("")
+            server.desk._store().forget(str(job["id"]))
+        assert (await client.delete(f"/v1/audio/jobs/{again['id']}")).status_code == 404
+        assert str(again["id"]) not in " ".join(map(str, files_in(tmp_path)))
+    monkeypatch.setattr(desk, "_ABANDONED_S", 0.0)
+    async with serving(tmp_path, Speaker()) as (_, client):
+        await so(lambda: str(left["id"]) not in " ".join(map(str, files_in(tmp_path))))
+        assert (await client.get(f"/v1/audio/jobs/{whole['id']}/audio")).status_code == 200
+
+
+async def test_a_desk_goes_on_after_a_damaged_state_and_when_it_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "_FOLLOW_S", 0.0)
+    monkeypatch.setattr(desk, "_LOOK_S", 0.01)
+    speaker = Speaker()
+    speaker.gate.clear()
+    async with serving(tmp_path, speaker) as (server, client):
+        other = await started(client, "One.", "Two.", "Three.")
+        job = await started(client, "Four.")
+        await client.post(f"/v1/audio/jobs/{job['id']}/cancel")
+        (tmp_path / "states" / f"{job['id']}.json").write_text("{")
+        await so(lambda: speaker.running == 2)
+        await server.die()
+        speaker.gate.set()
+        server.start()
+        await until(client, other, "completed")
+        assert (await client.get(f"/v1/audio/jobs/{job['id']}")).json()["status"] == "cancelled"
+        assert (await client.delete(f"/v1/audio/jobs/{job['id']}")).status_code == 200
+
+
+async def test_a_segment_is_kept_although_the_state_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "_FOLLOW_S", 60.0)
+    speaker, errors, state = Speaker(), [StoreFailed("not now")], JobStore.state
+    speaker.gate.clear()
+
+    def failing(store: JobStore, job_id: str) -> JobState:
+        if errors:
+            raise errors.pop()
+        return state(store, job_id)
+
+    async with serving(tmp_path, speaker) as (server, client):
+        job = await started(client, "One.")
+        await so(lambda: speaker.running == 1)
+        server.desk._store().write_state(str(job["id"]), JobState())  # another process does
+        monkeypatch.setattr(JobStore, "state", failing)
+        speaker.gate.set()
+        await so(lambda: not errors)
+        await until(client, job, "completed")
+        assert len(speaker.requests) == 1
+
+
+async def test_a_creation_whose_answer_is_lost_leaves_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = JobStore.create
+
+    def lost(store: JobStore, job: StoredJob) -> None:
+        create(store, job)
+        raise StoreFailed("no answer")
+
+    async with serving(tmp_path, Speaker()) as (_, client):
+        monkeypatch.setattr(JobStore, "create", lost)
+        body = {"voice": "ryan", "inputs": [{"input": "One."}]}
+        assert (await client.post("/v1/audio/jobs", json=body)).status_code == 503
+        assert files_in(tmp_path) == []
+
+
 async def test_a_deletion_comes_after_a_state_that_is_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -539,16 +614,11 @@ async def test_another_key_sees_no_job(tmp_path: Path) -> None:
         assert (await own.get(place)).status_code == 200
 
 
-async def test_a_job_of_a_batch_stays_and_its_file_is_left_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """OpenAI's batches are gone; their jobs and files may still lie in a store."""
+async def test_a_job_of_a_batch_stays(tmp_path: Path) -> None:
+    """OpenAI's batches are gone, but a store may still have their jobs."""
     server = Server(tmp_path, Speaker())
     async with server.client() as client:
         job = await started(client, "One.")
-    file = tmp_path / "files" / "-" / "file-0.61"
-    file.parent.mkdir(parents=True)
-    file.write_text("{}")
     kept, job_id = VoiceStore(str(tmp_path)), str(job["id"])
     old = {"plans": f"plans/{job_id}.json", "jobs": f"jobs/{job_id}.json"}  # a plan was one object
     for kind, path in old.items():
@@ -566,8 +636,6 @@ async def test_a_job_of_a_batch_stays_and_its_file_is_left_alone(
         place = f"/v1/audio/jobs/{job_id}/parts"
         assert [part["segments"]["done"] for part in (await client.get(place)).json()["data"]] == [1]
         assert len((await client.get(f"{place}/0/words")).json()["words"]) == 1
-    assert caplog.text.count("files of OpenAI's batches") == 1
-    assert file.exists()
 
 
 async def test_lists_are_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -606,7 +674,7 @@ async def test_lists_are_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ([CodecLost("gone"), EngineError("broken"), TalkerLost("gone")], 0, "failed"),
         ([TalkerLost("gone", 1)] * 6, 0, "completed"),  # live streams were lost with it
         ([Moved("drained")] * 6, 0, "completed"),
-        ([TalkerLost("gone")] * 3, 1, "completed"),  # its node was
+        ([TalkerLost("gone")] * 4, 1, "completed"),  # their node was
     ],
 )
 async def test_a_segment_that_kills_replicas_ends_its_job(
@@ -632,6 +700,8 @@ async def test_segments_that_were_lost_together_are_made_one_by_one(
     async with serving(tmp_path, speaker) as (server, client):
         await until(client, await started(client, *["Warm."] * 16), "completed")  # now it begins several at once
         speaker.errors = [TalkerLost("gone")] * 4
+        plan, pieces = JobStore.plan, []
+        monkeypatch.setattr(JobStore, "plan", lambda *arguments: pieces.append(arguments) or plan(*arguments))
         job = await started(client, "One.", "Two.", "Three.", "Four.", *["More."] * 4)
         work = server.desk._works[str(job["id"])]
         await so(lambda: len(work.suspects) == 4)
@@ -642,6 +712,7 @@ async def test_segments_that_were_lost_together_are_made_one_by_one(
         assert len({request.request_id for request in speaker.requests[num_alone : num_alone + 4]}) == 4
         await until(client, job, "completed")
         assert not work.failures or not any(work.failures.values())
+        assert len(pieces) == 1, "which all segments use"
 
 
 async def test_a_job_that_is_deleted_while_it_runs_leaves_nothing(
@@ -703,6 +774,7 @@ async def test_two_processes_follow_the_same_store(tmp_path: Path, monkeypatch: 
         for method, path in (("POST", ""), ("POST", f"/{kept['id']}/cancel"), ("DELETE", f"/{kept['id']}")):
             answer = await client.request(method, f"/v1/audio/jobs{path}", json=body if not path else None)
             assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "true"), path
+            assert "takes over the jobs" in answer.text
         assert (await client.get(f"/v1/audio/jobs/{kept['id']}")).status_code == 200
         assert str(deleted["id"]) not in " ".join(map(str, files_in(tmp_path)))
 
@@ -754,6 +826,12 @@ async def test_no_place_of_the_store_is_told(tmp_path: Path) -> None:
         told = await until(client, job, "failed")
         assert "missing or damaged" in str(told["reason"])
         assert str(tmp_path) not in str(told)
+        whole = await started(client, "Two.")
+        await until(client, whole, "completed")
+        for file in files_in(tmp_path / "segments"):
+            file.unlink()
+        answer = await client.get(f"/v1/audio/jobs/{whole['id']}/audio")
+        assert (answer.json()["error"]["code"], str(tmp_path) in answer.text) == ("voice_damaged", False)
 
 
 async def test_jobs_of_a_revoked_key_wait(tmp_path: Path) -> None:
@@ -787,7 +865,7 @@ async def test_jobs_expire_beside_those_that_run_and_not_by_a_clock_that_jumps(
         assert may_remove.wait(10)
         forget(store, job_id)
 
-    monkeypatch.setattr(desk, "_LOOK_S", 0.01)
+    monkeypatch.setattr(desk, "_EXPIRE_S", 0.01)
     monkeypatch.setattr(JobStore, "forget", slowly)
     monkeypatch.setattr(
         clocks,
