@@ -37,7 +37,7 @@ from serve_app.api.responses.listing import apart, limit_of, page_of
 from serve_app.config import ConfigError, JobSettings
 from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.known_jobs import KnownJobs, cancel_tasks
-from serve_app.jobs.planning import planned
+from serve_app.jobs.planning import Planned, plan_into
 from serve_app.jobs.segment_maker import JobStopped, SegmentMaker
 from serve_app.jobs.stored_job import JOB_ID, LONGEST_LINE, JobState, MadeSegment, SegmentId, StoredJob
 from serve_app.jobs.webhooks import WEBHOOK, Webhooks
@@ -97,9 +97,8 @@ class JobDesk:
         self.is_stopping = False  # it changes nothing any more
 
     async def call(self, method: str, *arguments: object) -> Any:
-        methods: dict[str, Callable[..., Awaitable[Any]]] = {"create": self.create, "all_of": self.all_of}
-        methods |= {"parts": self.parts, "ask": self.ask, "track": self.track}
-        return await methods[method](*arguments)
+        methods: list[Callable[..., Awaitable[Any]]] = [self.create, self.all_of, self.parts, self.ask, self.track]
+        return await {each.__name__: each for each in methods}[method](*arguments)
 
     async def create(self, visitor: Visitor, body: bytes, key: str | None) -> tuple[Json, Reasons]:
         """A new job, and its fields without effect; with a `key` that its owner has used the job of that time.
@@ -118,8 +117,8 @@ class JobDesk:
         job_id = f"job_{secrets.token_hex(12)}"
         is_kept = False
         try:
-            check_room = partial(self._jobs.check_room, owner)
-            made = await planned(self._offer, fields, self._store(), job_id, check_room=check_room)
+            made = Planned(self._store(), job_id, partial(self._jobs.check_room, owner))
+            await plan_into(made, self._offer, fields)
             job = StoredJob(
                 id=job_id,
                 owner=owner,
@@ -137,7 +136,7 @@ class JobDesk:
                 await self._jobs.follow(0.0)
                 if (known := self._jobs.known(owner, key, fingerprint)) is not None:
                     return self._as_json(known), {}
-                check_room(made.num_bytes)
+                self._jobs.check_room(owner, made.num_bytes)
                 self._check_open()
                 is_kept = True  # also if the client leaves now: the thread goes on
                 await asyncio.to_thread(self._store().create, job)
@@ -166,8 +165,10 @@ class JobDesk:
         """A page of how far each part of a job is. Raises NotFound, InvalidRequest, Damaged."""
         work = await self._find(visitor, job_id)
         total = len(work.job.num_segments)
-        if after and not (after.isascii() and after.isdigit() and len(after) < 10 and int(after) < total):
-            raise InvalidRequest(f"after: {after[:80]!r} is no part of {job_id}, which has 0 to {total - 1}.", "after")
+        if after and not work.has_part(after):
+            raise InvalidRequest(
+                f"after: part {after[:80]!r} is unknown. {job_id} has parts 0 to {total - 1}.", "after"
+            )
         start = int(after) + 1 if after else 0
         end = min(total, start + limit_of(limit or str(_MOST_LISTED), most=_MOST_LISTED))
         parts = self._store().parts(work.job, start, end)
@@ -180,12 +181,9 @@ class JobDesk:
         """
         if action != "get":
             self._check_open()
-        try:
-            work = await self._find(visitor, job_id)
-        except NotFound:
-            if action == "delete" and JOB_ID.fullmatch(job_id):  # perhaps again, after a deletion that was killed
-                await asyncio.to_thread(self._store().remove, job_id)
-            raise
+        if action == "delete" and JOB_ID.fullmatch(job_id):  # perhaps again, after a deletion that was killed
+            await asyncio.to_thread(self._store().remove, job_id)
+        work = await self._find(visitor, job_id)
         if action == "cancel" and not work.is_complete:
             await self._jobs.change(work, JobState(cancelled=True, ended_at=now()))
         elif action == "resume" and not work.is_complete:
@@ -195,14 +193,14 @@ class JobDesk:
             return {"id": job_id, "object": "audio.job.deleted", "deleted": True}
         return self._as_json(work)
 
-    async def track(self, visitor: Visitor, job_id: str, part: int | None) -> Track:
+    async def track(self, visitor: Visitor, job_id: str, part: str | None) -> Track:
         """A finished part, or all of a finished job. Raises NotFound, Conflict."""
         work = await self._find(visitor, job_id)
-        made = work.whole() if part is None else work.part(part)
+        names = await apart(work.names, part)
         infos = [work.job.info(model) for model in work.job.models]
         if part is None and len({info.sample_rate for info in infos}) > 1:
             raise Conflict("Its models have different sample rates: fetch its parts.", None, "mixed_sample_rates")
-        return Track(job_id, infos[0].sample_rate, frame_samples=infos[0].frame_samples, made=made)
+        return Track(job_id, infos[0].sample_rate, frame_samples=infos[0].frame_samples, names=names)
 
     async def run(self) -> None:
         """Make segments until this is cancelled. Those that run then are made again by the next process."""
@@ -234,11 +232,9 @@ class JobDesk:
             work, segment_id = begun
             work.todo.remove(segment_id)
             work.begin(segment_id, asyncio.create_task(self._make(work, segment_id)))
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_S):
                 await self._changed.wait()
-        except TimeoutError:
-            return
 
     @property
     def _num_running(self) -> int:
@@ -248,9 +244,8 @@ class JobDesk:
         """What begins next: of the owner, then of the job, with the fewest that run; the oldest. A segment that was
         lost begins first, and nothing beside it that has the same model.
         """
-        of_owners, held = Counter[str](), self._jobs.held()
-        for work in self._works.values():
-            of_owners[work.job.owner] += len(work.running)
+        held = self._jobs.held()
+        of_owners = Counter(work.job.owner for work in self._works.values() for _ in work.running)
         ready = [work for work in self._works.values() if work.todo and not work.state.ended_at]
         ready = [work for work in ready if self._hindered(work, held) is None]
         taken = {model for work in self._works.values() if work.running for model in work.job.models}
@@ -350,15 +345,14 @@ class JobDesk:
         while True:
             try:
                 mark = await asyncio.to_thread(self._store().save, work.job.id, made, content)
+                break
             except StoreFailed as error:
                 self._fail(error)
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
-            else:
-                break
         self._failure = None
         if mark is None or work.job.id not in self._works:  # deleted meanwhile, here or by another process
-            self._jobs.forget(work)
+            self._jobs.forget(work.job.id)
             return
         work.add(made, len(content))
         if mark != work.mark:
@@ -399,10 +393,9 @@ class JobDesk:
             raise Starting("Another replica takes over the jobs.")
 
     async def _find(self, visitor: Visitor, job_id: str) -> Work:
-        await self._jobs.follow(math.inf)  # once
         if JOB_ID.fullmatch(job_id) and job_id not in self._jobs.deleted:
             try:
-                await self._jobs.refresh(job_id)
+                await self._jobs.look(job_id)
             except StoreFailed:
                 if job_id not in self._works:
                     raise
@@ -420,9 +413,10 @@ class JobDesk:
             try:
                 if number % _SWEEP_ROUNDS == 0 and (number == 0 or time_s is not None):
                     await asyncio.to_thread(store.sweep, _ABANDONED_S)
-                old = [work for work in self._works.values() if time_s and work.idle_s(time_s) > retention_s]
-                for work in old:
-                    if await asyncio.to_thread(store.idle_s, work.job.id) > retention_s:
+                for work in list(self._works.values()):
+                    ended_at = work.state.ended_at or (work.job.created_at if work.is_complete else math.inf)
+                    is_old = (time_s or 0.0) - max(ended_at, work.state.called_at or 0) > retention_s
+                    if is_old and await asyncio.to_thread(store.idle_s, work.job.id) > retention_s:
                         await self._remove(work)
             except StoreFailed as error:
                 self._fail(error)

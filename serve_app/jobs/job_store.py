@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     import obstore
 
 
-_IN_PIECES = ("plans", "segments")
-
-
 @dataclass(frozen=True, slots=True)
 class Content:
     """What is kept of a segment."""
@@ -68,8 +65,11 @@ class JobStore:
                 yield start, part, plan.manners[part.manner].model
                 start += 1
 
-    def marks(self) -> dict[str, str]:
-        """All jobs, each with a mark that changes with its state."""
+    def marks(self, job_id: str | None = None) -> dict[str, str]:
+        """All jobs, or one, each with a mark that changes with its state."""
+        if job_id is not None:
+            mark = self.mark(job_id)
+            return {} if mark is None else {job_id: mark}
         states = {meta["path"]: _mark(meta) for meta in self._files.listed("states/")}
         return {job_id: states.get(f"states/{job_id}.json", "") for job_id in self.jobs()}
 
@@ -161,7 +161,7 @@ class JobStore:
         with contextlib.suppress(StoreFailed):  # `sweep` removes the rest
             if self._files.meta(f"jobs/{job_id}.json") is None:
                 self._files.delete(f"plans/{job_id}.json", f"states/{job_id}.json")
-                for kind in _IN_PIECES:
+                for kind in ("plans", "segments"):
                     paths = [meta["path"] for meta in self._files.listed(f"{kind}/{job_id}/", unnamed=True)]
                     self._files.delete(*paths)
 
@@ -170,7 +170,7 @@ class JobStore:
         before_s = store_now_s(self._files) - older_s
         old = {
             meta["path"].split("/")[1].removesuffix(".json")
-            for kind in ("states", *_IN_PIECES)
+            for kind in ("states", "plans", "segments")
             for meta in self._files.listed(f"{kind}/")
             if meta["last_modified"].timestamp() < before_s
         }

@@ -7,7 +7,8 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 
 from deployments.errors import Conflict
 from serve_app.config import JobSettings
@@ -44,46 +45,37 @@ class KnownJobs:
         """
         async with self._following:
             if self._followed_s is None or time.monotonic() - self._followed_s >= within_s:
-                known = set(self.works)
-                await self._compare(known, await asyncio.to_thread(self._store().marks))
+                await self.look()
                 self._followed_s = time.monotonic()
 
-    async def refresh(self, job_id: str) -> None:
-        """Look at one job. Raises StoreFailed."""
-        known = self.works.keys() & {job_id}
-        mark = await asyncio.to_thread(self._store().mark, job_id)
-        await self._compare(known, {} if mark is None else {job_id: mark})
-
-    async def _compare(self, known: set[str], marks: Mapping[str, str]) -> None:
-        """Of the jobs that were `known` before the store was read, and of those that have `marks` in it."""
-        for job_id in known - marks.keys():
-            if (gone := self.works.get(job_id)) is not None:
-                self.forget(gone)
-        new = [job_id for job_id in marks if job_id not in self.works and job_id not in self.deleted]
+    async def look(self, job_id: str | None = None) -> None:
+        """Look at one job, or at all. Raises StoreFailed."""
+        known = {each for each in self.works if job_id in (None, each)}
+        marks = await asyncio.to_thread(self._store().marks, job_id)
+        for gone in known - marks.keys():
+            self.forget(gone)
+        new = [each for each in marks if each not in self.works and each not in self.deleted]
         for work in await asyncio.to_thread(_works_of, self._store(), new):
             if work.job.id not in self.deleted:  # here meanwhile
                 self.works.setdefault(work.job.id, work)
-        for job_id in known & marks.keys():
-            present = self.works.get(job_id)
-            if present is not None and present.mark != marks[job_id]:
-                await self.adopt(present, marks[job_id])
+        for work in [self.works[each] for each in known & marks.keys() & self.works.keys()]:
+            if work.mark != marks[work.id]:
+                await self.adopt(work, marks[work.id])
 
     async def adopt(self, work: Work, mark: str) -> None:
         """Take over its state, which may be that of another process."""
         async with work.lock:
-            try:
+            state = work.state  # which stays if that of the store is damaged
+            with suppress(Damaged):
                 state = await asyncio.to_thread(self._store().state, work.job.id)
-            except Damaged as error:
-                logger.error("the last known state of %s stays: %s", work.job.id, error)
-                state = work.state
             work.mark = mark
             if state != work.state:
                 await self._obey(work, state)
 
-    def forget(self, work: Work) -> None:
-        """It was deleted by another process."""
-        self.works.pop(work.job.id, None)
-        cancel_tasks(work)
+    def forget(self, job_id: str) -> None:
+        """Another process has deleted it."""
+        if (work := self.works.pop(job_id, None)) is not None:
+            cancel_tasks(work)
 
     async def end(self, work: Work, state: JobState) -> None:
         """Unless it has ended: two of its segments may fail at once."""
@@ -139,11 +131,10 @@ class KnownJobs:
     def check_room(self, owner: str, num_bytes: int) -> None:
         """Raises Conflict if the quota of the owner has no room for a further job of this size."""
         own = [work.num_bytes for work in self.works.values() if work.job.owner == owner]
-        held, most_bytes, most_jobs = sum(own), self._settings.max_bytes, self._settings.max_jobs
-        if len(own) >= most_jobs or held + num_bytes >= most_bytes:
-            limits = f"api.jobs.max_jobs allows {most_jobs} and api.jobs.max_bytes {most_bytes} bytes"
-            wanted = f", and this one has {num_bytes} bytes or more" if num_bytes else ""
-            message = f"You keep {len(own)} jobs ({held} bytes){wanted}. {limits}. Delete a job."
+        num_bytes += sum(own)
+        if len(own) >= self._settings.max_jobs or num_bytes >= self._settings.max_bytes:
+            limits = f"api.jobs.max_jobs allows {self._settings.max_jobs}, max_bytes {self._settings.max_bytes}"
+            message = f"You keep {len(own)} jobs. With this one they have {num_bytes} bytes. {limits}. Delete a job."
             raise Conflict(message, None, "quota_exceeded")
 
 

@@ -32,9 +32,10 @@ _PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # a piece of the plan ends with the p
 class Planned:
     """A job as it is planned. Its texts go to the store in pieces, so that memory holds one of them."""
 
-    def __init__(self, store: JobStore, job_id: str, *, check_room: Callable[[int], None], deterministic: bool) -> None:
-        self._store, self._job_id, self.deterministic = store, job_id, deterministic
-        self._check_room = check_room
+    def __init__(self, store: JobStore, job_id: str, check_room: Callable[[int], None]) -> None:
+        """`check_room` gets the bytes of the plan so far, and raises Conflict beyond the quota."""
+        self._store, self._job_id, self._check_room = store, job_id, check_room
+        self.deterministic = False
         self.models: dict[str, dict[str, object]] = {}  # as in StoredJob
         self.ignored: Reasons = {}
         self.num_segments: list[int] = []  # of each part
@@ -73,13 +74,9 @@ class Planned:
             self._check_room(self.num_bytes)
 
 
-async def planned(
-    offer: Offer, fields: Mapping[str, object], store: JobStore, job_id: str, *, check_room: Callable[[int], None]
-) -> Planned:
-    """Plan a job, into the store. `check_room` gets the size of the plan so far, and raises Conflict beyond the quota.
-
-    Raises InvalidRequest that names the entry and its field, PayloadTooLarge, ModelNotFound, NotReady, StoreFailed. The
-    caller then removes the pieces that are in the store.
+async def plan_into(made: Planned, offer: Offer, fields: Mapping[str, object]) -> None:
+    """Raises InvalidRequest that names the entry and its field, PayloadTooLarge, ModelNotFound, NotReady, StoreFailed,
+    Conflict. The caller then removes the pieces that are in the store.
     """
     settings = offer.settings
     inputs, defaults = fields.get(INPUTS), {name: value for name, value in fields.items() if name != INPUTS}
@@ -93,7 +90,7 @@ async def planned(
         raise InvalidRequest(f"inputs has {len(inputs)} entries, at most {MOST_PARTS} are allowed.", INPUTS)
     if misplaced := next((name for name in ("input", "text", CUSTOM_ID) if name in defaults), None):
         raise InvalidRequest(f'{misplaced} belongs in each entry of inputs: {{"input": "..."}}.', misplaced)
-    made = Planned(store, job_id, check_room=check_room, deterministic=switch(defaults, DETERMINISTIC))
+    made.deterministic = switch(defaults, DETERMINISTIC)
     defaults.pop(DETERMINISTIC, None)
     # A part may be longer than the text of a request.
     long = replace(offer, settings=settings.model_copy(update={"max_input_chars": settings.jobs.max_input_chars}))
@@ -111,7 +108,6 @@ async def planned(
             raise type(error)(f"inputs[{number}]: {error.message}", param, error.code) from None
         await made.add(part)
     await made.keep_piece()
-    return made
 
 
 def _check_time(spent_s: float, done: int, total: int) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from deployments.errors import EngineError, TalkrayError
-from deployments.protocol import Codes, FinishReason, ModelInfo, Reference
+from deployments.protocol import Codes, ModelInfo, Reference
 from serve_app.api.records.request_record import RequestRecord, Usage
 from serve_app.jobs.job_store import packed
 from serve_app.jobs.stored_job import JobPlan, MadeSegment, Manner, Part, SegmentId, StoredJob
@@ -34,10 +34,6 @@ class _Speech:
     positions: list[tuple[float, float]] = field(default_factory=list)
     began_ns: int = field(default_factory=time.time_ns)
 
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        return self.usage.finish_reason
-
 
 class SegmentMaker:
     """Asks the synthesizer of each model, by `SynthesisRequest.model`, without any admission."""
@@ -58,9 +54,9 @@ class SegmentMaker:
         request = utterance.synthesis
         voice = manner.stored_voice or request.voice
         speech = await self._speak(utterance, info, voice)
-        was_redrawn = utterance.may_redraw and ended_badly(speech.finish_reason)
+        was_redrawn = utterance.may_redraw and ended_badly(speech.usage.finish_reason)
         if was_redrawn:
-            count_redraw(request, speech.finish_reason)
+            count_redraw(request, speech.usage.finish_reason)
             second = utterance.second_attempt(segment_seed(request.seed, SECOND_ATTEMPT))
             speech = await self._speak(second, info, voice)
         RequestRecord(
@@ -106,7 +102,7 @@ class SegmentMaker:
                 speech.pcm += chunk.pcm
                 speech.positions += chunk.text_positions
                 speech.usage.add(chunk)
-        if speech.finish_reason is None:
+        if speech.usage.finish_reason is None:
             raise EngineError("a segment ended without a reason: speech is missing")
         return speech
 
@@ -115,11 +111,11 @@ def _packed_segment(
     speech: _Speech, part: Part, segment_id: SegmentId, info: ModelInfo, was_redrawn: bool
 ) -> tuple[MadeSegment, bytes]:
     """With the silence before it, and behind the last one that of the part's end. Blocks."""
-    assert speech.finish_reason is not None
+    assert speech.usage.finish_reason is not None
     before = int(part.segments[segment_id.segment].pause_s * info.sample_rate)
     is_last = segment_id.segment == len(part.segments) - 1
     after = int(part.end_pause_s * info.sample_rate) if is_last else 0
     pcm = bytes(2 * before) + bytes(speech.pcm) + bytes(2 * after)
     positions = [(before / info.sample_rate + seconds, chars) for seconds, chars in speech.positions]
-    made = MadeSegment(segment_id, len(pcm) // 2, finish_reason=speech.finish_reason, was_redrawn=was_redrawn)
+    made = MadeSegment(segment_id, len(pcm) // 2, finish_reason=speech.usage.finish_reason, was_redrawn=was_redrawn)
     return made, packed(np.concatenate(speech.codes), pcm, positions, info.sample_rate)

@@ -7,6 +7,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import soundfile
@@ -159,8 +161,8 @@ async def test_an_unfinished_part_is_a_conflict_and_an_unknown_one_is_not_found(
             ("/parts/0/words", 409, "part_not_finished"),
             ("/audio", 409, "job_not_finished"),
             ("/parts/1", 404, "part_not_found"),
-            ("/parts/one", 404, "not_found"),
-            ("/parts/-1", 404, "not_found"),
+            ("/parts/one", 404, "part_not_found"),
+            ("/parts/-1", 404, "part_not_found"),
             (f"/parts/{'9' * 5000}", 404, "part_not_found"),
             (f"/parts/{'9' * 5000}/words", 404, "part_not_found"),
             ("/parts?after=0", 200, None),
@@ -700,8 +702,8 @@ async def test_segments_that_were_lost_together_are_made_one_by_one(
     async with serving(tmp_path, speaker) as (server, client):
         await until(client, await started(client, *["Warm."] * 16), "completed")  # now it begins several at once
         speaker.errors = [TalkerLost("gone")] * 4
-        plan, pieces = JobStore.plan, []
-        monkeypatch.setattr(JobStore, "plan", lambda *arguments: pieces.append(arguments) or plan(*arguments))
+        pieces = Mock(wraps=server.desk._store().plan)
+        monkeypatch.setattr(JobStore, "plan", pieces)
         job = await started(client, "One.", "Two.", "Three.", "Four.", *["More."] * 4)
         work = server.desk._works[str(job["id"])]
         await so(lambda: len(work.suspects) == 4)
@@ -712,7 +714,7 @@ async def test_segments_that_were_lost_together_are_made_one_by_one(
         assert len({request.request_id for request in speaker.requests[num_alone : num_alone + 4]}) == 4
         await until(client, job, "completed")
         assert not work.failures or not any(work.failures.values())
-        assert len(pieces) == 1, "which all segments use"
+        assert pieces.call_count == 1, "which all segments use"
 
 
 async def test_a_job_that_is_deleted_while_it_runs_leaves_nothing(
@@ -800,7 +802,14 @@ async def test_a_large_job_keeps_no_other_one_waiting_and_may_be_too_large(
 
 
 async def test_words_of_many_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their audio is not decoded, and a part has a bound of segments."""
+    """Their audio is not decoded, lists of others do not wait for them, and a part has a bound of segments."""
+    content, read = JobStore.content, threading.Event()
+
+    def slowly(*arguments: Any, **options: bool) -> job_store.Content:
+        read.set()
+        time.sleep(0.01)
+        return content(*arguments, **options)
+
     async with serving(tmp_path, Speaker()) as (_, client):
         job = await started(client, "a [pause 1ms] " * 40)
         await until(client, job, "completed")
@@ -809,6 +818,12 @@ async def test_words_of_many_segments(tmp_path: Path, monkeypatch: pytest.Monkey
         assert (len(told["segments"]), len(told["words"])) == (40, 40)
         starts = [word["start"] for word in told["words"]]
         assert starts == sorted(starts)
+        monkeypatch.setattr(JobStore, "content", slowly)
+        words = [asyncio.create_task(client.get(f"/v1/audio/jobs/{job['id']}/parts/0/words")) for _ in range(2)]
+        await so(read.is_set)
+        await client.get("/v1/audio/jobs")
+        assert not any(task.done() for task in words)
+        assert all([(await task).status_code == 200 for task in words])
         monkeypatch.setattr(planning, "MOST_SEGMENTS", 39)
         answer = await client.post(
             "/v1/audio/jobs", json={"voice": "ryan", "inputs": [{"input": "a [pause 1ms] " * 40}]}
