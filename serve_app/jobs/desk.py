@@ -1,7 +1,7 @@
-"""All jobs of a server, in one process: takes them in, makes their segments, and tells how far they are.
+"""All jobs of a server, in one process: accepts them, makes their segments and reports their progress.
 
-The store is the truth. A process that dies loses the segments that were running, and its successor makes these again.
-While two processes have the same store, as during an update, each follows what the other one changes.
+The store is the truth. If the process dies, its successor makes the segments again that were running. While two
+processes have the same store, as during an update, each follows the changes of the other one.
 """
 
 import asyncio
@@ -88,13 +88,13 @@ class JobDesk:
         self._webhooks = Webhooks(settings)
         self._keys = _keys_of(offer)
         self._limit = min(_FIRST_SEGMENTS, float(settings.max_segments))
-        self._failure: str | None = None  # why the store takes nothing now
+        self._failure: str | None = None  # why the store cannot be used now
         self._losses = deque[tuple[float, SegmentId]](maxlen=1000)  # when segments were lost with their replica
         self._num_dead_nodes, self._node_lost_s = 0, float("-inf")
         self._changed, self._creating = asyncio.Event(), asyncio.Lock()
         self._jobs = KnownJobs(settings, self._store, self._fail, changed=self._changed.set)
         self._works = self._jobs.works
-        self.is_stopping = False  # it changes nothing any more
+        self.is_stopping = False  # it refuses changes
 
     async def call(self, method: str, *arguments: object) -> Any:
         methods: list[Callable[..., Awaitable[Any]]] = [self.create, self.all_of, self.parts, self.ask, self.track]
@@ -216,7 +216,7 @@ class JobDesk:
             await asyncio.gather(*map(cancel_tasks, self._works.values()), return_exceptions=True)
 
     async def _take_turn(self) -> None:
-        """Begin what there is room for, and wait for a change."""
+        """Begin as many segments as there is room for, and wait for a change."""
         try:
             await self._jobs.follow(_FOLLOW_S)
         except StoreFailed as error:
@@ -241,8 +241,8 @@ class JobDesk:
         return sum(len(work.running) for work in self._works.values())
 
     def _next(self) -> tuple[Work, SegmentId] | None:
-        """What begins next: of the owner, then of the job, with the fewest that run; the oldest. A segment that was
-        lost begins first, and nothing beside it that has the same model.
+        """The next segment: of the owner, then of the job, with the fewest running ones; the oldest. A lost segment is
+        retried first, alone among the segments of its model.
         """
         held = self._jobs.held()
         of_owners = Counter(work.job.owner for work in self._works.values() for _ in work.running)
@@ -260,7 +260,7 @@ class JobDesk:
         return None if first is None else (first, first.todo[0])
 
     async def _make(self, work: Work, segment_id: SegmentId) -> None:
-        """One segment, from the pools into the store. What cannot be made now is put back."""
+        """One segment, from the pools into the store. It is put back if it cannot be made now."""
         try:
             async with work.lock:  # one of its segments reads a piece for all
                 if (plan := work.plan) is None or not plan.has(segment_id.part):
@@ -364,13 +364,13 @@ class JobDesk:
     def _fail(self, error: StoreFailed) -> None:
         """The reason that clients get has no path and no bucket."""
         problem = error.__cause__.strerror if isinstance(error.__cause__, OSError) else None
-        failure = f"The store of jobs fails{f': {problem}' if problem else ''}. It is tried again."
+        failure = f"The job store is not available{f': {problem}' if problem else ''}. The server retries."
         if failure != self._failure:
             logger.error("jobs are paused: %s", error.__cause__ or error)
         self._failure = failure
 
     async def _stop(self, work: Work, reason: str) -> None:
-        """No segment of it begins any more, until it is resumed."""
+        """Begin no further segment of it until it is resumed."""
         logger.error("%s failed: %s", work.job.id, reason)
         await self._jobs.end(work, JobState(failed=reason[:LONGEST_LINE], ended_at=now()))
 
@@ -380,9 +380,9 @@ class JobDesk:
             return self._failure
         owner, most = work.job.owner, self._settings.max_bytes
         if self._keys is not None and owner and not self._keys.has_name(owner):
-            return f"The key {owner} was revoked: jobs of its name wait for another key of that name."
+            return f"No valid key is named {owner!r}. Create one to continue this job."
         if held[owner] >= most:
-            return f"Its owner's jobs hold {held[owner]} bytes, api.jobs.max_bytes allows {most}: delete some."
+            return f"Your jobs hold {held[owner]} bytes. api.jobs.max_bytes allows {most}. Delete a job."
         return next(filter(None, map(self._hindrance, work.job.models)), None)
 
     def _as_json(self, work: Work) -> Json:
@@ -401,7 +401,7 @@ class JobDesk:
                     raise
         work = self._works.get(job_id)
         if work is None or not _sees(visitor, work):
-            raise NotFound(f"There is no job {job_id[:80]!r}, or it is not yours.", "job_id", "job_not_found")
+            raise NotFound(f"Job {job_id[:80]!r} is unknown or belongs to another key.", "job_id", "job_not_found")
         return work
 
     async def _expire(self) -> None:
@@ -423,7 +423,7 @@ class JobDesk:
             await asyncio.sleep(min(_EXPIRE_S, retention_s))
 
     async def _remove(self, work: Work) -> None:
-        """Nothing of it begins from now on. Raises StoreFailed, and it goes on then."""
+        """Begins no further segment of it. Raises StoreFailed, and the job continues then."""
         self._works.pop(work.job.id, None)
         self._jobs.deleted.append(work.job.id)
         try:

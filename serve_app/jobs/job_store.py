@@ -1,11 +1,11 @@
-"""Where jobs lie: in the store of voices, beside them. All methods block, and raise StoreFailed.
+"""The jobs in the store of voices. All methods block, and raise StoreFailed.
 
     jobs/ID.json           the description: a job is there once it is written
     plans/ID/N.json        its texts in pieces, written before; plans/ID.json of a job that an older version made
     states/ID.json         whether it was cancelled or failed
     segments/ID/NAME       a finished segment: codes, audio as FLAC, times of its text. `MadeSegment.name` is its NAME.
 
-A segment is one object, which is complete once it has its name, so a death leaves no half of one.
+A segment is one object, which is complete once it has its name. A crash never leaves a partial segment.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What is kept of a segment."""
+    """The content of a finished segment."""
 
     codes: Codes
     pcm: bytes  # s16le, mono, at the model's sample rate
@@ -87,7 +87,7 @@ class JobStore:
         return store_now_s(self._files) - latest_s
 
     def job(self, job_id: str) -> StoredJob | None:
-        """None where it has gone. Raises Damaged."""
+        """None if it was deleted. Raises Damaged."""
         return self._files.get_record(f"jobs/{job_id}.json", StoredJob)
 
     def existing_job(self, job_id: str) -> StoredJob:
@@ -109,7 +109,7 @@ class JobStore:
         return self._files.get_record(f"states/{job_id}.json", JobState) or JobState()
 
     def write_state(self, job_id: str, state: JobState) -> None:
-        """Nothing is left of a job that was deleted meanwhile."""
+        """Removes the state again if the job was deleted meanwhile."""
         self._files.put_record(f"states/{job_id}.json", state)
         if self.mark(job_id) is None:
             self._files.delete(f"states/{job_id}.json")
@@ -125,8 +125,8 @@ class JobStore:
         return iter(segments.values())
 
     def save(self, job_id: str, made: MadeSegment, content: bytes) -> str | None:
-        """Keep a finished segment, and return the job's mark. `content` is made by `packed`. Nothing is left of a job
-        that was deleted meanwhile: its deletion removes the description first, so that one of both finds the segment.
+        """Keep a finished segment, made by `packed`, and return the job's mark. If the job was deleted meanwhile, this
+        or the deletion removes the segment, because the deletion removes the description first.
         """
         self._files.put(f"segments/{job_id}/{made.name}", content)
         mark = self.mark(job_id)

@@ -1,6 +1,6 @@
 """The jobs of a store, as one process knows them.
 
-The store is the truth: any number of processes may change it, and each follows what the other ones do.
+The store is the truth: any number of processes may change it, and each follows the changes of the others.
 """
 
 import asyncio
@@ -31,25 +31,22 @@ class KnownJobs:
         *,
         changed: Callable[[], None],
     ) -> None:
-        """`failed` is told of a state that could not be kept, `changed` of one that is another."""
+        """Calls `failed` for a state that could not be stored, and `changed` for one that has changed."""
         self._settings, self._store, self._failed, self._changed = settings, store, failed, changed
         self.works: dict[str, Work] = {}
         self.deleted = deque[str](maxlen=1000)  # ids, the latest
         self._following = asyncio.Lock()
-        self._followed_s: float | None = None
+        self._followed_s = float("-inf")
 
     async def follow(self, within_s: float) -> None:
-        """Look at what other processes have changed, unless this was done within the last seconds; at first read all.
-
-        Raises StoreFailed.
-        """
+        """Look at all jobs, unless this was done within the last seconds. Raises StoreFailed."""
         async with self._following:
-            if self._followed_s is None or time.monotonic() - self._followed_s >= within_s:
+            if time.monotonic() - self._followed_s >= within_s:
                 await self.look()
                 self._followed_s = time.monotonic()
 
     async def look(self, job_id: str | None = None) -> None:
-        """Look at one job, or at all. Raises StoreFailed."""
+        """Follow the changes of other processes to one job, or to all. Raises StoreFailed."""
         known = {each for each in self.works if job_id in (None, each)}
         marks = await asyncio.to_thread(self._store().marks, job_id)
         for gone in known - marks.keys():
@@ -63,7 +60,7 @@ class KnownJobs:
                 await self.adopt(work, marks[work.id])
 
     async def adopt(self, work: Work, mark: str) -> None:
-        """Take over its state, which may be that of another process."""
+        """Read its state, which another process may have changed."""
         async with work.lock:
             state = work.state  # which stays if that of the store is damaged
             with suppress(Damaged):
@@ -95,7 +92,7 @@ class KnownJobs:
             self._failed(error)
 
     async def change(self, work: Work, state: JobState) -> None:
-        """What its owner wants. Raises StoreFailed, and nothing has changed then."""
+        """A change by its owner. Raises StoreFailed, and the state is as before then."""
         async with work.lock:
             await asyncio.to_thread(self._store().write_state, work.job.id, state)
             await self._obey(work, state)

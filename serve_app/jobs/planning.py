@@ -1,4 +1,4 @@
-"""From what a client sent to the texts of a job, all checked: a mistake in any of them is an answer, never a job."""
+"""Checks the request for a job and plans its texts. A mistake in any of them is an error, never a job."""
 
 import asyncio
 import time

@@ -26,7 +26,7 @@ class JobStopped(TalkrayError):
 
 @dataclass(slots=True)
 class _Speech:
-    """What was heard of a segment."""
+    """The speech of a segment."""
 
     usage: Usage
     codes: list[Codes] = field(default_factory=list)
@@ -75,12 +75,12 @@ class SegmentMaker:
     async def _check(self, job: StoredJob, manner: Manner, info: ModelInfo) -> None:
         """Raises JobStopped where another model is loaded by now: the rest would have another voice."""
         if manner.model not in self._synthesizers:
-            raise JobStopped(f"the model {manner.model or info.name} is not served any more")
+            raise JobStopped(f"the model {manner.model or info.name} is no longer served")
         now = await self._synthesizers[manner.model].describe()
         if (now.name, now.fingerprint) != (info.name, info.fingerprint):
             raise JobStopped(f"the job was made for {info.name}, and {now.name} is loaded: load that model, and resume")
         if job.deterministic and not now.deterministic:
-            raise JobStopped("the job is deterministic, and its talkers are not any more: set talker.deterministic")
+            raise JobStopped("the job is deterministic, and its talkers no longer are: set talker.deterministic")
 
     async def _reference(self, job: StoredJob, manner: Manner, info: ModelInfo) -> Reference | None:
         if manner.stored_voice is None:

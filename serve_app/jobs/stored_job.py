@@ -1,7 +1,7 @@
-"""What is kept of a job: its description, its plan, and the name under which each finished segment lies in the store.
+"""The stored records of a job: its description, its plan, its state, and the names of its finished segments.
 
 A job has *parts*, one for each entry of `inputs`. A part is spoken in *segments*, whose texts are fixed when the job is
-made: a later start makes the segments that are missing, and no other ones.
+made: a later start makes only the missing segments.
 """
 
 import re
@@ -61,7 +61,7 @@ class Rules(Strict):
 
 
 class Manner(Strict):
-    """Who speaks, and how: what parts share."""
+    """The voice of parts and its options."""
 
     model: _Line  # `SynthesisRequest.model`
     voice: _Line | None  # a speaker of the checkpoint
@@ -108,7 +108,7 @@ class Part(Strict):
 
 
 class JobPlan(Strict):
-    """All that is spoken in some consecutive parts."""
+    """The texts of some consecutive parts."""
 
     rules: Annotated[tuple[Rules, ...], Field(max_length=MOST_PARTS)]
     manners: Annotated[tuple[Manner, ...], Field(max_length=MOST_PARTS)]
@@ -146,7 +146,7 @@ class JobPlan(Strict):
 
 
 class StoredJob(Strict):
-    """The description of a job. It never changes; what has become of the job stands in its state and its segments."""
+    """The description of a job. It never changes: its state and its segments have its progress."""
 
     model_config = _OLDER
 
@@ -174,7 +174,7 @@ class StoredJob(Strict):
 
 
 class JobState(Strict):
-    """What a client, or a failure, has made of a job."""
+    """Whether and how a job has ended, and the calls of its webhook."""
 
     model_config = _OLDER
 
@@ -199,7 +199,7 @@ class SegmentId:
 
 @dataclass(frozen=True, slots=True)
 class MadeSegment:
-    """What the name of a finished segment says. The listing of a job's segments is all of its progress."""
+    """A finished segment, parsed from its file name. The list of these files is the progress of a job."""
 
     id: SegmentId
     samples: int  # at the model's rate, after a change of speed
@@ -217,7 +217,7 @@ class MadeSegment:
 
     @classmethod
     def of(cls, name: str) -> Self | None:
-        """None where it is no name of a segment."""
+        """None for any other name."""
         match = _NAME.fullmatch(name)
         if match is None or match[4] not in set(FinishReason):
             return None

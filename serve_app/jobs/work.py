@@ -1,4 +1,4 @@
-"""One job as the process that makes it knows it: what is made, what runs, and what is left."""
+"""One job in the process that makes it: its finished, running and remaining segments."""
 
 import asyncio
 import time
@@ -73,7 +73,7 @@ class Work:
         return len(self.made) == self.num_segments
 
     def status(self, hindrance: str | None) -> JobStatus:
-        """`hindrance`: why no segment of it is begun now, if so."""
+        """`hindrance`: why none of its segments begins now."""
         if self.state.cancelled:
             return JobStatus.CANCELLED
         if self.state.failed is not None:
@@ -89,7 +89,7 @@ class Work:
         self.running[segment_id] = task
 
     def add(self, made: MadeSegment, num_bytes: int) -> None:
-        """A segment lies in the store."""
+        """A segment was stored."""
         self.num_bytes += num_bytes
         self._num_new += 1
         if made.id not in self.made:

@@ -255,7 +255,7 @@ async def test_what_cannot_be_read_pauses_and_the_job_goes_on(tmp_path: Path, mo
     speaker.errors = [StoreFailed("the voice cannot be read")] * 2
     async with serving(tmp_path, speaker) as (_, client):
         job = await started(client, "One.")
-        assert (await until(client, job, "paused"))["reason"] == "The store of jobs fails. It is tried again."
+        assert (await until(client, job, "paused"))["reason"] == "The job store is not available. The server retries."
         assert (await until(client, job, "completed"))["reason"] is None
         assert len(speaker.requests) == 3
 
@@ -861,7 +861,7 @@ async def test_jobs_of_a_revoked_key_wait(tmp_path: Path) -> None:
     server.start()
     try:
         async with server.client(authorization=f"Bearer {admin}") as client:
-            assert "revoked" in str((await until(client, job, "paused"))["reason"])
+            assert "key is named 'ada'" in str((await until(client, job, "paused"))["reason"])
             create_key(file, "ada")
             await until(client, job, "completed")
     finally:
