@@ -29,14 +29,13 @@ from deployments.errors import (
     ReplicaLost,
     Starting,
 )
-from serve_app.api.access.keys import Keys
 from serve_app.api.bodies.client_input import parse_object
 from serve_app.api.requests.ignored_fields import Reasons
 from serve_app.api.requests.speech_request import Offer
 from serve_app.api.responses.listing import apart, limit_of, page_of
-from serve_app.config import ConfigError, JobSettings
+from serve_app.config import JobSettings
 from serve_app.jobs.job_store import JobStore
-from serve_app.jobs.known_jobs import KnownJobs, cancel_tasks
+from serve_app.jobs.known_jobs import KnownJobs, age, cancel_tasks, keys_of, sees
 from serve_app.jobs.planning import Planned, plan_into
 from serve_app.jobs.segment_maker import JobStopped, SegmentMaker
 from serve_app.jobs.stored_job import JOB_ID, LONGEST_LINE, JobState, MadeSegment, SegmentId, StoredJob
@@ -86,7 +85,7 @@ class JobDesk:
         self._offer, self._maker, self._settings = offer, maker, settings
         self._hindrance, self._dead_nodes = hindrance, dead_nodes
         self._webhooks = Webhooks(settings)
-        self._keys = _keys_of(offer)
+        self._keys = keys_of(offer)
         self._limit = min(_FIRST_SEGMENTS, float(settings.max_segments))
         self._failure: str | None = None  # why the store cannot be used now
         self._losses = deque[tuple[float, SegmentId]](maxlen=1000)  # when segments were lost with their replica
@@ -153,7 +152,7 @@ class JobDesk:
     async def all_of(self, visitor: Visitor, after: str, limit: str) -> Json:
         """A page of them, the newest first. Raises InvalidRequest."""
         await self._jobs.follow(_LOOK_S)
-        visible = sorted((work for work in self._works.values() if _sees(visitor, work)), key=_age, reverse=True)
+        visible = sorted((work for work in self._works.values() if sees(visitor, work)), key=age, reverse=True)
         held = self._jobs.held()
 
         def entry(work: Work) -> Json:
@@ -256,7 +255,7 @@ class JobDesk:
             if work.suspects:
                 kept |= work.job.models.keys()
         free = [work for work in ready if not kept & work.job.models.keys()]
-        first = min(free, key=lambda work: (of_owners[work.job.owner], len(work.running), *_age(work)), default=None)
+        first = min(free, key=lambda work: (of_owners[work.job.owner], len(work.running), *age(work)), default=None)
         return None if first is None else (first, first.todo[0])
 
     async def _make(self, work: Work, segment_id: SegmentId) -> None:
@@ -400,7 +399,7 @@ class JobDesk:
                 if job_id not in self._works:
                     raise
         work = self._works.get(job_id)
-        if work is None or not _sees(visitor, work):
+        if work is None or not sees(visitor, work):
             raise NotFound(f"Job {job_id[:80]!r} is unknown or belongs to another key.", "job_id", "job_not_found")
         return work
 
@@ -443,20 +442,3 @@ def _read(body: bytes) -> tuple[Json, str]:
     """The fields that a client sent, and their fingerprint. Blocks. Raises InvalidRequest."""
     fields = parse_object(body, most_values=_MOST_VALUES)
     return fields, hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-
-
-def _keys_of(offer: Offer) -> Keys | None:
-    file = offer.settings.access.keys_file
-    try:
-        return None if file is None else Keys(file)
-    except ConfigError as error:
-        logger.error("jobs go on without looking whether keys were revoked: %s", error)
-        return None
-
-
-def _sees(visitor: Visitor, work: Work) -> bool:
-    return visitor.sees_all or work.job.owner == visitor.name
-
-
-def _age(work: Work) -> tuple[int, str]:
-    return work.job.created_at, work.job.id

@@ -9,12 +9,16 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from deployments.errors import Conflict
-from serve_app.config import JobSettings
+from serve_app.api.access.keys import Keys
+from serve_app.api.requests.speech_request import Offer
+from serve_app.config import ConfigError, JobSettings
 from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.stored_job import JobState
 from serve_app.jobs.work import Work
+from serve_app.visitor import Visitor
 from serve_app.voices.voice_store import Damaged, StoreFailed
 
 logger = logging.getLogger(__name__)
@@ -48,7 +52,7 @@ class KnownJobs:
     async def look(self, job_id: str | None = None) -> None:
         """Follow the changes of other processes to one job, or to all. Raises StoreFailed."""
         known = {each for each in self.works if job_id in (None, each)}
-        marks = await asyncio.to_thread(self._store().marks, job_id)
+        marks = await asyncio.to_thread(partial(self._store().marks, job_id))
         for gone in known - marks.keys():
             self.forget(gone)
         new = [each for each in marks if each not in self.works and each not in self.deleted]
@@ -160,3 +164,20 @@ def cancel_tasks(work: Work) -> asyncio.Future[list[BaseException | None]]:
     for task in tasks:
         task.cancel()
     return asyncio.gather(*tasks, return_exceptions=True)
+
+
+def keys_of(offer: Offer) -> Keys | None:
+    file = offer.settings.access.keys_file
+    try:
+        return None if file is None else Keys(file)
+    except ConfigError as error:
+        logger.error("jobs go on without looking whether keys were revoked: %s", error)
+        return None
+
+
+def sees(visitor: Visitor, work: Work) -> bool:
+    return visitor.sees_all or work.job.owner == visitor.name
+
+
+def age(work: Work) -> tuple[int, str]:
+    return work.job.created_at, work.job.id

@@ -4,6 +4,7 @@ fetched, and when its words are heard.
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from deployments.protocol import FinishReason, PcmChunk
 from serve_app.api.responses.listing import apart
@@ -87,7 +88,8 @@ def _made(track: Track) -> list[MadeSegment]:
 
 async def words_of(store: JobStore, track: Track, number: int) -> Json:
     """When each word and each segment of a finished part is heard, in seconds of its audio. Raises Damaged."""
-    heard = [(made, await apart(store.content, track.job_id, made, with_audio=False)) for made in _made(track)]
+    content = partial(store.content, with_audio=False)
+    heard = [(made, await apart(content, track.job_id, made)) for made in _made(track)]
     return await apart(_words, store, track.job_id, number, heard)
 
 
