@@ -1,17 +1,21 @@
-"""All jobs of a server, in one process: takes them in, makes their segments, and tells how far they are.
+"""All jobs of a server, in one process: accepts them, makes their segments and reports their progress.
 
-The store is the truth. A process that dies loses the segments that were running, and its successor makes these again.
-While two processes have the same store, as during an update, each follows what the other one changes.
+The store is the truth. If the process dies, its successor makes the segments again that were running. While two
+processes have the same store, as during an update, each follows the changes of the other one.
 """
 
 import asyncio
 import hashlib
 import json
 import logging
+import math
 import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from itertools import count
 from typing import Any
 
 from deployments.errors import (
@@ -23,6 +27,7 @@ from deployments.errors import (
     NotReady,
     Overloaded,
     ReplicaLost,
+    Starting,
 )
 from serve_app.api.bodies.client_input import parse_object
 from serve_app.api.requests.ignored_fields import Reasons
@@ -31,7 +36,7 @@ from serve_app.api.responses.listing import apart, limit_of, page_of
 from serve_app.config import JobSettings
 from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.known_jobs import KnownJobs, age, cancel_tasks, keys_of, sees
-from serve_app.jobs.planning import planned
+from serve_app.jobs.planning import Planned, plan_into
 from serve_app.jobs.segment_maker import JobStopped, SegmentMaker
 from serve_app.jobs.stored_job import JOB_ID, LONGEST_LINE, JobState, MadeSegment, SegmentId, StoredJob
 from serve_app.jobs.webhooks import WEBHOOK, Webhooks
@@ -48,8 +53,10 @@ _RETRY_S, _LONGEST_RETRY_S = 0.25, 15.0  # after a refusal, and of a store that 
 _LOOK_S = 1.0  # between two looks whether a hindrance is over
 _FOLLOW_S = 5.0  # between two looks at what other processes have changed in the store
 _TOGETHER_S = 1.0  # in which the streams of a lost replica end
+_NODE_LOST_S = 30.0  # in which the replicas of a lost node end
 _REMOVAL_S = 2.0  # for the segments of a job that is deleted; a bucket may go on for longer
-_SWEEP_S, _ABANDONED_S = 600.0, 3600.0
+_EXPIRE_S, _SWEEP_ROUNDS = 60.0, 10  # between two looks for jobs that are old; after so many one for files without jobs
+_ABANDONED_S = 180.0  # age of such files; a job is planned in less time
 _MOST_FAILURES = 3  # of one segment
 _MOST_CALLS, _CALL_AGAIN_S = 8, 2.0  # of a webhook; the wait is four times as long after each: six hours in all
 _MOST_VALUES = 1 << 20  # of a body: the texts of a book have many commas
@@ -80,21 +87,17 @@ class JobDesk:
         self._webhooks = Webhooks(settings)
         self._keys = keys_of(offer)
         self._limit = min(_FIRST_SEGMENTS, float(settings.max_segments))
-        self._failure: str | None = None  # why the store takes nothing now
+        self._failure: str | None = None  # why the store cannot be used now
         self._losses = deque[tuple[float, SegmentId]](maxlen=1000)  # when segments were lost with their replica
-        self._num_dead_nodes = 0
+        self._num_dead_nodes, self._node_lost_s = 0, float("-inf")
         self._changed, self._creating = asyncio.Event(), asyncio.Lock()
         self._jobs = KnownJobs(settings, self._store, self._fail, changed=self._changed.set)
         self._works = self._jobs.works
-        self._expiring: asyncio.Task[None] | None = None
-        self._clock = SteadyClock(shortest_s=settings.retention_s)
-        self._swept_s = 0.0
-        self.is_stopping = False  # it changes nothing any more
+        self.is_stopping = False  # it refuses changes
 
     async def call(self, method: str, *arguments: object) -> Any:
-        methods: dict[str, Callable[..., Awaitable[Any]]] = {"create": self.create, "all_of": self.all_of}
-        methods |= {"parts": self.parts, "ask": self.ask, "track": self.track}
-        return await methods[method](*arguments)
+        methods: list[Callable[..., Awaitable[Any]]] = [self.create, self.all_of, self.parts, self.ask, self.track]
+        return await {each.__name__: each for each in methods}[method](*arguments)
 
     async def create(self, visitor: Visitor, body: bytes, key: str | None) -> tuple[Json, Reasons]:
         """A new job, and its fields without effect; with a `key` that its owner has used the job of that time.
@@ -108,11 +111,13 @@ class JobDesk:
         await self._jobs.follow(0.0)
         if (known := self._jobs.known(owner, key, fingerprint)) is not None:
             return self._as_json(known), {}
+        self._jobs.check_room(owner, 0)
         webhook = self._webhooks.checked(fields.pop(WEBHOOK, None))
         job_id = f"job_{secrets.token_hex(12)}"
         is_kept = False
         try:
-            made = await planned(self._offer, fields, self._store(), job_id)
+            made = Planned(self._store(), job_id, partial(self._jobs.check_room, owner))
+            await plan_into(made, self._offer, fields)
             job = StoredJob(
                 id=job_id,
                 owner=owner,
@@ -130,6 +135,7 @@ class JobDesk:
                 await self._jobs.follow(0.0)
                 if (known := self._jobs.known(owner, key, fingerprint)) is not None:
                     return self._as_json(known), {}
+                self._jobs.check_room(owner, made.num_bytes)
                 self._check_open()
                 is_kept = True  # also if the client leaves now: the thread goes on
                 await asyncio.to_thread(self._store().create, job)
@@ -139,7 +145,7 @@ class JobDesk:
             raise
         finally:
             if not is_kept:
-                await asyncio.shield(asyncio.to_thread(self._store().remove, job_id))
+                await asyncio.shield(asyncio.to_thread(self._store().discard, job_id))
         self._changed.set()
         return self._as_json(self._works[job_id]), made.ignored
 
@@ -158,8 +164,10 @@ class JobDesk:
         """A page of how far each part of a job is. Raises NotFound, InvalidRequest, Damaged."""
         work = await self._find(visitor, job_id)
         total = len(work.job.num_segments)
-        if after and not (after.isascii() and after.isdigit() and len(after) < 10 and int(after) < total):
-            raise InvalidRequest(f"after: {after[:80]!r} is no part of {job_id}, which has 0 to {total - 1}.", "after")
+        if after and not work.has_part(after):
+            raise InvalidRequest(
+                f"after: part {after[:80]!r} is unknown. {job_id} has parts 0 to {total - 1}.", "after"
+            )
         start = int(after) + 1 if after else 0
         end = min(total, start + limit_of(limit or str(_MOST_LISTED), most=_MOST_LISTED))
         parts = self._store().parts(work.job, start, end)
@@ -172,6 +180,8 @@ class JobDesk:
         """
         if action != "get":
             self._check_open()
+        if action == "delete" and JOB_ID.fullmatch(job_id):  # perhaps again, after a deletion that was killed
+            await asyncio.to_thread(self._store().remove, job_id)
         work = await self._find(visitor, job_id)
         if action == "cancel" and not work.is_complete:
             await self._jobs.change(work, JobState(cancelled=True, ended_at=now()))
@@ -182,29 +192,30 @@ class JobDesk:
             return {"id": job_id, "object": "audio.job.deleted", "deleted": True}
         return self._as_json(work)
 
-    async def track(self, visitor: Visitor, job_id: str, part: int | None) -> Track:
+    async def track(self, visitor: Visitor, job_id: str, part: str | None) -> Track:
         """A finished part, or all of a finished job. Raises NotFound, Conflict."""
         work = await self._find(visitor, job_id)
-        made = work.whole() if part is None else work.part(part)
+        names = await apart(work.names, part)
         infos = [work.job.info(model) for model in work.job.models]
         if part is None and len({info.sample_rate for info in infos}) > 1:
             raise Conflict("Its models have different sample rates: fetch its parts.", None, "mixed_sample_rates")
-        return Track(job_id, infos[0].sample_rate, frame_samples=infos[0].frame_samples, made=made)
+        return Track(job_id, infos[0].sample_rate, frame_samples=infos[0].frame_samples, names=names)
 
     async def run(self) -> None:
         """Make segments until this is cancelled. Those that run then are made again by the next process."""
         self._num_dead_nodes = await asyncio.to_thread(self._dead_nodes)
+        for work in self._works.values():
+            work.queue_all()  # also what ran in an earlier call
         try:
-            while True:
-                await self._take_turn()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._expire())
+                while True:
+                    await self._take_turn()
         finally:
-            expiring = () if self._expiring is None else (self._expiring,)
-            for task in expiring:
-                task.cancel()
-            await asyncio.gather(*map(cancel_tasks, self._works.values()), *expiring, return_exceptions=True)
+            await asyncio.gather(*map(cancel_tasks, self._works.values()), return_exceptions=True)
 
     async def _take_turn(self) -> None:
-        """Begin what there is room for, and wait for a change."""
+        """Begin as many segments as there is room for, and wait for a change."""
         try:
             await self._jobs.follow(_FOLLOW_S)
         except StoreFailed as error:
@@ -212,9 +223,6 @@ class JobDesk:
         else:
             if self._failure is not None and not self._num_running:  # a segment that waits to be kept tries by itself
                 self._failure = None
-        time_s = self._clock.now()
-        if time_s is not None and (self._expiring is None or self._expiring.done()):
-            self._expiring = asyncio.create_task(self._expire(time_s))
         self._changed.clear()
         for ended in self._works.values():
             if ended.webhook_task is None and ended.owes_webhook and ended.next_webhook_s <= time.monotonic():
@@ -223,23 +231,20 @@ class JobDesk:
             work, segment_id = begun
             work.todo.remove(segment_id)
             work.begin(segment_id, asyncio.create_task(self._make(work, segment_id)))
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_S):
                 await self._changed.wait()
-        except TimeoutError:
-            return
 
     @property
     def _num_running(self) -> int:
         return sum(len(work.running) for work in self._works.values())
 
     def _next(self) -> tuple[Work, SegmentId] | None:
-        """What begins next: of the owner, then of the job, with the fewest that run; the oldest. A segment that was
-        lost begins first, and nothing beside it that has the same model.
+        """The next segment: of the owner, then of the job, with the fewest running ones; the oldest. A lost segment is
+        retried first, alone among the segments of its model.
         """
-        of_owners, held = Counter[str](), self._jobs.held()
-        for work in self._works.values():
-            of_owners[work.job.owner] += len(work.running)
+        held = self._jobs.held()
+        of_owners = Counter(work.job.owner for work in self._works.values() for _ in work.running)
         ready = [work for work in self._works.values() if work.todo and not work.state.ended_at]
         ready = [work for work in ready if self._hindered(work, held) is None]
         taken = {model for work in self._works.values() if work.running for model in work.job.models}
@@ -254,11 +259,12 @@ class JobDesk:
         return None if first is None else (first, first.todo[0])
 
     async def _make(self, work: Work, segment_id: SegmentId) -> None:
-        """One segment, from the pools into the store. What cannot be made now is put back."""
+        """One segment, from the pools into the store. It is put back if it cannot be made now."""
         try:
-            if work.plan is None or not work.plan.has(segment_id.part):
-                work.plan = await asyncio.to_thread(self._store().plan, work.job, segment_id.part)
-            made, content = await self._maker.make(work.job, work.plan, segment_id)
+            async with work.lock:  # one of its segments reads a piece for all
+                if (plan := work.plan) is None or not plan.has(segment_id.part):
+                    plan = work.plan = await asyncio.to_thread(self._store().plan, work.job, segment_id.part)
+            made, content = await self._maker.make(work.job, plan, segment_id)
             await self._save(work, made, content)
             self._limit = min(self._limit + 0.5, self._settings.max_segments)
             work.suspects.pop(segment_id, None)
@@ -299,13 +305,12 @@ class JobDesk:
         """
         num_dead = await asyncio.to_thread(self._dead_nodes)
         if num_dead > self._num_dead_nodes:
+            self._num_dead_nodes, self._node_lost_s = num_dead, lost_s
             for work in self._works.values():  # the cluster may have noticed late
                 for suspect in work.suspects:
                     work.failures.pop(suspect, None)
-            self._num_dead_nodes = num_dead
-            return False
         together = [other for other_s, other in self._losses if abs(other_s - lost_s) <= _TOGETHER_S]
-        return len(together) == 1 and not error.beside
+        return len(together) == 1 and not error.beside and lost_s - self._node_lost_s > _NODE_LOST_S
 
     async def _count_failure(self, work: Work, segment_id: SegmentId, reason: str | None) -> None:
         """The segment is tried again. `reason`: of a failure that counts."""
@@ -339,32 +344,32 @@ class JobDesk:
         while True:
             try:
                 mark = await asyncio.to_thread(self._store().save, work.job.id, made, content)
+                break
             except StoreFailed as error:
                 self._fail(error)
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
-            else:
-                break
         self._failure = None
         if mark is None or work.job.id not in self._works:  # deleted meanwhile, here or by another process
-            self._jobs.forget(work)
+            self._jobs.forget(work.job.id)
             return
         work.add(made, len(content))
         if mark != work.mark:
-            await self._jobs.adopt(work, mark)
+            with suppress(StoreFailed):  # the next look adopts it
+                await self._jobs.adopt(work, mark)
         if work.is_complete:
             await self._jobs.end(work, JobState(ended_at=now()))
 
     def _fail(self, error: StoreFailed) -> None:
         """The reason that clients get has no path and no bucket."""
         problem = error.__cause__.strerror if isinstance(error.__cause__, OSError) else None
-        failure = f"The store of jobs fails{f': {problem}' if problem else ''}. It is tried again."
+        failure = f"The job store is not available{f': {problem}' if problem else ''}. The server retries."
         if failure != self._failure:
             logger.error("jobs are paused: %s", error.__cause__ or error)
         self._failure = failure
 
     async def _stop(self, work: Work, reason: str) -> None:
-        """No segment of it begins any more, until it is resumed."""
+        """Begin no further segment of it until it is resumed."""
         logger.error("%s failed: %s", work.job.id, reason)
         await self._jobs.end(work, JobState(failed=reason[:LONGEST_LINE], ended_at=now()))
 
@@ -374,9 +379,9 @@ class JobDesk:
             return self._failure
         owner, most = work.job.owner, self._settings.max_bytes
         if self._keys is not None and owner and not self._keys.has_name(owner):
-            return f"The key {owner} was revoked: jobs of its name wait for another key of that name."
+            return f"No valid key is named {owner!r}. Create one to continue this job."
         if held[owner] >= most:
-            return f"Its owner's jobs hold {held[owner]} bytes, api.jobs.max_bytes allows {most}: delete some."
+            return f"Your jobs hold {held[owner]} bytes. api.jobs.max_bytes allows {most}. Delete a job."
         return next(filter(None, map(self._hindrance, work.job.models)), None)
 
     def _as_json(self, work: Work) -> Json:
@@ -384,48 +389,47 @@ class JobDesk:
 
     def _check_open(self) -> None:
         if self.is_stopping:
-            raise NotReady("Another replica takes over the jobs. Try again.")
+            raise Starting("Another replica takes over the jobs.")
 
     async def _find(self, visitor: Visitor, job_id: str) -> Work:
-        if not self._jobs.are_known:
-            await self._jobs.follow(0.0)
         if JOB_ID.fullmatch(job_id) and job_id not in self._jobs.deleted:
             try:
-                await self._jobs.refresh(job_id)
+                await self._jobs.look(job_id)
             except StoreFailed:
                 if job_id not in self._works:
                     raise
         work = self._works.get(job_id)
         if work is None or not sees(visitor, work):
-            raise NotFound(f"There is no job {job_id[:80]!r}, or it is not yours.", "job_id", "job_not_found")
+            raise NotFound(f"Job {job_id[:80]!r} is unknown or belongs to another key.", "job_id", "job_not_found")
         return work
 
-    async def _expire(self, time_s: float) -> None:
-        """Remove jobs that ended long ago, and what belongs to no job."""
-        store = self._store()
-        try:
-            for work in list(self._works.values()):
-                ended_at = work.state.ended_at or (work.job.created_at if work.is_complete else None)
-                is_old = ended_at is not None and time_s - ended_at > self._settings.retention_s
-                if is_old and await asyncio.to_thread(store.idle_s, work.job.id) > self._settings.retention_s:
-                    await self._remove(work)
-            if time.monotonic() - self._swept_s > _SWEEP_S:
-                self._swept_s = time.monotonic()
-                await asyncio.to_thread(store.sweep, _ABANDONED_S)
-        except StoreFailed as error:
-            self._fail(error)
+    async def _expire(self) -> None:
+        """Remove jobs that ended long ago, and files without a job: at first those of a killed deletion."""
+        store, retention_s = self._store(), self._settings.retention_s
+        clock = SteadyClock(shortest_s=retention_s)
+        for number in count():
+            time_s = clock.now()
+            try:
+                if number % _SWEEP_ROUNDS == 0 and (number == 0 or time_s is not None):
+                    await asyncio.to_thread(store.sweep, _ABANDONED_S)
+                for work in list(self._works.values()):
+                    ended_at = work.state.ended_at or (work.job.created_at if work.is_complete else math.inf)
+                    is_old = (time_s or 0.0) - max(ended_at, work.state.called_at or 0) > retention_s
+                    if is_old and await asyncio.to_thread(store.idle_s, work.job.id) > retention_s:
+                        await self._remove(work)
+            except StoreFailed as error:
+                self._fail(error)
+            await asyncio.sleep(min(_EXPIRE_S, retention_s))
 
     async def _remove(self, work: Work) -> None:
-        """Nothing of it begins from now on. Raises StoreFailed, and it goes on then."""
+        """Begins no further segment of it. Raises StoreFailed, and the job continues then."""
         self._works.pop(work.job.id, None)
         self._jobs.deleted.append(work.job.id)
         try:
             await cancel_tasks(work)
             await asyncio.to_thread(self._store().forget, work.job.id)
         except BaseException:
-            self._jobs.deleted.remove(work.job.id)
-            self._works[work.job.id] = work
-            work.queue_all()
+            self._jobs.deleted.remove(work.job.id)  # the next look reads it again
             raise
         removing = asyncio.create_task(asyncio.to_thread(self._store().remove, work.job.id))
         await asyncio.wait((removing,), timeout=_REMOVAL_S)

@@ -1,18 +1,17 @@
-"""Where jobs lie: in the store of voices, beside them. All methods block, and raise StoreFailed.
+"""The jobs in the store of voices. All methods block, and raise StoreFailed.
 
     jobs/ID.json           the description: a job is there once it is written
     plans/ID/N.json        its texts in pieces, written before; plans/ID.json of a job that an older version made
     states/ID.json         whether it was cancelled or failed
     segments/ID/NAME       a finished segment: codes, audio as FLAC, times of its text. `MadeSegment.name` is its NAME.
 
-A segment is one object, which is complete once it has its name, so a death leaves no half of one.
+A segment is one object, which is complete once it has its name. A crash never leaves a partial segment.
 """
 
 import contextlib
 import io
 import zipfile
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,18 +22,15 @@ from numpy.typing import NDArray
 from deployments.protocol import Codes
 from serve_app.jobs.stored_job import JOB_ID, JobPlan, JobState, MadeSegment, Part, SegmentId, StoredJob
 from serve_app.voices.clocks import store_now_s
-from serve_app.voices.voice_store import Damaged, StoreFailed, VoiceStore
+from serve_app.voices.voice_store import Damaged, StoreFailed, VoiceStore, record_file
 
 if TYPE_CHECKING:
     import obstore
 
 
-_IN_PIECES = ("plans", "segments")
-
-
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What is kept of a segment."""
+    """The content of a finished segment."""
 
     codes: Codes
     pcm: bytes  # s16le, mono, at the model's sample rate
@@ -51,19 +47,15 @@ class JobStore:
         names = [meta["path"].removeprefix("jobs/").removesuffix(".json") for meta in self._files.listed("jobs/")]
         return sorted(name for name in names if JOB_ID.fullmatch(name))
 
-    def has_batch_files(self) -> bool:
-        return next(self._files.listed("files/"), None) is not None
-
     def create(self, job: StoredJob) -> None:
         """Its plan is kept by now."""
         self._files.put_record(f"jobs/{job.id}.json", job)
 
     def keep_piece(self, job_id: str, number: int, plan: JobPlan) -> int:
         """Its bytes in the store."""
-        path = f"plans/{job_id}/{number:06d}.json"
-        self._files.put_record(path, plan)
-        meta = self._files.meta(path)
-        return 0 if meta is None else meta["size"]
+        content = record_file(plan)
+        self._files.put(f"plans/{job_id}/{number:06d}.json", content)
+        return len(content)
 
     def parts(self, job: StoredJob, start: int, end: int) -> Iterator[tuple[int, Part, str]]:
         """Each with its number and its model; one piece of the plan is in memory. Raises Damaged."""
@@ -73,8 +65,11 @@ class JobStore:
                 yield start, part, plan.manners[part.manner].model
                 start += 1
 
-    def marks(self) -> dict[str, str]:
-        """All jobs, each with a mark that changes with its state."""
+    def marks(self, job_id: str | None = None) -> dict[str, str]:
+        """All jobs, or one, each with a mark that changes with its state."""
+        if job_id is not None:
+            mark = self.mark(job_id)
+            return {} if mark is None else {job_id: mark}
         states = {meta["path"]: _mark(meta) for meta in self._files.listed("states/")}
         return {job_id: states.get(f"states/{job_id}.json", "") for job_id in self.jobs()}
 
@@ -92,7 +87,7 @@ class JobStore:
         return store_now_s(self._files) - latest_s
 
     def job(self, job_id: str) -> StoredJob | None:
-        """None where it has gone. Raises Damaged."""
+        """None if it was deleted. Raises Damaged."""
         return self._files.get_record(f"jobs/{job_id}.json", StoredJob)
 
     def existing_job(self, job_id: str) -> StoredJob:
@@ -114,7 +109,7 @@ class JobStore:
         return self._files.get_record(f"states/{job_id}.json", JobState) or JobState()
 
     def write_state(self, job_id: str, state: JobState) -> None:
-        """Nothing is left of a job that was deleted meanwhile."""
+        """Removes the state again if the job was deleted meanwhile."""
         self._files.put_record(f"states/{job_id}.json", state)
         if self.mark(job_id) is None:
             self._files.delete(f"states/{job_id}.json")
@@ -130,8 +125,8 @@ class JobStore:
         return iter(segments.values())
 
     def save(self, job_id: str, made: MadeSegment, content: bytes) -> str | None:
-        """Keep a finished segment, and return the job's mark. `content` is made by `packed`. Nothing is left of a job
-        that was deleted meanwhile: its deletion removes the description first, so that one of both finds the segment.
+        """Keep a finished segment, made by `packed`, and return the job's mark. If the job was deleted meanwhile, this
+        or the deletion removes the segment, because the deletion removes the description first.
         """
         self._files.put(f"segments/{job_id}/{made.name}", content)
         mark = self.mark(job_id)
@@ -147,33 +142,40 @@ class JobStore:
                 positions = tuple((float(seconds), float(chars)) for seconds, chars in arrays["positions"])
                 pcm = _from_flac(arrays["flac"].tobytes()) if with_audio else b""
                 return Content(arrays["codes"], pcm, positions=positions)
-        except (ValueError, KeyError, OSError, RuntimeError, zipfile.BadZipFile):
+        except (ValueError, KeyError, OSError, EOFError, RuntimeError, zipfile.BadZipFile):
             fault = "missing" if packed is None else "damaged"
             raise Damaged(f"{made.id} of {job_id} is {fault}") from None
 
     def forget(self, job_id: str) -> None:
-        """Remove the description: what is left belongs to no job."""
+        """Remove the description. `remove` then removes the rest."""
         self._files.delete(f"jobs/{job_id}.json")
 
-    def remove(self, job_id: str) -> None:
-        """Remove what `forget` leaves; a bucket takes a minute for some thousand segments. `sweep` takes the rest."""
+    def discard(self, job_id: str) -> None:
+        """Remove a job whose creation failed: its description may be there if the answer of the store was lost."""
         with contextlib.suppress(StoreFailed):
-            self._files.delete(f"plans/{job_id}.json", f"states/{job_id}.json")
-            for kind in _IN_PIECES:
-                self._files.delete(*(meta["path"] for meta in self._files.listed(f"{kind}/{job_id}/", unnamed=True)))
+            self.forget(job_id)
+            self.remove(job_id)
+
+    def remove(self, job_id: str) -> None:
+        """Remove the files of a job without a description; a bucket takes a minute for some thousand segments."""
+        with contextlib.suppress(StoreFailed):  # `sweep` removes the rest
+            if self._files.meta(f"jobs/{job_id}.json") is None:
+                self._files.delete(f"plans/{job_id}.json", f"states/{job_id}.json")
+                for kind in ("plans", "segments"):
+                    paths = [meta["path"] for meta in self._files.listed(f"{kind}/{job_id}/", unnamed=True)]
+                    self._files.delete(*paths)
 
     def sweep(self, older_s: float) -> None:
-        """Remove what belongs to no job and was written more than `older_s` ago."""
+        """Remove the files of jobs without a description that wrote one of them more than `older_s` ago."""
         before_s = store_now_s(self._files) - older_s
-        known, left = set(self.jobs()), defaultdict[str, list[str]](list)
-        for kind in ("states", *_IN_PIECES):
-            for meta in self._files.listed(f"{kind}/"):
-                job_id = meta["path"].split("/")[1].removesuffix(".json")
-                if job_id not in known and meta["last_modified"].timestamp() < before_s:
-                    left[job_id].append(meta["path"])
-        for job_id, paths in left.items():
-            if self._files.meta(f"jobs/{job_id}.json") is None:  # the store may have been away a moment ago
-                self._files.delete(*paths)
+        old = {
+            meta["path"].split("/")[1].removesuffix(".json")
+            for kind in ("states", "plans", "segments")
+            for meta in self._files.listed(f"{kind}/")
+            if meta["last_modified"].timestamp() < before_s
+        }
+        for job_id in old.difference(self.jobs()):
+            self.remove(job_id)
 
 
 def _mark(meta: "obstore.ObjectMeta") -> str:

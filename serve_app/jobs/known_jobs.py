@@ -1,13 +1,15 @@
 """The jobs of a store, as one process knows them.
 
-The store is the truth: any number of processes may change it, and each follows what the other ones do.
+The store is the truth: any number of processes may change it, and each follows the changes of the others.
 """
 
 import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
 from deployments.errors import Conflict
 from serve_app.api.access.keys import Keys
@@ -33,63 +35,48 @@ class KnownJobs:
         *,
         changed: Callable[[], None],
     ) -> None:
-        """`failed` is told of a state that could not be kept, `changed` of one that is another."""
+        """Calls `failed` for a state that could not be stored, and `changed` for one that has changed."""
         self._settings, self._store, self._failed, self._changed = settings, store, failed, changed
         self.works: dict[str, Work] = {}
         self.deleted = deque[str](maxlen=1000)  # ids, the latest
         self._following = asyncio.Lock()
-        self._followed_s: float | None = None
+        self._followed_s = float("-inf")
 
     async def follow(self, within_s: float) -> None:
-        """Look at what other processes have changed, unless this was done within the last seconds; at first read all.
-
-        Raises StoreFailed.
-        """
+        """Look at all jobs, unless this was done within the last seconds. Raises StoreFailed."""
         async with self._following:
-            if self._followed_s is None and await asyncio.to_thread(self._store().has_batch_files):
-                logger.warning("files/ in the store of voices has files of OpenAI's batches, which nothing uses")
-            if self._followed_s is None or time.monotonic() - self._followed_s >= within_s:
-                known = set(self.works)
-                await self._compare(known, await asyncio.to_thread(self._store().marks))
+            if time.monotonic() - self._followed_s >= within_s:
+                await self.look()
                 self._followed_s = time.monotonic()
 
-    @property
-    def are_known(self) -> bool:
-        """Whether the store has been read."""
-        return self._followed_s is not None
-
-    async def refresh(self, job_id: str) -> None:
-        """Look at one job. Raises StoreFailed."""
-        known = self.works.keys() & {job_id}
-        mark = await asyncio.to_thread(self._store().mark, job_id)
-        await self._compare(known, {} if mark is None else {job_id: mark})
-
-    async def _compare(self, known: set[str], marks: Mapping[str, str]) -> None:
-        """Of the jobs that were `known` before the store was read, and of those that have `marks` in it."""
-        for job_id in known - marks.keys():
-            if (gone := self.works.get(job_id)) is not None:
-                self.forget(gone)
-        new = [job_id for job_id in marks if job_id not in self.works and job_id not in self.deleted]
+    async def look(self, job_id: str | None = None) -> None:
+        """Follow the changes of other processes to one job, or to all. Raises StoreFailed."""
+        known = {each for each in self.works if job_id in (None, each)}
+        marks = await asyncio.to_thread(partial(self._store().marks, job_id))
+        for gone in known - marks.keys():
+            self.forget(gone)
+        new = [each for each in marks if each not in self.works and each not in self.deleted]
         for work in await asyncio.to_thread(_works_of, self._store(), new):
             if work.job.id not in self.deleted:  # here meanwhile
                 self.works.setdefault(work.job.id, work)
-        for job_id in known & marks.keys():
-            present = self.works.get(job_id)
-            if present is not None and present.mark != marks[job_id]:
-                await self.adopt(present, marks[job_id])
+        for work in [self.works[each] for each in known & marks.keys() & self.works.keys()]:
+            if work.mark != marks[work.id]:
+                await self.adopt(work, marks[work.id])
 
     async def adopt(self, work: Work, mark: str) -> None:
-        """Take over its state, which may be that of another process."""
+        """Read its state, which another process may have changed."""
         async with work.lock:
-            state = await asyncio.to_thread(self._store().state, work.job.id)
+            state = work.state  # which stays if that of the store is damaged
+            with suppress(Damaged):
+                state = await asyncio.to_thread(self._store().state, work.job.id)
             work.mark = mark
             if state != work.state:
                 await self._obey(work, state)
 
-    def forget(self, work: Work) -> None:
-        """It was deleted by another process."""
-        self.works.pop(work.job.id, None)
-        cancel_tasks(work)
+    def forget(self, job_id: str) -> None:
+        """Another process has deleted it."""
+        if (work := self.works.pop(job_id, None)) is not None:
+            cancel_tasks(work)
 
     async def end(self, work: Work, state: JobState) -> None:
         """Unless it has ended: two of its segments may fail at once."""
@@ -99,20 +86,17 @@ class KnownJobs:
                 await self.write(work, state)
 
     async def write(self, work: Work, state: JobState) -> None:
-        """Its lock is held. Where the store takes nothing the state is found again: the next segment fails or ends as
-        this one.
+        """Its lock is held. If the store fails, only this process knows the state. The next one makes the missing
+        segments again, which then end in the same way.
         """
         work.state = state
-        writing = asyncio.create_task(asyncio.to_thread(self._store().write_state, work.job.id, state))
         try:
-            await asyncio.shield(writing)
+            await asyncio.to_thread(self._store().write_state, work.job.id, state)
         except StoreFailed as error:
             self._failed(error)
-        finally:  # the thread of a task that is cancelled goes on: a deletion comes after it
-            await asyncio.gather(writing, return_exceptions=True)
 
     async def change(self, work: Work, state: JobState) -> None:
-        """What its owner wants. Raises StoreFailed, and nothing has changed then."""
+        """A change by its owner. Raises StoreFailed, and the state is as before then."""
         async with work.lock:
             await asyncio.to_thread(self._store().write_state, work.job.id, state)
             await self._obey(work, state)
@@ -120,12 +104,13 @@ class KnownJobs:
     async def _obey(self, work: Work, state: JobState) -> None:
         """Its owner has changed its state, here or in another process."""
         work.state, work.next_webhook_s = state, 0.0
+        work.failures.clear()
+        work.suspects.clear()
         if state.ended_at:
             work.plan = None
             await cancel_tasks(work)
-        work.failures.clear()
-        work.suspects.clear()
-        work.queue_all()
+        else:
+            work.queue_all()
         self._changed()
 
     def held(self) -> Counter[str]:
@@ -136,20 +121,22 @@ class KnownJobs:
         return held
 
     def known(self, owner: str, key: str | None, fingerprint: str) -> Work | None:
-        """The job that its owner has made with this key. Raises Conflict where that was another one, and where no
-        further job is kept.
-        """
-        own = [work for work in self.works.values() if work.job.owner == owner]
+        """The job that its owner has made with this key. Raises Conflict where its body was another one."""
+        own = (work for work in self.works.values() if work.job.owner == owner)
         known = next((work for work in own if key is not None and work.job.key == key), None)
-        held, most = sum(work.num_bytes for work in own), self._settings.max_bytes
-        if known is None and (len(own) >= self._settings.max_jobs or held >= most):
-            limit = f"max_bytes allows {most}" if held >= most else "max_jobs allows no more"
-            message = f"{len(own)} jobs with {held} bytes are kept, api.jobs.{limit}: delete some."
-            raise Conflict(message, None, "quota_exceeded")
         if known is not None and known.job.fingerprint != fingerprint:
-            message = f"Idempotency-Key: {known.job.id} was made with it, from another body: take another key."
+            message = f"Idempotency-Key: {known.job.id} used this key with a different body. Use another key."
             raise Conflict(message, "Idempotency-Key", "idempotency_key_reused")
         return known
+
+    def check_room(self, owner: str, num_bytes: int) -> None:
+        """Raises Conflict if the quota of the owner has no room for a further job of this size."""
+        own = [work.num_bytes for work in self.works.values() if work.job.owner == owner]
+        num_bytes += sum(own)
+        if len(own) >= self._settings.max_jobs or num_bytes >= self._settings.max_bytes:
+            limits = f"api.jobs.max_jobs allows {self._settings.max_jobs}, max_bytes {self._settings.max_bytes}"
+            message = f"You keep {len(own)} jobs. With this one they have {num_bytes} bytes. {limits}. Delete a job."
+            raise Conflict(message, None, "quota_exceeded")
 
 
 def _works_of(store: JobStore, job_ids: list[str]) -> list[Work]:

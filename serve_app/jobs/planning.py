@@ -1,8 +1,8 @@
-"""From what a client sent to the texts of a job, all checked: a mistake in any of them is an answer, never a job."""
+"""Checks the request for a job and plans its texts. A mistake in any of them is an error, never a job."""
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -22,20 +22,20 @@ from serve_app.text.characters import is_speakable
 T = TypeVar("T", Rules, Manner)
 INPUTS, CUSTOM_ID, DETERMINISTIC = "inputs", "custom_id", "deterministic"
 _LONGEST_ID = 200
-_COMPARED = 16
 # The client chooses these when it fetches the audio.
 _AT_FETCH = ("response_format", "sample_rate", "stream", "stream_format", "word_timestamps")
 _LONGEST_PLANNING_S = 60.0
 _EARLY_S, _FAR_TOO_LONG = 2.0, 4  # after so long a job is refused that would take so many times as long as it may
 _PIECE_PARTS, _PIECE_CHARS = 256, 1 << 18  # a piece of the plan ends with the part that reaches one of them
-_LONG_CHARS = 1 << 12  # are cut into segments in a thread
 
 
 class Planned:
     """A job as it is planned. Its texts go to the store in pieces, so that memory holds one of them."""
 
-    def __init__(self, store: JobStore, job_id: str, *, deterministic: bool) -> None:
-        self._store, self._job_id, self.deterministic = store, job_id, deterministic
+    def __init__(self, store: JobStore, job_id: str, check_room: Callable[[int], None]) -> None:
+        """`check_room` gets the bytes of the plan so far, and raises Conflict beyond the quota."""
+        self._store, self._job_id, self._check_room = store, job_id, check_room
+        self.deterministic = False
         self.models: dict[str, dict[str, object]] = {}  # as in StoredJob
         self.ignored: Reasons = {}
         self.num_segments: list[int] = []  # of each part
@@ -46,17 +46,24 @@ class Planned:
         self._parts: list[Part] = []
         self._num_chars = 0
 
-    async def add(self, part: Part, rules: Rules, manner: Manner) -> None:
-        """`part` without the indices of the two. Raises StoreFailed."""
+    def indices(self, rules: Rules, manner: Manner) -> dict[str, int]:
+        """The fields of a part that name the two. A piece needs its first rules; further ones make it end earlier."""
+        num_rules = len(self._rules)
         indices = {"rules": _index_of(self._rules, rules), "manner": _index_of(self._manners, manner)}
-        self._parts.append(part.model_copy(update=indices))
+        if 0 < num_rules < len(self._rules):
+            self._num_chars += sum(len(word) + len(said) for word, said in rules.lexicon.items())
+        return indices
+
+    async def add(self, part: Part) -> None:
+        """Raises as `keep_piece` does."""
+        self._parts.append(part)
         self.num_segments.append(len(part.segments))
         self._num_chars += len(part.sent)
         if len(self._parts) >= _PIECE_PARTS or self._num_chars >= _PIECE_CHARS:
             await self.keep_piece()
 
     async def keep_piece(self) -> None:
-        """Keep what was added since the last piece."""
+        """Keep what was added since the last piece. Raises StoreFailed, and Conflict beyond the quota."""
         if self._parts:
             first = len(self.num_segments) - len(self._parts)
             rules, manners = tuple(self._rules), tuple(self._manners)
@@ -64,11 +71,12 @@ class Planned:
             self.num_bytes += await asyncio.to_thread(self._store.keep_piece, self._job_id, len(self.pieces), plan)
             self.pieces.append(first)
             self._rules, self._manners, self._parts, self._num_chars = [], [], [], 0
+            self._check_room(self.num_bytes)
 
 
-async def planned(offer: Offer, fields: Mapping[str, object], store: JobStore, job_id: str) -> Planned:
-    """Plan a job, into the store. Raises InvalidRequest that names the entry and its field, PayloadTooLarge,
-    ModelNotFound, NotReady, StoreFailed: what is kept by then belongs to no job.
+async def plan_into(made: Planned, offer: Offer, fields: Mapping[str, object]) -> None:
+    """Raises InvalidRequest that names the entry and its field, PayloadTooLarge, ModelNotFound, NotReady, StoreFailed,
+    Conflict. The caller then removes the pieces that are in the store.
     """
     settings = offer.settings
     inputs, defaults = fields.get(INPUTS), {name: value for name, value in fields.items() if name != INPUTS}
@@ -81,8 +89,8 @@ async def planned(offer: Offer, fields: Mapping[str, object], store: JobStore, j
     if len(inputs) > MOST_PARTS:
         raise InvalidRequest(f"inputs has {len(inputs)} entries, at most {MOST_PARTS} are allowed.", INPUTS)
     if misplaced := next((name for name in ("input", "text", CUSTOM_ID) if name in defaults), None):
-        raise InvalidRequest(f'{misplaced} belongs into each entry of inputs: {{"input": "..."}}.', misplaced)
-    made = Planned(store, job_id, deterministic=switch(defaults, DETERMINISTIC))
+        raise InvalidRequest(f'{misplaced} belongs in each entry of inputs: {{"input": "..."}}.', misplaced)
+    made.deterministic = switch(defaults, DETERMINISTIC)
     defaults.pop(DETERMINISTIC, None)
     # A part may be longer than the text of a request.
     long = replace(offer, settings=settings.model_copy(update={"max_input_chars": settings.jobs.max_input_chars}))
@@ -93,14 +101,13 @@ async def planned(offer: Offer, fields: Mapping[str, object], store: JobStore, j
             raise InvalidRequest(f'inputs[{number}] must be an object, such as {{"input": "..."}}.', INPUTS)
         try:
             sent = {name: value for name, value in entry.items() if value is not None}
-            await _add(made, long, settings, {**defaults, **sent})
+            part = await _planned_part(made, long, settings, {**defaults, **sent})
         except InvalidRequest as error:
             is_own = error.param == "input" or error.param in entry
             param = f"inputs[{number}].{error.param}" if is_own else error.param
             raise type(error)(f"inputs[{number}]: {error.message}", param, error.code) from None
-        await asyncio.sleep(0)  # a book has thousands, and segments of other jobs are read meanwhile
+        await made.add(part)
     await made.keep_piece()
-    return made
 
 
 def _check_time(spent_s: float, done: int, total: int) -> None:
@@ -112,8 +119,8 @@ def _check_time(spent_s: float, done: int, total: int) -> None:
         raise PayloadTooLarge(f"{INPUTS}: {total} parts take too long to plan now. {advice}", INPUTS)
 
 
-async def _add(made: Planned, long: Offer, settings: ApiSettings, fields: dict[str, object]) -> None:
-    """Plan one part. `settings`: of a request, which bound what is no text of the part."""
+async def _planned_part(made: Planned, long: Offer, settings: ApiSettings, fields: dict[str, object]) -> Part:
+    """`made` gets its rules, its manner and its model. `settings`: of a request, they bound all fields but the text."""
     custom_id = fields.pop(CUSTOM_ID, None)
     if custom_id is not None and (not isinstance(custom_id, str) or len(custom_id) > _LONGEST_ID):
         raise InvalidRequest(f"{CUSTOM_ID} must be a string of at most {_LONGEST_ID} characters.", CUSTOM_ID)
@@ -137,28 +144,27 @@ async def _add(made: Planned, long: Offer, settings: ApiSettings, fields: dict[s
         take = speech.stored.take_for(speech.body.instructions)
         by_vector = request.reference.x_vector_only
         stored = {"stored_voice": speech.stored.id, "style": take.style, "x_vector_only": by_vector}
-    is_long = len(speech.body.input) > _LONG_CHARS
-    part = await asyncio.to_thread(_part, utterance, speech) if is_long else _part(utterance, speech)
-    rules, manner = Rules.of(speech.spoken.rules), Manner.of(request, **stored)
-    await made.add(part.model_copy(update={"custom_id": custom_id}), rules, manner)
+    indices = made.indices(Rules.of(speech.spoken.rules), Manner.of(request, **stored))
     if speech.info.route not in made.models:
         made.models[speech.info.route] = StoredJob.described(speech.info)
     made.ignored |= speech.ignored | dict.fromkeys(at_fetch, "asked for when audio is fetched")
+    return await asyncio.to_thread(_part, utterance, speech, custom_id=custom_id, **indices)
 
 
-def _part(utterance: Utterance, speech: SpeechRequest) -> Part:
-    """Without the indices of its rules and its manner. Raises InvalidRequest."""
+def _part(utterance: Utterance, speech: SpeechRequest, *, custom_id: str | None, rules: int, manner: int) -> Part:
+    """Blocks. Raises InvalidRequest."""
     request = utterance.synthesis
     segments = Segments.of(utterance, speech.info.max_segment_chars)
     end = segments.plan()[-1]
     return Part(
         sent=speech.body.input,
-        rules=0,
-        manner=0,
+        rules=rules,
+        manner=manner,
         seed=request.seed,
         redraws=utterance.may_redraw,
         segments=_segments(segments, speech, request.language) if is_speakable(request.text) else (),
         end_pause_s=0.0 if end.text else end.pause_s,
+        custom_id=custom_id,
     )
 
 
@@ -174,7 +180,7 @@ def _segments(segments: Segments, speech: SpeechRequest, language: str) -> tuple
 
 
 def _index_of(known: list[T], wanted: T) -> int:
-    """Its index in the list; it is added unless it is one of the latest, as parts mostly share theirs."""
-    if wanted not in known[-_COMPARED:]:
+    """Its index in the list, to which it is added if necessary."""
+    if wanted not in known:
         known.append(wanted)
-    return known.index(wanted, -_COMPARED)
+    return known.index(wanted)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from deployments.errors import EngineError, TalkrayError
-from deployments.protocol import Codes, FinishReason, ModelInfo, Reference
+from deployments.protocol import Codes, ModelInfo, Reference
 from serve_app.api.records.request_record import RequestRecord, Usage
 from serve_app.jobs.job_store import packed
 from serve_app.jobs.stored_job import JobPlan, MadeSegment, Manner, Part, SegmentId, StoredJob
@@ -26,17 +26,13 @@ class JobStopped(TalkrayError):
 
 @dataclass(slots=True)
 class _Speech:
-    """What was heard of a segment."""
+    """The speech of a segment."""
 
     usage: Usage
     codes: list[Codes] = field(default_factory=list)
     pcm: bytearray = field(default_factory=bytearray)
     positions: list[tuple[float, float]] = field(default_factory=list)
     began_ns: int = field(default_factory=time.time_ns)
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        return self.usage.finish_reason
 
 
 class SegmentMaker:
@@ -58,9 +54,9 @@ class SegmentMaker:
         request = utterance.synthesis
         voice = manner.stored_voice or request.voice
         speech = await self._speak(utterance, info, voice)
-        was_redrawn = utterance.may_redraw and ended_badly(speech.finish_reason)
+        was_redrawn = utterance.may_redraw and ended_badly(speech.usage.finish_reason)
         if was_redrawn:
-            count_redraw(request, speech.finish_reason)
+            count_redraw(request, speech.usage.finish_reason)
             second = utterance.second_attempt(segment_seed(request.seed, SECOND_ATTEMPT))
             speech = await self._speak(second, info, voice)
         RequestRecord(
@@ -79,12 +75,12 @@ class SegmentMaker:
     async def _check(self, job: StoredJob, manner: Manner, info: ModelInfo) -> None:
         """Raises JobStopped where another model is loaded by now: the rest would have another voice."""
         if manner.model not in self._synthesizers:
-            raise JobStopped(f"the model {manner.model or info.name} is not served any more")
+            raise JobStopped(f"the model {manner.model or info.name} is no longer served")
         now = await self._synthesizers[manner.model].describe()
         if (now.name, now.fingerprint) != (info.name, info.fingerprint):
             raise JobStopped(f"the job was made for {info.name}, and {now.name} is loaded: load that model, and resume")
         if job.deterministic and not now.deterministic:
-            raise JobStopped("the job is deterministic, and its talkers are not any more: set talker.deterministic")
+            raise JobStopped("the job is deterministic, and its talkers no longer are: set talker.deterministic")
 
     async def _reference(self, job: StoredJob, manner: Manner, info: ModelInfo) -> Reference | None:
         if manner.stored_voice is None:
@@ -106,7 +102,7 @@ class SegmentMaker:
                 speech.pcm += chunk.pcm
                 speech.positions += chunk.text_positions
                 speech.usage.add(chunk)
-        if speech.finish_reason is None:
+        if speech.usage.finish_reason is None:
             raise EngineError("a segment ended without a reason: speech is missing")
         return speech
 
@@ -115,11 +111,11 @@ def _packed_segment(
     speech: _Speech, part: Part, segment_id: SegmentId, info: ModelInfo, was_redrawn: bool
 ) -> tuple[MadeSegment, bytes]:
     """With the silence before it, and behind the last one that of the part's end. Blocks."""
-    assert speech.finish_reason is not None
+    assert speech.usage.finish_reason is not None
     before = int(part.segments[segment_id.segment].pause_s * info.sample_rate)
     is_last = segment_id.segment == len(part.segments) - 1
     after = int(part.end_pause_s * info.sample_rate) if is_last else 0
     pcm = bytes(2 * before) + bytes(speech.pcm) + bytes(2 * after)
     positions = [(before / info.sample_rate + seconds, chars) for seconds, chars in speech.positions]
-    made = MadeSegment(segment_id, len(pcm) // 2, finish_reason=speech.finish_reason, was_redrawn=was_redrawn)
+    made = MadeSegment(segment_id, len(pcm) // 2, finish_reason=speech.usage.finish_reason, was_redrawn=was_redrawn)
     return made, packed(np.concatenate(speech.codes), pcm, positions, info.sample_rate)

@@ -4,12 +4,13 @@ fetched, and when its words are heard.
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from deployments.protocol import FinishReason, PcmChunk
 from serve_app.api.responses.listing import apart
 from serve_app.client_audio.file_headers import wav_header
 from serve_app.client_audio.formats import AudioFormat, open_encoder
-from serve_app.jobs.job_store import JobStore
+from serve_app.jobs.job_store import Content, JobStore
 from serve_app.jobs.stored_job import MadeSegment
 from serve_app.jobs.work import Json, Track
 from serve_app.speech.segments import behind_space
@@ -22,9 +23,10 @@ class StoredAudio:
     """The audio of one track in one format."""
 
     def __init__(self, store: JobStore, track: Track, audio_format: AudioFormat, *, disclosed: bool) -> None:
-        """`disclosed` as in `open_encoder`."""
+        """Blocks. `disclosed` as in `open_encoder`."""
         self._store, self._track, self._format, self._disclosed = store, track, audio_format, disclosed
-        self._pcm_bytes = 2 * sum(made.samples for made in track.made)
+        self._made = _made(track)
+        self._pcm_bytes = 2 * sum(made.samples for made in self._made)
 
     @property
     def num_bytes(self) -> int | None:
@@ -39,7 +41,7 @@ class StoredAudio:
         if start < len(header):
             yield header[start:end]
         before = len(header)
-        for made in self._track.made:
+        for made in self._made:
             begins = before
             before += 2 * made.samples
             if before > start and begins < end:
@@ -59,7 +61,7 @@ class StoredAudio:
             num_bytes=None if self._format is AudioFormat.MP3 else self._pcm_bytes,  # MP3 would be kept until its end
             disclosed=self._disclosed,
         )
-        for made in track.made:
+        for made in self._made:
             content = await apart(self._store.content, track.job_id, made)
             if audio := await apart(encoder.encode, content.pcm):
                 yield audio
@@ -80,8 +82,18 @@ async def begun(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None
     return rest()
 
 
-def words_of(store: JobStore, job_id: str, number: int, made: tuple[MadeSegment, ...]) -> Json:
-    """When each word and each segment of a finished part is heard, in seconds of its audio. Blocks. Raises Damaged."""
+def _made(track: Track) -> list[MadeSegment]:
+    return [*filter(None, map(MadeSegment.of, track.names))]
+
+
+async def words_of(store: JobStore, track: Track, number: int) -> Json:
+    """When each word and each segment of a finished part is heard, in seconds of its audio. Raises Damaged."""
+    content = partial(store.content, with_audio=False)
+    heard = [(made, await apart(content, track.job_id, made)) for made in _made(track)]
+    return await apart(_words, store, track.job_id, number, heard)
+
+
+def _words(store: JobStore, job_id: str, number: int, heard: list[tuple[MadeSegment, Content]]) -> Json:
     job = store.existing_job(job_id)
     plan = store.plan(job, number)
     part = plan.part(number)
@@ -90,17 +102,16 @@ def words_of(store: JobStore, job_id: str, number: int, made: tuple[MadeSegment,
     times, spoken = WordTimes(text, info), text.text  # which is joined anew each time
     segments: list[Json] = []
     begun_s, chars = 0.0, 0
-    for made_segment, segment in zip(made, part.segments, strict=True):
-        content = store.content(job.id, made_segment, with_audio=False)
-        ends_s = begun_s + made_segment.samples / info.sample_rate
+    for (made, content), segment in zip(heard, part.segments, strict=True):
+        ends_s = begun_s + made.samples / info.sample_rate
         chars = behind_space(spoken, chars)
         positions = tuple((begun_s + seconds, chars + count) for seconds, count in content.positions)
-        silence = bytes(2 * made_segment.samples)  # only its length counts
-        reason = FinishReason.STOP if made_segment is made[-1] else None
+        silence = bytes(2 * made.samples)  # only its length counts
+        reason = FinishReason.STOP if made is heard[-1][0] else None
         times.feed(PcmChunk(silence, content.codes, num_text_tokens=0, finish_reason=reason, text_positions=positions))
         begins = round(begun_s + segment.pause_s, 3)
-        heard = {"start": begins, "end": round(ends_s, 3), "finish_reason": made_segment.finish_reason}
-        segments.append({"text": segment.text, **heard})
+        times_s = {"start": begins, "end": round(ends_s, 3)}
+        segments.append({"text": segment.text, **times_s, "finish_reason": made.finish_reason})
         begun_s, chars = ends_s, chars + len(segment.text)
     words = [{"word": word.text, "start": round(word.start_s, 3), "end": round(word.end_s, 3)} for word in times.take()]
     totals = {"estimated": not info.word_times, "duration_s": round(begun_s, 3)}

@@ -1,7 +1,7 @@
-"""What is kept of a job: its description, its plan, and the name under which each finished segment lies in the store.
+"""The stored records of a job: its description, its plan, its state, and the names of its finished segments.
 
 A job has *parts*, one for each entry of `inputs`. A part is spoken in *segments*, whose texts are fixed when the job is
-made: a later start makes the segments that are missing, and no other ones.
+made: a later start makes only the missing segments.
 """
 
 import re
@@ -23,6 +23,7 @@ _NAME = re.compile(r"(\d{6})\.(\d{5})\.(\d+)\.([a-z]+)\.([01])")
 MOST_PARTS = 10**6 - 1  # that the name of a segment has digits for
 MOST_SEGMENTS = 5000  # of one part: 200,000 characters have 4,000 of the shortest ones
 LONGEST_LINE = 2000
+_MOST_WORDS = 1000 * MAX_WORDS  # of the request, its voice and all lexicons for all requests together
 _INFO = TypeAdapter(ModelInfo)
 _OLDER = ConfigDict(extra="ignore")  # jobs that OpenAI's batches made have further fields
 _Line = Annotated[str, Field(max_length=LONGEST_LINE)]
@@ -45,7 +46,7 @@ class Rules(Strict):
 
     markup: Markup
     paragraph_pause_s: float
-    lexicon: Annotated[dict[_Line, _Line], Field(max_length=MAX_WORDS)]
+    lexicon: Annotated[dict[_Line, _Line], Field(max_length=_MOST_WORDS)]
     spoken_form: _Line | None
     max_segment_chars: int | None
     normalised: _Line | None
@@ -60,7 +61,7 @@ class Rules(Strict):
 
 
 class Manner(Strict):
-    """Who speaks, and how: what parts share."""
+    """The voice of parts and its options."""
 
     model: _Line  # `SynthesisRequest.model`
     voice: _Line | None  # a speaker of the checkpoint
@@ -107,7 +108,7 @@ class Part(Strict):
 
 
 class JobPlan(Strict):
-    """All that is spoken in some consecutive parts."""
+    """The texts of some consecutive parts."""
 
     rules: Annotated[tuple[Rules, ...], Field(max_length=MOST_PARTS)]
     manners: Annotated[tuple[Manner, ...], Field(max_length=MOST_PARTS)]
@@ -145,7 +146,7 @@ class JobPlan(Strict):
 
 
 class StoredJob(Strict):
-    """The description of a job. It never changes; what has become of the job stands in its state and its segments."""
+    """The description of a job. It never changes: its state and its segments have its progress."""
 
     model_config = _OLDER
 
@@ -173,7 +174,7 @@ class StoredJob(Strict):
 
 
 class JobState(Strict):
-    """What a client, or a failure, has made of a job."""
+    """Whether and how a job has ended, and the calls of its webhook."""
 
     model_config = _OLDER
 
@@ -198,7 +199,7 @@ class SegmentId:
 
 @dataclass(frozen=True, slots=True)
 class MadeSegment:
-    """What the name of a finished segment says. The listing of a job's segments is all of its progress."""
+    """A finished segment, parsed from its file name. The list of these files is the progress of a job."""
 
     id: SegmentId
     samples: int  # at the model's rate, after a change of speed
@@ -216,7 +217,7 @@ class MadeSegment:
 
     @classmethod
     def of(cls, name: str) -> Self | None:
-        """None where it is no name of a segment."""
+        """None for any other name."""
         match = _NAME.fullmatch(name)
         if match is None or match[4] not in set(FinishReason):
             return None

@@ -1,8 +1,9 @@
-"""One job as the process that makes it knows it: what is made, what runs, and what is left."""
+"""One job in the process that makes it: its finished, running and remaining segments."""
 
 import asyncio
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from operator import attrgetter
@@ -15,12 +16,12 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """Finished audio, as its reader needs it: which segments, in order."""
+    """Finished audio, as its reader needs it."""
 
     job_id: str
     sample_rate: int
     frame_samples: int
-    made: tuple[MadeSegment, ...]
+    names: tuple[str, ...]  # of its segments, in order: plain texts, because a job has up to some 100,000
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +42,7 @@ class Work:
     failures: dict[SegmentId, int] = field(default_factory=dict)  # of segments that are tried again
     suspects: dict[SegmentId, None] = field(default_factory=dict)  # were lost with a replica: each is tried again alone
     parts: dict[int, list[int]] = field(default_factory=dict)  # of what is made: segments and samples
+    samples: int = 0  # of all parts
     problems: list[MadeSegment] = field(default_factory=list)
     num_parts_done: int = 0
     _began_s: float = 0.0  # when the first segment of this process began
@@ -56,9 +58,11 @@ class Work:
 
     def queue_all(self) -> None:
         """All segments that are neither made nor running are to be made, in order."""
-        counts = enumerate(self.job.num_segments)
-        ids = (SegmentId(part, number) for part, count in counts for number in range(count))
+        ids = self._ids(range(len(self.job.num_segments)))
         self.todo = deque(segment for segment in ids if segment not in self.made and segment not in self.running)
+
+    def _ids(self, parts: Iterable[int]) -> Iterator[SegmentId]:
+        return (SegmentId(part, number) for part in parts for number in range(self.job.num_segments[part]))
 
     @property
     def id(self) -> str:
@@ -69,7 +73,7 @@ class Work:
         return len(self.made) == self.num_segments
 
     def status(self, hindrance: str | None) -> JobStatus:
-        """`hindrance`: why no segment of it is begun now, if so."""
+        """`hindrance`: why none of its segments begins now."""
         if self.state.cancelled:
             return JobStatus.CANCELLED
         if self.state.failed is not None:
@@ -85,7 +89,7 @@ class Work:
         self.running[segment_id] = task
 
     def add(self, made: MadeSegment, num_bytes: int) -> None:
-        """A segment lies in the store."""
+        """A segment was stored."""
         self.num_bytes += num_bytes
         self._num_new += 1
         if made.id not in self.made:
@@ -96,28 +100,29 @@ class Work:
         part = self.parts.setdefault(made.id.part, [0, 0])
         part[0] += 1
         part[1] += made.samples
+        self.samples += made.samples
         self.num_parts_done += part[0] == self.job.num_segments[made.id.part]
         if made.was_redrawn or not made.finish_reason.is_good:
             self.problems.append(made)
 
-    def part(self, number: int) -> tuple[MadeSegment, ...]:
-        """The segments of a finished part. Raises NotFound, and Conflict while it is not finished."""
-        if not 0 <= number < len(self.job.num_segments):
-            last = len(self.job.num_segments) - 1
-            raise NotFound(f"{self.job.id} has the parts 0 to {last}, not {number}.", "part", "part_not_found")
-        ids = [SegmentId(number, segment) for segment in range(self.job.num_segments[number])]
-        done = sum(segment_id in self.made for segment_id in ids)
-        if done < len(ids):
-            message = f"Part {number} of {self.job.id} is not finished: {done} of {len(ids)} segments are made."
-            raise Conflict(message, "part", "part_not_finished")
-        return tuple(self.made[segment_id] for segment_id in ids)
+    def has_part(self, number: str) -> bool:
+        return number.isascii() and number.isdigit() and len(number) < 10 and int(number) < len(self.job.num_segments)
 
-    def whole(self) -> tuple[MadeSegment, ...]:
-        """All segments in order. Raises Conflict."""
-        if not self.is_complete or self.state.failed is not None:
+    def names(self, part: str | None) -> tuple[str, ...]:
+        """Of the segments of a finished part or job, in order. Blocks for long ones. Raises NotFound, Conflict."""
+        last = len(self.job.num_segments) - 1
+        if part is not None and not self.has_part(part):
+            message = f"part {part[:80]!r} is unknown. {self.job.id} has parts 0 to {last}."
+            raise NotFound(message, "part", "part_not_found")
+        if part is None and (not self.is_complete or self.state.failed is not None):
             message = f"{self.job.id} is not finished: {len(self.made)} of {self.num_segments} segments are made."
             raise Conflict(message, None, "job_not_finished")
-        return tuple(self.made[segment_id] for segment_id in sorted(self.made))
+        ids = [*self._ids(range(last + 1) if part is None else [int(part)])]
+        done = sum(segment_id in self.made for segment_id in ids)
+        if done < len(ids):
+            message = f"Part {part} of {self.job.id} is not finished: {done} of {len(ids)} segments are made."
+            raise Conflict(message, "part", "part_not_finished")
+        return tuple(self.made[segment_id].name for segment_id in ids)
 
     def as_json(self, hindrance: str | None, *, most_problems: int) -> Json:
         """The object that its owner gets."""
@@ -132,7 +137,7 @@ class Work:
             "parts": {"total": len(self.job.num_segments), "done": self.num_parts_done},
             "segments": {"total": self.num_segments, "done": len(self.made)},
             "bytes": self.num_bytes,
-            "audio_s": round(self._audio_s, 3),
+            "audio_s": round(self.samples / self.job.info(next(iter(self.job.models))).sample_rate, 3),
             "eta_s": self._eta_s() if status is JobStatus.RUNNING else None,
             "reason": reason,
             "ended_at": self.state.ended_at,
@@ -161,11 +166,6 @@ class Work:
         state = self.state
         fields = {"url": self.job.webhook, "calls": state.calls, "error": state.call_error}
         return {**fields, "delivered": state.called_at is not None and state.call_error is None}
-
-    @property
-    def _audio_s(self) -> float:
-        info = self.job.info(next(iter(self.job.models)))
-        return sum(samples for _, samples in self.parts.values()) / info.sample_rate
 
     def _eta_s(self) -> float | None:
         """By the pace since this process began; None before the first segment."""

@@ -2,7 +2,6 @@
 
 import re
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
@@ -11,7 +10,7 @@ from serve_app.api.bodies.client_input import check_form, format_named, idempote
 from serve_app.api.headers import SAMPLE_RATE_HEADER
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.speech_request import CONTENT_TYPES, RAW, disclosure
-from serve_app.api.responses.listing import json_apart
+from serve_app.api.responses.listing import apart, json_apart
 from serve_app.api.speech_service import SpeechService
 from serve_app.client_audio.formats import AudioFormat
 from serve_app.dialects.dialect import Charge, Dialect, Route
@@ -19,7 +18,6 @@ from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.stored_audio import StoredAudio, begun, words_of
 from serve_app.jobs.work import Json, Track
 
-_DIGITS = 9
 _RANGE = re.compile(r"bytes=(\d{1,15})?-(\d{1,15})?")
 _FORMATS = {each.value: each for each in AudioFormat}
 
@@ -70,13 +68,13 @@ async def part_audio(
 ) -> Response:
     """The audio of a finished part, also while the job runs."""
     wanted = format_named("response_format", response_format, _FORMATS)
-    return await _audio(service, request, await service.ask_jobs("track", job_id, _number(part)), wanted)
+    return await _audio(service, request, await service.ask_jobs("track", job_id, part), wanted)
 
 
 async def part_words(service: SpeechService, job_id: str, part: str) -> Response:
     """When each word and each segment of a finished part is heard."""
-    track = await service.ask_jobs("track", job_id, _number(part))
-    return await json_apart(words_of, JobStore(service.voices.files()), job_id, int(part), track.made)
+    track = await service.ask_jobs("track", job_id, part)
+    return await json_apart(dict, await words_of(JobStore(service.voices.files()), track, int(part)))
 
 
 async def whole_audio(service: SpeechService, request: Request, job_id: str, response_format: str = "flac") -> Response:
@@ -87,7 +85,8 @@ async def whole_audio(service: SpeechService, request: Request, job_id: str, res
 
 async def _audio(service: SpeechService, request: Request, track: Track, audio_format: AudioFormat) -> Response:
     disclosed = service.settings.disclose_synthetic
-    audio = StoredAudio(JobStore(service.voices.files()), track, audio_format, disclosed=disclosed)
+    store = JobStore(service.voices.files())
+    audio = await apart(StoredAudio, store, track, audio_format, disclosed=disclosed)
     kind = CONTENT_TYPES[audio_format]
     content_type = f"{kind};rate={track.sample_rate};channels=1" if audio_format in RAW else kind
     headers = {"content-type": content_type, SAMPLE_RATE_HEADER: str(track.sample_rate), **disclosure(disclosed)}
@@ -115,13 +114,6 @@ def _span(range_header: str | None, size: int) -> tuple[int, int] | None:
     if match[2] is not None and int(match[2]) < int(match[1]):
         return None
     return int(match[1]), min(size, int(match[2]) + 1) if match[2] is not None else size
-
-
-def _number(part: str) -> int:
-    """The number in a path; one with more digits than any part has names none either. Raises HTTPException."""
-    if not (part.isascii() and part.isdigit()):
-        raise HTTPException(404)
-    return int(part[:_DIGITS]) if len(part) <= _DIGITS else 10**_DIGITS
 
 
 _INPUT = {"type": "object", "required": ["input"], "properties": {"input": {"type": "string"}}}

@@ -1,6 +1,5 @@
 """Clocks by which stored data expires. Ignore a clock until it is steady, because deletions cannot be undone."""
 
-import secrets
 import time
 
 from serve_app.voices.voice_store import VoiceStore
@@ -35,9 +34,7 @@ def store_now_s(files: VoiceStore) -> float:
     """
     if files.folder is not None:
         return time.time()
-    path = f"clocks/{secrets.token_hex(8)}"
-    files.put(path, b"")
-    try:
-        return next(meta["last_modified"].timestamp() for meta in files.listed("clocks/") if meta["path"] == path)
-    finally:
-        files.delete(path)
+    files.put("clock", b"")
+    meta = files.meta("clock")
+    assert meta is not None, "it was put"
+    return meta["last_modified"].timestamp()
