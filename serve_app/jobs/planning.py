@@ -143,7 +143,8 @@ async def _add(made: Planned, long: Offer, settings: ApiSettings, fields: dict[s
     await made.add(part.model_copy(update={"custom_id": custom_id}), rules, manner)
     if speech.info.route not in made.models:
         made.models[speech.info.route] = StoredJob.described(speech.info)
-    made.ignored |= speech.ignored | dict.fromkeys(at_fetch, "asked for when audio is fetched")
+    chosen = {} if speech.chosen_voice is None else {"voice": f"none was sent: {speech.chosen_voice} speaks"}
+    made.ignored |= speech.ignored | chosen | dict.fromkeys(at_fetch, "asked for when audio is fetched")
 
 
 def _part(utterance: Utterance, speech: SpeechRequest) -> Part:
