@@ -40,7 +40,7 @@ from serve_app.voices.library import Voices
 logger = logging.getLogger(__name__)
 
 _OWN_METRIC = re.compile(rb"(# (HELP|TYPE) )?ray_talkray_")
-OWN_TAGS = ("Speech", "Models and voices", "Stored voices", "Jobs", "OpenAI's batches", "Codec frames", "This server")
+OWN_TAGS = ("Speech", "Models and voices", "Stored voices", "Jobs", "Codec frames", "This server")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
