@@ -1,4 +1,4 @@
-"""What this installation, or this checkout, tells of itself: its version, and the packages that it may need."""
+"""Version and requirements of this installation or checkout."""
 
 import importlib.metadata
 import re
@@ -22,7 +22,7 @@ def _own() -> tuple[str, list[str]]:
 
 
 def version() -> str:
-    """Talkray's own."""
+    """The version of Talkray."""
     return _own()[0]
 
 

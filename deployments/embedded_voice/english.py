@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
 
-from deployments.embedded_voice.numbers import SIGNS, ordinal, rules, speak_numbers, substitute, table, year
+from deployments.embedded_voice.numbers import RANGED, SIGNS, ordinal, rules, speak_numbers, substitute, table, year
 
 _FOLDED = {
     **dict.fromkeys("‘’‚‛′ʼ´", "'"),
@@ -31,7 +31,7 @@ _GREEK_WORD = re.compile(r"[Ͱ-Ͽἀ-῿]{3,}")  # shorter ones are signs
 
 _LINES = rules(
     (r"(?<=[A-Za-z])`(?=(?:ll|t|s|re|ve|d|m)\b)", "'"),
-    (r"(?<=[A-Za-z])(?<!\bwell)(?<!\bself)(?<!\bhalf)(?<!\bhigh)(?<!\blong)-\n(?=[a-z])", ""),
+    (r"(?<![\w-])(?!(?:well|self|half|high|long)-)([A-Za-z]++)-\n(?=[a-z])", r"\1"),
     (r"(?<=\w)-\n(?=\w)", "-"),
     (r"\n\s*\n", ". "),
     (r"<\|[^<>|]*\|>|(?<!\S)[:;=]-?[)(DPp](?!\S)|```\w*|\n", " "),
@@ -50,28 +50,33 @@ _ADDRESSES = (
 _SCHEME = re.compile(r"^(?:(?:https?|ftp)://|(file):///?)?(?:www\.)?")
 _SPELLED_LABEL = re.compile(r"(?<=\.)(?:ai|eu|io|uk|de|fr|es|nl|ch|ca|au|tv)\b|(?<=[/=])(?:api|id|url)\b")
 _IN_ADDRESSES = {
-    ".": " dot ", "@": " at ", "/": " slash ", "-": " dash ", "_": " underscore ", "+": " plus ", ":": " port ",
+    ".": " dot ", "@": " at ", "/": " slash ", "-": " dash ", "_": " underscore ", "+": " plus ", ":": " colon ",
     "?": " question mark ", "=": " equals ", "&": " and ", "#": " hash ", "%": " percent ", "~": " tilde ",
 }  # fmt: skip
 
 _DAY = r"\b(Mon|Tues?|Wed|Thu|Thurs|Fri|Sat|Sun)\b\.?"
+_TERM_ENDS = r"(?:(?<=[\d)²³])|(?<=\b[a-z])|(?<=\d[a-z]))"  # of arithmetic
+_IN_TERMS = rf"[\d. +*/(){SIGNS}²³-]|(?<![a-z])[a-z](?![a-z])"
 _WEEKDAYS = {name[:3]: name for name in calendar.day_name}
 _PUNCTUATION = rules(
     (r"(?<=\d0)'s\b", "s"),
     (r"(?<![-=])[-=]++>", " to "),
     (r"\((\d{3})\)[ -]?(?=\d)|(?<=\d) ?\((0|[a-z])\)", r" \1\2 "),
+    (r"(?<=\d) ?[x×] ?(?=10\^)", " times "),
     (r"(?<=\d)[x×](?=\d)|(?<=\d) x (?=\d)", " by "),
     (r"×|(?<=\d)x(?= [a-z]{3})|(?<=\d) ?\* ?(?=\d)", " times "),
     (r"(?<=[A-Za-z]{4})\^", " "),
     (r"\^([23])(?!\d)", lambda power: "²³"[power[1] == "3"]),
     (r"(?<=[²³]) ?- ?(?=\w)", " minus "),
     (r"\^(?:st|nd|rd|th)\b", lambda match: match[0][1:]),
-    (r"(?<=[\w)])\^[({]?([+-]?)(?=\w)", lambda match: f" to the power of {'minus ' * (match[1] == '-')}"),
+    (r"(?<=[\w)])\^[({]?([+-]?)(?=\w| minus )", lambda match: f" to the power of {'minus ' * (match[1] == '-')}"),
     (r"(?<![\w'])(\d)(?:'| ft )(\d\d?)(?:\"| in\b)?(?![\w'])", r"\1 feet \2 inches"),
     (r"(?<=\b[aA] )(\d++(?:\.\d++)?)\"(?= )", r"\1-inch"),
     (rf"{_DAY} ?- ?{_DAY}", lambda match: f"{_WEEKDAYS[match[1][:3]]} to {_WEEKDAYS[match[2][:3]]}"),
+    (rf"{_TERM_ENDS} {{0,2}}- {{0,2}}(?=[({SIGNS}]?(?:\d|[a-z]\b)(?:{_IN_TERMS}){{0,30}}=)", " minus "),
+    (r"(?<== \d) ?- ?(?=\d)|(?<=\b[nxk])-(?=[1-9]\b(?!-))", " minus "),
+    (r" ?° ?(?=[CF]\b)", "°"),
     (r"[()\[\]{}|]", ", "),
-    (r"(?<=\d) ?- ?(?=\d[\d. +*/-]{0,30}=)|(?<== \d) ?- ?(?=\d)", " minus "),
     (r"(\d ?[aApP]\.?[mM]\.?|\d%|\d:\d\d|\d(?:st|nd|rd|th)|\d0s) ?- ?(?='?\d)", r"\1 to "),
     (r"(?<=\d) ?~ ?(?=\d)", "-"),
     (rf"~(?=[{SIGNS}]?\d)", " about "),
@@ -116,6 +121,7 @@ def _fold(char: str) -> str:
 
 def _speak_address(match: re.Match[str]) -> str:
     address = _SCHEME.sub(lambda scheme: f"{scheme[1]}/" if scheme[1] else "", match[0]).rstrip("/")
+    address = re.sub(r":(?=\d)", " port ", address)
     address = _SPELLED_LABEL.sub(lambda label: label[0].upper(), address)
     return "".join(_IN_ADDRESSES.get(char, char) for char in address)
 
@@ -131,7 +137,7 @@ _DOTTED_ABBREVIATIONS = table(  # without the dot they are other words, or names
     "Rev:Reverend Hon:Honorable Gov:Governor Sen:Senator Rep:Representative Pres:President Fr:Father Mt:Mount Ft:Fort "
     "Sq:Square Pl:Place Apt:Apartment Bldg:Building Univ:University Dept:Department dept:department Assoc:Association "
     "Bros:Brothers Co:Company approx:approximately incl:including excl:excluding max:maximum est:established "
-    "cf:compare misc:miscellaneous temp:temperature Tel:telephone tel:telephone Ext:extension ext:extension "
+    "cf:compare misc:miscellaneous temp:temp Tel:telephone tel:telephone Ext:extension ext:extension "
     "Jan:January Feb:February Aug:August Sept:September Oct:October Nov:November Dec:December Mon:Monday Tue:Tuesday "
     "Wed:Wednesday Thu:Thursday Fri:Friday resp:respectively viz:namely"
 )
@@ -181,23 +187,26 @@ def _any_of(words: Iterable[str]) -> str:
 
 # Words that begin another sentence behind what may be an abbreviation.
 _BEGUN = "The|It|He|She|We|They|You|I|A|An|In|On|At|But|And|So|If|When|What|Then|This|That|There|Turn|My|For|No|Yes"
+_PERSONS = "(?:The|This|My|Our|Your|His|Her)"  # the Dr. is a doctor
 _GOES_ON = rf"(?! (?!.\.)(?:{_BEGUN})\b)"
 _OPTIONAL_DOT = rf"({_any_of(_ABBREVIATIONS)})(?![A-Za-z'])(\.?)"
 _DOTTED = rf"({_any_of(_DOTTED_ABBREVIATIONS)})(\.)"
-_ABBREVIATION = re.compile(rf"(?<![A-Za-z'])(?:{_OPTIONAL_DOT}|{_DOTTED})(?= ?([A-Z])?)")
+_ABBREVIATION = re.compile(rf"(?<![A-Za-z'])(?!Ave Maria)(?:{_OPTIONAL_DOT}|{_DOTTED})(?= ?([A-Z])?)")
 _INITIALS = re.compile(r"(?<![A-Za-z'.])(?:[A-Za-z]\.)+[A-Za-z](?![A-Za-z'])\.?")
 _SHORTENED = table("w/o:without w/:with b/c:because y/o:years_old N:North S:South E:East W:West")
 _ZONE = r"((?i:[ecmp][sd]t|et|cet|gmt|utc|bst|cest|ist|jst))\b"
 _SHORT = rules(
     (r"(?<![\w/])(w/o|w/(?= )|b/c|y/o)(?![\w/])", lambda match: _SHORTENED[match[1]]),
     (rf"(?<=[aApP])\.?[mM]\.? ?{_ZONE}", lambda match: f"m {match[1].upper()}"),
+    (rf"\best\. ?(?!(?:1[5-9]|20)\d\d)(?=[{SIGNS}\d])", "estimated "),
     (r"(?<=\d)(?=(?:[ECMP][SD]T|GMT|UTC)\b)", " "),
     (r"\b(UTC|GMT) ?-(?=\d)", r"\1 minus "),
     (rf"{_DAY},? (?=[A-Z][a-z]{{2,8}}\.? \d|\d{{1,2}} [A-Z])", lambda match: f"{_WEEKDAYS[match[1][:3]]}, "),
     (r"(?<=\d )([NSEW])\.?(?= (?:[A-Z][a-z]|\d))", lambda match: _SHORTENED[match[1]]),
     (rf"(?<![A-Za-z'])St\b\.?{_GOES_ON} ?(?=[A-Z])", "Saint "),
-    (rf"\b([A-Z][a-z]+) Dr\b(?:\.(?= [a-z])|(?=\.?(?:$|[,;!?]| [a-z]| (?:{_BEGUN})\b)))", r"\1 Drive"),
+    (rf"\b(?!{_PERSONS} )([A-Z][a-z]+) Dr\b(?:\.(?= [a-z])|(?=\.?(?:$|[,;!?]| [a-z]| (?:{_BEGUN})\b)))", r"\1 Drive"),
     (rf"(?<![\w'.])(?<!\b[A-Za-z] )([A-Z])\.{_GOES_ON}(?= [A-Z][.a-z])", r"\1"),
+    (r"(?<=\d )(sq|cu|fl)\. ?(?=[a-z])", r"\1 "),
     (r"\bA-Z\b", "A to Z"),
     (r"\b([CF])#", r"\1 sharp "),
     (r"#(?=[A-Z]?\d)", " number "),
@@ -218,8 +227,8 @@ _SPELLED = re.compile(
 )
 _MINUS = rf"[{SIGNS}]?\.?\d"  # characters that may follow a minus sign
 _TIDY = rules(
-    (r"(?<![A-Za-z\d])'|(?<=\d)'(?!s\b)|'(?![A-Za-z])", " "),
-    (rf"(?<=\d) - (?={_MINUS})", " to "),
+    (r"(?<![A-Za-z\d])'(?!\d0s\b)|(?<=\d)'(?!s\b)|'(?![A-Za-z]|\d0s\b)", " "),
+    (rf"{RANGED} - (?={_MINUS})", " to "),
     (r"-{2,}|(?<=\s)-(?=\s)", ", "),
     (rf"-(?![A-Za-z]|{_MINUS})|(?<![A-Za-z\d])-(?=[A-Za-z])", " "),
     (r"\s+", " "),
@@ -287,9 +296,10 @@ def _speak_roman(match: re.Match[str]) -> str:
     counted = name.capitalize() in _NUMBERED
     of_century = match.string.startswith(" century", match.end())
     if len(figures) == 1:
-        is_number = figures in "IVX" and (
-            bool(title) or name in _NUMBERED_ALONE or (name in _KINGS.split() and figures != "I")
-        )
+        behind = match.string[match.end() : match.end() + 3]
+        is_pronoun = figures == "I" and name not in ("War", "Phase") and not re.match(r"\s*(?:$|[^\w\s'])", behind)
+        is_king = name in _KINGS.split() and figures != "I" and not re.match(" [A-Z][a-z]", behind)
+        is_number = figures in "IVX" and (bool(title) or is_king or (name in _NUMBERED_ALONE and not is_pronoun))
     else:
         is_small = set(figures) <= set("IVX") and figures not in ("XX", "XXX")
         is_number = counted or of_century or is_small or (figures[0] == "M" and len(figures) > 4)

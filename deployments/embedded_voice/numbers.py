@@ -159,7 +159,7 @@ _UNITS = {
     for several in [re.sub("^(?:degree|.+?)(?= per | [CF]|$)", r"\g<0>s", name)]
 }
 _IN_ANY_CASE = [unit for unit in _UNITS if len(unit) > 2 or unit in ("km", "kg", "cm", "ml")]
-_UNITS = {case(unit): _UNITS[unit] for case in (str.upper, str.lower) for unit in _IN_ANY_CASE} | _UNITS
+_UNITS = {case(unit): _UNITS[unit] for case in (str.upper, str.lower, str.capitalize) for unit in _IN_ANY_CASE} | _UNITS
 _UNIT = "|".join(sorted(map(re.escape, _UNITS), key=len, reverse=True))
 _POWERS = {"²": ("square ", " squared"), "³": ("cubic ", " cubed"), "2": ("square ", ""), "3": ("cubic ", "")}
 _PERIODS = {"d": "day", "mo": "month", "yr": "year", "wk": "week", "ea": "each"}
@@ -285,6 +285,8 @@ _DAYS_NOT_PARTS = frozenset(range(13, 32)) - {15, 16, 20, 24, 30}
 _ALONE = rf"(?<![\w.,:/+-])(?<!\d )(?<![{SIGNS}]\d )"  # no part of another number
 _OF_DECADES = "[Tt]he|[Ii]n|[Mm]id|[Ee]arly|[Ll]ate|to|his|her|their|my|our|your"
 _DASH = r" ?- ?"
+RANGED = r"(?:(?<=\d)|(?<=\d[kKmMbB%])|(?<=\d[mbt]n)|(?<=°[CF]))"  # the first end of a range
+_OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _UNIT_END = r"(?![\w'])(?:(?<![mgl])\.(?= [a-z]))?"  # metric symbols, as km, take no period
 _FIGURE_2 = r"(?<=[^A-Za-z]m|[cdkmn]m|ft|mi)[23]"
 _RULES = rules(
@@ -292,14 +294,15 @@ _RULES = rules(
      lambda match: _date(match[1], match[3], match[4]) or match[0]),
     (r"(?<![\w./-])(\d{1,2})([/.-])(\d{1,2})\2(\d{4}|(?<=/)\d\d)(?![\w/-]|\.\d)", _date_in_figures),
     (rf"\b({_MONTH})-(\d{{1,2}})(?:-(?=\d{{4}}(?!\w))|(?![\w-]))", r"\1 \2, "),
+    (rf"(?<![\w./-])(\d{{1,2}})([-/])({_MONTH})\2(?=\d{{2,4}}(?!\w))", r"\1 \3 "),
     (r"(?<!\w)\+\d(?:[ ./-]{0,2}\d){6,14}(?!\w)", _groups),
     (r"(?<![\w-])(?:1[ .-])?\d{3}[ .-]\d{3}[ .-]\d{4}(?![\w-])", _groups),
     (r"(?<![\w.,-])(?:0\d{1,4}(?:[ -]\d{3,4}){2}|0\d{1,4}[ -]\d{6,8}|0\d(?:[ .-]\d\d){4})(?![\w-])", _groups),
     (r"(?<![\w.,-])1[38]00[ -]\d{3}[ -]\d{3}(?![\w-])|(?<=[Cc]all |[Dd]ial )(?:911|999|112|988)(?![\w-])", _groups),
     (r"(?<![\w.+-])(?:\d{3}-\d{4}|\d++(?:-\d++){2,}+)(?![\w-])", _groups),
-    (r"(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3})(?!\.?\d)(?::(\d{1,5}))?",
+    (rf"(?<![\w.])({_OCTET}(?:\.{_OCTET}){{3}})(?!\.?\d)(?::(\d{{1,5}}))?",
      lambda match: _joined(match[1], " dot ") + (f"port {integer(match[2])} " if match[2] else "")),
-    (r"(?<![\w.,])(\d{1,3}(?:\.\d{3})+),(\d\d)(?!\d)", _with_commas),
+    (r"(?<![\w.,])(\d{1,3}(?:[. ]\d{3})+),(\d\d)(?!\d)", _with_commas),
     (r"(?<![\w.,'])(\d{1,3}(?:'\d{3})+|[1-9]\d{0,2}(?:\.\d{3}){2,})(?![\w']|[.,]\d)", _with_commas),
     (rf"{_ALONE}([1-9]\d{{0,2}}(?: \d{{3}}){{2,}}|[1-9]\d{{0,2}} 000|[1-9]\d? \d{{3}})(?![\w-]| \d)", _with_commas),
     (r"(?<=€)(\d++),(\d\d)(?![\d,])", r"\1.\2"),
@@ -315,12 +318,12 @@ _RULES = rules(
      lambda match: f" {_days(match[1], match[2])} of {_MONTH_OF[match[3][:3].title()]} "),
     (rf"\b({_MONTH})(?= \d)", lambda match: f" {_MONTH_OF[match[1][:3].title()]}"),
     (rf"({_CURRENCY}) ?({_AMOUNT}){_DASH}(?=\d)(?![^ ]*\.\d|\d{{1,3}}\.)", r"\2 to \1"),
-    (rf"(?<=\d){_DASH}(?={_CURRENCY}?\d)", " to "),
+    (rf"{RANGED}{_DASH}(?={_CURRENCY}?\d)", " to "),
     (rf"(?<!\S)-(?={_CURRENCY}?\.?\d)", "minus "),
     (rf"(?:\b([Aa]n?|[Aa]nother) )?({_CURRENCY}) ?({_AMOUNT}){_SCALE}(?: dollars\b)?", _price),
     (rf"({_NUMBER}) ?({_CURRENCY})(?!\w)", lambda match: _amount(match[1], match[2])),
     (rf"({_NUMBER})¢", lambda match: f" {decimal(match[1])} cent{'s' * (match[1] != '1')} "),
-    (rf"(?<![\w.,])(?:({_OF_DECADES})[ -])?('?)((?:1[1-9]|20|[1-9])?[1-9]0|[12]\d00)s(?![\w'])", _decade),
+    (rf"(?<![\w.,])(?:({_OF_DECADES})[ -])?('?)((?:1[1-9]|20|[1-9])?[1-9]0|[12]?\d00)s(?![\w'])", _decade),
     (rf"({_NUMBER})(k| B)(?![\w']| [A-Z]\b)", lambda match: f" {decimal(match[1])} {_SCALES[match[2][-1].lower()]} "),
     (rf"(?<=\d) (thousand|million|billion) ({_UNIT})(?![\w'])", lambda match: f" {match[1]} {_UNITS[match[2]][1]} "),
     (r"(?<![\w./])(?:24/7|50/50|20/20|9/11)(?![\w/]|\.\d)", lambda match: match[0].replace("/", " ")),

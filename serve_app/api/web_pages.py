@@ -84,7 +84,8 @@ def _add_page(router: APIRouter, clients: Clients) -> None:
     @router.get("/")
     async def page(request: Request, chat: str = "") -> Response:
         """For clients that take HTML, as browsers and curl do; others get a 404."""
-        if not any(kind in request.headers.get("accept", "*/*") for kind in ("text/html", "text/*", "*/*")):
+        accept = request.headers.get("accept", "").lower() or "*/*"
+        if not any(kind in accept for kind in ("text/html", "text/*", "*/*")):
             raise HTTPException(404)
         connect = f"'self' {chat}" if _ORIGIN.fullmatch(chat) else "'self'"
         allowed = {"style-src": "'self'", "img-src": "data:", "media-src": "blob:", "connect-src": connect}

@@ -267,7 +267,7 @@ def _room(folder: Path, needed: int, content: str, variable: str) -> Finding:
     """Whether `folder`, which may not exist yet, can take so many bytes; `variable` names another one."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     if not os.access(existing, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
-        text = f"{existing} cannot be written, and {folder} is for {content}: set {variable} to another folder"
+        text = f"cannot write to {existing}; {folder} is for {content}. Set {variable} to a writable folder"
         return Finding("disk", text, ok=False)
     free = shutil.disk_usage(existing).free
     if free < needed:

@@ -169,7 +169,11 @@ def say(
     text: Annotated[str, typer.Argument(help="What to say; - reads standard input.")],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Audio file, whose ending names the format; - writes WAV to the output."),
+        typer.Option(
+            "-o",
+            "--output",
+            help="Audio file (replaced if it exists). Its ending is the format; - writes WAV to the output.",
+        ),
     ] = None,
     play: Annotated[bool, typer.Option("--play", help="Play it as it comes, instead of writing a file.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Speak nothing: print what of the text is spoken.")] = False,

@@ -88,10 +88,11 @@ def write_speech(url: str, utterance: SayRequest, file: Path) -> str:
         except OSError as error:
             raise RefusedError(f"{file} cannot be written: {error.strerror}") from None
 
+    wrote = "replaced" if file.exists() else "wrote"
     fetched = _fetch(url, utterance, write, audio_format=audio_format)
     if file == STANDARD_OUTPUT:
         return f"wrote {fetched.num_bytes:,} bytes{fetched.remark}"
-    return f"wrote {file} ({_length(file, audio_format)}{fetched.num_bytes:,} bytes){fetched.remark}"
+    return f"{wrote} {file} ({_length(file, audio_format)}{fetched.num_bytes:,} bytes){fetched.remark}"
 
 
 def free_name(file: Path) -> Path:
@@ -170,7 +171,7 @@ class _Player:
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (a pipe that nobody reads would fill)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (an unread pipe would fill)
         self._said = ""
 
     def __enter__(self) -> Self:

@@ -213,7 +213,7 @@ class CompressedEncoder:
         self._sample_rate = sample_rate
         self._num_samples = 0
         self._announced = num_bytes // 2 if num_bytes and codec.says_length else 0  # samples
-        # Nothing of a file that its muxer goes back in can be taken before its end.
+        # The muxer rewrites the header at the end, so keep all bytes until then.
         self._sink = BytesIO() if codec.rewrites_header and num_bytes is not None else _Sink()
         self._tag = id3_tag() if disclosed and codec.has_id3 else b""
         options = {**codec.container_options, "flush_packets": "1"}

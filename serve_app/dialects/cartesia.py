@@ -70,7 +70,7 @@ async def speak_bytes(service: SpeechService, request: Request) -> Response:
     fields = await service.read_fields(request)
     text_of(fields, "transcript")
     overrides = {"word_timestamps": False}
-    reasons = {"add_timestamps": "/tts/sse tells them"} if switch(fields, "add_timestamps") else {}
+    reasons = {"add_timestamps": "use /tts/sse"} if switch(fields, "add_timestamps") else {}
     return await respond(service, request, await _speech_request(service, fields, overrides=overrides, reasons=reasons))
 
 
@@ -84,12 +84,10 @@ async def speak_events(service: SpeechService, request: Request) -> Response:
     return await respond(service, request, speech, events)
 
 
-async def list_voices(
-    service: SpeechService, limit: str = "", starting_after: str = "", ending_before: str = ""
-) -> Response:
+async def list_voices(service: SpeechService, limit: str = "", starting_after: str = "") -> Response:
     """All of them on one page, unless a `limit` is sent."""
     voices = await catalogue.all_voices(await service.models.infos(), service.voices)
-    paging = Paging(limit, starting_after, ending_before, STARTING_AFTER)
+    paging = Paging(limit, starting_after, STARTING_AFTER)
     page, more = catalogue.page_of_voices(voices, paging, service.settings.voices)
     return await json_apart(lambda: {"data": list(map(_voice, page)), "has_more": more is not None, "next_page": more})
 

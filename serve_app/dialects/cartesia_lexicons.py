@@ -41,11 +41,9 @@ async def show(service: SpeechService, dictionary_id: str) -> Json:
     return _entry(await service.voices.get_lexicon(dictionary_id))
 
 
-async def list_all(
-    service: SpeechService, limit: str = "", starting_after: str = "", ending_before: str = ""
-) -> Response:
+async def list_all(service: SpeechService, limit: str = "", starting_after: str = "") -> Response:
     """The oldest first, ten on a page unless a `limit` is sent."""
-    paging = Paging(limit, starting_after, ending_before, STARTING_AFTER, default=10)
+    paging = Paging(limit, starting_after, STARTING_AFTER, default=10)
     page, more = paging.cut(await service.voices.all_of(StoredLexicon))
     return await json_apart(lambda: {"data": list(map(_entry, page)), "has_more": more is not None})
 

@@ -144,6 +144,7 @@ class FramesSocket(Connection):
                 async for data in records:
                     await self.socket.send_bytes(data)
             frames, reason = record.usage.frames, record.usage.finish_reason
+            record.usage.left_out = speech.spoken.left_out
             notes = speech.notes() | record.usage.answer
             await self.send("done", request_id=request_id, finish_reason=reason, frames=frames, **notes)
         except (WebSocketDisconnect, RuntimeError):  # the client left

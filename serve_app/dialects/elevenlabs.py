@@ -107,7 +107,7 @@ def _ways(path: str, summary: str) -> tuple[Route, ...]:
 async def list_voices(service: SpeechService, page_size: str = "", next_page_token: str = "") -> Response:
     """All of them on one page, unless a `page_size` is sent."""
     voices = await catalogue.all_voices(await service.models.infos(), service.voices)
-    paging = Paging(page_size, next_page_token, names=("page_size", "next_page_token", ""))
+    paging = Paging(page_size, next_page_token, names=("page_size", "next_page_token"))
     page, more = catalogue.page_of_voices(voices, paging, service.settings.voices)
     about = {"has_more": more is not None, "total_count": len(voices), "next_page_token": more}
     return await json_apart(lambda: {"voices": list(map(voice_entry, page)), **about})

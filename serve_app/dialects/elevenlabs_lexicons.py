@@ -67,7 +67,7 @@ async def list_all(service: SpeechService, page_size: str = "", cursor: str = ""
     """All of them on one page, unless a `page_size` is sent."""
     known = await service.voices.all_of(StoredLexicon)
     most = service.settings.voices.max_voices
-    page, more = Paging(page_size, cursor, names=("page_size", "cursor", ""), default=most, most=most).cut(known)
+    page, more = Paging(page_size, cursor, names=("page_size", "cursor"), default=most, most=most).cut(known)
     about = {"has_more": more is not None, "next_cursor": more}
     return await json_apart(lambda: {"pronunciation_dictionaries": list(map(_entry, page)), **about})
 

@@ -3,7 +3,7 @@
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest
-from serve_app.api.bodies.client_input import text_of
+from serve_app.api.bodies.client_input import switch, text_of
 from serve_app.api.error_replies import ErrorReply
 from serve_app.api.requests import ignored_fields
 from serve_app.api.requests.make_request import lenient_request, strict_request
@@ -64,8 +64,8 @@ class NariSocket(HandshakeConnection):
         reasons = ignored_fields.always_streamed(sent)
         if str(sent.get("response_format", "pcm")).strip().lower() != AudioFormat.PCM:
             reasons["response_format"] = "audio comes as pcm"
-        if sent.get("word_timestamps"):
-            reasons["word_timestamps"] = "this protocol tells none"
+        if switch(sent, "word_timestamps"):
+            reasons["word_timestamps"] = "this protocol has none"
         overrides = {"input": "", "response_format": AudioFormat.PCM, "word_timestamps": False}
         speech = await strict_request(self.service.offer, sent, overrides=overrides, reasons=reasons)
         self._audio["sample_rate"] = speech.delivery.rate(speech.info)

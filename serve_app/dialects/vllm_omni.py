@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from deployments.errors import InvalidRequest, NotReady, Overloaded, TalkrayError
-from serve_app.api.bodies.client_input import text_of
+from serve_app.api.bodies.client_input import switch, text_of
 from serve_app.api.context import state_of
 from serve_app.api.error_replies import ErrorReply, translate
 from serve_app.api.records.request_record import Usage
@@ -142,8 +142,8 @@ class OmniSocket(Connection):
         reasons = ignored_fields.always_streamed(sent)
         if sent.get("stream_audio") is True:
             del sent["stream_audio"]
-        if sent.get("word_timestamps"):
-            reasons["word_timestamps"] = "this protocol tells none"
+        if switch(sent, "word_timestamps"):
+            reasons["word_timestamps"] = "this protocol has none"
         overrides = {"input": "", "word_timestamps": False}
         speech = await strict_request(
             self.service.offer, sent, default=AudioFormat.WAV, overrides=overrides, reasons=reasons

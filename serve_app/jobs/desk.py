@@ -29,7 +29,7 @@ from deployments.errors import (
     ReplicaLost,
     Starting,
 )
-from serve_app.api.bodies.client_input import parse_object
+from serve_app.api.bodies.client_input import HALF_REPLACED, parse_object
 from serve_app.api.requests.ignored_fields import Reasons
 from serve_app.api.requests.speech_request import Offer
 from serve_app.api.responses.listing import apart, limit_of, page_of
@@ -107,7 +107,7 @@ class JobDesk:
         self._check_open()
         VISITOR.set(visitor)
         owner = visitor.name or ""
-        fields, fingerprint = await apart(_read, body)
+        fields, fingerprint, halves = await apart(_read, body)
         await self._jobs.follow(0.0)
         if (known := self._jobs.known(owner, key, fingerprint)) is not None:
             return self._as_json(known), {}
@@ -147,7 +147,7 @@ class JobDesk:
             if not is_kept:
                 await asyncio.shield(asyncio.to_thread(self._store().discard, job_id))
         self._changed.set()
-        return self._as_json(self._works[job_id]), made.ignored
+        return self._as_json(self._works[job_id]), made.ignored | halves
 
     async def all_of(self, visitor: Visitor, after: str, limit: str) -> Json:
         """A page of them, the newest first. Raises InvalidRequest."""
@@ -438,7 +438,11 @@ class JobDesk:
         return JobStore(self._offer.voices.files())
 
 
-def _read(body: bytes) -> tuple[Json, str]:
-    """The fields that a client sent, and their fingerprint. Blocks. Raises InvalidRequest."""
-    fields = parse_object(body, most_values=_MOST_VALUES)
-    return fields, hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+def _read(body: bytes) -> tuple[Json, str, Reasons]:
+    """The fields that a client sent, their fingerprint, and those that had half of a surrogate pair. Blocks. Raises
+    InvalidRequest.
+    """
+    repaired: list[str] = []
+    fields = parse_object(body, most_values=_MOST_VALUES, repaired=repaired)
+    fingerprint = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    return fields, fingerprint, dict.fromkeys(repaired, HALF_REPLACED)

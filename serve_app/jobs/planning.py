@@ -147,7 +147,8 @@ async def _planned_part(made: Planned, long: Offer, settings: ApiSettings, field
     indices = made.indices(Rules.of(speech.spoken.rules), Manner.of(request, **stored))
     if speech.info.route not in made.models:
         made.models[speech.info.route] = StoredJob.described(speech.info)
-    made.ignored |= speech.ignored | dict.fromkeys(at_fetch, "asked for when audio is fetched")
+    chosen = {} if speech.chosen_voice is None else {"voice": f"none was sent: {speech.chosen_voice} speaks"}
+    made.ignored |= speech.ignored | chosen | dict.fromkeys(at_fetch, "asked for when audio is fetched")
     return await asyncio.to_thread(_part, utterance, speech, custom_id=custom_id, **indices)
 
 

@@ -58,6 +58,7 @@ _WORDS = {
 }
 _FREQUENT = {language: frozenset(words.split()) for language, words in _WORDS.items()}
 _LEAST_WORDS, _LEAST_SHARE = 3, 0.2  # different ones, of the words of the text
+_GREEK_SIGN = re.compile(r"(?<![Ͱ-Ͽἀ-῿])[Ͱ-ϿΩµ]{1,2}(?![Ͱ-Ͽἀ-῿])")  # π, Δx, 5 Ω, 20 µm
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
 
 
@@ -82,7 +83,7 @@ def foreign_language(text: str, languages: tuple[str, ...]) -> str | None:
     None where nothing is clear, or the voice's languages are unknown.
     """
     read = {"LATIN"}.union(*(_SCRIPTS.get(language, ()) for language in languages))
-    scripts = Counter() if text.isascii() or not languages else _scripts(text)
+    scripts = Counter() if text.isascii() or not languages else _scripts(_GREEK_SIGN.sub("", text))
     foreign = Counter({script: count for script, count in scripts.items() if script not in read})
     if foreign and foreign.total() * 2 > scripts.total():
         script = foreign.most_common(1)[0][0]
@@ -137,7 +138,7 @@ def detected(text: str, languages: tuple[str, ...]) -> str | None:
 def _identifier(codes: tuple[str, ...]) -> "LanguageIdentifier":
     if find_spec("py3langid") is None:
         how = pip_install("py3langid")
-        message = f"language: to tell languages apart takes py3langid, not installed here: {how}, or name the language."
+        message = f"language: 'detect' needs py3langid, which is not installed: {how}, or name the language."
         raise InvalidRequest(message, "language", "extra_not_installed")
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 

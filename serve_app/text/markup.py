@@ -67,8 +67,9 @@ _PROSE = {
     "none": re.compile(r"[^\n]+"),
 }
 _PARAGRAPHS = frozenset(["p", "paragraph"])
-_BLOCKS = _PARAGRAPHS | {"s", "br", "h1", "h2", "h3", "h4", "h5", "h6", "li", "tr", "div", "speak", "sentence", "title"}
 _THOUGHTS = frozenset(["think", "thinking", "thought", "reasoning"])
+_SENTENCES = frozenset(["s", "br", "h1", "h2", "h3", "h4", "h5", "h6", "li", "tr", "div", "speak", "sentence", "title"])
+_BLOCKS = _PARAGRAPHS | _THOUGHTS | _SENTENCES
 _UNHEARD = frozenset(["desc", "script", "style", "metadata"])  # with all that is in them
 _OBEYED = frozenset(["speak", "break", "sub", "say-as", "spell", "p", "s", "prosody", "paragraph", "sentence", "sup"])
 _HYPHENS = ("-", "\u2010")  # a word may go on in the next line
@@ -76,6 +77,9 @@ _HYPHENS = ("-", "\u2010")  # a word may go on in the next line
 _SHORT_LINES = re.compile(r"[A-Z0-9][^\n]{0,29}[^\W_]\n[A-Z0-9]|[a-z]{2,15}\n[a-z]")
 _ENDS = ".,;:!?…。！？、，；："  # noqa: RUF001
 _NO_WORDS = _ENDS + " \t\r\n"
+_LINE_END = re.compile(r"[^\S\n]*(?:\n|\Z)")
+_BEGUN_POWER = re.compile(r"<sup>(?:[+\u2212-]|&#?\w{0,5};?)?", re.I)
+_POWER = re.compile(r"(?:[+\u2212-]|&(?:minus|#8722|#x2212);)?\d", re.I)
 _CLOSES = tuple(".,;:!?…)")
 
 MARKS, LINK, CODE, EMOJI, CUE = "marks of Markdown", "link target", "code block", "emoji", "direction in brackets"
@@ -188,10 +192,12 @@ class LiveMarkup:
 
     def _mark(self, rest: str, *, final: bool) -> Token | Literal[False] | None:
         """A mark of Markdown or an emoji; False where the text begins with neither."""
+        if line_end := _LINE_END.match(rest):
+            if not line_end[0].endswith("\n"):
+                return Token(line_end[0], self._heard(line_end[0])) if final else None
+            self._at_line_start, self._ends_before = True, self._is_marked
+            return Token(line_end[0])
         match rest[0]:
-            case "\n":
-                self._at_line_start, self._ends_before = True, self._is_marked
-                return Token("\n")
             case "!":
                 return self._bracket(rest, final=final) if rest[1:2] in ("[", "") else False
             case "]" if self._in_link and (end := _LINK_END.match(rest)):
@@ -273,7 +279,7 @@ class LiveMarkup:
     def _tag(self, rest: str, *, final: bool) -> Token | None:
         if comment := _COMMENT.match(rest):
             return Token(comment[0], left_out="comment")
-        if not final and rest.lower() == "<sup>":
+        if not final and _BEGUN_POWER.fullmatch(rest):
             return None
         if tag := _TAG.match(rest):
             return self._meant(tag)
@@ -312,7 +318,7 @@ class LiveMarkup:
         elif name == "speed" and (factor := rate({"rate": values.get("ratio", "")})) != self._speeds[0]:  # Cartesia's
             speed = self._speeds[0] = min(FASTEST, max(SLOWEST, factor))
             left_out = ""
-        elif name == "sup" and self._before.isalnum() and re.match(r"[+\u2212-]?\d", tag.string[tag.end() :]):
+        elif name == "sup" and self._before.isalnum() and _POWER.match(tag.string, tag.end()):
             spoken = self._heard("^")
         elif not is_empty:
             self._unheard += name in _UNHEARD

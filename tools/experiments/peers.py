@@ -13,13 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
 from serve_app.cli.ray_settings import free_ports
+from serve_app.direct import open_direct
 
 PYTHON = Path(".peers/bin/python")
 PACKAGES = ("pytest", "httpx", "openai", "requests", "aiohttp", "numpy", "tqdm", "click", "jiwer", "pydantic")
@@ -222,10 +222,10 @@ def main(arguments: list[str]) -> int:
 
 def _await_ready(url: str, server: "subprocess.Popen[bytes]") -> None:
     """Raises SystemExit if the server ends, or is not ready within READY_S."""
-    opener, until_s = urllib.request.build_opener(urllib.request.ProxyHandler({})), time.monotonic() + READY_S
+    until_s = time.monotonic() + READY_S
     while server.poll() is None and time.monotonic() < until_s:
         try:
-            with opener.open(url, timeout=5):
+            with open_direct(url, timeout_s=5):
                 return
         except OSError:
             time.sleep(1)

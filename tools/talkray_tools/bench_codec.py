@@ -322,7 +322,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--model", type=checkpoint, help="a checkpoint directory, a released name, or embedded; random without"
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="that decodes")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device to decode on")
     parser.add_argument(
         "--precision",
         nargs="+",
@@ -335,7 +335,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--threads", type=int, nargs="*", default=[], help="also: so many at once, of one process (CPU)"
     )
     parser.add_argument("--processes", type=int, nargs="*", default=[], help="also: so many at once (CPU)")
-    parser.add_argument("--repeats", type=int, default=10, help="of each call")
+    parser.add_argument("--repeats", type=int, default=10, help="calls per measurement")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     parser.add_argument("--smoke", action="store_true", help="tiny weights, one repetition: does it run?")
     options = parser.parse_args(arguments)

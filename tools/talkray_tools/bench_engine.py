@@ -334,7 +334,7 @@ def main(arguments: list[str]) -> int:
     parser = CommandParser(prog="talkray bench engine", description="Measure the talker engine.")
     parser.add_argument("--model", type=checkpoint, help="a checkpoint directory, a released name, or embedded")
     parser.add_argument("--random", metavar="NAME", default="1.7B-CustomVoice", help="random weights of this shape")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 48, 64], help="rows of a step")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 48, 64], help="batch sizes")
     parser.add_argument("--steps", type=int, default=40, help="steps that a measurement repeats")
     parser.add_argument("--max-num-seqs", type=int, default=64, help="rows that the engine has")
     parser.add_argument("--max-model-len", type=int, default=4096, help="positions of a row")

@@ -29,6 +29,7 @@ _STEP = 128 << 10  # bytes that are inflated at once
 _TOO_LARGE = f"The body is larger than {MAX_BODY_BYTES} bytes."
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _UNPLAIN = re.compile(r"[^A-Za-z0-9_.:-]")
+HALF_REPLACED = "half a surrogate pair, replaced by U+FFFD"
 _MOST_REPAIRED = 8  # fields that a header names
 _SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 _CUT_FIELDS = ("text", "transcript")  # the next message continues their text
@@ -64,7 +65,7 @@ async def read_body(request: Request) -> bytes:
 
 async def _unpacked(request: Request) -> AsyncGenerator[bytes, None]:
     """The body in parts, each of at most _STEP bytes if it was compressed. Raises UnsupportedMedia, InvalidRequest."""
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    encoding = request.headers.get("content-encoding", "").strip().lower() or "identity"
     if encoding not in _ENCODINGS:
         reason = "is not supported. Send JSON without compression, or with gzip or deflate"
         raise UnsupportedMedia(f"Content-Encoding: {encoding[:40]!r} {reason}.")
@@ -104,7 +105,7 @@ def object_of(request: Request, content: bytes, *, most_values: int = _MOST_VALU
         check_form(request, error)
         raise
     names = [_UNPLAIN.sub("?", name[:40]) for name in repaired[:_MOST_REPAIRED]]
-    state_of(request).repaired = "; ".join(f"{name} (half a surrogate pair, replaced by U+FFFD)" for name in names)
+    state_of(request).repaired = "; ".join(f"{name} ({HALF_REPLACED})" for name in names)
     return fields
 
 

@@ -97,10 +97,7 @@ def _text(body: SpeechBody, info: ModelInfo, settings: ApiSettings, spoken: Spok
     is_unspoken = not text and is_speakable(body.input)
     if is_unspoken and (error := unspoken_script(spoken.sent, info, speaker)) is not None:
         raise error
-    if not body.any_language and language_name(body.language) in ("auto", DETECT):
-        foreign = foreign_language(body.input, info.languages)
-        if foreign is not None:
-            raise _not_spoken("input", f"it is written in {foreign}", info, speaker)
+    check_language(body.input, body, info, speaker)
     names = ", ".join(kind for kind in spoken.left_out if kind != UNSPOKEN)
     if names and is_unspoken and not body.any_language:
         raise InvalidRequest(f'input: all of it is left out ({names}); "markup": "none" reads it as it is.', "input")
@@ -129,11 +126,19 @@ def _language(body: SpeechBody, info: ModelInfo, speaker: str | None) -> str:
     return "auto"
 
 
+def check_language(text: str, body: SpeechBody, info: ModelInfo, speaker: str | None) -> None:
+    """Raise InvalidRequest if `text` is clearly in a language that the voice does not speak."""
+    if not body.any_language and language_name(body.language) in ("auto", DETECT):
+        foreign = foreign_language(text, info.languages)
+        if foreign is not None:
+            raise _not_spoken("input", f"it is written in {foreign}", info, speaker)
+
+
 def unspoken_script(text: str, info: ModelInfo, speaker: str | None) -> InvalidRequest | None:
     """The error of a text of which nothing is spoken because of its script; None if that is not the reason."""
     if (script := foreign_language(text, info.languages)) is None:
         return None
-    message = f"input: it is written in {script}, and none of it can be spoken; {_speaks(info, speaker)}."
+    message = f"input is written in {script}: none of it can be spoken; {_speaks(info, speaker)}."
     return InvalidRequest(message, "input", "unsupported_language")
 
 

@@ -77,7 +77,7 @@ def with_unknown(sent: Iterable[str], names: Iterable[str], reasons: Mapping[str
 def always_streamed(fields: Mapping[str, object]) -> dict[str, str]:
     """Fields of a SpeechBody that have no effect on a WebSocket."""
     is_whole = str(fields.get("stream")).strip().lower() == "false"
-    wants_whole = {"stream": is_whole, "stream_format": fields.get("stream_format") == "sse"}
+    wants_whole = {"stream": is_whole, "stream_format": str(fields.get("stream_format")).strip().lower() == "sse"}
     reasons = {name: "a WebSocket sends audio as it comes" for name, is_asked in wants_whole.items() if is_asked}
     return reasons | ({PREVIOUS: "over HTTP and on our own WebSocket only"} if fields.get(PREVIOUS) is not None else {})
 

@@ -1,12 +1,9 @@
 """The body of a speech request: our own fields, other servers' spellings of them, the checks that need no model."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
-from enum import StrEnum
-from functools import cache
-from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     AliasChoices,
@@ -38,8 +35,9 @@ _KOKORO_LANGUAGES = {"a": "en-US", "b": "en-GB", "e": "es", "f": "fr", "i": "it"
 
 
 def _voice_name(value: object) -> object:
-    """OpenAI sends a voice as its name or as {"id": name}."""
-    return value.get("id", value) if isinstance(value, dict) else value
+    """OpenAI sends a voice as its name or as {"id": name}; an empty one is none."""
+    name = value.get("id", value) if isinstance(value, dict) else value
+    return name.strip() or None if isinstance(name, str) else name
 
 
 def _joined_halves(value: object) -> object:
@@ -68,7 +66,8 @@ class SpeechBody(BaseModel):
     ]
     model: str | None = None
     voice: Annotated[
-        Annotated[str, BeforeValidator(_voice_name, json_schema_input_type=str | dict[str, str])] | None,
+        str | None,
+        BeforeValidator(_voice_name, json_schema_input_type=str | dict[str, str] | None),
         Field(validation_alias=AliasChoices("voice", "speaker")),
     ] = None
     instructions: Annotated[str | None, Field(validation_alias=AliasChoices("instructions", "instruct"))] = None
@@ -156,37 +155,20 @@ def validated(model: type[Model], fields: Mapping[str, object]) -> Model:
     """`fields` as `model` has them. A number, a boolean or a choice may also come as text that can mean nothing else.
     Raises InvalidRequest that names the first bad one.
     """
-    types = _types_of(model)
-    plain = {name: _unquoted(value, types[name]) if name in types else value for name, value in fields.items()}
     try:
-        return model.model_validate(plain)
+        return model.model_validate(fields)
+    except ValidationError as error:
+        refused = {str(each["loc"][0]) for each in error.errors() if len(each["loc"]) == 1}
+        plain = {name: _unquoted(sent) for name, sent in fields.items() if name in refused and isinstance(sent, str)}
+    try:
+        return model.model_validate({**fields, **plain})
     except ValidationError as error:
         raise _invalid(error) from error
 
 
-@cache
-def _types_of(model: type[BaseModel]) -> dict[str, set[type]]:
-    """The types that each field's value may have."""
-    return {name: set(_types(field.annotation)) - {type(None)} for name, field in model.model_fields.items()}
-
-
-def _types(annotation: Any) -> Iterator[type]:
-    """Of a choice among strings: StrEnum."""
-    if get_origin(annotation) is Literal:
-        yield from (StrEnum if isinstance(value, str) else type(value) for value in get_args(annotation))
-    elif get_origin(annotation) in (Annotated, Union, UnionType):
-        yield from (kind for part in get_args(annotation) for kind in _types(part))
-    elif isinstance(annotation, type):
-        yield StrEnum if issubclass(annotation, StrEnum) else annotation
-
-
-def _unquoted(value: object, types: set[type]) -> object:
-    if not isinstance(value, str) or not types <= {int, float, bool, StrEnum}:
-        return value
-    known = value.strip().lower()
-    if types == {StrEnum}:
-        return known
-    return {"true": True, "false": False}.get(known, value) if types == {bool} else plain_number(value)
+def _unquoted(text: str) -> object:
+    known = text.strip().lower()
+    return {"true": True, "false": False}.get(known, plain_number(known))
 
 
 def _invalid(error: ValidationError) -> InvalidRequest:

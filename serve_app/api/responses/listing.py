@@ -1,7 +1,6 @@
 """Lists of what clients have stored: pages, and threads that keep the event loop and live speech free."""
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -10,6 +9,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, ParamSpec, TypeVar
 
+from pydantic_core import to_json
 from starlette.responses import Response
 
 from deployments.errors import InvalidRequest
@@ -17,7 +17,7 @@ from serve_app.api.bodies.client_input import number
 
 P = ParamSpec("P")
 T = TypeVar("T")
-STARTING_AFTER = ("limit", "starting_after", "ending_before")  # Cartesia's names
+STARTING_AFTER = ("limit", "starting_after")  # Cartesia's names
 _APART = ThreadPoolExecutor(2, "stored")  # asyncio's default threads are for live speech
 
 
@@ -29,17 +29,8 @@ async def apart(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -
 
 async def json_apart(work: Callable[P, Mapping[str, object]], *arguments: P.args, **options: P.kwargs) -> Response:
     """The result of `work` as JSON, both made in such a thread."""
-    content = await apart(lambda: _encoded(work(*arguments, **options)))
+    content = await apart(lambda: to_json(work(*arguments, **options)))
     return Response(content, media_type="application/json")
-
-
-def _encoded(fields: Mapping[str, object]) -> bytes:
-    """Item by item: during `json.dumps` of a long list no other thread runs."""
-    values = (
-        f"[{','.join([json.dumps(item) for item in value])}]" if isinstance(value, list) else json.dumps(value)
-        for value in fields.values()
-    )
-    return f"{{{','.join(f'{json.dumps(name)}:{value}' for name, value in zip(fields, values, strict=True))}}}".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +39,19 @@ class Paging:
 
     limit: str
     after: str  # id of the item before the page
-    before: str = ""  # or of the one behind it
-    names: tuple[str, str, str] = ("limit", "after", "before")
+    names: tuple[str, str] = ("limit", "after")
     default: int = 100  # items of a page
     most: int = 100
 
     def cut(self, items: Sequence[T], *, key: Callable[[Any], str] = attrgetter("id")) -> tuple[list[T], str | None]:
         """The page and, if more follow, the id of its last item, which `key` returns. Raises InvalidRequest."""
-        limit, after, before = self.names
+        limit, after = self.names
         wanted = limit_of(self.limit or str(self.default), most=self.most, name=limit)
         places = {key(item): index for index, item in enumerate(items)}
-        for name, sent in ((after, self.after), (before, self.before)):
-            if sent and sent not in places:
-                raise InvalidRequest(f"{name}: {sent[:80]!r} is not in this list. Start again without it.", name)
-        if self.before:
-            end = places[self.before]
-            page, has_more = items[max(0, end - wanted) : end], end > wanted
-        else:
-            start = places[self.after] + 1 if self.after else 0
-            page, has_more = items[start : start + wanted], start + wanted < len(items)
+        if self.after and self.after not in places:
+            raise InvalidRequest(f"{after}: {self.after[:80]!r} is not in this list. Start again without it.", after)
+        start = places[self.after] + 1 if self.after else 0
+        page, has_more = items[start : start + wanted], start + wanted < len(items)
         return list(page), key(page[-1]) if has_more else None
 
 

@@ -14,7 +14,7 @@ from deployments.protocol import FinishReason, PcmChunk
 from serve_app.api.context import RequestState
 from serve_app.api.error_replies import translate
 from serve_app.api.records.request_record import RequestRecord, Usage, start_marks
-from serve_app.api.requests.build_utterance import build_utterance, unspoken_script
+from serve_app.api.requests.build_utterance import build_utterance, check_language, unspoken_script
 from serve_app.api.requests.speech_body import SpeechBody, check_length
 from serve_app.api.requests.speech_request import Offer, SpeechRequest, stored_voice
 from serve_app.speech.joints import Continuation
@@ -395,6 +395,11 @@ class Session:
             self._follow(turn, live)
             turn.write()
             if has_words := await live.wait_for_words():
+                try:
+                    check_language(turn.text[:_SCRIPT_CHARS], self._body, self._info, self._body.voice)
+                except InvalidRequest:  # the text so far may be a foreign name
+                    await live.is_plenty()
+                    check_language(turn.text[:_SCRIPT_CHARS], self._body, self._info, self._body.voice)
                 turn.utterance = await live.going_on(self._continuation)
             yield turn.utterance if has_words else None
 

@@ -25,7 +25,7 @@ APP_NAME = "talkray"
 _KEEP_ALIVE_S = 130
 _POLL_S = 0.25
 LOOPBACK = "127.0.0.1"  # of Ray, also where networks have IPv6 alone
-# Of a busy machine, for each step of Ray's; a line says so every so often.
+# Of a busy machine, for each step of Ray's; printed every _BUSY_S.
 _PATIENCE_S, _BUSY_S = 600.0, 10.0
 _IDLE_PATIENCE_S = 60.0
 # Serve's message of a deployment whose constructor raised, also while it tries again.
@@ -106,8 +106,9 @@ def _waiting(stage: str, report: Report) -> Iterator[None]:
         for turn in itertools.count(1):
             if done.wait(_BUSY_S):
                 return
-            busy = "this machine is busy, load {:.0f} on {} CPUs".format(*_load())
-            report(f"{stage}: {turn * _BUSY_S:.0f} s, {busy}; waiting for up to {_PATIENCE_S / 60:.0f} minutes")
+            load, cpus = _load()
+            busy = f", this machine is busy, load {load:.0f} on {cpus} CPUs; waiting for up to {_PATIENCE_S:.0f} s"
+            report(f"{stage}: {turn * _BUSY_S:.0f} s{busy if load > cpus else ''}")
 
     threading.Thread(target=repeat, daemon=True).start()
     try:

@@ -46,6 +46,15 @@ async def test_its_files_come_packed_and_only_once() -> None:
     assert gzip.decompress(web_pages._packed("app.js")[1]) == (FOLDER / "app.js").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("accept", "status"),
+    [("*/*", 200), ("TEXT/HTML", 200), ("text/*;q=0.5, image/png", 200), ("", 200), ("application/json", 404)],
+)
+async def test_the_page_is_for_all_who_take_html(accept: str, status: int) -> None:
+    async with client() as http:
+        assert (await http.get("/", headers={"accept": accept})).status_code == status
+
+
 async def test_the_page_asks_this_server_and_the_chat_that_its_user_named() -> None:
     for query, connect in (
         ("", "'self'"),

@@ -68,7 +68,7 @@ def test_the_file_gets_the_audio(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "x.OGG"
     said = write_speech(server.url, SayRequest("hi"), file)
     assert file.read_bytes() == server.content
-    assert f"{file} (0.5 s, " in said
+    assert said.startswith(f"wrote {file} (0.5 s, ")
     [asked] = server.asked
     assert (asked["input"], asked["response_format"], asked["voice"]) == ("hi", "opus", "nora")
 
@@ -76,6 +76,7 @@ def test_the_file_gets_the_audio(server: Server, tmp_path: Path) -> None:
 def test_a_given_voice_is_asked_for(server: Server, tmp_path: Path) -> None:
     write_speech(server.url, SayRequest("hi", voice="felix"), tmp_path / "x.wav")
     assert server.asked[0]["voice"] == "felix"
+    assert write_speech(server.url, SayRequest("hi"), tmp_path / "x.wav").startswith("replaced")
 
 
 def test_a_model_without_voices_is_asked_for_none(server: Server, tmp_path: Path) -> None:

@@ -272,6 +272,7 @@ async def test_the_last_message_names_what_is_left_out(row: SocketRow) -> None:
     assert set(synthesizer.texts) == {"Hello there."}
     assert "reasoning of a language model" in json.dumps(messages[-1])
     assert "emoji" in json.dumps(messages[-1])
+    assert "left_out" in json.dumps(messages[-1])
 
 
 @socket_rows

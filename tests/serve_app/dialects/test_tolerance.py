@@ -37,6 +37,11 @@ def plain_path(path: str) -> str:
     return "&".join([f"{place}?", *(part for part in query.split("&") if not part.startswith("model="))])
 
 
+@pytest.mark.parametrize("voice", ["", " ", {"id": None}, {"id": ""}])
+async def test_an_empty_voice_is_none(client: httpx.AsyncClient, voice: object) -> None:
+    assert (await client.post(SPEECH, json={**HELLO, "voice": voice})).headers["x-talkray-voice"] == "serena"
+
+
 @pytest.mark.parametrize("default", [None, "Uncle_Fu"])
 @pytest.mark.parametrize("row", [row for path, row in POSTS.items() if "$voice" not in path], ids=lambda row: row.path)
 async def test_a_body_without_a_voice_is_spoken_by_the_default_one(row: PostRow, default: str | None) -> None:
@@ -106,6 +111,18 @@ async def test_so_it_is_on_a_socket_whose_turn_ends(row: SocketRow, text: str) -
             client.send(*row.speak("Hello.", again=True))
             await until(client, row.over)
     assert synthesizer.texts == (["Hello."] if row.closing.goes_on else [])
+
+
+@pytest.mark.parametrize("name", ["native", "frames", "nari", "vllm-omni"])
+async def test_a_strict_socket_refuses_a_language_that_a_released_model_does_not_speak(name: str) -> None:
+    for parts, texts in ((["नमस्ते", " दुनिया"], []), (["Привет", " is how one greets friends in Russia."], ["*"])):
+        synthesizer, row = FakeSynthesizer(CUSTOM_VOICE, utterance()), SOCKETS[name]
+        async with connect(synthesizer, row.path, subprotocols=row.sample.protocols) as connection:
+            client = await Client(connection).accepted()
+            client.send(*row.speak("".join(parts)))
+            told, _ = await until(client, row.over if texts else {"type": "error"})
+        assert len(synthesizer.texts) == len(texts)
+        assert texts or "unsupported_language" in str(told)
 
 
 FORMATS = [

@@ -569,6 +569,9 @@ async def test_fields_of_a_part_override_and_what_has_no_effect_is_told(tmp_path
         await until(client, answer.json(), "completed")
         spoken = {request.text: (request.voice, request.seed) for request in speaker.requests}
         assert spoken == {"One.": ("ryan", 5), "Two.": ("vivian", 7)}
+        answer = await client.post("/v1/audio/jobs", content='{"inputs": [{"input": "So \\ud83d."}]}')
+        assert "voice (none was sent: serena speaks)" in answer.headers["x-ignored"]
+        assert "inputs (half a surrogate pair, replaced by U+FFFD)" in answer.headers["x-ignored"]
 
 
 async def test_a_stored_voice_speaks_and_a_job_whose_voice_was_deleted_fails(tmp_path: Path) -> None:

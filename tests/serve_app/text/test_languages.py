@@ -95,11 +95,12 @@ def test_english_does_not_look_foreign(text: str) -> None:
         ("こんにちは。", "Japanese"),
         ("안녕하세요.", "Korean"),
         ("Привет!", "Cyrillic letters"),
+        ("Καλημέρα σας, π = 3", "Greek letters"),
     ],
 )
 def test_a_script_is_told_by_its_letters(text: str, name: str) -> None:
     assert foreign_language(text, ENGLISH) == name
-    assert foreign_language(text, RELEASED) is None
+    assert foreign_language(text, (*RELEASED, "greek")) is None
 
 
 def test_no_released_voice_reads_arabic() -> None:
@@ -124,6 +125,7 @@ def test_no_released_voice_reads_arabic() -> None:
             "She said: “Das ist nicht gut”, and that was the end of it.",
             "𝐁𝐨𝐥𝐝 text, 1 µm, ½",
         ),
+        *("5 Ω", "π ≈ 3.14", "λ = 5", "5 µ", "α = β", "Δx"),
         *("Café, naïve, Zürich, São Paulo", "E = mc², α and β are angles of the triangle"),
     ],
 )

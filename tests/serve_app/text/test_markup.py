@@ -59,6 +59,8 @@ def in_parts(text: str, cuts: Iterable[int], markup: Markup) -> Heard:
         ("**Bold**, *it*, __b__, _i_, `code`, ~~gone~~", "Bold, it, b, i, code, gone"),
         ("# Title\n\nText\n- one\n- two\n\nEnd", "Title. Text. one. two. End"),
         ("1. First\n2. Second", "1. First. 2. Second"),
+        ("Red\r\nBlue \nGreen\u3000\n\r\nEnd\r\n", "Red. Blue. Green. End"),
+        ("abc</think>Yes.", "abc. Yes."),
         ("> quoted\n\n---\nend", "quoted. end"),
         ("See [the docs](http://x.y/z_a)![alt](i.png)[^1].", "See the docsalt."),
         ("<https://a.b/c> or <a@b.co>", "https://a.b/c or a@b.co"),

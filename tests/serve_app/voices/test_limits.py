@@ -432,9 +432,6 @@ async def test_lists_come_as_pages(
         for name, bad in ((limit, "0"), (limit, "x"), (limit, "99999"), (limit, "1.5"), (after, "nothing")):
             refused = await client.get(path, params={name: bad})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
-        if limit == "limit" and after == "starting_after":
-            before = (await client.get(path, params={"limit": "2", "ending_before": whole[-1]})).json()
-            assert [each[key] for each in before[items]] == whole[-3:-1]
 
 
 @pytest.mark.parametrize("fault", ["read", "missing", "damaged"])

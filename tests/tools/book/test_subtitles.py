@@ -29,6 +29,7 @@ RATE = 24000
         ),
         (f"1\n{ONE}\n\n2\n{TWO}\n \n\n3\n00:00:06,000 --> 00:00:07,000\nHeard.", ["Heard."]),
         (f"1\n{ONE}\n- Who?\n– Me!\n-5 degrees\n\n2\n{TWO}\na --> b", ["Who? Me! -5 degrees a --> b"]),
+        (f"1\n{ONE}\n5 -> 6\n\n2\n{TWO}\n10 → 20.", ["5 -> 6 10 → 20."]),
         (f"1\n{ONE}\nOne.\n2\n{TWO}\nTwo.", ["One.", "Two."]),
         (f"1\n\n{ONE}\n\nOne.\n\n2\n\n{TWO}\n\nTwo.", ["One.", "Two."]),
         (f"{ONE}\n10!\n\n{TWO}\n9!", ["10!", "9!"]),
@@ -47,6 +48,7 @@ RATE = 24000
             "WEBVTT\n\nNOTE no\nno\n\nSTYLE\n::cue {}\n\nREGION\nid:x\n\n00:01.000 --> 00:02.000\nNOTE this",
             ["NOTE this"],
         ),
+        ("WEBVTT\n00:01.000 --> 00:02.000\nNo blank line.", ["No blank line."]),
         ("WEBVTT\n\n00:01.000 --> 00:02.000\n<ruby>漢<rt>kan</rt></ruby>\n\nstray\n", ["漢"]),
     ],
 )
@@ -81,7 +83,9 @@ def test_other_text_is_not_taken_for_subtitles(text: str) -> None:
     ],
 )
 def test_times_that_are_none_name_the_cue(times: str, timed: bool) -> None:
-    with pytest.raises(InvalidRequest, match=r"^cue 2 \(line 6\): '.*' are no times; write 00:01:02,500 -->"):
+    with pytest.raises(
+        InvalidRequest, match=r"^cue 2 \(line 6\): '.*' is not a valid time range. Write 00:01:02,500 -->"
+    ):
         subtitle_book(f"1\n00:00:00,000 --> 00:00:01,000\nA.\n\n2\n{times}\nB.\n", "f", timed=timed)
 
 

@@ -193,7 +193,7 @@ def test_the_licence_of_project_gutenberg_is_left_out(text: str, spoken: list[st
         ("Où est le café ?".encode() + b"\xe9", "byte 18 is not UTF-8"),
         (b"\x89PNG\x1a\xff\x03", "not windows-1252"),
         (b"caf\xe9 \x81", "byte 3 is not UTF-8"),
-        (b"a\0b", "it has zero bytes"),
+        (b"a\0b", "it contains zero bytes"),
     ],
 )
 def test_files_that_are_no_text(tmp_path: Path, content: bytes, message: str) -> None:

@@ -136,7 +136,7 @@ def _plain(name: str) -> str:
 
 
 def read_page(content: bytes, name: str, *, notes: bool, tables: bool) -> PageContent:
-    """Raises InvalidRequest as `parse_xml` does, but for what is no XML: that is read as HTML."""
+    """Raises InvalidRequest as `parse_xml` does, except that malformed XML is read as HTML."""
     reader = _Reader(notes=notes, tables=tables)
     try:
         parse_xml(content, name, reader)
@@ -160,7 +160,7 @@ def _html_text(content: bytes, name: str) -> str:
             return content.decode("cp1252" if encoding.lower() in ("iso-8859-1", "latin1") else encoding)
         except (UnicodeDecodeError, LookupError):
             continue
-    raise InvalidRequest(f"{name} is text in no encoding that is known: save it as UTF-8", "file")
+    raise InvalidRequest(f"{name} has an unknown encoding. Save it as UTF-8", "file")
 
 
 class _LooseHtml(HTMLParser):

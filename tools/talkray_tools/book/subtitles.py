@@ -23,7 +23,8 @@ _TOLERANCE_S = 0.05  # beside a cue's time, not reported
 _LONGEST_GAP_S = 2.0  # between cues of one sentence
 _TIME = r"(?:(\d+):)?(\d{1,2}):(\d{1,2})(?:[.,](\d{1,3}))?"
 _TIMES = re.compile(rf"\s*{_TIME}\s*-->\s*{_TIME}(?:\s.*)?")
-_LIKE_TIMES = re.compile(r"\s*[-+]?\d[\d:.,]*\s*(?:-+\s*>|→|—>)|\s*-->|.*-->\s*[-+]?\d[\d:.,]*\s*$")
+_ARROW = r"\s*(?:-+\s*>|→|—>)"
+_LIKE_TIMES = re.compile(rf"\s*[-+]?(?:\d[\d:.,]*\s*-->|\d+:[\d:.,]*{_ARROW})|\s*-->|.*-->\s*[-+]?\d[\d:.,]*\s*$")
 _BEGINS_TIMED = re.compile(rf"WEBVTT\b|\s*(?:\d+\s*\n\s*)?{_TIME}\s*-->\s*{_TIME}")
 _COMMENT = re.compile(r"(NOTE|STYLE|REGION)(?:\s|$)")
 _MARKS = re.compile(
@@ -70,13 +71,13 @@ class _OpenCue:
 
 
 def _cues(text: str, book: Book) -> Iterator[Cue]:
-    """In the order of the file. What is no cue is counted in `book.left_out`."""
+    """In the order of the file. Counts lines outside cues in `book.left_out`."""
     is_vtt = text.startswith("WEBVTT")
     opened: list[_OpenCue] = []
     lines: list[str] = []  # of the cue that is open, or that belong to none
     skipped = "header" if is_vtt else ""  # the block that is passed over
     for number, line in enumerate(text.split("\n"), start=1):
-        if skipped:
+        if skipped and not (skipped == "header" and _LIKE_TIMES.match(line)):
             skipped = skipped if line.strip() else ""
         elif is_vtt and not (lines or _is_open(lines, opened)) and (found := _COMMENT.match(line)):
             book.left_out[f"{found[1]} blocks"] += 1
@@ -84,7 +85,7 @@ def _cues(text: str, book: Book) -> Iterator[Cue]:
         elif _LIKE_TIMES.match(line):
             name = f"cue {_identifier(lines, len(opened) + 1, is_vtt=is_vtt)} (line {number})"
             _note_stray(lines, opened, book)
-            lines = []
+            lines, skipped = [], ""
             opened.append(_OpenCue(name, *_times(line, name), lines))
         elif is_vtt and not line.strip():
             _note_stray(lines, opened, book)
@@ -118,8 +119,8 @@ def _identifier(lines: list[str], ordinal: int, *, is_vtt: bool) -> str:
 def _times(line: str, name: str) -> tuple[float, float]:
     found = _TIMES.fullmatch(line)
     if found is None or any(int(found[group]) > 59 for group in (2, 3, 6, 7)):
-        wanted = "write 00:01:02,500 --> 00:01:04,000"
-        raise InvalidRequest(f"{name}: {line.strip()!r} are no times; {wanted}", "file")
+        wanted = "Write 00:01:02,500 --> 00:01:04,000"
+        raise InvalidRequest(f"{name}: {line.strip()!r} is not a valid time range. {wanted}", "file")
     hours, minutes, seconds, fraction = (found.groups()[first::4] for first in range(4))
     start_s, end_s = (
         3600 * int(hours[at] or 0) + 60 * int(minutes[at]) + int(seconds[at]) + float(f"0.{fraction[at] or 0}")

@@ -147,7 +147,7 @@ def read_text(file: Path, remarks: list[str]) -> str:
     """UTF-8, UTF-16 with its mark, else windows-1252, which adds a remark. Raises InvalidRequest."""
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
-            raise InvalidRequest(f"{file} has more than {MAX_FILE_BYTES >> 20} MiB: it is no text of a book", "file")
+            raise InvalidRequest(f"{file} has more than {MAX_FILE_BYTES >> 20} MiB: it is too large for a book", "file")
         content = file.read_bytes()
     except OSError as error:
         raise InvalidRequest(f"{file} cannot be read: {error.strerror}", "file") from None
@@ -161,7 +161,7 @@ def read_text(file: Path, remarks: list[str]) -> str:
         text = content.decode("cp1252")
         remarks.append(f"{file.name} is not UTF-8: read as windows-1252. Save it as UTF-8 if letters are wrong")
     if "\0" in text:
-        raise InvalidRequest(f"{file} is no text: it has zero bytes", "file")
+        raise InvalidRequest(f"{file} is not a text file: it contains zero bytes", "file")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
