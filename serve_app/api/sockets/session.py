@@ -30,6 +30,7 @@ from serve_app.text.characters import (
     without_cjk_spaces,
     without_halves,
 )
+from serve_app.text.languages import foreign_language
 from serve_app.text.spoken_text import SpokenText, read
 
 MAX_UNSPOKEN_CHARS = 1 << 16  # an hour of speech
@@ -77,9 +78,7 @@ class Turn:
         return without_cjk_spaces(before + text)[len(before) :]
 
     def spoken(self, played_s: float) -> Spoken | None:
-        """The part of its text that was heard when `played_s` of the session's audio had been played; None without word
-        times.
-        """
+        """The part of its text heard after `played_s` of the session's audio; None without word times."""
         if self.start_s is None or played_s <= self.start_s:
             return Spoken("", self.text, last_word=None)
         if self.times is None or not self.times.are_known:
@@ -225,9 +224,7 @@ class Session:
         return bool(self._turns) and self._turns[-1].takes_text
 
     def append(self, text: str) -> None:
-        """Adds text to the present turn, or begins a turn with it. The text may be cut anywhere: half a surrogate pair
-        at its end waits for the other half. Raises InvalidRequest where too much text waits.
-        """
+        """Adds text, cut anywhere, to the present turn or a new one. Raises InvalidRequest if too much text waits."""
         if not text:
             return
         if sum(len(turn.text) - turn.num_taken for turn in self._turns) + len(text) > MAX_UNSPOKEN_CHARS:
@@ -395,9 +392,7 @@ class Session:
             self._follow(turn, live)
             turn.write()
             if has_words := await live.wait_for_words():
-                try:
-                    check_language(turn.text[:_SCRIPT_CHARS], self._body, self._info, self._body.voice)
-                except InvalidRequest:  # the text so far may be a foreign name
+                if foreign_language(turn.text[:_SCRIPT_CHARS], self._info.languages):  # so far, perhaps a name
                     await live.is_plenty()
                     check_language(turn.text[:_SCRIPT_CHARS], self._body, self._info, self._body.voice)
                 turn.utterance = await live.going_on(self._continuation)
