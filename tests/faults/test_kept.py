@@ -112,9 +112,9 @@ class Owner:
             if self.ask("POST", place, body)[0] == 200:
                 self.there[place] = {text}
                 self.num_changed += 1
-            speech = {"input": "Hi.", "voice": place.rpartition("/")[2], "max_new_tokens": 2}
             inputs = [{"input": f"Part {part}."} for part in range(2)]
-            status, told = self.ask("POST", JOBS, json.dumps({**speech, "inputs": inputs}).encode())
+            job = {"inputs": inputs, "voice": place.rpartition("/")[2], "max_new_tokens": 2}
+            status, told = self.ask("POST", JOBS, json.dumps(job).encode())
             if status in (200, 201):
                 self.there[f"{JOBS}/{told['id']}"] = {place}
         for kind in (JOBS, VOICES, CONSENTS):
@@ -187,6 +187,7 @@ def kill_again_and_again(service: Service, kind: str, owners: list[Owner], *, ki
         service.wait_for(pool, 1 if pool == "Jobs" else 2)
         while any(len(owner.gone) == before for owner, before in zip(owners, num_gone, strict=True)):
             assert time.monotonic() < until_s, f"{kind}: no owner goes on after {number} kills"
+            assert [fault for owner in owners for fault in owner.faults] == []
             time.sleep(0.1)
         if number < KILLS:
             time.sleep(random.uniform(*_PAUSE_S))
