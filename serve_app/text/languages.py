@@ -25,7 +25,7 @@ _CODES = {
     "deu": "german", "ger": "german", "ita": "italian", "jpn": "japanese", "kor": "korean", "por": "portuguese",
     "rus": "russian", "spa": "spanish",
 }  # fmt: skip
-# Languages that are written in Latin letters are not listed: every voice reads these.
+# Every voice reads Latin letters. A language that is not listed may have the name of its script, as Greek has.
 _SCRIPTS = {
     "chinese": {"CJK"},
     "japanese": {"CJK", "HIRAGANA", "KATAKANA"},
@@ -82,7 +82,7 @@ def foreign_language(text: str, languages: tuple[str, ...]) -> str | None:
 
     None where nothing is clear, or the voice's languages are unknown.
     """
-    read = {"LATIN"}.union(*(_SCRIPTS.get(language, ()) for language in languages))
+    read = {"LATIN"}.union(*(_SCRIPTS.get(language, {language.upper()}) for language in languages))
     scripts = Counter() if text.isascii() or not languages else _scripts(_GREEK_SIGN.sub("", text))
     foreign = Counter({script: count for script, count in scripts.items() if script not in read})
     if foreign and foreign.total() * 2 > scripts.total():

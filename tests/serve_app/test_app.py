@@ -1,8 +1,10 @@
 import pickle
 import subprocess
 import sys
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from ray import serve
@@ -15,6 +17,7 @@ from deployments.config import CodecConfig, CodecPlacement, TalkerConfig
 from deployments.errors import StartError
 from deployments.serving import ray_metrics, ray_private
 from serve_app import ingress
+from serve_app.api.records.request_record import RequestRecord
 from serve_app.app import LONGEST_STREAM_S, build_app, codec_scaling, health_check_s, options, report_s, talker_scaling
 from serve_app.cli.ray_settings import CLUSTER, TUNED
 from serve_app.config import (
@@ -25,6 +28,7 @@ from serve_app.config import (
     ServedModel,
     TalkerScalingConfig,
 )
+from serve_app.jobs import deployment as jobs
 from serve_app.scaling.policies import CodecPolicy, CodecScaling, TalkerPolicy
 
 
@@ -277,6 +281,30 @@ def test_one_of_several_codec_pools_has_its_name_in_its_metrics(monkeypatch: pyt
     [pool] = [item for item in built(several()).deployments if item.name == "Codec-nora"]
     pool.func_or_class(*pool.init_args)
     assert named == ["nora codec"]
+
+
+@pytest.mark.parametrize(
+    ("module", "replica", "user"),
+    [(ingress, ingress.Ingress, "create_api"), (jobs, jobs.JobsReplica, "SegmentMaker")],
+)
+def test_a_replica_that_ends_writes_its_last_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, replica: Any, user: str
+) -> None:
+    system = Mock(proxy_host=lambda: "127.0.0.1", log_folder=lambda: tmp_path, replica_name=lambda: "1")
+    given = list[Any]()
+    for name in {"ray_metrics", "serve", "Voices", "PoolWatch", "Recent", "SpeechModels", "JobDesk"} & vars(
+        module
+    ).keys():
+        monkeypatch.setattr(module, name, Mock())
+    for each in {ingress, module}:
+        monkeypatch.setattr(each, "ray_private", system)
+    monkeypatch.setattr(module, user, lambda *some, **more: given.extend([*some, *more.values()]))
+    ending = replica(ApiSettings(), (), ())
+    [keep] = [each for each in given if getattr(each, "__name__", "") == "keep"]
+    keep(RequestRecord("the last one", 0))
+    ending.__del__()  # as Serve does
+    [file] = tmp_path.iterdir()
+    assert "the last one" in file.read_text()
 
 
 def test_a_single_codec_pool_keeps_its_name_and_follows_all_talkers() -> None:

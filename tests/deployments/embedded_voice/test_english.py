@@ -106,6 +106,11 @@ def test_numbers(text: str, spoken: str) -> None:
         ("AT&T, 1+1=2, #5, #tag, C#", "A T and T, one plus one equals two, number five, hashtag tag, C sharp."),
         ("joe.x@mail.example.org!", "joe dot x at mail dot example dot org!"),
         ("See https://www.example.com/a-b?q=1.", "See example dot com slash a dash b question mark q equals one."),
+        ("(http://x.com/) [x.com/] {x.com/}", "x dot com, x dot com, x dot com."),
+        (
+            "\"x.com/\" 'x.com/' x.com/|x.com/` x.com/>",
+            "x dot com x dot com x dot com, x dot com x dot com greater than.",
+        ),
         ("node.js on my.site.io", "node dot J S on my dot site dot I O."),
     ],
 )

@@ -322,6 +322,17 @@ async def test_what_does_not_come_in_time_may_come_later() -> None:
     await items.drop()
 
 
+async def test_the_time_of_one_wait_does_not_end_the_next() -> None:
+    came = asyncio.Event()
+    items = ItemReader(aiter(Response(["a", came, "b"])))
+    assert await items.wait(0.05)
+    assert items.take() == "a"
+    asyncio.get_running_loop().call_later(0.1, came.set)
+    assert await items.wait(10.0)
+    assert items.take() == "b"
+    await items.drop()
+
+
 async def test_a_reader_that_leaves_ends_what_it_waits_for() -> None:
     left = asyncio.Event()
 

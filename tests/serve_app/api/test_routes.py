@@ -8,6 +8,7 @@ import wave
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -365,6 +366,11 @@ async def test_base_needs_a_recording_and_what_it_says() -> None:
     assert (spoken.audio.size, spoken.text, spoken.x_vector_only) == (fake.BASE.sample_rate, "It says.", False)
     assert embedded is not None
     assert (embedded.text, embedded.x_vector_only) == (None, True)
+    by_vector = speaking(replace(fake.BASE, clones_by_vector=True))
+    assert (await post(by_vector, BODY | {"ref_audio": ref_audio})).status_code == 200
+    [request] = by_vector.requests
+    assert request.reference is not None
+    assert request.reference.x_vector_only
 
 
 async def test_a_checkpoint_that_cannot_follow_instructions_speaks_without() -> None:
@@ -541,8 +547,16 @@ async def test_a_compressed_body_is_served_within_the_limit(encoding: str, monke
     for limit, status in ((1 << 20, 200), (300_000, 413), (1000, 413)):
         monkeypatch.setattr(client_input, "MAX_BODY_BYTES", limit)
         content = COMPRESSED[encoding](json.dumps(large).encode())
+
+        async def followed(num_parts: int, content: bytes = content) -> AsyncIterator[bytes]:
+            yield content
+            for _ in range(num_parts):
+                yield bytes(1000)
+
         async with client_for(speaking()) as client:
             assert (await client.post(SPEECH, content=content, headers=headers)).status_code == status
+            rest = followed(limit // 1000 + 1)
+            assert (await client.post(SPEECH, content=rest, headers=headers)).status_code == 413
             if encoding.strip() not in ("", "identity"):
                 for broken in (content[:-9], content + b"xxxxxxxxxx", b"x" * 20):
                     assert (await client.post(SPEECH, content=broken, headers=headers)).status_code in (400, 413)

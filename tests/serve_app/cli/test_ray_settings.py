@@ -83,13 +83,17 @@ def test_the_users_own_way_of_authentication_stays(environment: dict[str, str]) 
 
 
 @pytest.mark.parametrize("own", [None, "disabled"])
+@pytest.mark.parametrize("place", ["a file", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"])
 def test_a_token_that_ray_start_finds_is_one_that_serve_deploy_shows(
-    environment: dict[str, str], tmp_path: Path, own: str | None
+    environment: dict[str, str], tmp_path: Path, place: str, own: str | None
 ) -> None:
     environment |= {"HOME": str(tmp_path)} | ({} if own is None else {"RAY_AUTH_MODE": own})
     assert "RAY_AUTH_MODE" not in for_a_node()
-    tmp_path.joinpath(".ray").mkdir()
-    tmp_path.joinpath(".ray", "auth_token").write_text("0" * 64, encoding="utf-8")
+    if place == "a file":
+        tmp_path.joinpath(".ray").mkdir()
+        tmp_path.joinpath(".ray", "auth_token").write_text("0" * 64, encoding="utf-8")
+    else:
+        environment[place] = "0" * 64
     assert for_a_node().get("RAY_AUTH_MODE") == (None if own else "token")
 
 

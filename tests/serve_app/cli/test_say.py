@@ -8,17 +8,28 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 from aiohttp import web
+from typer.testing import CliRunner
 
 from deployments.errors import InvalidRequest
 from serve_app.cli import say
+from serve_app.cli.main import cli
 from serve_app.cli.ray_settings import free_port
-from serve_app.cli.say import RefusedError, SayRequest, announced, find_server, free_name, play_speech, write_speech
+from serve_app.cli.say import (
+    RefusedError,
+    SayRequest,
+    announced,
+    find_server,
+    play_speech,
+    show_text,
+    write_speech,
+)
 
 
 def wav_of(seconds: float) -> bytes:
@@ -50,7 +61,8 @@ def server() -> Iterator[Server]:
     server, loop, port = Server(), asyncio.new_event_loop(), free_port()
     application = web.Application()
     application.router.add_get("/v1/audio/voices", server.list_voices)
-    application.router.add_post("/v1/audio/speech", server.speech)
+    for path in ("speech", "text"):
+        application.router.add_post(f"/v1/audio/{path}", server.speech)
     runner = web.AppRunner(application)
     loop.run_until_complete(runner.setup())
     loop.run_until_complete(web.TCPSite(runner, "127.0.0.1", port).start())
@@ -85,10 +97,12 @@ def test_a_model_without_voices_is_asked_for_none(server: Server, tmp_path: Path
     assert "voice" not in server.asked[0]
 
 
-def test_a_refusal_is_passed_on(server: Server, tmp_path: Path) -> None:
-    server.status, server.content = 400, b'{"error": {"message": "no such voice"}}'
-    with pytest.raises(RefusedError, match="HTTP 400: no such voice"):
-        write_speech(server.url, SayRequest("hi"), tmp_path / "x.wav")
+@pytest.mark.parametrize("status", [400, 404, 503])
+def test_a_refusal_is_passed_on(server: Server, tmp_path: Path, status: int) -> None:
+    server.status, server.content = status, b'{"error": {"message": "no such voice"}}'
+    for ask in (partial(write_speech, file=tmp_path / "x.wav"), show_text):
+        with pytest.raises(RefusedError, match=f"HTTP {status}: no such voice"):
+            ask(server.url, SayRequest("hi"))
     assert not (tmp_path / "x.wav").exists()
 
 
@@ -186,11 +200,13 @@ def test_a_player_that_only_complains_has_played(
     assert said in capsys.readouterr().err
 
 
-def test_the_next_free_name(tmp_path: Path) -> None:
+def test_without_a_name_no_speech_overwrites_another(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for name in ("speech.wav", "speech-2.wav", "speech-3.wav"):
-        file = free_name(tmp_path / "speech.wav")
-        assert file.name == name
-        file.touch()
+        assert f"wrote {name} " in CliRunner().invoke(cli, ["say", "hi", "--url", server.url]).output
+    assert len([*tmp_path.iterdir()]) == 3
 
 
 def test_of_a_refusal_no_player_hears(server: Server, only_player: Path) -> None:

@@ -12,6 +12,7 @@ from deployments.errors import Overloaded
 from serve_app.config import ApiSettings
 from serve_app.dialects.codec_frames import END_REASONS, HEADER, RECORD
 from tests.serve_app.asgi import post
+from tests.serve_app.client_audio.test_recordings import data_url, recording
 from tests.serve_app.dialects.client import talking
 from tests.serve_app.fake import BASE, CUSTOM_VOICE, FakeSynthesizer, chunk, followed, tone, utterance
 from tests.serve_app.one_model import one_api
@@ -70,8 +71,11 @@ async def test_fields_of_audio_are_refused(field: str) -> None:
 
 
 async def test_speech_behind_a_recording_is_refused() -> None:
-    answer = await ask(FakeSynthesizer(BASE), ref_audio="AAAA", ref_text="x")
+    asked = {"ref_audio": data_url(recording()), "ref_text": "x"}
+    answer = await ask(FakeSynthesizer(BASE), **asked)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "ref_audio")
+    for info, more in ((BASE, {"x_vector_only_mode": True}), (replace(BASE, clones_by_vector=True), {})):
+        assert (await ask(FakeSynthesizer(info, followed()), **asked, **more)).status_code == 200
 
 
 async def test_utterances_on_a_socket() -> None:

@@ -904,3 +904,25 @@ async def test_jobs_expire_beside_those_that_run_and_not_by_a_clock_that_jumps(
         await until(client, await started(client, "Four."), "completed")
         may_remove.set()
         await so(lambda: str(old["id"]) not in server.desk._works)
+
+
+async def test_the_record_of_each_segment_is_its_own(tmp_path: Path) -> None:
+    create_key(file := tmp_path / "keys.json", "ada")
+    speaker = Speaker()
+    speaker.gate.clear()
+    server = Server(tmp_path / "store", speaker, access=AccessSettings(keys_file=file))
+    server.start()
+    try:
+        async with server.client(authorization=f"Bearer {create_key(file, 'bob')}") as client:
+            job = await started(client, "Hello there. [pause 1s] Bye.")
+            await so(lambda: speaker.running == 2)
+            asyncio.get_running_loop().call_later(0.02, speaker.gate.set)
+            await until(client, job, "completed")
+    finally:
+        await server.die()
+    told = [record.entry() for record in server.records]
+    assert sorted((each["characters"], each["audio_s"]) for each in told) == [(4, 0.32), (12, 0.96)]
+    assert {(each["key"], each["dialect"], each["voice"], each["outcome"]) for each in told} == {
+        ("bob", "Jobs", "ryan", "stop")
+    }
+    assert all(each["took_ms"] >= each["ttfa_ms"] > 0 for each in told)

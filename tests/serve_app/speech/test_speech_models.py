@@ -254,9 +254,11 @@ async def test_a_stream_that_has_begun_is_never_late() -> None:
 
 
 async def test_while_no_talker_runs_a_request_waits_longer_and_then_learns_that_it_is_not_ready() -> None:
-    line = Line(AdmissionSettings(max_wait_s=0.0001, start_wait_s=0.02), talkers=0)
+    line, running = Line(AdmissionSettings(max_wait_s=0.0001, start_wait_s=0.02), talkers=0), asyncio.all_tasks()
     with pytest.raises(NotReady):
         await line.speak()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == running  # the one that logs the start has ended
     line = Line(AdmissionSettings(max_wait_s=0.0001, start_wait_s=1000), talkers=0)
     await line.join()
     await line.join()  # however long the first one waits for the start

@@ -42,6 +42,7 @@ def of(info: ModelInfo, **fields: object) -> Reasons:
         (BASE, {"voice": "alloy", "instructions": "Softly."}, {"voice", "instructions"}),
         (BASE, {"ref_text": "Hi.", "x_vector_only_mode": True}, {"ref_text"}),
         (BASE, {"ref_text": "Hi.", "prepare": "auto"}, set()),
+        (replace(BASE, clones_by_vector=True), {"ref_text": "Hi.", "prepare": "auto"}, {"ref_text"}),
         (CUSTOM_VOICE, {"prepare": "none"}, {"prepare"}),
         (EMBEDDED, {"instructions": ""}, set()),
         (EMBEDDED, {"word_timestamps": True}, set()),
