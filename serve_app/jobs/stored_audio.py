@@ -17,6 +17,7 @@ from serve_app.speech.segments import behind_space
 from serve_app.speech.word_times import WordTimes
 
 _LONGEST_WAV = 2**32 - 4096  # with its header
+_LONGEST_MP3_KEPT = 16 << 20  # PCM, almost six minutes: an MP3 whose header has its length comes when it is whole
 
 
 class StoredAudio:
@@ -54,11 +55,12 @@ class StoredAudio:
     async def encoded(self) -> AsyncGenerator[bytes, None]:
         """All of it, in any format. Raises Damaged and StoreFailed."""
         track = self._track
+        is_streamed = self._format is AudioFormat.MP3 and self._pcm_bytes > _LONGEST_MP3_KEPT
         encoder = open_encoder(
             self._format,
             track.sample_rate,
             frame_samples=track.frame_samples,
-            num_bytes=None if self._format is AudioFormat.MP3 else self._pcm_bytes,  # MP3 would be kept until its end
+            num_bytes=None if is_streamed else self._pcm_bytes,
             disclosed=self._disclosed,
         )
         for made in self._made:

@@ -17,7 +17,7 @@ from deployments.errors import CodecLost, EngineError, InvalidRequest, Moved, Ov
 from deployments.protocol import FinishReason, ModelInfo
 from serve_app.api.access.keys import create_key, revoke_keys
 from serve_app.config import AccessSettings, JobSettings
-from serve_app.jobs import desk, job_store, planning
+from serve_app.jobs import desk, job_store, planning, stored_audio
 from serve_app.jobs.job_store import JobStore
 from serve_app.jobs.segment_maker import JobStopped
 from serve_app.jobs.stored_job import JobState, MadeSegment, StoredJob
@@ -201,6 +201,19 @@ async def test_a_range_of_wav_is_that_of_the_whole(tmp_path: Path) -> None:
         beyond = await client.get(place, headers={"range": f"bytes={len(whole)}-"})
         assert beyond.status_code == 416
         assert (await client.get(place, headers={"range": "bytes=5-2"})).status_code == 200
+
+
+@pytest.mark.parametrize(("longest", "is_told"), [(1, 1), (0, 0)])
+async def test_the_header_of_an_mp3_tells_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int, is_told: int
+) -> None:
+    async with serving(tmp_path, Speaker()) as (_, client):
+        job = await started(client, "Hello there.")
+        await until(client, job, "completed")
+        monkeypatch.setattr(stored_audio, "_LONGEST_MP3_KEPT", longest * 2 * 12 * 1920)
+        for path in ("audio", "parts/0"):
+            answer = await client.get(f"/v1/audio/jobs/{job['id']}/{path}?response_format=mp3")
+            assert answer.content[:1000].count(b"Info") == is_told
 
 
 async def test_after_a_death_only_running_segments_are_made_again(tmp_path: Path) -> None:
