@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -113,7 +114,7 @@ def test_metadata_that_is_away_is_said_once(caplog: pytest.LogCaptureFixture, mo
         if len(asked) == 3:
             raise Ended
 
-    monkeypatch.setattr(time, "sleep", enough)
+    monkeypatch.setattr(notices, "time", SimpleNamespace(sleep=enough, monotonic=time.monotonic))  # other threads sleep
     with pytest.raises(Ended):
         watch(Aws("http://127.0.0.1:1"), lambda notice: None)
     assert caplog.text.count("no notice can come") == 1
