@@ -35,6 +35,7 @@ KILLS = int(os.environ.get("TALKRAY_KILLS", "2"))
 # How each kind is found among the processes, and the pool that is whole again before the next kill.
 KINDS = {
     "ingress": ("Ingress", "Ingress"),
+    "only ingress": ("Ingress", "Ingress"),
     "jobs": ("Jobs", "Jobs"),
     "talker": (TALKER, TALKER),
     "engine": (ENGINE, TALKER),
@@ -48,12 +49,16 @@ _PAUSE_S = (0.2, 1.5)  # before the next kill, of a pool that is whole
 VOICES, CONSENTS, JOBS = "/v1/audio/voices", "/v1/audio/voice_consents", "/v1/audio/jobs"
 
 
-def app(model: Path, store: str, keys: Path) -> AppConfig:
+def num_replicas(kind: str) -> int:
+    return 1 if kind in ("only ingress", "jobs") else 2
+
+
+def app(model: Path, store: str, keys: Path, num_ingresses: int) -> AppConfig:
     pools = config(model)
     api = pools.api.model_copy(
         update={"voices": VoiceSettings(store=store), "access": AccessSettings(keys_file=keys), "page": False}
     )
-    ingress = pools.ingress_pool.model_copy(update={"replicas": 2})
+    ingress = pools.ingress_pool.model_copy(update={"replicas": num_ingresses})
     workers = pools.codec.model_copy(update={"workers": 2})
     return pools.model_copy(update={"api": api, "ingress_pool": ingress, "codec": workers})
 
@@ -184,7 +189,7 @@ def kill_again_and_again(service: Service, kind: str, owners: list[Owner], *, ki
     _, pool = KINDS[kind]
     for number in range(KILLS + 1):
         until_s, num_gone = time.monotonic() + _BOUND_S, [len(owner.gone) for owner in owners]
-        service.wait_for(pool, 1 if pool == "Jobs" else 2)
+        service.wait_for(pool, num_replicas(kind))
         while any(len(owner.gone) == before for owner, before in zip(owners, num_gone, strict=True)):
             assert time.monotonic() < until_s, f"{kind}: no owner goes on after {number} kills"
             assert [fault for owner in owners for fault in owner.faults] == []
@@ -240,7 +245,8 @@ def live_while(loop: asyncio.Runner, owners: list[Owner], killing: Callable[[], 
 @contextlib.contextmanager
 def served(kind: str, folder: Path, store: str) -> Iterator[tuple[Service, Callable[[], None]]]:
     """The application, and what kills one process of a kind."""
-    settings = app(tiny_model(folder / "base", "Base"), store, folder / "keys.json")
+    num_ingresses = 1 if kind == "only ingress" else 2
+    settings = app(tiny_model(folder / "base", "Base"), store, folder / "keys.json", num_ingresses)
     if kind == "raylet":
         with serving_on_hosts(settings, hosts=1, cpus=4) as hosts:
             yield hosts.service, lambda: kill_raylet(hosts)
