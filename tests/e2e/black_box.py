@@ -64,12 +64,9 @@ class ServerCommand:
         self._family = subprocess.Popen(
             [sys.executable, family.__file__, str(self.output_file), *command],
             env={name: value for name, value in {**own, **(environment or {})}.items() if value is not None},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=scratch,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=scratch,
             start_new_session=True,  # Ctrl-C is for the tests, which end what it holds
-        )
+        )  # fmt: skip
         assert self._family.stdout is not None
         self.pid = int(self._family.stdout.readline())
         self._ended = threading.Event()

@@ -64,15 +64,10 @@ def handshake(key: str, *, path: str = f"{SPEECH}/ws", compressed: bool = False)
     """The request that opens a WebSocket; `compressed` where it asks for that."""
     nonce = base64.b64encode(os.urandom(16)).decode()
     lines = [
-        f"GET {path} HTTP/1.1",
-        "Host: localhost",
-        "Connection: Upgrade",
-        "Upgrade: websocket",
-        "Sec-WebSocket-Version: 13",
-        f"Sec-WebSocket-Key: {nonce}",
-        f"Authorization: Bearer {key}",
+        f"GET {path} HTTP/1.1", "Host: localhost", "Connection: Upgrade", "Upgrade: websocket",
+        "Sec-WebSocket-Version: 13", f"Sec-WebSocket-Key: {nonce}", f"Authorization: Bearer {key}",
         *(["Sec-WebSocket-Extensions: permessage-deflate"] if compressed else []),
-    ]
+    ]  # fmt: skip
     return "\r\n".join([*lines, "", ""]).encode()
 
 

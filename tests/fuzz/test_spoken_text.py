@@ -78,12 +78,10 @@ UNITS += [
     unit for unit in dict.fromkeys((*REPEATED, *FLOODS)) if unit not in UNITS and not "\ud800" <= unit <= "\udfff"
 ]
 RULES = [
-    TextRules("auto", 0.5, WORDS),
-    TextRules("auto", 0.5, WORDS, "english"),
-    TextRules("none", 0.5, WORDS, "english"),
-    TextRules("ssml", 0.5, WORDS),
+    TextRules("auto", 0.5, WORDS), TextRules("auto", 0.5, WORDS, "english"),
+    TextRules("none", 0.5, WORDS, "english"), TextRules("ssml", 0.5, WORDS),
     TextRules("auto", 0.5, normalised="german"),
-]
+]  # fmt: skip
 # A sixth of the units in each way in `make test`, all of them in `make fuzz`.
 IS_WHOLE = "TALKRAY_FUZZ_CASES" in os.environ
 STEP = 1 if IS_WHOLE else 6

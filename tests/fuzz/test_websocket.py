@@ -124,8 +124,7 @@ class SocketMachine(RuleBasedStateMachine):
 
     async def error(self) -> str:
         event = await self.event()
-        assert event["type"] == "error"
-        assert set(event["error"]) == {"message", "type", "param", "code"}
+        assert (event["type"], set(event["error"])) == ("error", {"message", "type", "param", "code"})
         assert "secret" not in json.dumps(event)
         return str(event["error"]["code"])
 

@@ -106,16 +106,12 @@ async def test_silence_at_once_is_none_at_all(tmp_path: Path) -> None:
     assert (await one(Server(speak), tmp_path, interrupt_s=0.05)).silence_s == 0.0
 
 
-@pytest.mark.parametrize(
-    ("messages", "failure"),
-    [
-        ([{"type": "Error", "code": "rate_limit_exceeded", "description": "full"}], Failure.REFUSED),
-        ([{"type": "Error", "code": "engine_error", "description": "lost"}], Failure.HTTP),
-        ([LOUD, {"type": "Error", "code": "engine_error", "description": "lost"}], Failure.BROKEN_BODY),
-        ([END], Failure.NOT_AUDIO),
-        ([LOUD], Failure.BROKEN_BODY),
-    ],
-)
+@pytest.mark.parametrize(("messages", "failure"), [
+    ([{"type": "Error", "code": "rate_limit_exceeded", "description": "full"}], Failure.REFUSED),
+    ([{"type": "Error", "code": "engine_error", "description": "lost"}], Failure.HTTP),
+    ([LOUD, {"type": "Error", "code": "engine_error", "description": "lost"}], Failure.BROKEN_BODY),
+    ([END], Failure.NOT_AUDIO), ([LOUD], Failure.BROKEN_BODY),
+])  # fmt: skip
 async def test_every_end_has_its_name(messages: list[object], failure: Failure, tmp_path: Path) -> None:
     async def speak(socket: web.WebSocketResponse) -> None:
         for message in messages:

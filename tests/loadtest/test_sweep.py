@@ -63,9 +63,7 @@ def test_a_server_that_holds_nothing_is_left_alone_in_the_end() -> None:
 @pytest.mark.parametrize(
     ("shares", "expected"), [([1.0, 1.0, 0.5], 2.0), ([0.5, 1.0, 1.0], None), ([1.0, 0.5, 1.0], 1.0), ([], None)]
 )
-def test_capacity_is_the_last_rate_before_the_first_that_was_not_held(
-    shares: Sequence[float], expected: float | None
-) -> None:
+def test_capacity_is_the_last_rate_before_the_first_one_missed(shares: Sequence[float], expected: float | None) -> None:
     assert capacity([step(2.0**index, share) for index, share in enumerate(shares)], PLAN) == expected
 
 

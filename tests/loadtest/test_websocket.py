@@ -76,17 +76,12 @@ async def test_an_utterance_is_asked_for_and_its_audio_recorded(tmp_path: Path) 
     assert len(trace.chunks) == 2
 
 
-@pytest.mark.parametrize(
-    ("messages", "failure"),
-    [
-        ([error("rate_limit_exceeded")], Failure.REFUSED),
-        ([error("engine_error")], Failure.HTTP),
-        ([STARTED, LOUD, error("engine_error")], Failure.BROKEN_BODY),
-        ([STARTED, {"type": "done"}], Failure.NOT_AUDIO),
-        ([STARTED, LOUD], Failure.BROKEN_BODY),
-        ([], Failure.BROKEN_BODY),
-    ],
-)
+@pytest.mark.parametrize(("messages", "failure"), [
+    ([error("rate_limit_exceeded")], Failure.REFUSED), ([error("engine_error")], Failure.HTTP),
+    ([STARTED, LOUD, error("engine_error")], Failure.BROKEN_BODY),
+    ([STARTED, {"type": "done"}], Failure.NOT_AUDIO), ([STARTED, LOUD], Failure.BROKEN_BODY),
+    ([], Failure.BROKEN_BODY),
+])  # fmt: skip
 async def test_every_end_has_its_name(messages: list[object], failure: Failure, tmp_path: Path) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse()
@@ -106,39 +101,31 @@ DEEPGRAM = [{"type": "Speak", "text": "Hi."}, {"type": "Flush"}]
 METADATA = {"type": "Metadata", "request_id": "r2"}
 
 
-@pytest.mark.parametrize(
-    ("dialect", "path", "asked", "told", "failure"),
-    [
-        (
-            "elevenlabs-ws",
-            "/v1/text-to-speech/sol/stream-input?output_format=pcm_24000&model_id=flash",
-            ELEVENLABS,
-            [{"audio": QUARTER, "isFinal": None}, {"audio": QUARTER}, {"audio": None, "isFinal": True}],
-            None,
-        ),
-        (
-            "elevenlabs-ws",
-            "/v1/text-to-speech/sol/stream-input?output_format=pcm_24000&model_id=flash",
-            ELEVENLABS,
-            [{"contextId": None, "error": "too many", "code": "rate_limit_exceeded"}],
-            Failure.REFUSED,
-        ),
-        (
-            "deepgram-ws",
-            "/v1/speak?model=sol&encoding=linear16&sample_rate=24000",
-            DEEPGRAM,
-            [METADATA, LOUD, LOUD, {"type": "Flushed", "sequence_id": 0}],
-            None,
-        ),
-        (
-            "deepgram-ws",
-            "/v1/speak?model=sol&encoding=linear16&sample_rate=24000",
-            DEEPGRAM,
-            [METADATA, LOUD, {"type": "Error", "code": "engine_error", "description": "lost"}],
-            Failure.BROKEN_BODY,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("dialect", "path", "asked", "told", "failure"), [
+    (
+        "elevenlabs-ws",
+        "/v1/text-to-speech/sol/stream-input?output_format=pcm_24000&model_id=flash",
+        ELEVENLABS,
+        [{"audio": QUARTER, "isFinal": None}, {"audio": QUARTER}, {"audio": None, "isFinal": True}],
+        None,
+    ),
+    (
+        "elevenlabs-ws",
+        "/v1/text-to-speech/sol/stream-input?output_format=pcm_24000&model_id=flash",
+        ELEVENLABS,
+        [{"contextId": None, "error": "too many", "code": "rate_limit_exceeded"}],
+        Failure.REFUSED,
+    ),
+    (
+        "deepgram-ws", "/v1/speak?model=sol&encoding=linear16&sample_rate=24000", DEEPGRAM,
+        [METADATA, LOUD, LOUD, {"type": "Flushed", "sequence_id": 0}], None,
+    ),
+    (
+        "deepgram-ws", "/v1/speak?model=sol&encoding=linear16&sample_rate=24000", DEEPGRAM,
+        [METADATA, LOUD, {"type": "Error", "code": "engine_error", "description": "lost"}],
+        Failure.BROKEN_BODY,
+    ),
+])  # fmt: skip
 async def test_sockets_of_other_makers(
     dialect: str, path: str, asked: list[object], told: list[object], failure: Failure | None, tmp_path: Path
 ) -> None:
@@ -172,21 +159,13 @@ async def test_sockets_of_other_makers(
 UNREADABLE = "a message of the server cannot be read"
 
 
-@pytest.mark.parametrize(
-    ("message", "error"),
-    [
-        ("<html>", UNREADABLE),
-        ("[]", UNREADABLE),
-        ("7", UNREADABLE),
-        ("[" * 100_000, UNREADABLE),
-        ('{"type": "started", "sample_rate": "many"}', "sample rate 'many'"),
-        ('{"type": "started", "sample_rate": null}', "sample rate None"),
-        (f'{{"type": "started", "sample_rate": {"9" * 4000}}}', "sample rate 9"),
-    ],
-)
-async def test_a_message_that_cannot_be_read_is_the_failure_of_its_request(
-    message: str, error: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("message", "error"), [
+    ("<html>", UNREADABLE), ("[]", UNREADABLE), ("7", UNREADABLE), ("[" * 100_000, UNREADABLE),
+    ('{"type": "started", "sample_rate": "many"}', "sample rate 'many'"),
+    ('{"type": "started", "sample_rate": null}', "sample rate None"),
+    (f'{{"type": "started", "sample_rate": {"9" * 4000}}}', "sample rate 9"),
+])  # fmt: skip
+async def test_a_message_that_cannot_be_read_fails_its_request(message: str, error: str, tmp_path: Path) -> None:
     trace = await one(saying(message), tmp_path)
     assert trace.failure is Failure.NOT_AUDIO
     assert trace.error is not None
@@ -221,7 +200,7 @@ async def test_audio_that_is_no_base64_is_the_failure_of_its_request(audio: str,
 
 
 @pytest.mark.parametrize("defect", [TypeError, ValueError, AttributeError])
-async def test_a_defect_of_the_load_test_is_not_said_of_the_server(
+async def test_a_defect_is_not_the_servers(
     defect: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def receive(*_: object) -> None:

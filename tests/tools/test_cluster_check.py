@@ -185,9 +185,7 @@ def test_a_machine_without_kustomize_is_told_so(checkout: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("tool", ["docker", "promtool", "systemd-analyze"])
-def test_a_tool_that_is_installed_is_asked(
-    tool: str, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_tool_is_used(tool: str, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "bin" / tool
     program.parent.mkdir()
     program.write_text('#!/bin/sh\n[ "$2" = version ] && exit 0\necho "talkray.service: a fault" >&2; exit 1\n')
@@ -198,7 +196,7 @@ def test_a_tool_that_is_installed_is_asked(
     assert "a fault" in fault
 
 
-def test_a_tool_that_is_not_installed_is_named(
+def test_a_missing_tool_is_named(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(hosts, "missing", lambda: {"docker compose", "promtool", "systemd-analyze"})

@@ -56,7 +56,7 @@ def failed(folder: Path) -> list[str]:
     return [check["name"] for check in report(folder)["checks"] if check["passed"] is False]
 
 
-def test_a_checkpoint_that_speaks_passes(
+def test_a_sound_checkpoint_passes(
     tiny_checkpoint: Checkpoints, tmp_path: Path, said: pytest.LogCaptureFixture
 ) -> None:
     out = tmp_path / "out"
@@ -90,7 +90,7 @@ def test_speech_that_never_ends_fails(
     assert str(out / "verify.json") in lines(said)[-1]
 
 
-def test_a_head_that_follows_the_text_is_found_and_noted(
+def test_a_head_that_follows_is_noted(
     tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -108,9 +108,7 @@ def test_a_head_that_follows_the_text_is_found_and_noted(
     assert after.fingerprint == before.fingerprint  # stored voices stay what they are
 
 
-def test_what_serves_is_judged_by_another_path(
-    tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_serving_needs_two_paths(tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes and audio that only the served path gets wrong are noticed."""
     original_step, original_audio = Engine.step, DecoderNetwork.forward
 
@@ -131,7 +129,7 @@ def test_what_serves_is_judged_by_another_path(
     assert {"greedy codes are those of float32", "the waveform is that of float32"} <= set(failed(tmp_path / "out"))
 
 
-def test_a_base_checkpoint_asks_for_a_recording(
+def test_base_asks_for_a_recording(
     tiny_checkpoint: Checkpoints, tmp_path: Path, said: pytest.LogCaptureFixture
 ) -> None:
     model = str(tiny_checkpoint("Base"))

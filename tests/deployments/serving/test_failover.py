@@ -87,9 +87,7 @@ async def test_a_stream_that_nobody_loses_is_passed_on() -> None:
 async def test_a_lost_stream_goes_on_behind_what_the_reader_has(loss: Exception) -> None:
     replicas = Replicas([BEAT, frame(1), frame(2), loss], [BEAT, frame(3), loss], [BEAT, frame(4, last=True)])
     assert await replicas.read() == [1, 2, 3, 4]
-    assert replicas.asked == [0, 2, 3]
-    assert replicas.closed == 3
-    assert replicas.trail == ["TalkerLost"] * 2
+    assert (replicas.asked, replicas.closed, replicas.trail) == ([0, 2, 3], 3, ["TalkerLost"] * 2)
 
 
 def test_the_first_other_replica_is_asked_at_once() -> None:

@@ -121,9 +121,7 @@ def test_what_is_read_after_the_end_says_what_is_wrong(
         assert 64 <= len(spoken.codes) <= 64 + most + 2
 
 
-def test_a_passage_in_the_middle_that_is_spoken_twice_is_told_at_the_end(
-    embedded: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_passage_that_is_spoken_twice_is_told_at_the_end(embedded: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not cut there, because words follow."""
     end_at(monkeypatch, 166)
 

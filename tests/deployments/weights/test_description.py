@@ -38,7 +38,7 @@ def test_the_embedded_voice_is_described_without_being_written() -> None:
 
 
 @pytest.mark.parametrize("max_model_len", [512, 1024, 2048, 4096])
-def test_a_segment_of_the_most_characters_has_room_for_its_speech(
+def test_the_longest_segment_has_room_for_its_speech(
     tiny_checkpoint: Callable[[str], Path], max_model_len: int
 ) -> None:
     info = describe(str(tiny_checkpoint("CustomVoice")), TalkerConfig(max_model_len=max_model_len), on_gpu=True)

@@ -45,12 +45,9 @@ def hub() -> Iterator[Hub]:
 
 def start(hub: Hub, folder: Path, before: str = "", **variables: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", before + LOCATE],
-        env=os.environ | hub.variables(folder) | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        [sys.executable, "-c", before + LOCATE], env=os.environ | hub.variables(folder) | variables,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 def run(hub: Hub, folder: Path, before: str = "", **variables: str) -> tuple[list[str], str]:
@@ -162,23 +159,15 @@ def test_offline_without_the_files_is_told(hub: Hub, tmp_path: Path) -> None:
     assert hub.asked == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"config.json": b'{"model_type": "qwen2"}'}, "is a checkpoint of another family: config.json says model_type"),
-        (
-            {"speech_tokenizer/config.json": b'{"model_type": "qwen3_tts_tokenizer_25hz"}'},
-            "is a checkpoint of another family: speech_tokenizer/config.json says model_type",
-        ),
-        (
-            {"config.json": b'{"model_type": "qwen3_tts", "quantization_config": {}}'},
-            "is quantised, by its config.json",
-        ),
-    ],
-)
-def test_another_family_is_refused_before_its_weights(
-    hub: Hub, tmp_path: Path, changes: dict[str, bytes], says: str
-) -> None:
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"config.json": b'{"model_type": "qwen2"}'}, "is a checkpoint of another family: config.json says model_type"),
+    (
+        {"speech_tokenizer/config.json": b'{"model_type": "qwen3_tts_tokenizer_25hz"}'},
+        "is a checkpoint of another family: speech_tokenizer/config.json says model_type",
+    ),
+    ({"config.json": b'{"model_type": "qwen3_tts", "quantization_config": {}}'}, "is quantised, by its config.json"),
+])  # fmt: skip
+def test_another_family_is_refused_unloaded(hub: Hub, tmp_path: Path, changes: dict[str, bytes], says: str) -> None:
     hub.repositories[NAME] = files(**changes)
     _, error = run(hub, tmp_path)
     assert error.startswith(f"{NAME} {says}")

@@ -12,13 +12,9 @@ from deployments.weights.store import EMBEDDED, REPOSITORIES, cache_directory, f
 
 RELEASED = tuple(REPOSITORIES.values())
 FILES = (
-    "config.json",
-    "vocab.json",
-    "merges.txt",
-    "model.safetensors",
-    "speech_tokenizer/config.json",
+    "config.json", "vocab.json", "merges.txt", "model.safetensors", "speech_tokenizer/config.json",
     "speech_tokenizer/model.safetensors",
-)
+)  # fmt: skip
 CONTENT = {
     "config.json": '{"model_type": "qwen3_tts"}',
     "speech_tokenizer/config.json": '{"model_type": "qwen3_tts_tokenizer_12hz"}',
@@ -77,16 +73,13 @@ def test_shards_with_an_index_are_complete(tmp_path: Path) -> None:
         locate(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "says"),
-    [
-        ("config.json", '{"model_type": "qwen2"}', "of another family: config.json says model_type 'qwen2'"),
-        ("config.json", "[]", "of another family: config.json says model_type None"),
-        ("config.json", "{", "config.json of {} is not JSON"),
-        ("config.json", '{"model_type": "qwen3_tts", "quantization_config": {}}', "is quantised"),
-        ("speech_tokenizer/config.json", '{"model_type": "qwen3_tts_tokenizer_25hz"}', "of another family"),
-    ],
-)
+@pytest.mark.parametrize(("file", "content", "says"), [
+    ("config.json", '{"model_type": "qwen2"}', "of another family: config.json says model_type 'qwen2'"),
+    ("config.json", "[]", "of another family: config.json says model_type None"),
+    ("config.json", "{", "config.json of {} is not JSON"),
+    ("config.json", '{"model_type": "qwen3_tts", "quantization_config": {}}', "is quantised"),
+    ("speech_tokenizer/config.json", '{"model_type": "qwen3_tts_tokenizer_25hz"}', "of another family"),
+])  # fmt: skip
 def test_another_family_is_refused_in_one_sentence(file: str, content: str, says: str, tmp_path: Path) -> None:
     make_checkpoint(tmp_path)
     (tmp_path / file).write_text(content, encoding="utf-8")

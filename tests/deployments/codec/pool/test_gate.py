@@ -200,12 +200,10 @@ async def test_the_last_idle_worker_is_left_to_the_urgent(fake: FakeDecoder) -> 
     await _cancel(decoding)
 
 
-@pytest.mark.parametrize(
-    ("left_s", "calls"),
-    [(2.2, [[2.2], [2.4, 2.6]]), (1.8, [[1.8, 2.0], [2.2]]), (-2.0, [[-2.0, -1.8], [-1.6]])],
-    ids=["in-time", "late-also-alone", "late-already"],
-)
-async def test_who_comes_in_time_alone_shares_no_call_that_comes_late(
+@pytest.mark.parametrize(("left_s", "calls"), [
+    (2.2, [[2.2], [2.4, 2.6]]), (1.8, [[1.8, 2.0], [2.2]]), (-2.0, [[-2.0, -1.8], [-1.6]]),
+], ids=["in-time", "late-also-alone", "late-already"])  # fmt: skip
+async def test_who_is_in_time_alone_joins_no_late_call(
     fake: FakeDecoder, left_s: float, calls: list[list[float]]
 ) -> None:
     """A call of two takes 2.4 s here, one of one 2.0 s, and perhaps a fifth longer."""
@@ -221,9 +219,7 @@ async def test_who_comes_in_time_alone_shares_no_call_that_comes_late(
 
 
 @pytest.mark.parametrize(("workers", "busy"), [(MANY, 0), (MANY - 1, 1)])
-async def test_nobody_waits_where_nothing_is_decoded_or_few_workers_are(
-    fake: FakeDecoder, workers: int, busy: int
-) -> None:
+async def test_nobody_waits_for_idle_workers_or_beside_few_of_them(fake: FakeDecoder, workers: int, busy: int) -> None:
     gate, now_s = gate_of(fake, workers=workers), time.monotonic()
     decoding = [send(gate, now_s, frames=20) for _ in range(busy)]
     await until(lambda: len(fake.running) == busy)
@@ -405,8 +401,7 @@ def test_decode_batch_keeps_order_over_different_lengths(decoder: CodecDecoder, 
     ]
     for row, length, outcome in zip(codes, lengths, decode_batch(decoder, tasks), strict=True):
         assert isinstance(outcome, Decoded)
-        assert outcome.state.position == length
-        assert outcome.pcm.dtype == np.int16
+        assert (outcome.state.position, outcome.pcm.dtype) == (length, np.int16)
         assert np.abs(outcome.pcm.astype(int) - decode_alone(decoder, row[:length])).max() <= 1
 
 
@@ -414,7 +409,7 @@ def test_decode_batch_keeps_order_over_different_lengths(decoder: CodecDecoder, 
     ("broken", "message"),
     [(np.full((2, 4), 99, np.int16), "not within 0 to 31"), (np.zeros((2, 3), np.int16), "3 codes, the codec takes 4")],
 )
-def test_a_bad_job_spoils_only_its_own_outcome(
+def test_a_bad_job_fails_by_itself(
     decoder: CodecDecoder, codes: torch.Tensor, broken: np.ndarray, message: str
 ) -> None:
     good = codes[0, :2].numpy().astype(np.int16)

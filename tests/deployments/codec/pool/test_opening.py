@@ -121,9 +121,7 @@ async def test_any_share_of_the_talker_gives_the_same_audio(
     assert sum(len(task.codes) for task in decode.tasks if task.silent) in (0, frames)  # never twice
 
 
-async def test_the_border_between_precisions_is_not_heard(
-    directory: Path, decoder: CodecDecoder, codes: Tensor
-) -> None:
+async def test_the_border_of_precisions_is_not_heard(directory: Path, decoder: CodecDecoder, codes: Tensor) -> None:
     expected = whole(decoder, codes[0]).astype(int)
     border = 12 * decoder.frame_samples
     noisy = expected + np.random.default_rng(0).normal(0, expected.std() * 10 ** (-MIN_SNR_DB / 20), expected.shape)
@@ -137,7 +135,7 @@ async def test_the_border_between_precisions_is_not_heard(
     assert abs(steps[border - 1] - abs(expected[border] - expected[border - 1])) < 4 * np.abs(noisy - expected).std()
 
 
-async def test_bfloat16_hands_over_to_float32_within_its_noise(
+async def test_bfloat16_hands_over_to_float32_in_its_noise(
     directory: Path, decoder: CodecDecoder, codes: Tensor
 ) -> None:
     rounded = load_decoder(directory, precision="bfloat16")
@@ -167,7 +165,7 @@ async def test_an_error_comes_after_the_audio_of_all_codes(decoder: CodecDecoder
 
 
 @pytest.mark.parametrize("chunks_read", [1, 3])
-async def test_leaving_during_the_opening_leaves_nothing_behind(
+async def test_leaving_the_opening_leaves_nothing_behind(
     decoder: CodecDecoder, codes: Tensor, chunks_read: int
 ) -> None:
     before = asyncio.all_tasks()
@@ -203,9 +201,7 @@ async def test_the_next_talker_brings_the_audio_that_the_lost_one_owes() -> None
 
 @pytest.mark.parametrize("position", [1, 20])
 @pytest.mark.parametrize("frames", [1, 12, ALL_FRAMES])
-async def test_a_stream_that_goes_on_here_is_recalled_beside_the_talkers_audio(
-    decoder: CodecDecoder, codes: Tensor, position: int, frames: int
-) -> None:
+async def test_a_resumed_stream_is_recalled(decoder: CodecDecoder, codes: Tensor, position: int, frames: int) -> None:
     known, size = codes[0].numpy().astype(np.int16), decoder.frame_samples
     expected = whole(decoder, codes[0])[position * size :]
     talker, decode = Talker(known[position:], expected[: frames * size], size), Decode(decoder)

@@ -74,9 +74,7 @@ async def test_a_lost_talker_does_not_show(service: CodecService) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "clone"])
 @pytest.mark.parametrize("num_chunks", range(8))
-async def test_after_any_chunk_the_next_sample_follows(
-    service: CodecService, base: CodecService, kind: str, num_chunks: int
-) -> None:
+async def test_any_chunk_can_be_the_last(service: CodecService, base: CodecService, kind: str, num_chunks: int) -> None:
     audio = np.random.default_rng(0).uniform(-0.5, 0.5, 24000).astype(np.float32)
     clone = replace(REQUEST, reference=Reference(audio, "What is said."))
     request, codec = (REQUEST, service) if kind == "plain" else (clone, base)
@@ -121,9 +119,7 @@ async def test_a_quiet_start_is_trimmed_once(service: CodecService) -> None:
 
 
 @pytest.mark.parametrize("num_frames", [1, 8, 13, 100, 400])
-def test_a_recalled_state_decodes_as_one_that_decoded_everything(
-    tiny_checkpoint: Callable[[str], Path], num_frames: int
-) -> None:
+def test_a_recalled_state_is_one_that_decoded_all(tiny_checkpoint: Callable[[str], Path], num_frames: int) -> None:
     decoder = load_decoder(tiny_checkpoint("CustomVoice") / "speech_tokenizer")
     codes = torch.from_numpy(random_codes(2, frames=num_frames + 12).astype(np.int64))
     whole, _ = decoder.decode(codes[None], [decoder.initial_state()])

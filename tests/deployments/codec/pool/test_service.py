@@ -111,9 +111,7 @@ def one_shot(tiny_checkpoint: Callable[[str], Path]) -> Callable[..., np.ndarray
     return decode
 
 
-async def test_audio_is_that_of_the_talkers_codes(
-    custom_voice: CodecService, one_shot: Callable[..., np.ndarray]
-) -> None:
+async def test_audio_is_that_of_the_codes(custom_voice: CodecService, one_shot: Callable[..., np.ndarray]) -> None:
     talker = Talker(random_codes(1))
     chunks = await collect(custom_voice.decode_stream(REQUEST, talker.generate))
     assert_same_audio(chunks, one_shot(random_codes(1)))
@@ -122,7 +120,7 @@ async def test_audio_is_that_of_the_talkers_codes(
     assert chunks[-1].finish_reason is FinishReason.STOP
 
 
-async def test_a_recording_that_is_read_keeps_no_listener_waiting(
+async def test_a_recording_holds_no_listener_up(
     tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, begun, go_on = make_service(tiny_checkpoint("Base")), threading.Event(), threading.Event()
@@ -148,7 +146,7 @@ async def test_a_recording_that_is_read_keeps_no_listener_waiting(
     assert (await cloned)[-1].finish_reason is FinishReason.STOP
 
 
-async def test_a_recording_may_take_longer_to_read_than_a_call_of_a_gpu(
+async def test_reading_may_outlast_a_call_of_a_gpu(
     tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The encoder of a pool is on the CPU, wherever it decodes."""
@@ -172,9 +170,7 @@ async def test_a_recording_may_take_longer_to_read_than_a_call_of_a_gpu(
     assert service.failure is None
 
 
-async def test_streams_at_the_same_time_do_not_mix(
-    custom_voice: CodecService, one_shot: Callable[..., np.ndarray]
-) -> None:
+async def test_streams_at_once_do_not_mix(custom_voice: CodecService, one_shot: Callable[..., np.ndarray]) -> None:
     all_codes = [random_codes(seed, frames=5 + seed) for seed in range(4)]
     streams = await asyncio.gather(
         *(collect(custom_voice.decode_stream(REQUEST, Talker(codes).generate)) for codes in all_codes)
@@ -184,7 +180,7 @@ async def test_streams_at_the_same_time_do_not_mix(
 
 
 @pytest.mark.parametrize(("leading_silence", "audible"), [(True, 6), (False, 4)])
-async def test_a_quiet_start_is_trimmed_unless_asked_for(
+async def test_a_quiet_start_is_trimmed(
     tiny_checkpoint: Callable[[str], Path], leading_silence: bool, audible: int
 ) -> None:
     frame_samples = 1920
@@ -216,7 +212,7 @@ async def test_a_clone_goes_on_from_its_reference(
     assert_same_audio(chunks, one_shot(random_codes(3), kind="Base", after=reference_codes))
 
 
-async def test_a_clone_by_its_prompt_is_not_read_again(
+async def test_a_prompt_is_not_read(
     base: CodecService, tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither where its recording has been read nor at a replica that never heard it: the sound is the same."""
@@ -261,9 +257,7 @@ async def test_the_prompt_of_a_recording_comes_back_with_the_first_audio(base: C
     assert chunks[0].pcm
 
 
-async def test_a_clone_by_its_voice_alone_begins_in_silence(
-    base: CodecService, one_shot: Callable[..., np.ndarray]
-) -> None:
+async def test_a_clone_by_its_voice_begins_in_silence(base: CodecService, one_shot: Callable[..., np.ndarray]) -> None:
     talker = Talker(random_codes(4))
     request = replace(REQUEST, reference=Reference(np.zeros(24000, np.float32), x_vector_only=True))
     chunks = await collect(base.decode_stream(request, talker.generate))
@@ -280,9 +274,7 @@ async def test_a_checkpoint_without_an_encoder_refuses_to_clone(custom_voice: Co
     assert talker.requests == []
 
 
-async def test_codes_outside_the_codebook_end_their_own_stream(
-    custom_voice: CodecService, one_shot: Callable[..., np.ndarray]
-) -> None:
+async def test_invalid_codes_end_their_stream(custom_voice: CodecService, one_shot: Callable[..., np.ndarray]) -> None:
     broken = random_codes(6)
     broken[5] = 3000
     bad, good = Talker(broken), Talker(random_codes(7))
@@ -318,7 +310,7 @@ def test_a_model_without_a_codec_fails_with_the_missing_file(tmp_path: Path) -> 
         CodecService(str(tmp_path), CodecConfig(), decode=Decoded)  # type: ignore[arg-type]
 
 
-def test_every_call_has_been_made_before_a_replica_is_ready(
+def test_a_ready_replica_has_made_every_call(
     tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny, shapes = str(tiny_checkpoint("CustomVoice")), set()
@@ -340,7 +332,7 @@ def test_every_call_has_been_made_before_a_replica_is_ready(
     assert shapes == set()
 
 
-def test_a_replica_that_has_just_started_knows_how_many_streams_it_carries(
+def test_a_new_replica_knows_its_capacity(
     tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has the fewest, so that all that come next are its: what its core cannot decode in time is left to the GPU."""

@@ -296,9 +296,7 @@ async def test_a_missed_end_is_made_up_for_and_the_talker_left(decode: FakeDecod
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_audio_equals_the_one_shot_audio_however_frames_arrive(
-    decoder: CodecDecoder, codes: torch.Tensor, seed: int
-) -> None:
+async def test_audio_is_the_same_however_frames_arrive(decoder: CodecDecoder, codes: torch.Tensor, seed: int) -> None:
     async def decode(task: DecodeTask) -> Decoded:
         (outcome,) = decode_batch(decoder, [task])
         assert isinstance(outcome, Decoded)

@@ -49,9 +49,7 @@ def decoded(outcome: Decoded | Exception) -> Decoded:
     return outcome
 
 
-def test_streams_are_decoded_as_in_this_process(
-    processes: WorkerProcesses, decoder: CodecDecoder, codes: torch.Tensor
-) -> None:
+def test_streams_are_decoded_as_in_here(processes: WorkerProcesses, decoder: CodecDecoder, codes: torch.Tensor) -> None:
     """In one call or in turns, silently or not, also from a state that lies in this process."""
     begun = decode_batch(decoder, [task(row[:1], decoder.initial_state()) for row in codes])
     theirs = [decoder.initial_state(), *(decoded(outcome).state for outcome in begun[1:])]
@@ -75,9 +73,7 @@ def test_every_size_of_a_call_is_known_before_the_first(processes: WorkerProcess
     assert processes.tried.seconds_per_frame > 0
 
 
-def test_a_state_may_be_decoded_from_again(
-    processes: WorkerProcesses, decoder: CodecDecoder, codes: torch.Tensor
-) -> None:
+def test_a_state_can_be_used_again(processes: WorkerProcesses, decoder: CodecDecoder, codes: torch.Tensor) -> None:
     (begun,) = processes.decode([task(codes[0, :4], decoder.initial_state())])
     state = decoded(begun).state
     once, again = (decoded(*processes.decode([task(codes[0, 4:8], state)])).pcm for _ in range(2))
@@ -140,9 +136,7 @@ def test_memory_of_states_ends(decoder: CodecDecoder, monkeypatch: pytest.Monkey
     del held
 
 
-def test_without_the_first_process_none_is_replaced(
-    decoder: CodecDecoder, directory: Path, codes: torch.Tensor
-) -> None:
+def test_without_the_first_process_none_restarts(decoder: CodecDecoder, directory: Path, codes: torch.Tensor) -> None:
     processes = WorkerProcesses(1, decoder, choice(directory))
     (worker,) = workers(processes)
     processes._first.kill()

@@ -106,9 +106,7 @@ def test_streams_together_sound_as_alone(audio: AudioStreams, decoder: CodecDeco
 
 
 @pytest.mark.parametrize(("known", "heard"), [(6, None), (6, 6), (9, 4), (3, 0), (40, 39)])
-def test_a_resumed_stream_goes_on_behind_what_was_heard(
-    audio: AudioStreams, decoder: CodecDecoder, known: int, heard: int | None
-) -> None:
+def test_a_resumed_stream_goes_on(audio: AudioStreams, decoder: CodecDecoder, known: int, heard: int | None) -> None:
     codes = random_codes(45)
     audio.open(1, codes[:known], num_delivered=heard, num_frames=12)
     pcm = feed(audio, {1: codes[known:]})[1]
@@ -476,9 +474,7 @@ RECORDING = np.random.default_rng(5).uniform(-0.5, 0.5, 20000).astype(np.float32
 
 
 @pytest.mark.parametrize("behind", [0, 3])
-def test_a_clone_goes_on_from_its_recording(
-    cloning: Engine, tiny_checkpoint: Callable[[str], Path], behind: int
-) -> None:
+def test_a_clone_continues_its_recording(cloning: Engine, tiny_checkpoint: Callable[[str], Path], behind: int) -> None:
     decoder = load_decoder(tiny_checkpoint("Base") / "speech_tokenizer")
     request = ask(frames=14, voice=None, ignore_eos=True, reference=Reference(RECORDING, "Said."))
     recorded = CodecEncoder.load(tiny_checkpoint("Base") / "speech_tokenizer").encode(RECORDING)
@@ -492,7 +488,7 @@ def test_a_clone_goes_on_from_its_recording(
         assert_close(b"".join(chunk.pcm for chunk in chunks), expected)
 
 
-def test_a_clone_by_its_prompt_sounds_the_same_where_its_recording_was_never_heard(
+def test_a_clone_by_its_prompt_sounds_the_same_at_another(
     cloning: Engine, tiny_checkpoint: Callable[[str], Path]
 ) -> None:
     reference = Reference(RECORDING[:9600], "Said.")

@@ -136,9 +136,7 @@ def joined(chunks: list[tuple[int, FrameChunk]], rest: dict[int, Spoken], number
     return np.concatenate([*first, rest[number].codes] if number in rest else first)
 
 
-def test_a_newcomer_has_its_first_frame_before_the_step_that_runs_has_its_own(
-    engine: Engine, clock: Clock, lane: Lane
-) -> None:
+def test_a_newcomer_has_its_first_frame_before_the_running_step(engine: Engine, clock: Clock, lane: Lane) -> None:
     alone = [speak(engine, each).codes for each in (OLD, NEW)]
     assert lane.queued == []  # nothing ran beside them
     chunks = beside(engine, clock, lambda: engine.add(1, NEW))
@@ -167,18 +165,14 @@ def test_newcomers_that_come_together_share_the_lane(engine: Engine, clock: Cloc
         np.testing.assert_array_equal(joined(chunks, rest, number), alone[number])
 
 
-def test_a_newcomer_waits_for_the_lane_if_that_is_free_before_the_step_is_over(
-    engine: Engine, clock: Clock, lane: Lane
-) -> None:
+def test_a_newcomer_waits_for_the_lane_if_that_is_free_first(engine: Engine, clock: Clock, lane: Lane) -> None:
     chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.add(2, NEW))
     rest = drain(engine)
     assert lane.queued == [[1], [2]]
     np.testing.assert_array_equal(joined(chunks, rest, 1), joined(chunks, rest, 2))
 
 
-def test_a_newcomer_joins_the_next_step_if_that_begins_before_the_lane_is_free(
-    engine: Engine, clock: Clock, lane: Lane
-) -> None:
+def test_a_newcomer_joins_the_next_step_if_that_begins_first(engine: Engine, clock: Clock, lane: Lane) -> None:
     chunks = beside(engine, clock, lambda: engine.add(1, NEW), lambda: engine.add(2, NEW), lane_looks=60)
     assert [number for number, _ in chunks] == [0, 0]
     assert ids_beside(engine) == [1]

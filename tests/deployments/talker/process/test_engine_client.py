@@ -162,9 +162,7 @@ async def _first_frame(stream: AsyncIterator[FrameChunk]) -> FrameChunk:
 
 
 @pytest.mark.parametrize("makes_audio", [True, False])
-def test_what_a_replica_is_told_of_audio_reaches_the_codec_decoder(
-    model: str, makes_audio: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_makes_audio_reaches_the_codec_decoder(model: str, makes_audio: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(command: list[str], **_: object) -> None:
         raise RuntimeError(*command[4:])
 

@@ -144,8 +144,7 @@ def test_it_tells_what_it_loads_and_then_what_it_loaded(start: EngineStart, engi
     with engine_process(start) as replica:
         *loading, ready = replica.until(is_ready)
         stages = [report.stage for report in loading if isinstance(report, channel.Loading)]
-        assert len(stages) == len(loading)
-        assert stages[0] == f"looking for {start.model}"
+        assert (len(stages), stages[0]) == (len(loading), f"looking for {start.model}")
         assert "loading the talker" in stages
         assert " s in all: " in stages[-1]
         assert re.search(r" on cpu, room for \d+ minutes of speech at once$", stages[-2])
@@ -191,9 +190,7 @@ def test_what_it_refuses_fails_alone(start: EngineStart) -> None:
 
 
 @pytest.mark.parametrize("ends", ["tokenized", "aborted"])
-def test_a_long_text_is_tokenized_beside_the_engine(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, ends: str
-) -> None:
+def test_a_long_text_is_tokenized_aside(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
     """Others are spoken to meanwhile, and the process says that it is alive."""
     long, going_on, ahead = "word " * 40, Event(), TextTokenizer.encode_ahead
     exact = TextTokenizer.encode_places
