@@ -109,12 +109,9 @@ def test_two_peers_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert done.exit_code == 0, done.output
     shown = " ".join(done.output.split())
     for row in (
-        "answered 429",
-        "answered 503",
-        "TTFA p50/p95/p99",
-        "just after 2 clients left",
+        "answered 429", "answered 503", "TTFA p50/p95/p99", "just after 2 clients left",
         "words heard as others",
-    ):
+    ):  # fmt: skip
         assert row in shown
     assert "First audible sample at p95: A " in shown
     texts = {letter: (out / f"{letter}-turn-1" / "schedule.jsonl").read_text() for letter in "AB"}

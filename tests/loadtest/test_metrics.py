@@ -38,17 +38,15 @@ def test_a_rate_counts_gaps() -> None:
 
 def test_latencies_count_from_the_plan() -> None:
     summary = summarize([SPOKEN], planned=1)
-    assert summary.ttfb_s
-    assert summary.ttfp_s
-    assert summary.ttfa_s
-    assert (summary.ttfb_s.p50, summary.ttfp_s.p50) == (pytest.approx(0.1), pytest.approx(0.1))
-    assert summary.ttfa_s.p50 == pytest.approx(0.12)
+    latencies = summary.ttfb_s, summary.ttfp_s, summary.ttfa_s
+    assert [each and each.p50 for each in latencies] == pytest.approx([0.1, 0.1, 0.12])
 
 
 def test_audio_rates_and_playback() -> None:
     summary = summarize([SPOKEN, replace(SPOKEN, chunks=((1.1, 200), (1.15, 2000)))], planned=2)
     assert summary.rtf
-    assert (summary.rtf.p50, summary.audio_s) == (pytest.approx(0.5), 2.0)
+    assert summary.rtf.p50 == pytest.approx(0.5)
+    assert summary.audio_s == 2.0
     assert summary.audio_s_per_s == pytest.approx(2.0 / 0.51)
     assert (summary.underruns, summary.with_underrun) == (1, 1)
     assert (summary.chunk_viability, summary.request_viability) == (0.75, 0.5)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -31,11 +32,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[Settings]:
+async def serving(
+    handler: Handler, path: str = "/v1/audio/speech", method: str = "POST", **settings: Any
+) -> AsyncIterator[Settings]:
     app = web.Application()
-    app.router.add_post("/v1/audio/speech", handler)
+    app.router.add_route(method, path, handler)
     async with TestServer(app) as server:
-        yield Settings(str(server.make_url("/")), options={"model": "m"}, timeout_s=10.0)
+        yield Settings(str(server.make_url("/")), **{"options": {"model": "m"}, "timeout_s": 10.0, **settings})
 
 
 async def begin(request: web.Request, **headers: str) -> web.StreamResponse:
@@ -58,18 +61,19 @@ def written(path: Path) -> list[Trace]:
     return [Trace.from_json(json.loads(line)) for line in path.read_text().splitlines()]
 
 
-async def run(target: Settings, folder: Path, *texts: str) -> dict[str, Trace]:
-    runner = Runner(target, schedule(*texts), folder=TraceFolder(folder))
+async def traced(target: Settings, folder: Path, requests: list[ScheduledRequest]) -> list[Trace]:
+    runner = Runner(target, requests, folder=TraceFolder(folder))
     assert await runner.run()
     assert written(folder / "requests.jsonl") == runner.traces
-    return {texts[trace.index]: trace for trace in runner.traces}
+    return runner.traces
+
+
+async def run(target: Settings, folder: Path, *texts: str) -> dict[str, Trace]:
+    return {texts[trace.index]: trace for trace in await traced(target, folder, schedule(*texts))}
 
 
 async def run_kind(target: Settings, folder: Path, kind: RequestKind) -> Trace:
-    runner = Runner(target, [ScheduledRequest(0, 0.0, "text", kind=kind)], folder=TraceFolder(folder))
-    assert await runner.run()
-    assert written(folder / "requests.jsonl") == runner.traces
-    return runner.traces[0]
+    return (await traced(target, folder, [ScheduledRequest(0, 0.0, "text", kind=kind)]))[0]
 
 
 def wav(pcm: bytes, *, sample_bytes: int = 2) -> bytes:
@@ -85,8 +89,7 @@ def wav(pcm: bytes, *, sample_bytes: int = 2) -> bytes:
 async def test_a_file_that_is_not_streamed_is_read_as_a_whole(tmp_path: Path) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        assert body["response_format"] == "wav"
-        assert body["stream"] is False
+        assert (body["response_format"], body["stream"]) == ("wav", False)
         return web.Response(body=wav(LOUD), content_type="audio/wav")
 
     async with serving(handler) as target:
@@ -380,19 +383,16 @@ async def test_progress_is_shown_with_and_without_a_terminal(terminal: bool, tmp
 
 
 def test_a_progress_line_names_its_numbers(tmp_path: Path) -> None:
-    assert progress_line(under_way(tmp_path)) == (
+    runner = under_way(tmp_path)
+    assert progress_line(runner) == (
         "four: time warm-up  sent 3/5  running 1  spoken 1  refused 1  failed 0  "
         "TTFB p50 100 ms  TTFB p95 100 ms  max lag 4 ms"
     )
+    runner.traces.clear()
+    assert "TTFB p50 -  TTFB p95 -" in progress_line(runner), "before the first answer"
 
 
 def test_lines_of_the_schedule_are_json(tmp_path: Path) -> None:
     TraceFolder(tmp_path).write_schedule(schedule("a", "b"))
     lines = [json.loads(line) for line in (tmp_path / "schedule.jsonl").read_text().splitlines()]
     assert lines[1] == {"index": 1, "planned_s": 0.0, "text": "b", "frames": None, "interrupt_s": None, "kind": None}
-
-
-def test_a_progress_line_before_the_first_answer_has_a_dash(tmp_path: Path) -> None:
-    runner = under_way(tmp_path)
-    runner.traces.clear()
-    assert "TTFB p50 -  TTFB p95 -" in progress_line(runner)
