@@ -54,10 +54,12 @@ def file(tmp_path: Path) -> Path:
     return file
 
 
+def book(file: Path, *arguments: str) -> int:
+    return run_command(command.book, "talkray book", [str(file), *arguments])
+
+
 def make(fake: FakeJobs, file: Path, *arguments: str) -> int:
-    return run_command(
-        command.book, "talkray book", [str(file), "--url", fake.url, "--voice-of", "Bob=bob", *arguments]
-    )
+    return book(file, "--url", fake.url, "--voice-of", "Bob=bob", *arguments)
 
 
 def starts() -> tuple[float, float]:
@@ -190,7 +192,7 @@ def test_kinds_of_files(name: str, content: str, told: str, tmp_path: Path, caps
     (tmp_path / name).write_text(content, encoding="cp1252")
     said = ""
     try:
-        run_command(command.book, "talkray book", [str(tmp_path / name), "--show"])
+        book(tmp_path / name, "--show")
     except InvalidRequest as refused:
         said = refused.message
     assert told in said + capsys.readouterr().out
@@ -298,13 +300,11 @@ def test_what_is_refused(
 ) -> None:
     monkeypatch.chdir(file.parent)
     with pytest.raises(Exception, match=message):
-        run_command(command.book, "talkray book", [str(file), "--url", fake.url, *arguments])
+        book(file, "--url", fake.url, *arguments)
     assert fake.jobs == {}
 
 
-def test_a_damaged_cover_fails_first(
-    fake: FakeJobs, tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_cover_fails(fake: FakeJobs, tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damaged = tmp_path / "cover.jpg"
     damaged.write_bytes(b"\xff\xd8nothing")
     with pytest.raises(Exception, match="the cover is a damaged picture"):
@@ -359,9 +359,7 @@ def test_a_dataset_is_the_same_twice_in_any_order(fake: FakeJobs, jsonl: Path, t
     assert other[0]["sha256"] != again[0]["sha256"]
 
 
-def test_shards_and_another_run(
-    fake: FakeJobs, jsonl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shards_and_a_rerun(fake: FakeJobs, jsonl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "shards"
     entries = speak(fake, jsonl, out, "--shard-size", "2")
     assert [each["audio"] for each in entries] == [

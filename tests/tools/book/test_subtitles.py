@@ -96,12 +96,9 @@ def test_times_that_cannot_be_kept_name_the_cue(times: str, message: str) -> Non
     ([(0, 0.1, 2.6), (0.1, 1, 0.5)], [0, 2], [1.3, 1.3], [("cue 0", 1.9, 0), ("cue 1", 1.385, 1.9)]),
 ])  # fmt: skip
 def test_dubbing(
-    tmp_path: Path,
-    cues: list[tuple[float, float, float]],
-    starts_s: list[float],
-    speeds: list[float],
+    tmp_path: Path, cues: list[tuple[float, float, float]], starts_s: list[float], speeds: list[float],
     unfit: list[tuple[str, float, float]],
-) -> None:
+) -> None:  # fmt: skip
     """Cues from and to, with the length of their speech: where each begins, how fast it is, and what is reported."""
     parts, sounds = [], []
     for number, (start_s, end_s, length_s) in enumerate(cues):

@@ -18,7 +18,7 @@ def heard(*arrivals_s: float) -> Trace:
 def test_the_longest_time_without_audio_counts_from_the_moment() -> None:
     found = interruption(heard(1.0, 1.05, 1.1, 1.15, 1.55, 1.6), 1.2)
     assert found is not None
-    assert (found.delivered_s, found.buffered_s) == (pytest.approx(0.4), pytest.approx(0.2))
+    assert (found.delivered_s, found.buffered_s) == pytest.approx((0.4, 0.2))
     assert found.gap_s == found.next_s == pytest.approx(0.35 - 0.05)
     assert found.heard_s == pytest.approx(0.15)
 
@@ -26,7 +26,8 @@ def test_the_longest_time_without_audio_counts_from_the_moment() -> None:
 def test_audio_that_was_on_its_way_hides_no_gap() -> None:
     found = interruption(heard(1.0, 1.05, 1.1, 1.15, 1.2, 1.6, 1.65), 1.16)
     assert found is not None
-    assert (found.gap_s, found.next_s) == (pytest.approx(0.4 - 0.05), 0)
+    assert found.gap_s == pytest.approx(0.4 - 0.05)
+    assert found.next_s == 0
 
 
 def test_what_was_ahead_of_its_listener_is_not_heard() -> None:

@@ -134,23 +134,15 @@ def run(*arguments: str) -> int:
     return command.main(list(arguments))
 
 
-def test_a_plan_marks_numbers_and_writes_what_the_server_loads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_marks_numbers_and_writes_what_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     TABLE.write(tmp_path / "t.json")
     file = tmp_path / "plan.yaml"
     asked = ("--calls", "60", "--speaks", "0.2", "--gpu", "H100", "--cores", "16", "--price", "2")
     assert run(*asked, "--table", str(tmp_path / "t.json"), "--out", str(file)) == 0
     out = capsys.readouterr().out
     for said in (
-        "2.00 requests/s",
-        "measured: ",
-        "simulated",
-        "when a node dies",
-        "holds",
-        "4.00 an hour",
-        "over a day",
-    ):
+        "2.00 requests/s", "measured: ", "simulated", "when a node dies", "holds", "4.00 an hour", "over a day",
+    ):  # fmt: skip
         assert said in out
     loaded = read_config(file)
     assert (loaded.talker_pool.replicas, loaded.ingress_pool.replicas) == (2, 4)
