@@ -36,7 +36,8 @@ def test_stalls_add_up_and_are_never_made_up_for() -> None:
     listener = Listener()
     for now_s in (10.0, 11.5, 11.6, 15.0):
         listener.deliver(1.0, now_s=now_s)
-    assert (listener.stalled_s, listener.audio_s) == (pytest.approx(0.5 + 0.0 + 1.5), 4.0)
+    assert listener.stalled_s == pytest.approx(0.5 + 0.0 + 1.5)
+    assert listener.audio_s == 4.0
 
 
 def test_the_time_a_reader_takes_is_no_stall() -> None:

@@ -45,14 +45,9 @@ class ServerCommand:
     """`talkray serve` on a port, with everything it starts."""
 
     def __init__(
-        self,
-        scratch: Path,
-        port: int,
-        *options: str,
-        terminal: bool = False,
-        user: int | None = None,
+        self, scratch: Path, port: int, *options: str, terminal: bool = False, user: int | None = None,
         environment: Mapping[str, str | None] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`options` are further ones of the command. `user` is whose processes they are, which needs root.
         `environment` is changed so; None removes.
         """

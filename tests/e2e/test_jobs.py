@@ -20,9 +20,7 @@ TEXTS = [f"This is sentence number {number}." for number in ("one", "two", "thre
 SPEECH = {"voice": "nora", "seed": 7, "language": "english"}
 
 
-async def test_a_job_survives_its_talker_and_the_replica_that_makes_it(
-    http: aiohttp.ClientSession, run_id: str
-) -> None:
+async def test_a_job_survives_its_talker_and_its_replica(http: aiohttp.ClientSession, run_id: str) -> None:
     async with http.post(
         JOBS, json={**SPEECH, "deterministic": True, "inputs": [{"input": text} for text in TEXTS]}
     ) as answer:

@@ -47,9 +47,7 @@ async def speak_while_it_is_written(port: int, opened: Callable[[], set[Listener
             pass
 
 
-def test_the_mailbox_is_local_and_needs_a_token(
-    port: int, processes: dict[int, str], open_at_start: list[Listener]
-) -> None:
+def test_the_mailbox_needs_a_token(port: int, processes: dict[int, str], open_at_start: list[Listener]) -> None:
     def opened() -> set[Listener]:
         return {*listeners(processes)} - {*open_at_start}
 

@@ -16,12 +16,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployments.config import CodecConfig, TalkerConfig
 from serve_app.cli.serve.local_server import APP_NAME, Report
-from serve_app.config import (
-    AdmissionSettings,
-    ApiSettings,
-    AppConfig,
-    PoolConfig,
-)
+from serve_app.config import AdmissionSettings, ApiSettings, AppConfig, PoolConfig
 from talkray_tools.random_checkpoint import Options, write_checkpoint
 from talkray_tools.released import SHAPES
 from tests.e2e.application import running

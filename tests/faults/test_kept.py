@@ -281,9 +281,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("kind", KILLED)
-def test_what_is_confirmed_stays_what_is_deleted_goes(
-    tmp_path: Path, kind: str, request: pytest.FixtureRequest
-) -> None:
+def test_confirmed_stays_and_deleted_goes(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
     store = request.getfixturevalue("bucket") if kind == "raylet" else str(tmp_path / "store")
     keys = [create_key(tmp_path / "keys.json", name) for name in ("ada", "eve")]
     with asyncio.Runner() as loop, served(kind, tmp_path, store) as (service, kill):

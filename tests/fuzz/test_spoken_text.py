@@ -105,8 +105,7 @@ def in_parts(sent: str, rules: TextRules) -> None:
 
 @pytest.mark.parametrize("rules", RULES, ids=lambda rules: f"{rules.markup}-{rules.spoken_form or rules.normalised}")
 @pytest.mark.parametrize(
-    ("way", "unit"),
-    [*((whole, unit) for unit in UNITS[::STEP]), *((in_parts, unit) for unit in UNITS[1::STEP])],
+    ("way", "unit"), [*((whole, unit) for unit in UNITS[::STEP]), *((in_parts, unit) for unit in UNITS[1::STEP])]
 )
 def test_the_time_of_a_text_grows_with_its_length(way: Way, unit: str, rules: TextRules) -> None:
     # In proportion it is 16 times as long, with the square of the length 256 times. Short texts stay below limits that

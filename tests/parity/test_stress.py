@@ -41,9 +41,7 @@ def test_equal_codes_have_no_divergence(ours: Ours, case: ParityCase, decoding: 
     assert near_ties([], spoken, NEAR_TIE)[0]
 
 
-def test_a_wrong_code_is_no_near_tie_nor_hides_others(
-    ours: Ours, case: ParityCase, decoding: str, spoken: Codes
-) -> None:
+def test_a_wrong_code_is_no_near_tie_and_hides_none(ours: Ours, case: ParityCase, decoding: str, spoken: Codes) -> None:
     wrong = spoken[:4].copy()
     wrong[1, 3] = (wrong[1, 3] + 1000) % 2048
     first = found(ours, case, decoding, wrong)[0]

@@ -35,9 +35,7 @@ EVEN = 1 / (1 + np.e + np.e**2 + np.e**3)  # the probability of the last of four
     ([3.0, 2.0, 1.0, 0.0], {"top_p": 0.98}, (0, 3), EVEN - 0.02),
     ([3.0, 2.0, 1.0, 0.0], {"top_p": 0.9}, (0, 1), 0.2561),
 ])  # fmt: skip
-def test_a_filter_decides(
-    logits: list[float], options: dict[str, float], codes: tuple[int, int], margin: float
-) -> None:
+def test_filters_decide(logits: list[float], options: dict[str, float], codes: tuple[int, int], margin: float) -> None:
     assert choice(logits, **options).margin(*codes) == pytest.approx(margin, abs=1e-4)
 
 

@@ -21,7 +21,8 @@ def noise(num_samples: int) -> np.ndarray:
 )
 def test_a_started_frame_counts(encoder: CodecEncoder, num_samples: int, num_frames: int) -> None:
     codes = encoder.encode(noise(num_samples))
-    assert (codes.shape, codes.dtype) == ((num_frames, 4), np.int16)
+    assert codes.shape == (num_frames, 4)
+    assert codes.dtype == np.int16
     assert codes.min() >= 0
     assert codes.max() < 32
 

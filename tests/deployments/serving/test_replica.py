@@ -219,9 +219,7 @@ async def test_the_first_chunk_names_the_replicas_that_made_it(monkeypatch: pyte
     ("error", "logged"),
     [(Overloaded("full"), False), (InvalidRequest("too long"), False), (RuntimeError("broken"), True), (None, True)],
 )
-def test_serve_logs_failures_not_refusals(
-    error: Exception | None, logged: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_serve_logs_no_refusals(error: Exception | None, logged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     serve, records = logging.getLogger("ray.serve"), list[logging.LogRecord]()
     handler = logging.Handler()
     monkeypatch.setattr(handler, "emit", records.append)

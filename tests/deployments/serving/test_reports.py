@@ -33,9 +33,7 @@ def test_without_a_listener_it_is_logged(monkeypatch: pytest.MonkeyPatch, caplog
 
 
 @pytest.mark.parametrize("has_reader", [True, False])
-def test_a_full_or_unread_pipe_loses_the_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_reader: bool
-) -> None:
+def test_a_full_or_unread_pipe_loses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_reader: bool) -> None:
     os.mkfifo(pipe := tmp_path / "told")
     monkeypatch.setenv(VARIABLE, str(pipe))
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK) if has_reader else None

@@ -248,9 +248,7 @@ def test_readings_beside_a_prompt_with_all_text(following: Engine) -> None:
     assert readings[-1][1] > 0
 
 
-def test_estimates_learn_from_complete_speech(
-    tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_estimates_learn_from_speech(tiny_checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build_engine(tiny_checkpoint("CustomVoice"), CONFIG)
     before = follow(engine, at_once(frames=6))
     push_end_of_speech(monkeypatch, 1e4)

@@ -47,9 +47,7 @@ def test_the_table_of_the_document_names_the_stops_of_the_command() -> None:
     assert {at: name for at, name in named.items() if f"`{name}`" not in rows[at]} == {}
 
 
-async def test_a_request_has_its_documented_forms(
-    tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_request_has_documented_forms(tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = {name.strip("`"): values for name, values in ROW.findall(PAGE.read_text(encoding="utf-8"))}
     speech, utterance, asked = await forms_at_the_ingress(shown["JSON"], tmp_path, monkeypatch)
     for_talker = await form_for_a_talker(asked)

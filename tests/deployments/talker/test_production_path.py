@@ -61,15 +61,9 @@ def checkpoint_of(place: Place, folder: Path, stress: Stress | None = None) -> P
 
 
 def load(
-    checkpoint: Path,
-    place: Place,
-    *,
-    streams: int,
-    num_blocks: int = 2000,
-    deterministic: bool = False,
-    captured: bool = True,
-    plain: bool = False,
-) -> Engine:
+    checkpoint: Path, place: Place, *, streams: int, num_blocks: int = 2000, deterministic: bool = False,
+    captured: bool = True, plain: bool = False,
+) -> Engine:  # fmt: skip
     """An engine as production has it; not `captured`, it runs operation by operation. With `plain` networks a CPU
     packs prompts as a GPU does.
     """
@@ -304,9 +298,7 @@ def tolerance(place: Place) -> float:
     return 0.03 if place.device == "cuda" else 1e-4
 
 
-def test_prompts_are_those_of_float32(
-    place: Place, checkpoint: Path, exact_hidden: Callable[[int], torch.Tensor]
-) -> None:
+def test_prompts_are_exact(place: Place, checkpoint: Path, exact_hidden: Callable[[int], torch.Tensor]) -> None:
     """Fused kernels take the first 512 rows, plain PyTorch those behind them."""
     engine = load(checkpoint, place, streams=4, plain=True)
     before, errors = engine.runner.graphs.num_eager, {}
@@ -319,9 +311,7 @@ def test_prompts_are_those_of_float32(
         assert engine.runner.graphs.num_eager == before
 
 
-def test_prompts_in_a_pass_are_apart(
-    place: Place, checkpoint: Path, exact_hidden: Callable[[int], torch.Tensor]
-) -> None:
+def test_prompts_do_not_mix(place: Place, checkpoint: Path, exact_hidden: Callable[[int], torch.Tensor]) -> None:
     """Which prompts share one depends on their lengths; the last row of each is compared."""
     engine, lengths = load(checkpoint, place, streams=8, plain=True), (9, 30, 17, 63, 9, 96, 30, 129)
     sequences = [prompted(engine, rows, number) for number, rows in enumerate(lengths)]

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -98,13 +99,9 @@ def test_a_wrong_hash_is_refused_and_deleted(hub: Hub, tmp_path: Path, path: str
 
 
 def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fill_up(*_: object) -> Path:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(store, "_fetch", fill_up)
-    with pytest.raises(
-        CheckpointError, match=f"the disk is full: {NAME} does not fit in .*: make room, or set HF_HOME"
-    ):
+    monkeypatch.setattr(store, "_fetch", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    said = f"the disk is full: {NAME} does not fit in .*: make room, or set HF_HOME"
+    with pytest.raises(CheckpointError, match=said):
         store.locate(NAME)
 
 

@@ -13,8 +13,16 @@ from deployments.codec.backends.registry import load_decoder
 from deployments.codec.decoder import to_pcm16
 from deployments.codec.pool.service import CodecService
 from deployments.errors import TalkerLost
-from deployments.protocol import Codes, FinishReason, FrameChunk, PcmChunk, Progress, Reference, SynthesisRequest
-from tests.deployments.codec.pool.test_service import REQUEST, collect, joined_pcm, make_service, random_codes
+from deployments.protocol import Codes, FinishReason, FrameChunk, Progress, Reference, SynthesisRequest
+from tests.deployments.codec.pool.test_service import (
+    REQUEST,
+    assert_within_one_lsb,
+    collect,
+    joined_codes,
+    joined_pcm,
+    make_service,
+    random_codes,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -51,15 +59,6 @@ def service(tiny_checkpoint: Callable[[str], Path]) -> CodecService:
 @pytest.fixture(scope="module")
 def base(tiny_checkpoint: Callable[[str], Path]) -> CodecService:
     return make_service(tiny_checkpoint("Base"))
-
-
-def joined_codes(chunks: list[PcmChunk]) -> Codes:
-    return np.concatenate([chunk.codes for chunk in chunks])
-
-
-def assert_within_one_lsb(pcm: np.ndarray, expected: np.ndarray) -> None:
-    assert pcm.shape == expected.shape
-    assert np.abs(pcm.astype(int) - expected.astype(int)).max(initial=0) <= 1
 
 
 async def test_a_lost_talker_does_not_show(service: CodecService) -> None:

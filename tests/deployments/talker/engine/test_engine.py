@@ -27,7 +27,7 @@ from deployments.talker.model.talker import CodePredictor, Talker
 from deployments.talker.networks.cpu_networks import CpuNetworks
 from deployments.talker.networks.frame_networks import FrameNetworks
 from deployments.talker.networks.plain_networks import PlainNetworks
-from deployments.talker.runner.model_runner import QueuedStep
+from deployments.talker.runner.model_runner import ModelRunner, QueuedStep
 from deployments.talker.state.kv_cache import KVCache
 from deployments.talker.state.sequence import Sequence
 from tests.deployments.talker.conftest import CONFIG
@@ -89,11 +89,6 @@ def push_end_of_speech(monkeypatch: pytest.MonkeyPatch, amount: float) -> None:
 def alone(engine_of: Kinds) -> list[Spoken]:
     """What each request of the mix says by itself."""
     return [speak(engine_of("CustomVoice"), request) for request in MIX]
-
-
-@pytest.fixture
-def checkpoint(tiny_checkpoint: Callable[[str], Path]) -> Path:
-    return tiny_checkpoint("CustomVoice")
 
 
 def test_the_mix_is_worth_comparing(alone: list[Spoken]) -> None:
@@ -185,11 +180,8 @@ def test_codes_are_equal_after_preemption(checkpoint: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("kind", ["Base", "VoiceDesign"])
 def test_codes_are_equal_for_the_other_kinds(engine_of: Kinds, kind: str) -> None:
     engine = engine_of(kind)
-    requests = (
-        CLONES
-        if kind == "Base"
-        else [ask(text, frames=9, voice=None, instructions="Old.") for text in ("One.", LONG_TEXT)]
-    )
+    designed = [ask(text, frames=9, voice=None, instructions="Old.") for text in ("One.", LONG_TEXT)]
+    requests = CLONES if kind == "Base" else designed
     whole = [speak(engine, request) for request in requests]
     together = speak_all(engine, requests, steps_between=2)
     assert [same(*pair) for pair in zip(whole, together, strict=True)] == [True] * len(requests)
@@ -222,9 +214,7 @@ def by_prompt(engine: Engine, request: SynthesisRequest) -> SynthesisRequest:
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_a_prompt_of_one_engine_serves_another(
-    engine_of: Kinds, tiny_checkpoint: Callable[[str], Path], number: int
-) -> None:
+def test_a_prompt_serves_another_engine(engine_of: Kinds, tiny_checkpoint: Callable[[str], Path], number: int) -> None:
     request, other = CLONES[number], build_engine(tiny_checkpoint("Base"), CONFIG)
     lean = by_prompt(engine_of("Base"), request)
     spoken = speak(other, lean)
@@ -267,7 +257,8 @@ def test_greedy_decoding_ignores_the_seed(engine: Engine) -> None:
 def test_codes_are_codes(engine: Engine, alone: list[Spoken]) -> None:
     """Never one of the ids after them, end of speech included."""
     codes = np.concatenate([spoken.codes for spoken in alone])
-    assert (codes.dtype, codes.shape[1]) == (np.int16, engine.model_config.num_code_groups)
+    assert codes.dtype == np.int16
+    assert codes.shape[1] == engine.model_config.num_code_groups
     assert codes.min() >= 0
     assert codes.max() < engine.model_config.code_vocab_size
 
@@ -366,9 +357,7 @@ def test_abort_frees_what_a_sequence_holds_and_leaves_the_others_alone(engine: E
     assert engine.scheduler.blocks.num_free == free
 
 
-def test_coming_and_leaving_disturbs_nobody(
-    engine: Engine, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_coming_and_leaving_disturbs_none(engine: Engine, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch) -> None:
     looks = itertools.count()
     monkeypatch.setattr(QueuedStep, "has_codes", property(lambda step: next(looks) % 2 == 1))
     changes = iter((lambda: engine.add(2, MIX[2]), lambda: engine.abort(1), lambda: engine.add(3, MIX[3])))
@@ -498,7 +487,7 @@ def test_the_description_is_what_the_checkpoint_says(engine_of: Kinds) -> None:
     ("CustomVoice", "talker.code_predictor.lm_head.14.weight"), ("Base", "speaker_encoder.fc.bias"),
 ])  # fmt: skip
 @pytest.mark.parametrize("damage", ["missing", "mis-shaped", "unexpected"])
-def test_a_damaged_checkpoint_fails_with_the_tensors_name(
+def test_damage_names_a_tensor(
     tiny_checkpoint: Callable[[str], Path], tmp_path: Path, kind: str, name: str, damage: str
 ) -> None:
     source = tiny_checkpoint(kind)
@@ -531,23 +520,23 @@ def test_the_number_of_blocks_follows_the_memory_set_aside(checkpoint: Path) -> 
     assert unlimited.scheduler.blocks.num_blocks == CONFIG.max_num_seqs * (CONFIG.max_model_len // 8) + 1
 
 
-def trip(monkeypatch: pytest.MonkeyPatch, engine: Engine, numbers: set[int], error: Exception | None = None) -> None:
+def trip(
+    monkeypatch: pytest.MonkeyPatch, runner: ModelRunner, numbers: set[int], error: Exception | None = None
+) -> None:
     """Prefills with one of these sequences among them raise."""
-    prefill = engine.runner.prefill
+    prefill = runner.prefill
 
     def tripping(sequences: list[Sequence]) -> None:
         if any(sequence.id in numbers for sequence in sequences):
             raise error or ValueError("tripped")
         prefill(sequences)
 
-    monkeypatch.setattr(engine.runner, "prefill", tripping)
+    monkeypatch.setattr(runner, "prefill", tripping)
 
 
-def test_a_prefill_that_raises_fails_alone(
-    engine: Engine, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_raising_prefill_fails_alone(engine: Engine, alone: list[Spoken], monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside one that runs, and two that come with it."""
-    trip(monkeypatch, engine, {1})
+    trip(monkeypatch, engine.runner, {1})
     engine.add(3, MIX[3])
     [(_, first)] = engine.step().chunks
     for number in (0, 1, 2):
@@ -562,7 +551,7 @@ def test_a_prefill_that_raises_fails_alone(
 
 
 def test_a_prefill_that_raises_where_nothing_else_runs_fails(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    trip(monkeypatch, engine, {5})
+    trip(monkeypatch, engine.runner, {5})
     engine.add(5, ask())
     failures: dict[int, Exception] = {}
     assert drain(engine, failures) == {}
@@ -570,11 +559,11 @@ def test_a_prefill_that_raises_where_nothing_else_runs_fails(engine: Engine, mon
 
 
 def test_prefills_that_all_raise_are_the_engines_fault(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    trip(monkeypatch, engine, {1, 2, 4})
+    trip(monkeypatch, engine.runner, {1, 2, 4})
     for number in range(4):  # 3 is sound: those before it count no more
         engine.add(number, ask(frames=2))
         drain(engine, {})
-    trip(monkeypatch, engine, set(range(10)))
+    trip(monkeypatch, engine.runner, set(range(10)))
     for number in range(2):
         engine.add(number, ask())
         drain(engine, {})
@@ -589,7 +578,7 @@ def test_prefills_that_all_raise_are_the_engines_fault(engine: Engine, monkeypat
 
 def test_a_prefill_that_loses_the_device_ends_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        trip(patch, engine, {1}, torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
+        trip(patch, engine.runner, {1}, torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
         engine.add(1, ask())
         with pytest.raises(torch.AcceleratorError):
             engine.step()
@@ -600,7 +589,7 @@ def test_a_prefill_that_loses_the_device_ends_the_engine(engine: Engine, monkeyp
 def test_an_engine_that_cannot_warm_up_says_so(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     engine = build_engine(checkpoint, CONFIG)
     if fault == "raises":
-        trip(monkeypatch, engine, {-1})
+        trip(monkeypatch, engine.runner, {-1})
     else:
         monkeypatch.setattr(engine.runner.state, "hidden", engine.runner.state.hidden * torch.nan)
         monkeypatch.setattr(

@@ -23,15 +23,9 @@ HALF, FULL = torch.bfloat16, torch.float32
     ("plain", CPU, FULL, True, AMPERE, True, "plain"),
 ])  # fmt: skip
 def test_the_table_of_kinds(
-    monkeypatch: pytest.MonkeyPatch,
-    kernels: str,
-    device: str,
-    dtype: torch.dtype,
-    fits: bool,
-    capability: Capability,
-    has_triton: bool,
-    kind: str,
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, kernels: str, device: str, dtype: torch.dtype, fits: bool,
+    capability: Capability, has_triton: bool, kind: str,
+) -> None:  # fmt: skip
     monkeypatch.setattr(registry, "capability_of", lambda _: capability)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if has_triton else None)
     monkeypatch.setattr(cpu_networks, "fits", lambda *_: fits)

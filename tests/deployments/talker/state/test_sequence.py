@@ -73,7 +73,8 @@ def test_attention_that_is_elsewhere_means_nothing() -> None:
 
 def test_what_is_read_never_goes_back() -> None:
     readings = ended(read(0, 50) + read(10, 60), word_times=True).progress.take()
-    assert (list(readings), readings[-1]) == (sorted(readings), pytest.approx(59 - 0.75, abs=1))
+    assert list(readings) == sorted(readings)
+    assert readings[-1] == pytest.approx(59 - 0.75, abs=1)
 
 
 @pytest.mark.parametrize("num_frames", [0, 10])
@@ -98,14 +99,11 @@ def test_nobody_reads_where_nobody_asked() -> None:
     (read(0, 40) + read(20, 40), EARLY),  # a passage again, too short to count, and then no more
     (read(0, 5), STOP),  # so few frames say nothing about a head
     ([], STOP),  # as a stream that goes on elsewhere and only had to end
+    (read(55, 61), STOP), (read(40, 50), EARLY),  # of a stream that goes on elsewhere, what it reads there
+    (read(0, 57) + [57] * 200 + read(57, 61), STOP),  # a held sound before the last words
 ])  # fmt: skip
 def test_an_end_with_words_left_is_early(tokens: list[int], reason: FinishReason) -> None:
     assert ended(tokens).finish_reason is reason
-
-
-def test_a_stream_that_goes_on_elsewhere_is_judged_by_what_it_reads_there() -> None:
-    assert ended(read(55, 61)).finish_reason is STOP
-    assert ended(read(40, 50)).finish_reason is EARLY
 
 
 @pytest.mark.parametrize(("more", "reason", "num_more"), [
@@ -137,13 +135,6 @@ def test_marks_at_the_end_of_a_text_are_not_missed() -> None:
         assert sequence.finish_reason is reason
 
 
-def test_a_held_sound_before_the_last_words_is_left_alone() -> None:
-    assert ended(read(0, 57) + [57] * 200 + read(57, 61)).finish_reason is STOP
-
-
-def test_a_text_that_may_grow_has_no_end_to_pass() -> None:
-    assert followed(WHOLE + [TOKENS] * 200, has_all_text=False).finish_reason is None
-
-
-def test_who_ignores_the_end_of_speech_may_go_on() -> None:
-    assert followed(WHOLE + [TOKENS] * 200, ignore_eos=True).finish_reason is None
+@pytest.mark.parametrize("options", [{"has_all_text": False}, {"ignore_eos": True}])
+def test_who_may_still_speak_has_no_end_to_pass(options: dict[str, bool]) -> None:
+    assert followed(WHOLE + [TOKENS] * 200, **options).finish_reason is None
